@@ -1,0 +1,133 @@
+"""Typed settings of the services. The trainer's configuration is composed of these (`trainer.config`).
+
+Every section refuses keys that it does not know. Field docstrings are the descriptions in `unspiral config schema`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Settings(BaseModel):
+    """A section of the configuration: unknown keys refused, values checked again on assignment."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True, populate_by_name=True)
+
+
+class RetrieverSettings(Settings):
+    """Where searches go. One of `url` (a running service), `index` (a folder of `unspiral index build`) or `corpus` (JSONL)."""
+
+    url: str | None = None
+    """Address of a running retriever, e.g. http://127.0.0.1:8000."""
+    index: str | None = None
+    """Folder of a built index; the driver starts the service on it."""
+    corpus: str | None = None
+    """Corpus file (JSONL, optionally gzip); the driver indexes it (BM25), then starts the service."""
+    timeout_seconds: float = Field(60.0, gt=0)
+    """Longest wait for one search, retries included; after it the trajectory fails and is run again."""
+    start_timeout_seconds: float = Field(60.0, gt=0)
+    """Longest wait for the service to be ready at the start of a run."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> RetrieverSettings:
+        given = [k for k in ("url", "index", "corpus") if getattr(self, k)]
+        if len(given) > 1:
+            raise ValueError(f"give one of url, index, corpus; got {' and '.join(given)}")
+        return self
+
+
+class RolloutSettings(Settings):
+    """Sampling of trajectories."""
+
+    workers: Annotated[int, Field(ge=1)] | Literal["all"] = 1
+    """Number of rollout workers, or "all" for as many as the cluster's `rollout` resource allows."""
+    engine: Literal["vllm", "transformers"] = "vllm"
+    """Inference engine. `transformers` is a small, slow twin for machines without vLLM."""
+    prompts_per_step: int = Field(16, ge=1)
+    """Prompts (groups) of one training step."""
+    group_size: int = Field(5, ge=1)
+    """Trajectories sampled for each prompt."""
+    template: str = "search_r1"
+    """`search_r1`, `lab`, or an import path `package.module:Name` of a class with the protocol of services.rollout.templates."""
+    deterministic: bool = False
+    """Same seed, same run on CPU: a turn barrier, a fixed worker for each trajectory, one thread, seeds from uids."""
+    max_turns: int = Field(4, ge=0)
+    """Generations that may search; one more follows in which a search is not carried out."""
+    max_response_tokens: int = Field(500, ge=1)
+    """Most tokens that the model may write in one turn."""
+    max_obs_tokens: int = Field(500, ge=16)
+    """Most tokens of one observation, tags included."""
+    max_prompt_tokens: int = Field(2048, ge=1)
+    """Longest question prompt, in tokens; longer ones are refused when the data is loaded."""
+    max_model_tokens: int = Field(4096, ge=16)
+    """Longest sequence: prompt, responses and observations together."""
+    topk: int = Field(3, ge=1)
+    """Documents asked of the retriever for each search."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the learner scales its logits by the same."""
+    top_p: Literal[1, 1.0] = 1.0
+    """Only 1: nucleus sampling gives sampler and learner different supports."""
+    top_k: Literal[0, -1] = 0
+    """Only off (0 or -1), for the same reason."""
+    max_staleness: int = Field(0, ge=0)
+    """Policy versions that a trajectory may lag behind the learner; 0 is synchronous."""
+    trajectory_timeout_seconds: float = Field(600.0, gt=0)
+    """Deadline of one trajectory; past it the trajectory is cancelled and run again elsewhere."""
+    start_timeout_seconds: float = Field(300.0, gt=0)
+    """Longest wait for a worker's engine to come up."""
+    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    """Weights of the engine: `auto` is float32 on CPU and bfloat16 on GPU."""
+    gpu_memory_utilization: float = Field(0.6, gt=0, le=1)
+    """Share of a GPU's memory that vLLM may take (GPU only)."""
+    kv_cache_gib: float = Field(1.0, gt=0)
+    """Size of the key-value cache in GiB (CPU only)."""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs of one worker."""
+
+
+class WeightSyncSettings(Settings):
+    """How weights go from the learner to the rollout workers."""
+
+    backend: Literal["auto", "shared_memory"] = "auto"
+    """`auto` is the fastest that works here."""
+    timeout_seconds: float = Field(300.0, gt=0)
+    """Longest wait for one sync; a worker that does not answer by then leaves the pool."""
+    bucket_mib: int = Field(256, ge=1)
+    """Largest piece in which weights are sent, in MiB."""
+
+
+class StoreSettings(Settings):
+    """The likelihood store."""
+
+    url: str | None = None
+    """`sqlite:PATH`, or the http address of a running likelihood service. None: `likelihood.db` in the run's folder."""
+    token_steps: int = Field(8, ge=1)
+    """Steps whose token arrays are kept, for the probes."""
+
+
+class ProbeSettings(Settings):
+    """Trajectories of the past, scored again under the current weights."""
+
+    lag_steps: int = Field(5, ge=1)
+    """The lag probe scores the right trajectories of this many steps ago."""
+    lag_size: int = Field(64, ge=1)
+    """Most trajectories of one lag probe."""
+    fixed_size: int = Field(64, ge=0)
+    """Right trajectories that are frozen at the start for the fixed probe; 0 is off."""
+    displacement_size: int = Field(256, ge=0)
+    """Trajectories of the batch scored again after the update, for the displacement; 0 is all."""
+    every: int = Field(1, ge=1)
+    """Probe at every n-th step."""
+
+    @model_validator(mode="after")
+    def _sizes(self) -> ProbeSettings:
+        return self
+
+
+class MonitorSettings(Settings):
+    """What is done when the phase turns bad."""
+
+    action: Literal["none", "raise_lambda", "lower_lr", "rollback", "stop"] = "none"
+    """Taken at an alarm; each is logged to events.jsonl."""
