@@ -121,13 +121,9 @@ class ProbeSettings(Settings):
     every: int = Field(1, ge=1)
     """Probe at every n-th step."""
 
-    @model_validator(mode="after")
-    def _sizes(self) -> ProbeSettings:
-        return self
-
 
 class MonitorSettings(Settings):
     """What is done when the phase turns bad."""
 
-    action: Literal["none", "raise_lambda", "lower_lr", "rollback", "stop"] = "none"
-    """Taken at an alarm; each is logged to events.jsonl."""
+    action: Literal["none", "stop"] = "none"
+    """Taken when the phase becomes `collapsed`: `stop` saves a checkpoint and ends the run with exit status 4."""
