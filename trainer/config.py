@@ -1,0 +1,329 @@
+"""The configuration of a run: typed sections, YAML in, one clear line out when something is wrong."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from services.settings import (
+    MonitorSettings,
+    ProbeSettings,
+    RetrieverSettings,
+    RolloutSettings,
+    Settings,
+    StoreSettings,
+    WeightSyncSettings,
+)
+
+
+class ConfigError(ValueError):
+    """A mistake in the configuration: one line that names the key and says what is accepted."""
+
+    exit_code = 2
+
+
+class RunSettings(Settings):
+    """Where a run lies: `dir/name`."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run; letters, digits, dot, dash and underscore."""
+    dir: str = "runs"
+    """Folder of all runs."""
+
+
+class ModelSettings(Settings):
+    """The policy."""
+
+    path: str
+    """Folder in Hugging Face form (config.json, safetensors, tokenizer), or a name that `unspiral model fetch` knows."""
+
+
+class DataSettings(Settings):
+    """Question files: Search-R1 parquet, FlashRAG JSONL or plain JSONL."""
+
+    train: str
+    """Questions to train on."""
+    eval: str | None = None
+    """Held-out questions."""
+    shuffle: bool = True
+    """Shuffle the training questions anew for each pass, seeded."""
+
+
+class ImportanceSettings(Settings):
+    """Correction for the difference between sampler and learner (truncated importance sampling)."""
+
+    mode: Literal["off", "token", "sequence_mask"] = "off"
+    """`token`: min(exp(logp_old - logp_sampler), cap) on each token; `sequence_mask`: drop sequences whose geometric mean leaves [1/cap, cap]."""
+    cap: float = Field(2.0, gt=1)
+    """Largest weight."""
+
+
+class OverlongSettings(Settings):
+    """DAPO's soft penalty for answers that come near the length limit (arXiv 2503.14476, eq. 13)."""
+
+    tokens: int = Field(0, ge=0)
+    """Width of the soft zone below the limit, in model tokens; 0 is off."""
+    penalty: float = Field(1.0, ge=0)
+    """Reward taken off at the limit."""
+
+
+class LLDSSettings(Settings):
+    """Lazy likelihood displacement regularisation (arXiv 2512.04220): a one-sided pull on tokens of right or untrained answers that lost likelihood."""
+
+    lambda_: float = Field(0.2, ge=0, alias="lambda")
+    """Weight; 0 is off. The paper takes 0.2, and 0.3 for a 7B instruct model."""
+    gate: Literal["action", "response", "token"] = "action"
+    """Unit whose summed log-prob must have fallen before its tokens are pulled: LLDS-A, LLDS-R, or no gate."""
+    denominator: Literal["preserved", "all"] = "preserved"
+    """Token count that divides the sum: of the preserved set (paper) or of all action tokens (released code)."""
+    preserve: Literal["nonnegative", "right"] = "nonnegative"
+    """Preserved set: advantage >= 0 (paper), or right answers alone."""
+    anchor: Literal["batch_start", "snapshot"] = "batch_start"
+    """Where likelihood is compared with: the weights at the start of the batch, or a kept copy of the weights."""
+    snapshot_every: int = Field(10, ge=1)
+    """Steps between refreshes of the kept copy (anchor `snapshot`)."""
+    answer_weight: Literal["off", "paper", "code"] = "off"
+    """Weight beta on the answer span (LLDS-MA): the paper's schedule or the released code's."""
+    answer_lambda: float = Field(0.1, ge=0)
+    """Slope of the released code's schedule."""
+    min_drop: float | Literal["auto"] = "auto"
+    """Drops of at most this many nats count as 0; `auto` measures the noise of re-scoring."""
+
+    @model_validator(mode="after")
+    def _min_drop(self) -> LLDSSettings:
+        if self.min_drop != "auto" and self.min_drop < 0:
+            raise ValueError("min_drop must be >= 0 or auto")
+        return self
+
+
+class AlgorithmSettings(Settings):
+    """Loss and its extras."""
+
+    loss: Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"] = "grpo"
+    """Policy loss; docs/algorithms.md has the formulas."""
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """How rewards of a group become advantages."""
+    clip_low: float = Field(0.2, gt=0)
+    """Lower clip epsilon (not the bound)."""
+    clip_high: float = Field(0.2, gt=0)
+    """Upper clip epsilon."""
+    kl: float = Field(0.0, ge=0)
+    """Weight of the KL to the reference model (k3); paper: 0.001."""
+    entropy: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus."""
+    dr_grpo_tokens: int | None = Field(None, ge=1)
+    """Fixed length that divides dr_grpo's sum; required with that loss."""
+    dynamic_sampling: int = Field(0, ge=0)
+    """DAPO: most extra rounds of prompts sampled to replace groups in which every reward is the same; 0 is off."""
+    importance: ImportanceSettings = ImportanceSettings()
+    overlong: OverlongSettings = OverlongSettings()
+    llds: LLDSSettings = LLDSSettings()
+
+    @model_validator(mode="after")
+    def _fits(self) -> AlgorithmSettings:
+        if self.loss == "dr_grpo" and self.dr_grpo_tokens is None:
+            raise ValueError("algorithm.loss=dr_grpo needs algorithm.dr_grpo_tokens, the fixed length in tokens that divides the sum")
+        return self
+
+
+class LearnerSettings(Settings):
+    """The optimiser side."""
+
+    ranks: int = Field(1, ge=1)
+    """Data-parallel learner ranks."""
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    """DeepSpeed ZeRO stage."""
+    lr: float = Field(1e-6, gt=0)
+    """Learning rate of AdamW."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimiser steps of linear warm-up."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's betas."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's weight decay."""
+    minibatches_per_batch: int = Field(2, ge=1)
+    """Parts into which a batch of trajectories is divided; one optimiser step each."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the batch; optimiser steps a batch are minibatches_per_batch x epochs."""
+    tokens_per_microbatch: int = Field(16384, ge=1)
+    """Most tokens, padding included, of one forward pass of a rank."""
+    logit_chunk_tokens: int = Field(1024, ge=1)
+    """Positions whose logits exist at the same time."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Largest global gradient norm."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type: `auto` is float32 on CPU, bfloat16 (fp32 master weights) on GPU."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass, to save memory."""
+    start_timeout_seconds: float = Field(600.0, gt=0)
+    """Longest wait for the ranks to come up (the first start compiles an extension of DeepSpeed)."""
+    step_timeout_seconds: float = Field(3600.0, gt=0)
+    """Longest wait for one scoring pass or update."""
+
+    @property
+    def optimiser_steps_per_batch(self) -> int:
+        return self.minibatches_per_batch * self.epochs
+
+
+class EvalSettings(Settings):
+    """Evaluation during a run and in `unspiral eval`."""
+
+    limit: int | None = Field(None, ge=1)
+    """Questions scored during a run; None is all."""
+    sampled: bool = False
+    """Score at the sampling temperature also (greedy is always scored)."""
+    retriever: RetrieverSettings | None = None
+    """Another corpus to search in evaluation; None: the training retriever."""
+
+
+class RewardSettings(Settings):
+    """What an answer is worth."""
+
+    kind: str = "em"
+    """`em`, `f1`, `subem`, `format` (Search-R1 v0.3), or an import path `package.module:function`."""
+
+
+class TrainerSettings(Settings):
+    """The loop."""
+
+    steps: int = Field(100, ge=0)
+    """Training steps, each one batch of prompts."""
+    eval_every: int = Field(0, ge=0)
+    """Evaluate every n-th step (0: only before and after)."""
+    eval_at_ends: bool = True
+    """Evaluate before the first and after the last step."""
+    checkpoint_every: int = Field(10, ge=0)
+    """Save every n-th step and at the end; 0: only at the end."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Newest checkpoints kept."""
+
+
+class Config(Settings):
+    """A whole run."""
+
+    run: RunSettings = RunSettings()
+    seed: int = 0
+    """Seed of everything random."""
+    model: ModelSettings
+    data: DataSettings
+    retriever: RetrieverSettings
+    rollout: RolloutSettings = RolloutSettings()
+    reward: RewardSettings = RewardSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    learner: LearnerSettings = LearnerSettings()
+    weight_sync: WeightSyncSettings = WeightSyncSettings()
+    store: StoreSettings = StoreSettings()
+    probe: ProbeSettings = ProbeSettings()
+    monitor: MonitorSettings = MonitorSettings()
+    trainer: TrainerSettings = TrainerSettings()
+    evaluation: EvalSettings = EvalSettings()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Config:
+        llds, steps = self.algorithm.llds, self.learner.optimiser_steps_per_batch
+        if llds.lambda_ > 0 and llds.anchor == "batch_start" and steps == 1:
+            raise ValueError(
+                "algorithm.llds.lambda > 0 can never act with one optimiser step a batch: the weights are still those that LLDS compares with. "
+                "Set learner.minibatches_per_batch or learner.epochs above 1, algorithm.llds.anchor=snapshot, or algorithm.llds.lambda=0"
+            )
+        if llds.lambda_ > 0 and llds.anchor == "snapshot" and llds.snapshot_every == 1 and steps == 1:
+            raise ValueError(
+                "algorithm.llds.snapshot_every=1 with one optimiser step a batch compares the weights with themselves: LLDS can never act. "
+                "Set algorithm.llds.snapshot_every above 1"
+            )
+        trajectories = self.rollout.prompts_per_step * self.rollout.group_size
+        if self.learner.minibatches_per_batch > trajectories:
+            raise ValueError(
+                f"learner.minibatches_per_batch={self.learner.minibatches_per_batch} is more than the {trajectories} trajectories of a batch "
+                "(rollout.prompts_per_step x rollout.group_size)"
+            )
+        if not (self.retriever.url or self.retriever.index or self.retriever.corpus):
+            raise ValueError("retriever needs one of url, index, corpus")
+        return self
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.run.dir) / self.run.name
+
+
+def load_config(path: str | Path, overrides: list[str] = ()) -> Config:
+    """Read YAML, apply `a.b=c` overrides (values are YAML), validate. Raises ConfigError."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    yaml = YAML(typ="safe", pure=True)  # YAML 1.2: `off` is a word, 1e-4 a number
+    try:
+        raw = yaml.load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path}: cannot be read ({e.strerror if isinstance(e, OSError) else e})") from e
+    except YAMLError as e:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(e).split())}") from e
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected sections (run, model, data, ...), got {type(raw).__name__}")
+    for item in overrides:
+        key, sep, value = item.partition("=")
+        if not sep or not key:
+            raise ConfigError(f"override {item!r}: expected key=value, such as learner.lr=1e-5")
+        node, *parts = [raw, *key.split(".")]
+        for part in parts[:-1]:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"override {item!r}: {part} is a value, not a section")
+        try:
+            node[parts[-1]] = yaml.load(value) if value else None
+        except YAMLError as e:
+            raise ConfigError(f"override {item!r}: value is not YAML") from e
+    return parse_config(raw)
+
+
+def parse_config(raw: dict[str, Any]) -> Config:
+    """Validate a nested mapping. Raises ConfigError with one line for the first mistake."""
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as e:
+        raise ConfigError(_one_line(e)) from e
+
+
+def dump_config(config: Config) -> str:
+    """The resolved configuration as YAML."""
+    from io import StringIO
+
+    from ruamel.yaml import YAML
+
+    yaml, out = YAML(typ="safe", pure=True), StringIO()
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    yaml.dump(config.model_dump(mode="json", by_alias=True), out)
+    return out.getvalue()
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(p) for p in first["loc"] if not (isinstance(p, str) and "[" in p))
+    if first["type"] == "extra_forbidden":
+        known = _keys_at(first["loc"][:-1])
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+        return f"{key}: unknown key; {hint}"
+    if first["type"] == "missing":
+        return f"{key}: required, and not given"
+    message = first["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(first["input"], dict | BaseModel) else f" (got {first['input']!r})"
+    return f"{key}: {message}{given}" if key else f"{message}"
+
+
+def _keys_at(loc: tuple[Any, ...]) -> list[str]:
+    model: Any = Config
+    for part in loc:
+        field = next((f for n, f in model.model_fields.items() if (f.alias or n) == part or n == part), None)
+        if field is None:
+            return []
+        annotation = field.annotation
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        model = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+        if model is None:
+            return []
+    return [f.alias or n for n, f in model.model_fields.items()]
