@@ -37,6 +37,10 @@ class EngineDeadError(RuntimeError):
     """The engine can serve no more; its worker must be replaced."""
 
 
+class RequestAbortedError(RuntimeError):
+    """The engine gave a request up (its weights could not be replaced whole); another worker may run it."""
+
+
 class WeightLoadError(RuntimeError):
     """Weights could not be loaded whole: the engine may hold half of two versions, and must not serve until a whole one arrives."""
 
@@ -71,6 +75,10 @@ class Engine(Protocol):
 
     async def reset_prefix_cache(self) -> None:
         """Forget cached keys and values. Raises RuntimeError where the engine refused."""
+        ...
+
+    def check(self) -> None:
+        """Raises EngineDeadError where the engine has died."""
         ...
 
     def info(self) -> dict[str, Any]:

@@ -86,7 +86,9 @@ class TransformersEngine:
         device = self._model.device
         lengths = [len(call.token_ids) for call in calls]
         width = max(lengths)
-        tokens = torch.tensor([[0] * (width - n) + list(c.token_ids) for c, n in zip(calls, lengths, strict=True)], device=device)
+        tokens = torch.tensor(
+            [[0] * (width - n) + list(c.token_ids) for c, n in zip(calls, lengths, strict=True)], device=device
+        )
         mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths], device=device)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         own = [None if c.seed is None else torch.Generator(device).manual_seed(c.seed) for c in calls]
@@ -104,7 +106,9 @@ class TransformersEngine:
                 for i, call in enumerate(calls):
                     logp = (logits[i] / (call.temperature or 1.0)).log_softmax(-1)
                     token = int(
-                        torch.multinomial(logp.exp(), 1, generator=own[i] or self._random) if call.temperature > 0 else logp.argmax()
+                        torch.multinomial(logp.exp(), 1, generator=own[i] or self._random)
+                        if call.temperature > 0
+                        else logp.argmax()
                     )
                     chosen.append(token)
                     if finish[i] is None:
@@ -161,10 +165,15 @@ class TransformersEngine:
         self._model.load_state_dict(state, strict=False)
         missing = sorted({name for name, _ in self._model.named_parameters()} - state.keys())
         if missing:
-            raise ValueError(f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}")
+            raise ValueError(
+                f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
+            )
 
     async def reset_prefix_cache(self) -> None:
         """Nothing is kept between calls."""
+
+    def check(self) -> None:
+        """It lives and dies with this process."""
 
     def info(self) -> dict[str, Any]:
         return {"engine": "transformers", "masked_ids": [], "pids": []}

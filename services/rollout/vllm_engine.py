@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from services.rollout.engine import EngineDeadError, GenerateCall, Generation, WeightLoadError
+from services.rollout.engine import EngineDeadError, GenerateCall, Generation, RequestAbortedError, WeightLoadError
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
@@ -33,6 +33,8 @@ ENVIRONMENT = {
     # The model runs in the engine's own process. (vLLM's CPU build puts a further process between them where this is 1.)
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TOKENIZERS_PARALLELISM": "false",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore::FutureWarning",
 }
 """Set before vLLM is imported, unless already set."""
 
@@ -90,7 +92,7 @@ def _generation(request_id: str, output, version: int | None = None) -> Generati
     `version` None: the oldest that vLLM has noted."""
     completion = output.outputs[0]
     if completion.finish_reason not in ("stop", "length"):
-        raise EngineDeadError(f"request {request_id}: vLLM ended it with {completion.finish_reason!r}")
+        raise RequestAbortedError(f"request {request_id}: vLLM ended it with {completion.finish_reason!r}")
     ids = list(completion.token_ids)
     logprobs = [position[token].logprob for position, token in zip(completion.logprobs, ids, strict=True)]
     finish = "length" if completion.finish_reason == "length" else "stop" if isinstance(completion.stop_reason, str) else "eos"
@@ -163,14 +165,16 @@ class VllmEngine:
                     return output
         except VllmDead as e:
             raise EngineDeadError("vLLM's engine process is dead") from e
-        raise EngineDeadError(f"request {request_id}: vLLM ended it without an output")
+        raise RequestAbortedError(f"request {request_id}: vLLM ended it without an output")
 
     async def logprobs(self, token_ids: list[list[int]], temperature: float) -> list[list[float]]:
         async def score(row: list[int]) -> list[float]:
             self._scored += 1
             name = f"score-{self._scored}"
             requests = _scoring_requests(row, temperature)
-            outputs = await asyncio.gather(*(self._finished(f"{name}-{i}", ids, params) for i, (ids, params) in enumerate(requests)))
+            outputs = await asyncio.gather(
+                *(self._finished(f"{name}-{i}", ids, params) for i, (ids, params) in enumerate(requests))
+            )
             return _scores(row, temperature, outputs)
 
         return list(await asyncio.gather(*map(score, token_ids)))
@@ -193,6 +197,10 @@ class VllmEngine:
     async def reset_prefix_cache(self) -> None:
         if not await self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM refused to empty its prefix cache: requests are running")
+
+    def check(self) -> None:
+        if self._llm is not None and self._llm.errored:
+            raise EngineDeadError("vLLM's engine process is dead")
 
     def info(self) -> dict[str, Any]:
         # vLLM samples from all rows of the output layer, padded ones included.
@@ -225,7 +233,9 @@ class LockstepVllmEngine:
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
-            return LLMEngine.from_engine_args(EngineArgs(**_arguments(settings, model_path, seed)), enable_multiprocessing=False)
+            return LLMEngine.from_engine_args(
+                EngineArgs(**_arguments(settings, model_path, seed)), enable_multiprocessing=False
+            )
 
         return cls(await asyncio.get_running_loop().run_in_executor(thread, build), thread)
 
@@ -269,6 +279,9 @@ class LockstepVllmEngine:
     async def reset_prefix_cache(self) -> None:
         if not await self._call(self._llm.reset_prefix_cache):
             raise RuntimeError("vLLM refused to empty its prefix cache")
+
+    def check(self) -> None:
+        """It lives and dies with this process."""
 
     def info(self) -> dict[str, Any]:
         return {"engine": "vllm-lockstep", "masked_ids": [], "pids": []}

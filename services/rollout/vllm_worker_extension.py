@@ -76,7 +76,9 @@ class WorkerExtension:
             loaded = set(model.load_weights(tensors()))
         missing = sorted({name for name, _ in model.named_parameters()} - loaded)
         if missing:
-            raise ValueError(f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}")
+            raise ValueError(
+                f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
+            )
         return len(loaded)
 
 
