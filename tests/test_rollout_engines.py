@@ -205,7 +205,7 @@ async def test_lockstep_serves_new_weights_untied(lockstep, untied):
     await engine.load_weights(weights(model, untied.tmp / "w2"), 1)
     assert await agrees(engine, model, 1.0) < 1e-4
     assert await agrees(engine, model, 0.6) < 1e-4
-    with pytest.raises(WeightLoadError, match="lm_head.weight"):
+    with pytest.raises(WeightLoadError, match=r"lm_head\.weight"):
         names = {n for n, _ in model.named_parameters()} - {"lm_head.weight"}
         await engine.load_weights(weights(model, untied.tmp / "half", names), 2)
     with pytest.raises(WeightLoadError, match="no whole version"):
