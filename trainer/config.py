@@ -125,7 +125,9 @@ class AlgorithmSettings(Settings):
     @model_validator(mode="after")
     def _fits(self) -> AlgorithmSettings:
         if self.loss == "dr_grpo" and self.dr_grpo_tokens is None:
-            raise ValueError("algorithm.loss=dr_grpo needs algorithm.dr_grpo_tokens, the fixed length in tokens that divides the sum")
+            raise ValueError(
+                "algorithm.loss=dr_grpo needs algorithm.dr_grpo_tokens, the fixed length in tokens that divides the sum"
+            )
         return self
 
 
@@ -240,6 +242,12 @@ class Config(Settings):
                 f"learner.minibatches_per_batch={self.learner.minibatches_per_batch} is more than the {trajectories} trajectories of a batch "
                 "(rollout.prompts_per_step x rollout.group_size)"
             )
+        if self.rollout.max_staleness and self.algorithm.dynamic_sampling:
+            raise ValueError(
+                "algorithm.dynamic_sampling needs rollout.max_staleness=0: replaced groups would take the prompts of later batches"
+            )
+        if self.rollout.max_staleness and "mode" not in self.algorithm.importance.model_fields_set:
+            self.algorithm.importance.mode = "token"  # trajectories are older than the learner: correct for it
         if not (self.retriever.url or self.retriever.index or self.retriever.corpus):
             raise ValueError("retriever needs one of url, index, corpus")
         return self
