@@ -18,10 +18,10 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-
 from services.likelihood.monitor import PhaseMonitor
 from services.likelihood.records import StepRecord
 from services.likelihood.step_metrics import step_metrics, trajectory_records
+
 from trainer.batches import Prepared, prepare
 from trainer.checkpoint import prune, step_folder
 from trainer.evaluate import evaluate

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from services.rollout.pool import RolloutPool
 
 from services.contracts import Question, Trajectory, TrajectoryRequest
-from services.rollout.pool import RolloutPool
 from trainer.algorithms import overlong_penalty
 from trainer.config import Config
 from trainer.data import PromptCursor

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
-
 from retriever_service.client import RetrieverClient
 from retriever_service.index import build_index
-from services.contracts import Question
-from services.launcher import start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient
 from services.rollout.pool import RolloutPool
+
+from services.contracts import Question
+from services.launcher import start_likelihood, start_retriever
 from services.settings import RetrieverSettings
 from trainer import models
 from trainer.config import Config
@@ -34,18 +34,24 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class System:
-    """A started system. `learner` and `cursor` are None where the system only evaluates."""
+class Serving:
+    """What sampling needs: a tokenizer, retrievers, and a pool that is not started yet."""
 
-    config: Config
-    folder: RunFolder
     tokenizer: Any
-    cursor: PromptCursor
     eval_questions: list[Question]
     retriever_url: str
     eval_retriever_url: str | None
-    store: LikelihoodClient
     pool: RolloutPool
+
+
+@dataclass
+class System(Serving):
+    """Everything that training needs, started."""
+
+    config: Config
+    folder: RunFolder
+    cursor: PromptCursor
+    store: LikelihoodClient
     learner: LearnerGroup
     reward: Reward
 
@@ -124,35 +130,41 @@ async def likelihood_store(config: Config, stack: AsyncExitStack) -> LikelihoodC
 
 
 @asynccontextmanager
-async def start_system(config: Config, folder: RunFolder, say: Say, *, learner: bool = True) -> AsyncIterator[System]:
-    """Start everything; on leaving, end everything that was started here."""
-    model = models.resolve(config.model.path)
-    train = load_questions(config.data.train) if learner else None
-    held_out = load_questions(config.data.eval).rows[: config.evaluation.limit] if config.data.eval else []
-    reward = make_reward(config.reward.kind)
-    check_room(config, model)
+async def start_serving(
+    config: Config, model: Path, say: Say, on_event: Callable[[dict[str, Any]], None]
+) -> AsyncIterator[Serving]:
+    """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended."""
     from transformers import AutoTokenizer
 
+    held_out = load_questions(config.data.eval).rows[: config.evaluation.limit] if config.data.eval else []
     tokenizer = AutoTokenizer.from_pretrained(model)
     async with AsyncExitStack() as stack:
         connect_ray(say)
         stack.callback(ray.shutdown)
-        url = await retriever_address(config.retriever, "retriever", config, stack, say)
-        eval_url = None
+        url, eval_url = await retriever_address(config.retriever, "retriever", config, stack, say), None
         if config.evaluation.retriever:
             eval_url = await retriever_address(config.evaluation.retriever, "eval_retriever", config, stack, say)
-        store = await likelihood_store(config, stack)
         pool = RolloutPool(
             config.rollout,
             model_path=str(model),
             retriever_url=url,
             retriever_timeout_seconds=config.retriever.timeout_seconds,
-            on_event=lambda event: folder.event(**event),
+            on_event=on_event,
         )
         stack.push_async_callback(pool.close)
-        group = LearnerGroup(config, model_path=str(model), reference=config.algorithm.kl > 0)
-        stack.callback(group.close)
+        yield Serving(tokenizer, held_out, url, eval_url, pool)
+
+
+@asynccontextmanager
+async def start_system(config: Config, folder: RunFolder, say: Say) -> AsyncIterator[System]:
+    """Start everything; on leaving, end everything that was started here."""
+    model, train, reward = models.resolve(config.model.path), load_questions(config.data.train), make_reward(config.reward.kind)
+    check_room(config, model)
+    cursor = PromptCursor(train.rows, config.seed, config.data.shuffle)
+    async with start_serving(config, model, say, lambda event: folder.event(**event)) as serving, AsyncExitStack() as stack:
+        store = await likelihood_store(config, stack)
+        learner = LearnerGroup(config, model_path=str(model), reference=config.algorithm.kl > 0)
+        stack.callback(learner.close)
         say("starting rollout workers and learner")
-        await asyncio.gather(pool.start(), *([asyncio.to_thread(group.start)] if learner else []))
-        cursor = PromptCursor(train.rows if train else [], config.seed, config.data.shuffle)
-        yield System(config, folder, tokenizer, cursor, held_out, url, eval_url, store, pool, group, reward)
+        await asyncio.gather(serving.pool.start(), asyncio.to_thread(learner.start))
+        yield System(**vars(serving), config=config, folder=folder, cursor=cursor, store=store, learner=learner, reward=reward)
