@@ -73,7 +73,7 @@ def evaluate(
     settings = load_config(config, overrides or [])
     from trainer.evaluate import run_eval
 
-    scores = run_eval(settings, checkpoint=checkpoint, data=data, limit=limit)
+    scores = run_eval(settings, checkpoint=checkpoint, data=data, limit=limit, say=lambda text: typer.echo(text, err=True))
     text = json.dumps(scores, indent=1)
     if out:
         out.write_text(text + "\n", encoding="utf-8")
