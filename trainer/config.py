@@ -308,9 +308,13 @@ def dump_config(config: Config) -> str:
     return out.getvalue()
 
 
+UNION_TAGS = {"constrained-int", "constrained-float", "float", "int", "literal['all']", "literal['auto']"}
+"""What pydantic adds to a location to say which member of a union was tried."""
+
+
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
-    key = ".".join(str(p) for p in first["loc"] if not (isinstance(p, str) and "[" in p))
+    key = ".".join(str(p) for p in first["loc"] if p not in UNION_TAGS)
     if first["type"] == "extra_forbidden":
         known = _keys_at(first["loc"][:-1])
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
