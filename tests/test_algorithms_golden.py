@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.algorithms import group_advantages, importance_weights, kl_k3, llds_loss, policy_loss
+from trainer.algorithms import group_advantages, kl_k3, llds_loss, policy_loss
 
 CASES = {c["name"]: c for c in json.loads((Path(__file__).parent / "data" / "golden.json").read_text())["cases"]}
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-5}
