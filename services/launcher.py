@@ -23,7 +23,7 @@ class _RetrieverActor:
         from retriever_service.launch import serve_in_thread
         from retriever_service.settings import ServerSettings
 
-        self._server = serve_in_thread(ServerSettings(index=Path(index), host=host, port=0, topk=topk))
+        self._server = serve_in_thread(ServerSettings(index=index, host=host, port=0, topk=topk))
 
     def url(self) -> str:
         return self._server.url

@@ -124,6 +124,10 @@ class AlgorithmSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> AlgorithmSettings:
+        if self.llds.answer_weight == "code" and self.llds.answer_lambda == 0:
+            raise ValueError(
+                "algorithm.llds.answer_lambda=0 with answer_weight=code keeps the answer span's weight at 0 for ever; set it above 0"
+            )
         if self.loss == "dr_grpo" and self.dr_grpo_tokens is None:
             raise ValueError(
                 "algorithm.loss=dr_grpo needs algorithm.dr_grpo_tokens, the fixed length in tokens that divides the sum"
@@ -235,6 +239,12 @@ class Config(Settings):
             raise ValueError(
                 "algorithm.llds.snapshot_every=1 with one optimiser step a batch compares the weights with themselves: LLDS can never act. "
                 "Set algorithm.llds.snapshot_every above 1"
+            )
+        limit = self.rollout.max_response_tokens * (self.rollout.max_turns + 1)
+        if self.algorithm.overlong.tokens > limit:
+            raise ValueError(
+                f"algorithm.overlong.tokens={self.algorithm.overlong.tokens} is wider than the {limit} model tokens of a trajectory "
+                "(rollout.max_response_tokens x (rollout.max_turns + 1))"
             )
         trajectories = self.rollout.prompts_per_step * self.rollout.group_size
         if self.learner.minibatches_per_batch > trajectories:

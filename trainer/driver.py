@@ -22,6 +22,7 @@ from services.likelihood.monitor import PhaseMonitor
 from services.likelihood.records import StepRecord
 from services.likelihood.step_metrics import step_metrics, trajectory_records
 
+from trainer.algorithms import answer_beta
 from trainer.batches import Prepared, prepare
 from trainer.checkpoint import prune, step_folder
 from trainer.evaluate import evaluate
@@ -74,14 +75,19 @@ class Driver:
 
     async def one_step(self, step: int) -> None:
         """Sample, update, sync, measure."""
-        began = time.monotonic()
+        began, llds = time.monotonic(), self.config.algorithm.llds
         batch = await self.next_batch(step)
         prepared = prepare(batch, self.config, self.system.tokenizer)
         update, update_seconds = await self.on_learner(
             self.system.learner.update,
             prepared.tokens,
-            llds_lambda=self.config.algorithm.llds.lambda_,
-            answer_beta=self.config.algorithm.llds.answer_beta(np.mean([t.searches for t in batch.trajectories])),
+            llds_lambda=llds.lambda_,
+            answer_beta=answer_beta(
+                llds.answer_weight,
+                float(np.mean([t.searches for t in batch.trajectories])),
+                llds_lambda=llds.lambda_,
+                answer_lambda=llds.answer_lambda,
+            ),
         )
         prepared.tokens.logp_old = update.logp_old
         self.step, self.cursor_state = step, batch.cursor

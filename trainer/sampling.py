@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from services.rollout.pool import RolloutPool
 
 from services.contracts import Question, Trajectory, TrajectoryRequest
@@ -107,7 +108,7 @@ class BatchSampler:
         value = float("nan") if value is None else float(value)
         overlong = self.config.algorithm.overlong
         if overlong.tokens:
+            written = torch.tensor(sum(len(a.token_ids) for a in trajectory.actions))
             limit = self.config.rollout.max_response_tokens * (self.config.rollout.max_turns + 1)
-            written = sum(len(a.token_ids) for a in trajectory.actions)
-            value -= overlong_penalty(written, limit, overlong.tokens, overlong.penalty)
+            value += overlong_penalty(written, max_tokens=limit, zone_tokens=overlong.tokens, penalty=overlong.penalty).item()
         return value

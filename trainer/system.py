@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from retriever_service.client import RetrieverClient
-from retriever_service.index import build_index
 from services.likelihood.client import LikelihoodClient
 from services.rollout.pool import RolloutPool
 
+from retriever_service.build import build_index
+from retriever_service.client import RetrieverClient
 from services.contracts import Question
 from services.launcher import start_likelihood, start_retriever
 from services.settings import RetrieverSettings
@@ -93,7 +93,7 @@ async def retriever_address(settings: RetrieverSettings, name: str, config: Conf
         if index is None:
             index = str(config.run_dir / f"{name}_index")
             say(f"indexing {settings.corpus}")
-            await asyncio.to_thread(build_index, Path(settings.corpus), Path(index))
+            await asyncio.to_thread(build_index, settings.corpus, index, overwrite=True)
         service = await asyncio.to_thread(
             start_retriever,
             index,
@@ -105,7 +105,7 @@ async def retriever_address(settings: RetrieverSettings, name: str, config: Conf
         url = service.url
     client = RetrieverClient(url, timeout_seconds=settings.timeout_seconds)
     try:
-        await client.wait_ready(settings.start_timeout_seconds, on_wait=lambda: say(f"waiting for the retriever at {url}"))
+        await client.wait_ready(settings.start_timeout_seconds, on_wait=say)
     finally:
         await client.aclose()
     return url
