@@ -5,6 +5,7 @@ The actor runs the same server as `unspiral serve retriever|likelihood`; only th
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,8 @@ class Service:
 
     def stop(self, timeout_seconds: float = 15.0) -> None:
         """Stop serving, then end the actor's process."""
-        try:
+        with contextlib.suppress(ray.exceptions.RayError):  # it is ended below, whatever state it is in
             ray.get(self.actor.stop.remote(), timeout=timeout_seconds)
-        except ray.exceptions.RayError:
-            pass  # it is ended below, whatever state it is in
         ray.kill(self.actor)
 
 
@@ -86,6 +85,17 @@ def _start(cls: type, name: str, timeout_seconds: float, *args: Any) -> Service:
     except ray.exceptions.RayActorError as e:
         reason = str(e).strip().splitlines()[-1] if str(e).strip() else "its actor died"
         raise ServiceError(f"{name}: did not start: {reason}") from e
+
+
+def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> None:
+    """Index a corpus by BM25 into `out`; an index of the same corpus that is there already is kept."""
+    from retriever_service.build import build_index
+    from retriever_service.errors import IndexInvalid
+
+    try:
+        build_index(corpus, out, skip_bad=skip_bad)
+    except IndexInvalid:  # of another corpus, or torn
+        build_index(corpus, out, skip_bad=skip_bad, overwrite=True)
 
 
 def start_retriever(index: str | Path, *, topk: int, name: str, timeout_seconds: float) -> Service:

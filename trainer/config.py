@@ -48,6 +48,8 @@ class DataSettings(Settings):
     """Questions to train on."""
     eval: str | None = None
     """Held-out questions."""
+    skip_bad: bool = False
+    """Leave out malformed rows, counted, instead of stopping at the first."""
     shuffle: bool = True
     """Shuffle the training questions anew for each pass, seeded."""
 

@@ -17,10 +17,9 @@ import ray
 from services.likelihood.client import LikelihoodClient
 from services.rollout.pool import RolloutPool
 
-from retriever_service.build import build_index
 from retriever_service.client import RetrieverClient
 from services.contracts import Question
-from services.launcher import start_likelihood, start_retriever
+from services.launcher import index_corpus, start_likelihood, start_retriever
 from services.settings import RetrieverSettings
 from trainer import models
 from trainer.config import Config
@@ -93,7 +92,7 @@ async def retriever_address(settings: RetrieverSettings, name: str, config: Conf
         if index is None:
             index = str(config.run_dir / f"{name}_index")
             say(f"indexing {settings.corpus}")
-            await asyncio.to_thread(build_index, settings.corpus, index, overwrite=True)
+            await asyncio.to_thread(index_corpus, settings.corpus, index, skip_bad=settings.skip_bad)
         service = await asyncio.to_thread(
             start_retriever,
             index,
@@ -136,7 +135,7 @@ async def start_serving(
     """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended."""
     from transformers import AutoTokenizer
 
-    held_out = load_questions(config.data.eval).rows[: config.evaluation.limit] if config.data.eval else []
+    held_out = load_questions(config.data.eval, skip_bad=config.data.skip_bad).rows[: config.evaluation.limit] if config.data.eval else []
     tokenizer = AutoTokenizer.from_pretrained(model)
     async with AsyncExitStack() as stack:
         connect_ray(say)
@@ -158,7 +157,7 @@ async def start_serving(
 @asynccontextmanager
 async def start_system(config: Config, folder: RunFolder, say: Say) -> AsyncIterator[System]:
     """Start everything; on leaving, end everything that was started here."""
-    model, train, reward = models.resolve(config.model.path), load_questions(config.data.train), make_reward(config.reward.kind)
+    model, train, reward = models.resolve(config.model.path), load_questions(config.data.train, skip_bad=config.data.skip_bad), make_reward(config.reward.kind)
     check_room(config, model)
     cursor = PromptCursor(train.rows, config.seed, config.data.shuffle)
     async with start_serving(config, model, say, lambda event: folder.event(**event)) as serving, AsyncExitStack() as stack:
