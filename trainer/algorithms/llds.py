@@ -1,4 +1,4 @@
-"""LLDS, the lazy-likelihood-displacement regulariser (arXiv 2512.04220, eq. 5-8): a one-sided pull on preserved tokens that lost likelihood."""
+"""LLDS, the lazy-likelihood-displacement regulariser (arXiv 2512.04220, v2): a one-sided pull on preserved tokens that lost likelihood."""
 
 from __future__ import annotations
 
