@@ -25,6 +25,8 @@ class RetrieverSettings(Settings):
     """Folder of a built index; the driver starts the service on it."""
     corpus: str | None = None
     """Corpus file (JSONL, optionally gzip); the driver indexes it (BM25), then starts the service."""
+    skip_bad: bool = False
+    """Leave out malformed lines of `corpus`, counted, instead of stopping at the first."""
     timeout_seconds: float = Field(60.0, gt=0)
     """Longest wait for one search, retries included; after it the trajectory fails and is run again."""
     start_timeout_seconds: float = Field(60.0, gt=0)
