@@ -1,0 +1,196 @@
+"""The client that a learner posts through: calls return at once, records arrive in order, once, and survive an outage.
+
+A background thread sends. While the service is away, messages wait in memory (bounded), then on disk; what is on disk when the
+process ends is sent by the next client on the same folder. The service stores each (run, step, attempt, uid) once, so
+that a message whose answer was lost can be sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from services.contracts import TokenBatch
+from services.likelihood.records import EventRecord, LikelihoodError, StepRecord, check_run_name
+from services.likelihood.spool import Spool
+from services.likelihood.tokens import pack_tokens, unpack_tokens
+
+log = logging.getLogger("unspiral.likelihood")
+RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
+AGAIN = {401, 403, 408, 425, 429, 500, 502, 503, 504}
+"""Answers after which the same message is sent again: the service, a proxy or a token may be put right."""
+
+
+class LikelihoodClient:
+    """post_step, put_tokens and post_event return at once and never raise for an outage; the other calls ask the service.
+
+    url: the service's address. spool_dir: folder for what cannot be delivered yet. token: bearer token, if the service asks for one.
+    Records and arrays must not be changed after they were handed over. Raises SpoolError if the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        spool_dir: str | Path,
+        token: str | None = None,
+        memory_bytes: int = 128 << 20,
+        token_steps: int = 8,
+        timeout_seconds: float = 30.0,
+    ):
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        timeout = httpx.Timeout(timeout_seconds, connect=min(3.0, timeout_seconds))
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=False)
+        self._spool = Spool(spool_dir, memory_bytes, token_steps)
+        self._changed = threading.Condition()
+        self._closing = False
+        self.refused = 0
+        """Messages that the service refused for good (a superseded attempt, a bad record); each is logged."""
+        self._thread = threading.Thread(target=self._send_all, name="likelihood-client", daemon=True)
+        self._thread.start()
+
+    def post_step(self, run: str, record: StepRecord) -> None:
+        """Hand over one step. Raises LikelihoodError for a bad run name, ValueError after close."""
+        check_run_name(run)
+        self._add(
+            "step", run, record.step, "POST", f"/v1/runs/{run}/steps", record.model_dump_json(exclude_none=False).encode()
+        )
+
+    def put_tokens(self, run: str, step: int, batch: TokenBatch, attempt: int = 0) -> None:
+        """Hand over the token arrays of a step (`batch.logp_old` must be set)."""
+        check_run_name(run)
+        if batch.logp_old is None:
+            raise LikelihoodError(f"run {run}, step {step}: token arrays without logp_old")
+        self._add("tokens", run, step, "PUT", f"/v1/runs/{run}/steps/{step}/tokens?attempt={attempt}", pack_tokens(batch))
+
+    def post_event(self, run: str, event: EventRecord) -> None:
+        """Hand over something that happened in the run."""
+        check_run_name(run)
+        self._add("event", run, event.step, "POST", f"/v1/runs/{run}/events", event.model_dump_json().encode())
+
+    def get_tokens(self, run: str, step: int) -> TokenBatch | None:
+        """The token arrays of a step; None if the service has none (any more) or cannot be reached."""
+        try:
+            answer = self._http.get(f"/v1/runs/{check_run_name(run)}/steps/{step}/tokens")
+        except httpx.TransportError as e:
+            log.warning("likelihood service %s: token arrays of step %d not read (%s)", self.url, step, type(e).__name__)
+            return None
+        if answer.status_code == 200:
+            return unpack_tokens(answer.content)
+        if answer.status_code != 404:
+            log.warning("likelihood service %s: token arrays of step %d not read (%s)", self.url, step, _reason(answer))
+        return None
+
+    @property
+    def waiting(self) -> int:
+        """Messages that were handed over and not yet stored by the service."""
+        with self._changed:
+            return len(self._spool)
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until everything handed over so far is stored. False if that took longer than `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            last = self._spool.next_seq - 1
+            while (oldest := self._spool.oldest()) is not None and oldest <= last:
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    return False
+        return True
+
+    def close(self, timeout: float = 10.0) -> int:
+        """Deliver what can be delivered, leave the rest on disk, and end the thread. Returns how many messages were left."""
+        if self._closing:
+            return 0
+        self.flush(timeout)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout + 5)
+        with self._changed:
+            left = len(self._spool)
+            self._spool.close()
+        self._http.close()
+        if left:
+            log.warning("likelihood service %s: %d records not delivered; they wait in %s", self.url, left, self._spool.folder)
+        return left
+
+    def __enter__(self) -> LikelihoodClient:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def _add(self, kind: str, run: str, step: int, method: str, path: str, body: bytes) -> None:
+        with self._changed:
+            if self._closing:
+                raise ValueError("the likelihood client is closed")
+            self._spool.add(kind, run, step, method, path, body)
+            self._changed.notify_all()
+
+    def _send_all(self) -> None:
+        failures = 0
+        while True:
+            with self._changed:
+                while not self._closing and not len(self._spool):
+                    self._changed.wait()
+                if self._closing:
+                    return
+                message = self._spool.first()
+            problem = self._send(message)
+            if problem is None:
+                with self._changed:
+                    self._spool.done(message)
+                    self._changed.notify_all()
+                if failures:
+                    log.warning("likelihood service %s: back after %d failed tries", self.url, failures)
+                failures = 0
+                continue
+            if failures == 0:
+                log.warning(
+                    "likelihood service %s: %s; records wait in memory, then in %s", self.url, problem, self._spool.folder
+                )
+            pause = RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]
+            failures += 1
+            until = time.monotonic() + pause
+            with self._changed:
+                while not self._closing and time.monotonic() < until:
+                    self._changed.wait(until - time.monotonic())
+                if self._closing:
+                    return
+
+    def _send(self, message: Any) -> str | None:
+        """None when the message is dealt with; else why it must be sent again."""
+        kind = "application/json" if message.method == "POST" else "application/octet-stream"
+        try:
+            answer = self._http.request(message.method, message.path, content=message.body, headers={"Content-Type": kind})
+        except httpx.TransportError as e:
+            return f"cannot be reached ({type(e).__name__})"
+        if answer.is_success:
+            return None
+        if answer.status_code in AGAIN:
+            return _reason(answer)
+        self.refused += 1
+        level = logging.INFO if answer.status_code == 409 else logging.ERROR
+        log.log(
+            level,
+            "likelihood service %s refused %s of run %s, step %d: %s",
+            self.url,
+            message.kind,
+            message.run,
+            message.step,
+            _reason(answer),
+        )
+        return None
+
+
+def _reason(answer: httpx.Response) -> str:
+    try:
+        return f"{answer.status_code} {answer.json()['detail']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{answer.status_code} {answer.reason_phrase}"

@@ -1,0 +1,122 @@
+"""A queue of outgoing messages: memory first, then disk, always in order; what is on disk outlives the process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from services.likelihood.records import LikelihoodError
+
+
+class SpoolError(LikelihoodError):
+    """The spool folder cannot be used."""
+
+    exit_code = 3
+
+
+@dataclass
+class Message:
+    """One request to the service."""
+
+    seq: int
+    kind: str
+    """`step`, `tokens` or `event`."""
+    run: str
+    step: int
+    method: str
+    path: str
+    body: bytes
+
+
+class Spool:
+    """Not thread-safe: the client holds a lock around it.
+
+    Up to `memory_bytes` of bodies wait in memory; from then on messages go to files in `folder`, named by their number, until
+    the files are gone again. So memory always holds the older ones, and numbers give the order over restarts.
+    """
+
+    def __init__(self, folder: str | Path, memory_bytes: int, token_steps: int):
+        self.folder, self.memory_bytes, self.token_steps = Path(folder), memory_bytes, token_steps
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.folder / "lock", "a")  # noqa: SIM115
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            self._lock.close()
+            raise SpoolError(f"spool folder {self.folder}: in use by another process") from e
+        except OSError as e:
+            raise SpoolError(f"spool folder {self.folder}: cannot be used ({e.strerror})") from e
+        for torn in self.folder.glob("*.tmp"):
+            torn.unlink()
+        self.files = deque(sorted(self.folder.glob("*.msg")))
+        self.memory: deque[Message] = deque()
+        self.held = 0
+        self.next_seq = int(self.files[-1].stem.split("-")[0]) + 1 if self.files else 0
+
+    def __len__(self) -> int:
+        return len(self.memory) + len(self.files)
+
+    def add(self, kind: str, run: str, step: int, method: str, path: str, body: bytes) -> int:
+        """The message's number."""
+        message = Message(self.next_seq, kind, run, step, method, path, body)
+        self.next_seq += 1
+        if self.files or self.held + len(body) > self.memory_bytes:
+            self._write(message)
+        else:
+            self.memory.append(message)
+            self.held += len(body)
+        return message.seq
+
+    def first(self) -> Message | None:
+        """The oldest message; it stays until `done`."""
+        if self.memory:
+            return self.memory[0]
+        return self._read(self.files[0]) if self.files else None
+
+    def done(self, message: Message) -> None:
+        """Forget the oldest message."""
+        if self.memory and self.memory[0] is message:
+            self.memory.popleft()
+            self.held -= len(message.body)
+        else:
+            self.files.popleft().unlink()
+
+    def oldest(self) -> int | None:
+        """Number of the oldest message that waits."""
+        if self.memory:
+            return self.memory[0].seq
+        return int(self.files[0].stem.split("-")[0]) if self.files else None
+
+    def close(self) -> None:
+        """Write what is in memory to disk, for the next process."""
+        for message in self.memory:
+            self._write(message, sort=False)
+        self.memory.clear()
+        self._lock.close()
+
+    def _write(self, message: Message, sort: bool = True) -> None:
+        head = orjson.dumps([message.kind, message.run, message.step, message.method, message.path])
+        path = self.folder / f"{message.seq:016d}-{message.kind}.msg"
+        with open(path.with_suffix(".tmp"), "wb") as out:
+            out.write(len(head).to_bytes(4, "big") + head + message.body)
+            out.flush()
+            os.fsync(out.fileno())
+        path.with_suffix(".tmp").rename(path)
+        if not sort:
+            return
+        self.files.append(path)
+        if message.kind == "tokens":  # the service keeps those of the newest steps only
+            waiting = [f for f in list(self.files)[1:] if f.stem.endswith("tokens")]  # the first may be on its way
+            for old in waiting[: -self.token_steps]:
+                self.files.remove(old)
+                old.unlink()
+
+    def _read(self, path: Path) -> Message:
+        raw = path.read_bytes()
+        size = int.from_bytes(raw[:4], "big")
+        return Message(int(path.stem.split("-")[0]), *orjson.loads(raw[4 : 4 + size]), raw[4 + size :])
