@@ -29,7 +29,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from trainer.algorithms import kl_k3, llds_loss, plain_token_logprobs, policy_loss, token_logprobs  # noqa: E402
+from trainer.algorithms import LossTerm, kl_k3, llds_loss, plain_token_logprobs, policy_loss, token_logprobs  # noqa: E402
 
 SIZES = {  # head: tokens, width, vocabulary; update: trajectories, positions, layers, width, feed-forward width, vocabulary
     "cuda": {"head": (8192, 2048, 151936), "dtype": torch.bfloat16, "update": (8, 2048, 24, 896, 4864, 151936), "repeats": 5},
@@ -228,32 +228,39 @@ def update(meter: Meter, sizes: dict) -> dict[str, float]:
     old = torch.full((b, t), -11.0, device=device) + torch.randn(b, t, device=device)
     inside = (ids >= 0).nonzero(as_tuple=True)
 
-    def losses(logp: Tensor, with_llds: bool) -> Tensor:
-        policy = policy_loss("grpo", logp, old, advantages, ids, clip_low=0.2, clip_high=0.2)
-        loss = policy.loss_sum / policy.count
-        if with_llds:
-            loss = loss + llds_alone(logp)
-        return loss
+    held = ids[advantages >= 0]
+    counts = {"policy": float((ids >= 0).sum()), "llds": float((held >= 0).sum())}  # from masks alone, before any forward pass
+
+    def llds_term(logp: Tensor) -> LossTerm:
+        return llds_loss(logp, old, advantages, ids, min_drop=1e-3)
 
     def llds_alone(logp: Tensor) -> Tensor:
-        term = llds_loss(logp, old, advantages, ids, min_drop=1e-3)
-        return 0.2 * term.loss_sum / max(term.count, 1.0)
+        return 0.2 * llds_term(logp).loss_sum / counts["llds"]
 
     def step(with_llds: bool) -> None:
+        """As the learner does it: counts are known before, statistics are read after the backward pass."""
         hidden = model(tokens)[inside]
         found, _ = token_logprobs(hidden, head_weight, tokens[inside])
-        losses(old.new_zeros(b, t).index_put(inside, found), with_llds).backward()
+        logp = old.new_zeros(b, t).index_put(inside, found)
+        terms = [policy_loss("grpo", logp, old, advantages, ids, clip_low=0.2, clip_high=0.2)]
+        loss = terms[0].loss_sum / counts["policy"]
+        if with_llds:
+            terms.append(llds_term(logp))
+            loss = loss + 0.2 * terms[1].loss_sum / counts["llds"]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        assert all(term.stats for term in terms)
 
     with_llds, without = [], []
     step(True)
-    for _ in range(meter.repeats):  # in turn, so that drift hits both
+    for _ in range(4 * meter.repeats):  # in turn, so that drift hits both
         without.append(meter.seconds(lambda: step(False), repeats=1, warm_up=0))
         with_llds.append(meter.seconds(lambda: step(True), repeats=1, warm_up=0))
     leaf = (old - 0.1).requires_grad_()
     alone = meter.seconds(lambda: torch.autograd.grad(llds_alone(leaf), leaf), repeats=20)
     whole = statistics.median(without)
+    extra = statistics.median(a - b for a, b in zip(with_llds, without, strict=True))
     return {
         "parameters": sum(p.numel() for p in model.parameters()) + head_weight.numel(),
         "tokens": b * t,
@@ -261,7 +268,8 @@ def update(meter: Meter, sizes: dict) -> dict[str, float]:
         "update_s": whole,
         "update_with_llds_s": statistics.median(with_llds),
         "llds_s": alone,
-        "llds_share": alone / whole,
+        "extra_s": extra,
+        "llds_share": extra / whole,
     }
 
 
@@ -338,7 +346,9 @@ def report(result: dict) -> None:
     u = result["update"]
     print(f"\nupdate: {u['parameters'] / 1e6:.0f} M parameters, {u['tokens']} tokens, {u['action_tokens']} in actions")
     print(f"without LLDS {u['update_s'] * 1e3:.1f} ms, with {u['update_with_llds_s'] * 1e3:.1f} ms; ", end="")
-    print(f"LLDS alone {u['llds_s'] * 1e3:.2f} ms = {u['llds_share']:.2%} of the update")
+    print(
+        f"median difference {u['extra_s'] * 1e3:+.2f} ms = {u['llds_share']:+.2%}; LLDS alone, launches included, {u['llds_s'] * 1e3:.2f} ms"
+    )
     print(f"\n{result['seconds']:.0f} s")
     for name, ok in result["checks"].items():
         print(f"{'ok  ' if ok else 'FAIL'} {name}")
