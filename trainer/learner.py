@@ -21,7 +21,19 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from services.contracts import TokenBatch, WeightUpdate
+from trainer.checkpoint import export_checkpoint
 from trainer.config import Config
+from trainer.model_folder import check_model_folder
+
+__all__ = [
+    "LearnerError",
+    "LearnerGroup",
+    "LearnerPlacementError",
+    "Scores",
+    "UpdateResult",
+    "batch_metrics",
+    "export_checkpoint",
+]
 
 _FORWARDED = (
     "UNSPIRAL_CACHE",
@@ -100,8 +112,9 @@ class LearnerGroup:
 
     def start(self) -> None:
         """Place the ranks, load the model, join them. Raises LearnerError (LearnerPlacementError without room for them), or what a
-        rank raised for a mistake of the user's (`trainer.policy_model.ModelFolderError`)."""
+        rank raised for a mistake of the user's (`trainer.model_folder.ModelFolderError`)."""
         deadline = time.monotonic() + self.config.learner.start_timeout_seconds
+        check_model_folder(self.model_path)
         demand = self._demand()
         create = ray.remote(self.actor_class).options(
             num_cpus=demand["CPU"],
