@@ -1,0 +1,26 @@
+"""`python -m retriever_service`: the retriever without the trainer's command line."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from .cli import index_app, serve_retriever
+from .errors import RetrieverError
+
+app = typer.Typer(help="A retrieval service that speaks Search-R1's interface.", no_args_is_help=True)
+app.add_typer(index_app, name="index")
+app.command("serve")(serve_retriever)
+
+
+def main() -> None:
+    try:
+        app()
+    except RetrieverError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The retriever's client, for agent loops: asynchronous, pooled, patient.
+
+Connection errors, 429 and 5xx are tried again with back-off until the deadline, then RetrieverUnavailable is raised. An outage never
+turns into an empty result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import httpx
+import orjson
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from .errors import RequestRefused, RetrieverUnavailable
+
+MAX_QUERY_CHARS = 8192
+_MOST_BACK_OFF_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One passage that was found. A higher score is better."""
+
+    id: str
+    contents: str
+    score: float
+
+
+class _Transient(Exception):
+    """Worth another try. `wait` is what the server asked for, in seconds."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+class RetrieverClient:
+    """Client of one retriever. Make one for each event loop, and share it between all coroutines."""
+
+    def __init__(self, url: str, *, timeout_seconds: float = 60.0, token: str | None = None) -> None:
+        self.url, self.timeout_seconds = url.rstrip("/"), timeout_seconds
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
+        limits = httpx.Limits(max_connections=256, max_keepalive_connections=256, keepalive_expiry=60)
+        # No proxy from the environment: a retriever is a neighbour.
+        self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout_seconds, trust_env=False)
+        self._back_off = wait_random_exponential(multiplier=0.1, max=_MOST_BACK_OFF_SECONDS)
+
+    async def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """Hits of each query, in order, best first; fewer than `topk` where fewer passages match, none for a blank query.
+
+        Whatever a model wrote is a query: NUL characters and lone surrogates are replaced, and more than 8192 characters cut off.
+        Raises RetrieverUnavailable when no answer came within `timeout_seconds`, RequestRefused when the request itself is wrong.
+        """
+        if not queries:
+            return []
+        body = orjson.dumps({"queries": [clean_query(q) for q in queries], "topk": topk, "return_scores": True})
+        return await self._patiently(lambda left: self._post(body, len(queries), left))
+
+    async def wait_ready(self, timeout_seconds: float, on_wait: Callable[[str], None] | None = None) -> None:
+        """Wait until the index is loaded. `on_wait` is told, once and then every 5 s, what is waited for.
+
+        Raises RetrieverUnavailable, naming the address, when the time is up.
+        """
+        until, told = time.monotonic() + timeout_seconds, -5.0
+        while True:
+            reason = await self._not_ready(max(0.1, until - time.monotonic()))
+            if reason is None:
+                return
+            now = time.monotonic()
+            if now >= until:
+                raise RetrieverUnavailable(f"retriever at {self.url}: not ready after {timeout_seconds:g} s: {reason}")
+            if on_wait and now - told >= 5:
+                on_wait(f"waiting for the retriever at {self.url}: {reason}")
+                told = now
+            await asyncio.sleep(min(0.25, max(0.0, until - now)))
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> RetrieverClient:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def _not_ready(self, timeout_seconds: float) -> str | None:
+        try:
+            answer = await self._http.get(f"{self.url}/readyz", timeout=min(5.0, timeout_seconds))
+        except httpx.TransportError as error:
+            return _reason(error)
+        except httpx.InvalidURL as error:
+            raise RequestRefused(f"retriever.url {self.url!r}: no address of a service ({error})") from None
+        # Search-R1's own server and its forks have no health route: one that answers 404 is up.
+        return None if answer.status_code in (200, 404) else _detail(answer)
+
+    async def _patiently(self, attempt):
+        started = time.monotonic()
+
+        def left() -> float:
+            return self.timeout_seconds - (time.monotonic() - started)
+
+        def wait(state: RetryCallState) -> float:
+            return max(self._back_off(state), getattr(state.outcome.exception(), "wait", 0.0))
+
+        def stop(state: RetryCallState) -> bool:
+            return state.upcoming_sleep >= left()
+
+        def give_up(state: RetryCallState) -> None:
+            reason, tries = state.outcome.exception(), state.attempt_number
+            raise RetrieverUnavailable(
+                f"retriever at {self.url}: no answer within {self.timeout_seconds:g} s ({tries} tries): {reason}"
+            ) from None
+
+        async for retry in AsyncRetrying(
+            wait=wait, stop=stop, retry=retry_if_exception_type(_Transient), retry_error_callback=give_up, sleep=asyncio.sleep
+        ):
+            with retry:
+                return await attempt(max(0.05, left()))
+
+    async def _post(self, body: bytes, count: int, left: float) -> list[list[Hit]]:
+        try:
+            answer = await self._http.post(
+                f"{self.url}/retrieve", content=body, timeout=left, headers={"x-timeout-seconds": f"{left:.3f}"}
+            )
+        except httpx.TransportError as error:
+            raise _Transient(_reason(error)) from None
+        except httpx.InvalidURL as error:
+            raise RequestRefused(f"retriever.url {self.url!r}: no address of a service ({error})") from None
+        if answer.status_code == 429 or answer.status_code >= 500:
+            raise _Transient(_detail(answer), _retry_after(answer))
+        if answer.status_code != 200:
+            raise RequestRefused(f"retriever at {self.url}: {_detail(answer)}")
+        try:
+            result = orjson.loads(answer.content)["result"]
+            hits = [
+                [Hit(str(h["document"]["id"]), h["document"]["contents"], float(h["score"])) for h in one] for one in result
+            ]
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise RequestRefused(
+                f"retriever at {self.url}: its answer is not Search-R1's ({type(error).__name__}: {error})"
+            ) from None
+        if len(hits) != count:
+            raise RequestRefused(f"retriever at {self.url}: {len(hits)} lists for {count} queries")
+        return hits
+
+
+def clean_query(query: str) -> str:
+    """A query that any server takes."""
+    return query[:MAX_QUERY_CHARS].replace("\0", " ").encode("utf-8", "replace").decode()
+
+
+def _reason(error: httpx.TransportError) -> str:
+    return str(error) or type(error).__name__
+
+
+def _detail(answer: httpx.Response) -> str:
+    try:
+        detail = orjson.loads(answer.content)["detail"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        detail = answer.text[:200]
+    return f"{answer.status_code} {detail}"
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    value = answer.headers.get("retry-after", "")
+    return min(float(value), _MOST_BACK_OFF_SECONDS) if value.isdigit() else 0.0

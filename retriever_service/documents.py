@@ -1,0 +1,58 @@
+"""The passages of an index on disk, memory-mapped: any number of them, and no text held in memory.
+
+`documents.jsonl` has one passage a line, already in the JSON form in which it is sent (`{"id": ..., "contents": ...}`), so that
+an answer is made by joining bytes. `documents.offsets` has the byte position of each line, and the end, as little-endian uint64.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import orjson
+
+from .errors import IndexInvalid
+
+TEXT_FILE, OFFSETS_FILE = "documents.jsonl", "documents.offsets"
+assert sys.byteorder == "little"
+
+
+def encode_document(identity: str, contents: str) -> bytes:
+    """The JSON form of one passage."""
+    return orjson.dumps({"id": identity, "contents": contents})
+
+
+class Documents:
+    """Random access to the passages of an index folder. Safe to share between threads and processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._offsets_map, self._offsets = _map(folder / OFFSETS_FILE)
+        self._positions = self._offsets.cast("Q")
+        self._text_map, self._text = _map(folder / TEXT_FILE)
+        self.count = len(self._positions) - 1
+        if self.count < 1 or self._positions[self.count] != len(self._text):
+            raise IndexInvalid(
+                f"{folder / TEXT_FILE}: {len(self._text)} bytes do not match {OFFSETS_FILE}; build the index again"
+            )
+
+    def raw(self, row: int) -> bytes:
+        """JSON bytes of one passage."""
+        return bytes(self._text[self._positions[row] : self._positions[row + 1] - 1])
+
+    def get(self, row: int) -> tuple[str, str]:
+        """Id and contents of one passage."""
+        document = orjson.loads(self.raw(row))
+        return document["id"], document["contents"]
+
+    def close(self) -> None:
+        for view in (self._positions, self._offsets, self._text):
+            view.release()
+        self._offsets_map.close()
+        self._text_map.close()
+
+
+def _map(path: Path) -> tuple[mmap.mmap, memoryview]:
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return mapped, memoryview(mapped)

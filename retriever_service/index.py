@@ -1,0 +1,122 @@
+"""An index folder: what it holds, whether it is whole, and searching it.
+
+`meta.json` is written last. It names the corpus (file, SHA-256), the settings, and every other file with its size and checksum, so
+that a torn or truncated index is refused when it is opened, with the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from .corpus import checksum
+from .documents import Documents
+from .errors import CorpusError, IndexInvalid
+
+FORMAT = 1
+META_FILE = "meta.json"
+_WHOLE_BYTES = 64 << 20
+_END_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class IndexInfo:
+    """What `unspiral index info` prints."""
+
+    format: int
+    backend: str
+    corpus: str
+    corpus_sha256: str
+    corpus_bytes: int
+    passages: int
+    skipped: int
+    skipped_reasons: list[str]
+    settings: dict
+    files: dict[str, dict]
+    bytes: int
+    """Size on disk."""
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file up to 64 MiB; of a larger one, of its first and last MiB and its size."""
+    size, digest = path.stat().st_size, hashlib.sha256()
+    with path.open("rb") as file:
+        if size <= _WHOLE_BYTES:
+            digest.update(file.read())
+        else:
+            digest.update(file.read(_END_BYTES))
+            file.seek(size - _END_BYTES)
+            digest.update(file.read() + str(size).encode())
+    return digest.hexdigest()
+
+
+def read_info(folder: str | Path) -> IndexInfo:
+    """The description of an index, its files unchecked. Raises IndexInvalid."""
+    folder = Path(folder)
+    path = folder / META_FILE
+    if not folder.is_dir():
+        raise IndexInvalid(f"index {folder}: no such folder; `unspiral index build --corpus FILE --out {folder}` makes one")
+    if not path.is_file():
+        what = (
+            "a Lucene index, which can't be read here"
+            if list(folder.glob("segments_*"))
+            else f"no index: it has no {META_FILE}"
+        )
+        raise IndexInvalid(f"index {folder}: {what}; `unspiral index build --corpus FILE --out DIR` makes one")
+    try:
+        meta = orjson.loads(path.read_bytes())
+        if meta.get("format") != FORMAT:
+            raise IndexInvalid(f"index {folder}: format {meta.get('format')}, this version reads {FORMAT}; build it again")
+        return IndexInfo(**meta, bytes=sum(f["bytes"] for f in meta["files"].values()))
+    except (orjson.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
+        raise IndexInvalid(f"{path}: damaged ({error}); build the index again") from None
+
+
+def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
+    """Check every file of an index against its recorded size and checksum, and the corpus, if given. Raises IndexInvalid."""
+    folder, info = Path(folder), read_info(folder)
+    for name, expected in info.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise IndexInvalid(f"{path}: missing; build the index again")
+        size = path.stat().st_size
+        if size != expected["bytes"]:
+            raise IndexInvalid(f"{path}: {size} bytes instead of {expected['bytes']}, so it was cut off; build the index again")
+        if file_digest(path) != expected["sha256"]:
+            raise IndexInvalid(f"{path}: its checksum does not match {META_FILE}, so it is damaged; build the index again")
+    if corpus is not None:
+        corpus = Path(corpus)
+        if not corpus.is_file():
+            raise CorpusError(f"corpus {corpus}: no such file")
+        if corpus.stat().st_size != info.corpus_bytes or checksum(corpus) != info.corpus_sha256:
+            raise IndexInvalid(f"index {folder} was built from another corpus ({info.corpus}) than {corpus}; build it again")
+    return info
+
+
+class Index:
+    """An open index. `search` must be called from one thread at a time."""
+
+    def __init__(self, folder: str | Path, corpus: str | Path | None = None) -> None:
+        from .analysis import AnalyzerSettings  # numba comes with these: `index info` does without
+        from .bm25 import BM25Ranker
+
+        folder = Path(folder)
+        self.info = verify(folder, corpus)
+        self.documents = Documents(folder)
+        self.ranker = BM25Ranker(folder, AnalyzerSettings(**self.info.settings["analyzer"]))
+        self.ranker.rank(["warm up"], 1)  # compiles the kernel, or loads it compiled
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[tuple[bytes, float]]]:
+        """(document as JSON bytes, score) of the best passages of each query, best first. A blank query finds nothing."""
+        raw = self.documents.raw
+        return [[(raw(row), score) for row, score in ranked] for ranked in self.ranker.rank(list(queries), topk)]
+
+    def normalise(self, query: str) -> str:
+        return self.ranker.normalise(query)
+
+    def close(self) -> None:
+        self.documents.close()

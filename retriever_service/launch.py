@@ -1,0 +1,131 @@
+"""Running the server: in this process until a signal, or in a background thread (inside a Ray actor, in a test)."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import socket
+import threading
+import time
+from types import FrameType
+
+import uvicorn
+
+from .errors import EnvironmentLacks, RetrieverUnavailable
+from .index import verify
+from .server import create_app
+from .settings import ServerSettings
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises EnvironmentLacks with one line where the port is taken or the host is not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(2048)
+    except (OSError, OverflowError) as error:
+        sock.close()
+        number = getattr(error, "errno", None)
+        reason = "is in use" if number == errno.EADDRINUSE else f"can't be listened on ({error})"
+        raise EnvironmentLacks(f"port {port} on {host} {reason}; give another with --port (0 is any free one)") from None
+    sock.setblocking(False)
+    return sock
+
+
+def url_of(sock: socket.socket, host: str) -> str:
+    """The address of a listening socket, as a client on this machine would write it."""
+    port = sock.getsockname()[1]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
+
+
+def _uvicorn(app, settings: ServerSettings) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,  # a line for each search slows the server and says nothing that /metrics does not
+        timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+        timeout_keep_alive=75,
+        backlog=2048,
+    )
+    return uvicorn.Server(config)
+
+
+class RunningServer:
+    """A server in a background thread. `url` is its address; a context manager that stops it."""
+
+    def __init__(self, url: str, server: uvicorn.Server, thread: threading.Thread, sock: socket.socket) -> None:
+        self.url, self._server, self._thread, self._sock = url, server, thread, sock
+
+    def stop(self, timeout_seconds: float = 30.0) -> None:
+        """Answer what is in flight, then end the thread and free the port. May be called twice."""
+        self._server.should_exit = True
+        self._thread.join(timeout_seconds)
+        self._sock.close()
+        if self._thread.is_alive():
+            raise RetrieverUnavailable(f"retriever at {self.url}: did not stop within {timeout_seconds:g} s")
+
+    def __enter__(self) -> RunningServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+
+def serve_in_thread(settings: ServerSettings, *, start_timeout_seconds: float = 120.0, open_index=None) -> RunningServer:
+    """Start the server in a thread of this process and return once its index is loaded.
+
+    Raises IndexInvalid for an index that is missing or torn, EnvironmentLacks for a port in use, RetrieverUnavailable when it is not
+    ready in time.
+    """
+    app = create_app(settings, open_index)
+    service = app.state.service
+    sock = bind(settings.host, settings.port)
+    server = _uvicorn(app, settings)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="retriever", daemon=True)
+    running = RunningServer(url_of(sock, settings.host), server, thread, sock)
+    thread.start()
+    until = time.monotonic() + start_timeout_seconds
+    while service.index is None or not server.started:
+        if service.failure or not thread.is_alive() or time.monotonic() > until:
+            running.stop()
+            raise service.failure or RetrieverUnavailable(
+                f"retriever at {running.url}: not ready within {start_timeout_seconds:g} s"
+            )
+        time.sleep(0.01)
+    return running
+
+
+def run(settings: ServerSettings, on_start=lambda url: None) -> int:
+    """Serve in this process until SIGINT or SIGTERM, and return the exit status (130, 143).
+
+    `on_start` is told the address when it listens. Raises IndexInvalid and EnvironmentLacks before it listens.
+    """
+    verify(settings.index, settings.corpus)
+    sock = bind(settings.host, settings.port)
+    app = create_app(settings)
+    server = _uvicorn(app, settings)
+
+    def give_up(error: Exception) -> None:
+        server.should_exit = True
+
+    app.state.on_failure = give_up
+    received: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    # uvicorn handles both signals while it runs, and raises them again after the drain: then they land here.
+    before = {s: signal.signal(s, remember) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        on_start(url_of(sock, settings.host))
+        server.run(sockets=[sock])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        sock.close()
+    if failure := app.state.service.failure:
+        raise failure
+    return 128 + received[-1] if received else 0

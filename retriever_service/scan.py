@@ -1,0 +1,168 @@
+"""The first stage of a build: read the corpus once, write documents and postings to disk. Can be killed and gone on with.
+
+Arrays are only appended to. After each chunk of passages the files are synced and `progress.json` is replaced, which holds their
+lengths; going on cuts the files back to those lengths and reads on from the recorded position, so the result is the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from .analysis import Analyzer
+from .corpus import Passage, Skipped, read_corpus
+from .documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
+from .errors import CorpusError
+
+CHUNK_PASSAGES = 20_000
+_ARRAYS = ("terms", "tfs", "counts", "lengths", "hashes", "lines", "vocabulary")
+PROGRESS_FILE = "progress.json"
+
+
+@dataclass
+class ScanState:
+    """How far a scan has come. `sizes` are the bytes of each file that are whole."""
+
+    key: dict
+    line: int = 0
+    position: int = 0
+    passages: int = 0
+    skipped: int = 0
+    reasons: list[str] = field(default_factory=list)
+    done: bool = False
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+class Scanner:
+    """Scans one corpus into a build folder."""
+
+    def __init__(self, corpus: Path, folder: Path, analyzer: Analyzer | None, key: dict, *, skip_bad: bool) -> None:
+        self.corpus, self.folder, self.analyzer, self.skip_bad = corpus, folder, analyzer, skip_bad
+        self.state = self._resume(key) or ScanState(key)
+        self._files = {}
+        for name in (TEXT_FILE, OFFSETS_FILE, *_ARRAYS):
+            path = folder / name
+            path.touch()
+            os.truncate(path, self.state.sizes.get(name, 0))
+            self._files[name] = path.open("ab")
+        if not self.state.sizes:
+            self._files[OFFSETS_FILE].write(np.zeros(1, np.uint64).tobytes())
+        self._text_end = self.state.sizes.get(TEXT_FILE, 0)
+        self.vocabulary: list[str] = (folder / "vocabulary").read_text("utf-8").split("\n")[:-1]
+        self._term_ids = {term: i for i, term in enumerate(self.vocabulary)}
+
+    @property
+    def resumed_at(self) -> int:
+        """Passages that were already there."""
+        return self.state.passages
+
+    def run(self, progress: Callable[[ScanState], None] | None = None) -> ScanState:
+        """Scan to the end. Raises CorpusError for a malformed line (unless skipped), an empty corpus, or an id that occurs twice."""
+        state = self.state
+        if not state.done:
+            skipped = Skipped(state.skipped, list(state.reasons))
+            passages = read_corpus(self.corpus, skip_bad=self.skip_bad, skipped=skipped, line=state.line, start=state.position)
+            while chunk := list(islice(passages, CHUNK_PASSAGES)):
+                self._write(chunk)
+                state.line, state.position, state.passages = chunk[-1].line, chunk[-1].end, state.passages + len(chunk)
+                state.skipped, state.reasons = skipped.count, skipped.reasons
+                self._commit()
+                if progress:
+                    progress(state)
+            state.skipped, state.reasons = skipped.count, skipped.reasons
+            if not state.passages:
+                raise CorpusError(f"corpus {self.corpus}: holds no passage")
+            self._commit()
+            self._refuse_repeated_ids()
+            state.done = True
+            self._commit()
+        for file in self._files.values():
+            file.close()
+        return state
+
+    def _write(self, chunk: list[Passage]) -> None:
+        files = self._files
+        lines = [encode_document(p.id, p.contents) + b"\n" for p in chunk]
+        ends = self._text_end + np.cumsum([len(line) for line in lines], dtype=np.uint64)
+        self._text_end = int(ends[-1])
+        files[TEXT_FILE].write(b"".join(lines))
+        files[OFFSETS_FILE].write(ends.astype(np.uint64).tobytes())
+        files["hashes"].write(np.array([_hash(p.id) for p in chunk], np.uint64).tobytes())
+        files["lines"].write(np.array([p.line for p in chunk], np.uint64).tobytes())
+        if self.analyzer:
+            self._write_postings([p.contents for p in chunk])
+
+    def _write_postings(self, texts: list[str]) -> None:
+        known, new, flat, lengths = self._term_ids, [], [], []
+        for text in texts:
+            terms = self.analyzer.terms(text)
+            lengths.append(len(terms))
+            for term in terms:
+                number = known.get(term)
+                if number is None:
+                    number = known[term] = len(known)
+                    new.append(term)
+                flat.append(number)
+        self.vocabulary += new
+        width = max(len(known), 1)
+        owner = np.repeat(np.arange(len(texts), dtype=np.int64), lengths)
+        keys, tfs = np.unique(owner * width + np.array(flat, np.int64), return_counts=True)
+        counts = np.bincount(keys // width, minlength=len(texts))
+        files = self._files
+        files["terms"].write((keys % width).astype(np.uint32).tobytes())
+        files["tfs"].write(np.minimum(tfs, 65535).astype(np.uint16).tobytes())
+        files["counts"].write(counts.astype(np.uint32).tobytes())
+        files["lengths"].write(np.array(lengths, np.uint32).tobytes())
+        files["vocabulary"].write("".join(term + "\n" for term in new).encode())
+
+    def _commit(self) -> None:
+        for name, file in self._files.items():
+            file.flush()
+            os.fsync(file.fileno())
+            self.state.sizes[name] = file.tell()
+        replace_file(self.folder / PROGRESS_FILE, orjson.dumps(asdict(self.state)))
+
+    def _resume(self, key: dict) -> ScanState | None:
+        path = self.folder / PROGRESS_FILE
+        if not path.exists():
+            return None
+        state = ScanState(**orjson.loads(path.read_bytes()))
+        whole = all((self.folder / n).exists() and (self.folder / n).stat().st_size >= size for n, size in state.sizes.items())
+        return state if state.key == key and whole else None
+
+    def _refuse_repeated_ids(self) -> None:
+        hashes = np.fromfile(self.folder / "hashes", np.uint64)
+        order = np.argsort(hashes, kind="stable")
+        same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+        if not len(same):
+            return
+        lines, documents = np.fromfile(self.folder / "lines", np.uint64), Documents(self.folder)
+        for at in same.tolist():
+            first, second = int(order[at]), int(order[at + 1])
+            identity = documents.get(second)[0]
+            if documents.get(first)[0] == identity:
+                raise CorpusError(
+                    f"{self.corpus}:{lines[second]}: id {identity!r} again, as on line {lines[first]}; expected unique ids"
+                )
+
+
+def _hash(identity: str) -> int:
+    """64 bits that depend on the id alone."""
+    return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that it is either the old or the new one, whatever happens."""
+    aside = path.with_name(path.name + ".new")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)

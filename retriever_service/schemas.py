@@ -1,0 +1,118 @@
+"""What goes over the wire: requests and answers of the REST interface, and the checks that a type can't express."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, TypeAdapter, ValidationError
+
+Query = Annotated[StrictStr, Field(examples=["who founded the First Bank of the United States?"])]
+
+
+class RetrieveRequest(BaseModel):
+    """`queries` (a list) or `query` (one string), never both. Unknown fields are ignored, as existing clients send some."""
+
+    model_config = ConfigDict(
+        use_attribute_docstrings=True,
+        json_schema_extra={
+            "examples": [
+                {"queries": ["who founded the First Bank of the United States?"], "topk": 3, "return_scores": True},
+                {"query": "capital of Assyria", "topk": 1, "return_scores": True},
+            ]
+        },
+    )
+
+    queries: list[Query] | None = None
+    """Questions to search for. An empty list gets an empty answer."""
+    query: Query | None = None
+    """One question; the answer still nests twice."""
+    topk: StrictInt | None = Field(None, ge=0)
+    """Documents for each query; null or 0 is the server's default."""
+    return_scores: StrictBool = False
+    """Wrap each document as `{"document": ..., "score": ...}`."""
+
+
+class Document(BaseModel):
+    """One passage of the corpus."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    id: str
+    contents: str
+    """The title in quotes, a line break, then the text."""
+
+
+class ScoredDocument(BaseModel):
+    """A passage and its score; higher is better, and scores of different backends do not compare."""
+
+    document: Document
+    score: float
+
+
+class RetrieveResponse(BaseModel):
+    """One list for each query, in the order of the queries, best document first; shorter where fewer documents match."""
+
+    result: list[list[ScoredDocument] | list[Document]]
+
+
+class ErrorBody(BaseModel):
+    """Every error of this server."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    detail: str
+    """What is wrong, in one line."""
+    field: str | None = None
+    """The field of the request that is wrong, e.g. `queries[3]`."""
+    limit: int | float | str | None = None
+    """What is accepted there."""
+
+
+class BadRequest(Exception):
+    """A request that can't be served: an HTTP status, and the fields of ErrorBody."""
+
+    def __init__(self, status: int, detail: str, field: str | None = None, limit: int | float | str | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.body = {"detail": detail, "field": field, "limit": limit}
+
+
+def field_path(location: tuple[int | str, ...]) -> str:
+    """`("queries", 3)` as `queries[3]`."""
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
+
+
+def parse_body(adapter: TypeAdapter, body: bytes) -> Any:
+    """The request in `body`, or BadRequest: 400 where it is not JSON, 422 where a field is wrong."""
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise BadRequest(400, f"the body is not JSON in UTF-8: {first['ctx']['error']}", "body", "JSON") from None
+        field = field_path(first["loc"]) or "body"
+        context = first.get("ctx") or {}
+        limit = next((v for v in context.values() if isinstance(v, int | float | str)), None)
+        raise BadRequest(422, f"{field}: {first['msg']}", field, limit if limit is not None else first["type"]) from None
+
+
+def check_texts(texts: list[str], field: str, max_count: int, max_chars: int) -> None:
+    """Refuse too many texts, too long ones, and NUL characters (no text has them, and they break tokenizers in C)."""
+    if len(texts) > max_count:
+        raise BadRequest(422, f"{field}: {len(texts)} given, at most {max_count} are accepted", field, max_count)
+    for i, text in enumerate(texts):
+        if len(text) > max_chars:
+            raise BadRequest(
+                422, f"{field}[{i}]: {len(text)} characters, at most {max_chars} are accepted", f"{field}[{i}]", max_chars
+            )
+        if "\0" in text:
+            raise BadRequest(422, f"{field}[{i}]: holds a NUL character", f"{field}[{i}]", "no NUL characters")
+
+
+def check_topk(topk: int | None, default: int, maximum: int, field: str = "topk") -> int:
+    """The number of documents meant: null and 0 are the default."""
+    if not topk:
+        return min(default, maximum)
+    if topk > maximum:
+        raise BadRequest(422, f"{field}: {topk}, at most {maximum} is accepted", field, maximum)
+    return topk

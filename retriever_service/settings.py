@@ -1,0 +1,42 @@
+"""Settings of the retrieval server."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+
+class ServerSettings(BaseModel):
+    """All that `create_app` and `serve_in_thread` need. Every field is a flag of `unspiral serve retriever`."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True)
+
+    index: str
+    """Folder of a built index."""
+    corpus: str | None = None
+    """Corpus file that the index must have been built from; None trusts the index, which holds its own documents."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(8000, ge=0, le=65535)
+    """Port to listen on; 0 is any free one."""
+    topk: int = Field(3, ge=1)
+    """Documents returned when a request names no number."""
+    max_topk: int = Field(1000, ge=1)
+    """Most documents that one request may ask for; more is a 422."""
+    max_queries: int = Field(16_384, ge=1)
+    """Most queries of one request; more is a 422."""
+    max_query_chars: int = Field(16_384, ge=1)
+    """Longest query, in characters; longer is a 422."""
+    max_body_bytes: int = Field(32 << 20, ge=1024)
+    """Largest request body; more is a 413."""
+    batch_size: int = Field(256, ge=1)
+    """Most queries searched together; 1 handles them one at a time."""
+    batch_wait_ms: float = Field(0.0, ge=0)
+    """How long a batch that is not full waits for company. 0: a batch is whatever came in while the last one was searched."""
+    max_queued: int = Field(8192, ge=1)
+    """Most queries that wait; past it a request gets a 503 with Retry-After (a request alone in the queue is always taken)."""
+    request_timeout_seconds: float = Field(30.0, gt=0)
+    """Deadline of one request, a 504 after it; a client may ask for a shorter one with the header X-Timeout-Seconds."""
+    drain_seconds: float = Field(10.0, ge=0)
+    """At a stop, how long requests that are in flight may go on."""
+    token: SecretStr | None = None
+    """If set, every route but the health ones wants `Authorization: Bearer TOKEN`. Existing clients send none."""

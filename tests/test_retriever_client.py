@@ -1,0 +1,157 @@
+"""The client: patient with outages, never silent about them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from retriever_service.client import Hit, RetrieverClient
+from retriever_service.errors import RequestRefused, RetrieverUnavailable
+from retriever_service.launch import serve_in_thread
+from retriever_service.settings import ServerSettings
+from tests.retriever_fixtures import server, small_index  # noqa: F401
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@pytest.fixture
+def scripted():
+    """A server that answers with the (status, body, headers) of a list, one after the other, the last one for ever."""
+    answers, seen = [], []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            seen.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            status, body, headers = answers[min(len(seen), len(answers)) - 1]
+            payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            for name, value in {"content-length": str(len(payload)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}", answers, seen
+        running.shutdown()
+        thread.join()
+
+
+ONE = {"result": [[{"document": {"id": "a", "contents": "b"}, "score": 1.5}]]}
+
+
+async def test_hits_come_in_the_order_of_the_queries(server):  # noqa: F811
+    async with RetrieverClient(server.url) as client:
+        first, blank, second = await client.retrieve(["Mina Frost", " ", "Dove river"], 2)
+        assert first[0].id == "d59" and isinstance(first[0], Hit) and first[0].contents.startswith('"Mina Frost"\n')
+        assert blank == [] and second[0].id == "d19" and second[0].score > second[1].score
+        assert await client.retrieve([], 3) == []
+
+
+async def test_whatever_a_model_writes_is_a_query(server):  # noqa: F811
+    async with RetrieverClient(server.url) as client:
+        (hits, long) = await client.retrieve(["Mina\0Frost \ud800", "Dove " * 50_000], 1)
+        assert hits[0].id == "d59" and long[0].id == "d19"
+
+
+async def test_transient_failures_are_retried_until_an_answer_comes(scripted):
+    url, answers, seen = scripted
+    answers += [
+        (503, {"detail": "full"}, {"retry-after": "0"}),
+        (429, {}, {}),
+        (500, b"<html>", {}),
+        (502, b"", {}),
+        (200, ONE, {}),
+    ]
+    async with RetrieverClient(url, timeout_seconds=20) as client:
+        assert await client.retrieve(["q"], 3) == [[Hit("a", "b", 1.5)]]
+    assert len(seen) == 5 and seen[0] == {"queries": ["q"], "topk": 3, "return_scores": True}
+
+
+async def test_retry_after_is_kept(scripted):
+    url, answers, _ = scripted
+    answers += [(503, {"detail": "full"}, {"retry-after": "1"}), (200, ONE, {})]
+    started = time.monotonic()
+    async with RetrieverClient(url, timeout_seconds=20) as client:
+        await client.retrieve(["q"], 3)
+    assert time.monotonic() - started >= 1
+
+
+async def test_an_outage_ends_in_an_error_that_names_the_address_never_in_an_empty_result(scripted):
+    url, answers, seen = scripted
+    answers += [(500, {"detail": "broken"}, {})]
+    async with RetrieverClient(url, timeout_seconds=1) as client:
+        with pytest.raises(RetrieverUnavailable, match=rf"{url}: no answer within 1 s \(\d+ tries\): 500 broken") as error:
+            await client.retrieve(["q"], 3)
+    assert error.value.exit_code == 3 and len(seen) > 1
+    async with RetrieverClient(f"http://127.0.0.1:{free_port()}", timeout_seconds=0.5) as client:
+        with pytest.raises(RetrieverUnavailable, match="no answer within"):
+            await client.retrieve(["q"], 3)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (422, {"detail": "topk: too many"}, {}),
+        (404, b"no", {}),
+        (200, b"<html>", {}),
+        (200, {"result": []}, {}),
+        (200, {"result": [[{"id": "a"}]]}, {}),
+    ],
+    ids=["422", "404", "html", "wrong number", "no scores"],
+)
+async def test_a_refusal_or_a_strange_answer_is_an_error_at_once(scripted, answer):
+    url, answers, seen = scripted
+    answers.append(answer)
+    async with RetrieverClient(url, timeout_seconds=5) as client:
+        with pytest.raises(RequestRefused, match=url):
+            await client.retrieve(["q"], 3)
+    assert len(seen) == 1
+
+
+async def test_wait_ready_tells_then_gives_up_naming_the_address():
+    url, told = f"http://127.0.0.1:{free_port()}", []
+    async with RetrieverClient(url) as client:
+        with pytest.raises(RetrieverUnavailable, match=f"{url}: not ready after 0.6 s") as error:
+            await client.wait_ready(0.6, told.append)
+    assert error.value.exit_code == 3 and len(told) == 1 and url in told[0]
+
+
+async def test_a_retriever_that_comes_up_late_or_restarts_is_waited_for(small_index):  # noqa: F811
+    settings = ServerSettings(index=str(small_index), port=free_port())
+    async with RetrieverClient(f"http://127.0.0.1:{settings.port}", timeout_seconds=30) as client:
+        waiting = asyncio.create_task(client.wait_ready(30))
+        await asyncio.sleep(0.3)
+        first = await asyncio.to_thread(serve_in_thread, settings)
+        await waiting
+        assert (await client.retrieve(["Mina Frost"], 1))[0][0].id == "d59"
+        await asyncio.to_thread(first.stop)
+        pending = asyncio.create_task(client.retrieve(["Dove river"], 1))
+        await asyncio.sleep(0.5)
+        assert not pending.done()
+        second = await asyncio.to_thread(serve_in_thread, settings)
+        assert (await pending)[0][0].id == "d19"
+        await asyncio.to_thread(second.stop)
+
+
+async def test_the_token_is_sent(small_index):  # noqa: F811
+    with serve_in_thread(ServerSettings(index=str(small_index), port=0, token="s3cret")) as guarded:
+        async with RetrieverClient(guarded.url, token="s3cret") as client:
+            assert len(await client.retrieve(["river"], 2)) == 1
+        async with RetrieverClient(guarded.url) as client:
+            with pytest.raises(RequestRefused, match="401 a token is required"):
+                await client.retrieve(["river"], 2)

@@ -1,0 +1,249 @@
+"""What existing clients post to Search-R1's server, and what they must get."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+
+import httpx
+import pytest
+
+from retriever_service.index import Index
+from retriever_service.launch import serve_in_thread
+from retriever_service.settings import ServerSettings
+from tests.retriever_fixtures import CORPUS, http, server, small_index  # noqa: F401
+
+PASSAGES = {row["id"]: row["contents"] for row in map(json.loads, CORPUS.read_text("utf-8").splitlines())}
+
+
+def test_search_r1_client_gets_scored_documents_in_order_of_the_queries(http):  # noqa: F811
+    answer = http.post("/retrieve", json={"queries": ["river Foss bridge", "Mina Frost"], "topk": 3, "return_scores": True})
+    assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
+    first, second = answer.json()["result"]
+    assert len(first) == 3 and second[0]["document"] == {"id": "d59", "contents": PASSAGES["d59"]}
+    for hits in (first, second):
+        scores = [hit["score"] for hit in hits]
+        assert scores == sorted(scores, reverse=True) and all(isinstance(s, float) and s > 0 for s in scores)
+        assert all(hit["document"]["contents"] == PASSAGES[hit["document"]["id"]] for hit in hits)
+
+
+@pytest.mark.parametrize("queries", [["Mina Frost"], ["Mina Frost", "Dove"], ["Mina Frost", "Dove", "Aldersea"]])
+def test_without_scores_documents_are_not_wrapped_for_any_number_of_queries(http, queries):  # noqa: F811
+    plain = http.post("/retrieve", json={"queries": queries, "topk": 2, "return_scores": False}).json()["result"]
+    scored = http.post("/retrieve", json={"queries": queries, "topk": 2, "return_scores": True}).json()["result"]
+    assert plain == [[hit["document"] for hit in hits] for hits in scored]
+    assert http.post("/retrieve", json={"queries": queries, "topk": 2}).json()["result"] == plain
+
+
+def test_empty_batch_of_a_turn_in_which_nobody_searched(http):  # noqa: F811
+    answer = http.post("/retrieve", json={"queries": [], "topk": 3, "return_scores": True})
+    assert (answer.status_code, answer.json()) == (200, {"result": []})
+
+
+def test_skyrl_posts_one_string_and_gets_two_levels(http):  # noqa: F811
+    answer = http.post("/retrieve", json={"query": "Mina Frost", "topk": 3, "return_scores": True}).json()
+    assert answer["result"][0][0]["document"]["id"] == "d59" and len(answer["result"]) == 1
+
+
+def test_verl_and_slime_post_one_element_lists(http):  # noqa: F811
+    for body in (
+        {"queries": ["Mina Frost"], "topk": 1, "return_scores": True},
+        {"queries": ["Mina Frost"], "topk": 1, "return_scores": False},
+    ):
+        assert len(http.post("/retrieve", json=body).json()["result"][0]) == 1
+
+
+@pytest.mark.parametrize("topk", [None, 0])
+def test_topk_null_and_zero_are_the_servers_default(http, topk):  # noqa: F811
+    assert len(http.post("/retrieve", json={"queries": ["river"], "topk": topk}).json()["result"][0]) == 3
+    assert len(http.post("/retrieve", json={"queries": ["river"]}).json()["result"][0]) == 3
+
+
+def test_fewer_hits_give_a_shorter_list_and_no_hit_an_empty_one(http):  # noqa: F811
+    body = {"queries": ["Übersee", "", "  \n", "zzzz qqqq", "the of and", "naïve 東京"], "topk": 50}
+    results = http.post("/retrieve", json=body).json()["result"]
+    assert [len(r) for r in results] == [1, 0, 0, 0, 0, 1]
+
+
+def test_more_than_the_corpus_holds_is_all_that_match(http):  # noqa: F811
+    result = http.post("/retrieve", json={"queries": ["town river weaver smith born was"], "topk": 1000}).json()["result"][0]
+    assert 100 < len(result) <= 186 and len({d["id"] for d in result}) == len(result)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field", "limit"),
+    [
+        ({"queries": ["a"], "topk": -1}, 422, "topk", 0),
+        ({"queries": ["a"], "topk": 10**9}, 422, "topk", 1000),
+        ({"queries": ["a"], "topk": "3"}, 422, "topk", "int_type"),
+        ({"queries": ["a"], "topk": True}, 422, "topk", "int_type"),
+        ({"queries": ["a"], "topk": 1.5}, 422, "topk", "int_type"),
+        ({"queries": ["a"] * 100_000}, 422, "queries", 16384),
+        ({"queries": ["a", "b" * 2**20]}, 422, "queries[1]", 16384),
+        ({"queries": ["a", "nul \0"]}, 422, "queries[1]", "no NUL characters"),
+        ({"queries": "a"}, 422, "queries", "list_type"),
+        ({"queries": ["a", 7]}, 422, "queries[1]", "string_type"),
+        ({"query": ["a"]}, 422, "query", "string_type"),
+        ({"queries": ["a"], "query": "a"}, 422, "queries", "one of queries and query"),
+        ({"topk": 3}, 422, "queries", "one of queries and query"),
+        ({"queries": ["a"], "return_scores": "yes"}, 422, "return_scores", "bool_type"),
+        ([], 422, "body", None),
+        ("a", 422, "body", None),
+    ],
+    ids=lambda v: str(v)[:40],
+)
+def test_bad_input_is_json_that_names_field_and_limit(http, body, status, field, limit):  # noqa: F811
+    answer = http.post("/retrieve", json=body)
+    error = answer.json()
+    assert (answer.status_code, error["field"]) == (status, field) and field.split("[")[0] in error["detail"]
+    assert limit is None or error["limit"] == limit
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b'{"queries": ["\\ud800"]}', b'{"queries": ["\xff"]}', b"\0", b'{"queries": [' * 500]
+)
+def test_a_body_that_is_no_json_is_a_400_in_json(http, raw):  # noqa: F811
+    answer = http.post("/retrieve", content=raw, headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 422) and answer.json()["field"]
+
+
+def test_wrong_content_type_method_and_path_are_json_errors(http):  # noqa: F811
+    form = http.post("/retrieve", data={"queries": "a"})
+    assert form.status_code == 415 and form.json()["limit"] == "application/json"
+    assert (http.get("/retrieve").status_code, http.get("/retrieve").json()) == (405, {"detail": "Method Not Allowed"})
+    assert (http.post("/nowhere").status_code, http.post("/nowhere").json()) == (404, {"detail": "Not Found"})
+
+
+def test_a_body_beyond_the_limit_is_a_413_that_says_the_limit(small_index):  # noqa: F811
+    with serve_in_thread(ServerSettings(index=str(small_index), port=0, max_body_bytes=2048)) as small:
+        declared = httpx.post(f"{small.url}/retrieve", json={"queries": ["a" * 4096]}, trust_env=False)
+        chunked = httpx.post(
+            f"{small.url}/retrieve",
+            content=iter([b'{"queries": ["'] + [b"a" * 512] * 16),
+            headers={"content-type": "application/json"},
+            trust_env=False,
+        )
+        for answer in (declared, chunked):
+            assert answer.status_code == 413 and answer.json()["limit"] == 2048
+
+
+def test_health_readiness_metrics_and_documentation(http):  # noqa: F811
+    http.post("/retrieve", json={"queries": ["river", "zzzz"]})
+    assert http.get("/healthz").json() == {"status": "ok"}
+    ready = http.get("/readyz").json()
+    assert (ready["status"], ready["backend"], ready["passages"]) == ("ready", "bm25", 186)
+    page = http.get("/metrics").text
+    for name in (
+        "retriever_requests_total",
+        "retriever_request_seconds_bucket",
+        "retriever_batch_queries_bucket",
+        "retriever_empty_results_total",
+    ):
+        assert name in page
+    assert "/retrieve" in http.get("/openapi.json").json()["paths"] and http.get("/docs").status_code == 200
+
+
+def test_the_token_is_asked_for_only_if_configured_and_never_for_health(small_index):  # noqa: F811
+    with serve_in_thread(ServerSettings(index=str(small_index), port=0, token="s3cret")) as guarded:
+        with httpx.Client(base_url=guarded.url, trust_env=False) as client:
+            assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
+            assert client.post("/retrieve", json={"queries": []}).status_code == client.get("/metrics").status_code == 401
+            assert (
+                client.post("/retrieve", json={"queries": []}, headers={"authorization": "Bearer wrong"}).json()["field"]
+                == "authorization"
+            )
+            assert client.post("/retrieve", json={"queries": []}, headers={"authorization": "Bearer s3cret"}).status_code == 200
+
+
+async def test_64_concurrent_posts_are_each_answered_with_their_own_documents(server, small_index):  # noqa: F811
+    index = Index(small_index)
+    titles = [contents.split("\n")[0].strip('"') for contents in PASSAGES.values()]
+    queries = [[titles[(7 * i + j) % len(titles)] for j in range(1 + i % 4)] for i in range(64)]
+    expected = [index.search(q, 1 + i % 5) for i, q in enumerate(queries)]
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=30) as client:
+        answers = await asyncio.gather(
+            *(
+                client.post("/retrieve", json={"queries": q, "topk": 1 + i % 5, "return_scores": True})
+                for i, q in enumerate(queries)
+            )
+        )
+    for answer, want in zip(answers, expected, strict=True):
+        got = [[(hit["document"], hit["score"]) for hit in hits] for hits in answer.json()["result"]]
+        assert got == [[(json.loads(d), s) for d, s in hits] for hits in want]
+
+
+def test_a_full_queue_answers_503_with_retry_after_and_recovers(small_index):  # noqa: F811
+    gate = threading.Event()
+
+    class Gated(Index):
+        def search(self, queries, topk):
+            gate.wait(10)
+            return super().search(queries, topk)
+
+    settings = ServerSettings(index=str(small_index), port=0, max_queued=4, request_timeout_seconds=8)
+    with serve_in_thread(settings, open_index=lambda: Gated(small_index)) as slow:
+        statuses, lock = [], threading.Lock()
+
+        def post(n):
+            answer = httpx.post(f"{slow.url}/retrieve", json={"queries": ["river"] * n}, trust_env=False, timeout=10)
+            with lock:
+                statuses.append((n, answer.status_code, answer.headers.get("retry-after")))
+
+        first = threading.Thread(target=post, args=(4,))
+        first.start()
+        while "retriever_queued_queries 4.0" not in httpx.get(f"{slow.url}/metrics", trust_env=False).text:
+            time.sleep(0.05)
+        post(1)
+        assert statuses == [(1, 503, "1")]
+        gate.set()
+        first.join()
+        post(1)
+        assert [s[1] for s in statuses] == [503, 200, 200]
+
+
+def test_a_request_past_its_deadline_gets_a_504(small_index):  # noqa: F811
+    gate = threading.Event()
+
+    class Stuck(Index):
+        def search(self, queries, topk):
+            gate.wait(10)
+            return super().search(queries, topk)
+
+    with serve_in_thread(ServerSettings(index=str(small_index), port=0), open_index=lambda: Stuck(small_index)) as stuck:
+        answer = httpx.post(
+            f"{stuck.url}/retrieve", json={"queries": ["river"]}, headers={"x-timeout-seconds": "0.2"}, trust_env=False
+        )
+        assert answer.status_code == 504 and "0.2 s" in answer.json()["detail"]
+        bad = httpx.post(
+            f"{stuck.url}/retrieve", json={"queries": ["river"]}, headers={"x-timeout-seconds": "soon"}, trust_env=False
+        )
+        assert (bad.status_code, bad.json()["field"]) == (422, "X-Timeout-Seconds")
+        gate.set()
+
+
+def test_one_query_that_breaks_the_search_fails_its_own_request_only(small_index):  # noqa: F811
+    gate = threading.Event()
+
+    class Fragile(Index):
+        def search(self, queries, topk):
+            gate.wait(10)
+            if "poison" in queries:
+                raise RuntimeError("poison")
+            return super().search(queries, topk)
+
+    with serve_in_thread(ServerSettings(index=str(small_index), port=0), open_index=lambda: Fragile(small_index)) as fragile:
+        answers = {}
+
+        def post(query):
+            answers[query] = httpx.post(f"{fragile.url}/retrieve", json={"query": query}, trust_env=False, timeout=20)
+
+        threads = [threading.Thread(target=post, args=(q,)) for q in ("river", "poison", "Dove", "mayor")]
+        for thread in threads:
+            thread.start()
+        gate.set()
+        for thread in threads:
+            thread.join()
+        assert {q: a.status_code for q, a in answers.items()} == {"river": 200, "poison": 500, "Dove": 200, "mayor": 200}
+        assert answers["poison"].json()["detail"] == "internal error: RuntimeError"

@@ -1,0 +1,262 @@
+"""Ranks, corpora, builds that are killed, indexes that are damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import bm25s
+import numpy as np
+import pytest
+import Stemmer
+
+from retriever_service import scan
+from retriever_service.analysis import Analyzer, AnalyzerSettings
+from retriever_service.build import build_index
+from retriever_service.corpus import read_corpus
+from retriever_service.errors import BadSetting, CorpusError, EnvironmentLacks, IndexInvalid
+from retriever_service.index import Index, verify
+from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
+
+ROWS = [json.loads(line) for line in CORPUS.read_text("utf-8").splitlines()]
+QUERIES = [
+    "Which river flows past Morwen?",
+    "the weaver born in Aldersea",
+    "mayor chosen by the Blue Lantern",
+    "Mina Frost",
+    "largest house of Fennick houses houses",
+    "Übersee café Århus",
+    "founded in 1204",
+    "Владивосток",
+    "town",
+]
+
+
+def slow_bm25(texts: list[str], query: str, k1: float = 0.9, b: float = 0.4) -> list[tuple[int, float]]:
+    """BM25 as the formula is written, one document at a time, in double precision."""
+    stem, stop = Stemmer.Stemmer("english").stemWord, set(bm25s.stopwords.STOPWORDS_EN)
+
+    def terms(text):
+        return [stem(w) for w in re.findall(r"\w+", text.lower()) if w not in stop]
+
+    documents = [Counter(terms(t)) for t in texts]
+    mean = sum(sum(d.values()) for d in documents) / len(documents)
+    scores = []
+    for row, document in enumerate(documents):
+        score = 0.0
+        for term in terms(query):
+            df, tf = sum(term in d for d in documents), document[term]
+            if tf:
+                norm = k1 * (1 - b + b * sum(document.values()) / mean)
+                score += math.log(1 + (len(documents) - df + 0.5) / (df + 0.5)) * tf / (tf + norm)
+        if score > 0:
+            scores.append((row, score))
+    return sorted(scores, key=lambda s: (-round(s[1], 5), s[0]))
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_ranks_and_scores_equal_an_independent_slow_bm25(small_index, query):  # noqa: F811
+    expected = slow_bm25([row["contents"] for row in ROWS], query)
+    (got,) = Index(small_index).ranker.rank([query], 20)
+    got = sorted(((row, score) for row, score in got), key=lambda s: (-round(s[1], 5), s[0]))
+    assert [row for row, _ in got] == [row for row, _ in expected[:20]]
+    assert [s for _, s in got] == pytest.approx([s for _, s in expected[:20]], rel=1e-5)
+
+
+def test_the_index_is_one_that_bm25s_itself_reads_and_scores_alike(small_index):  # noqa: F811
+    analyzer = Analyzer(AnalyzerSettings())
+    theirs = bm25s.BM25(k1=0.9, b=0.4, method="lucene")
+    theirs.index([analyzer.terms(row["contents"]) for row in ROWS], show_progress=False)
+    loaded = bm25s.BM25.load(small_index / "bm25", mmap=True)
+    for query in QUERIES[:4]:
+        np.testing.assert_allclose(
+            loaded.get_scores(analyzer.terms(query)), theirs.get_scores(analyzer.terms(query)), rtol=1e-5
+        )
+
+
+def test_results_do_not_depend_on_the_batch(small_index):  # noqa: F811
+    index = Index(small_index)
+    assert index.search(QUERIES, 5) == [index.search([q], 5)[0] for q in QUERIES]
+    assert [hits[:2] for hits in index.search(QUERIES, 5)] == index.search(QUERIES, 2)
+
+
+def test_equal_scores_go_by_row(tmp_path):
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text("".join(json.dumps({"id": str(i), "contents": "same words here"}) + "\n" for i in range(50)))
+    build_index(corpus, tmp_path / "i")
+    assert [row for row, _ in Index(tmp_path / "i").ranker.rank(["words"], 7)[0]] == list(range(7))
+
+
+def test_small_pieces_and_a_small_memory_budget_give_the_same_index(tmp_path, monkeypatch, small_index):  # noqa: F811
+    from retriever_service import bm25_build, build
+
+    monkeypatch.setattr(scan, "CHUNK_PASSAGES", 17)
+    monkeypatch.setattr(build, "write_bm25", lambda *a, **k: bm25_build.write_bm25(*a, **k, budget_bytes=4096))
+    build_index(CORPUS, tmp_path / "pieces")
+    assert verify(tmp_path / "pieces").files == verify(small_index).files
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{not json", "not JSON"),
+        ('["a"]', "list instead of an object"),
+        ('{"contents": "x"}', 'no "id"'),
+        ('{"id": null, "contents": "x"}', 'no "id"'),
+        ('{"id": "7"}', 'no "contents"'),
+        ('{"id": "7", "contents": 3}', 'no "contents"'),
+        ('{"id": "7", "contents": "\\ud800"}', "not JSON"),
+    ],
+)
+def test_a_malformed_line_is_named_with_file_number_and_what_was_expected(tmp_path, line, reason):
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": "0", "contents": "good"}\n\n' + line + '\n{"id": "1", "contents": "good"}\n')
+    with pytest.raises(CorpusError) as error:
+        build_index(corpus, tmp_path / "i")
+    message = str(error.value)
+    assert message.startswith(f"{corpus}:3: ") and reason in message and 'expected {"id": "0", "contents":' in message
+    assert error.value.exit_code == 2 and "\n" not in message
+    info = build_index(corpus, tmp_path / "i", skip_bad=True)
+    assert (info.passages, info.skipped) == (2, 1) and f"{corpus}:3:" in info.skipped_reasons[0]
+
+
+def test_gzip_title_and_text_integers_and_a_byte_order_mark_are_read(tmp_path):
+    corpus = tmp_path / "c.jsonl.gz"
+    corpus.write_bytes(gzip.compress(b'\xef\xbb\xbf{"id": 5, "title": "T", "text": "body"}\n{"id": "6", "text": "plain"}'))
+    assert [(p.id, p.contents) for p in read_corpus(corpus)] == [("5", '"T"\nbody'), ("6", "plain")]
+    corpus.write_bytes(corpus.read_bytes()[:-12])
+    with pytest.raises(CorpusError, match="damaged gzip file"):
+        list(read_corpus(corpus))
+
+
+def test_empty_missing_and_ambiguous_corpora_are_refused(tmp_path):
+    corpus = tmp_path / "c.jsonl"
+    with pytest.raises(CorpusError, match="no such file"):
+        build_index(corpus, tmp_path / "i")
+    corpus.write_text("\n\n")
+    with pytest.raises(CorpusError, match="holds no passage"):
+        build_index(corpus, tmp_path / "i")
+    corpus.write_text('{"id": "0", "contents": "a"}\n{"id": "1", "contents": "b"}\n{"id": "0", "contents": "c"}\n')
+    with pytest.raises(CorpusError, match=r"c\.jsonl:3: id '0' again, as on line 1"):
+        build_index(corpus, tmp_path / "i")
+    assert not (tmp_path / "i").exists()
+
+
+def test_bad_settings_say_what_is_accepted(tmp_path):
+    for options, words in (
+        ({"k1": 0}, "k1 must be above 0"),
+        ({"b": 2}, "b from 0 to 1"),
+        ({"language": "klingon"}, "english"),
+        ({"backend": "x"}, "bm25"),
+    ):
+        with pytest.raises(BadSetting, match=words):
+            build_index(CORPUS, tmp_path / "i", **options)
+
+
+def test_a_corpus_of_nothing_but_stop_words_can_be_served(tmp_path):
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": "0", "contents": "the of and"}\n{"id": "1", "contents": ""}\n')
+    build_index(corpus, tmp_path / "i")
+    assert Index(tmp_path / "i").search(["the", "and of", "x"], 3) == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    "name", ["documents.jsonl", "documents.offsets", "bm25/data.csc.index.npy", "bm25/vocab.index.json", "meta.json"]
+)
+@pytest.mark.parametrize("damage", ["cut off", "changed", "missing"])
+def test_a_torn_index_is_refused_with_the_file_and_the_reason(tmp_path, small_index, name, damage):  # noqa: F811
+    index = tmp_path / "i"
+    shutil.copytree(small_index, index)
+    path = index / name
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content[: len(content) // 2] if damage == "cut off" else content[:-40] + b"#" * 20 + content[-20:])
+    with pytest.raises(IndexInvalid) as error:
+        Index(index)
+    assert Path(name).name in str(error.value) and "\n" not in str(error.value) and error.value.exit_code == 2
+
+
+def test_an_index_refuses_another_corpus_and_other_settings(tmp_path, small_index):  # noqa: F811
+    other = tmp_path / "other.jsonl"
+    other.write_text(CORPUS.read_text("utf-8").replace("Aldersea", "Alderzea"))
+    Index(small_index, CORPUS).close()
+    with pytest.raises(IndexInvalid, match="built from another corpus"):
+        Index(small_index, other)
+    with pytest.raises(IndexInvalid, match="other corpus_sha256"):
+        build_index(other, small_index)
+    with pytest.raises(IndexInvalid, match="other settings"):
+        build_index(CORPUS, small_index, k1=1.2)
+    assert build_index(CORPUS, small_index).passages == 186
+
+
+def test_no_index_a_lucene_index_and_a_foreign_folder_are_refused(tmp_path):
+    with pytest.raises(IndexInvalid, match="no such folder"):
+        Index(tmp_path / "none")
+    (tmp_path / "lucene").mkdir()
+    (tmp_path / "lucene" / "segments_2").touch()
+    with pytest.raises(IndexInvalid, match="Lucene"):
+        Index(tmp_path / "lucene")
+    with pytest.raises(IndexInvalid, match="exists and is no index"):
+        build_index(CORPUS, tmp_path / "lucene")
+
+
+def test_a_full_disk_is_said_before_the_build(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+    with pytest.raises(EnvironmentLacks, match="GiB needed") as error:
+        build_index(CORPUS, tmp_path / "i")
+    assert error.value.exit_code == 3
+
+
+def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path, small_index):  # noqa: F811
+    """kill -9 in the middle of the scan, three times, then a build to the end."""
+    program = (
+        "import sys, time; from retriever_service import scan, build; scan.CHUNK_PASSAGES = 20\n"
+        "def tell(stage, share, text):\n"
+        "    if stage == 'scan': print(text, flush=True); time.sleep(.05)\n"
+        "build.build_index(sys.argv[1], sys.argv[2], progress=tell)"
+    )
+    command = [sys.executable, "-c", program, str(CORPUS), str(tmp_path / "i")]
+    seen = []
+    for stop_after in (2, 2, 1):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
+            lines = [process.stdout.readline() for _ in range(stop_after + bool(seen))]
+            os.kill(process.pid, signal.SIGKILL)
+            seen.append(lines)
+        assert not (tmp_path / "i").exists()
+    assert (
+        seen[0][0] == "20 passages\n" and seen[1][0].startswith("going on after ") and seen[2][0].startswith("going on after ")
+    )
+    with (tmp_path / "i.building" / "documents.jsonl").open("ab") as file:
+        file.write(b"torn tail that was never committed")
+    build_index(CORPUS, tmp_path / "i")
+    assert verify(tmp_path / "i").files == verify(small_index).files
+    assert not (tmp_path / "i.building").exists()
+
+
+def test_two_builds_of_one_folder_do_not_mix(tmp_path):
+    program = "import sys, time, retriever_service.build as b; b.build_index(sys.argv[1], sys.argv[2], progress=lambda s, x, t: (print(s, flush=True), time.sleep(5 * (s == 'scan'))))"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(CORPUS), str(tmp_path / "i")],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    ) as process:
+        try:
+            while process.stdout.readline() != "scan\n":
+                time.sleep(0.01)
+            with pytest.raises(EnvironmentLacks, match="another build"):
+                build_index(CORPUS, tmp_path / "i")
+        finally:
+            process.kill()
