@@ -123,6 +123,17 @@ class TestableRank(LearnerRank):
         """Weights in the compute dtype, by name, gathered in small buckets."""
         return {name: tensor.clone() for name, tensor in self.engine.iter_weights(4096)}
 
+    def break_publisher(self) -> None:
+        class Broken:
+            def publish(self, tensors, version):
+                next(iter(tensors))
+                raise ConnectionError("the workers are gone")
+
+        self.publisher = Broken()
+
+    def mend_publisher(self) -> None:
+        self.publisher = None
+
 
 def start_rank(config: Config, model: Path, *, reference: bool = False) -> TestableRank:
     """The only rank of a learner, in this process."""

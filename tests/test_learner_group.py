@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from learner_actors import FailingActor, SilentActor
 from learner_world import (
     TestableRank,
     given_old,
@@ -181,18 +182,29 @@ def test_checkpoints_pass_between_one_rank_and_two(pair, model, tmp_path):
     assert (tmp_path / "hf" / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_published_weights_are_the_learners_and_a_transport_that_fails_leaves_no_rank_waiting(pair, model, stage):
+    from safetensors.torch import load
+
+    pair.renew(make_config(model, learner={"ranks": 2, "zero_stage": stage}, weight_sync={"bucket_mib": 1}))
+    pair.update(make_batch(8), llds_lambda=0.2)
+    pair._call("break_publisher")
+    with pytest.raises(LearnerError, match=r"learner rank 0 of 2: publish failed: ConnectionError: the workers are gone"):
+        pair.publish_weights(3)
+    pair._call("mend_publisher")
+    update = pair.publish_weights(4)
+    assert update.version == 4 and update.backend == "shared_memory"
+    got = {}
+    for bucket in update.payload:
+        got |= load(ray.get(bucket.ref, timeout=10).tobytes())
+    assert same_bits(got, pair._call("weights")[1])
+
+
 def test_an_error_of_the_users_arrives_as_such(cluster, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelFolderError, match="has no weights") as e:
         LearnerGroup(make_config(tmp_path), model_path=str(tmp_path)).start()
     assert e.value.exit_code == 2
-
-
-class FailingActor(RankActor):
-    def __init__(self, config, *, rank, **options):
-        if rank == 1:
-            raise OSError("no such device")
-        time.sleep(0.1)
 
 
 def test_a_rank_whose_start_fails_is_named_within_seconds(cluster, model):
@@ -202,6 +214,13 @@ def test_a_rank_whose_start_fails_is_named_within_seconds(cluster, model):
     with pytest.raises(LearnerError, match=r"learner rank 1 of 2.*OSError: no such device"):
         group.start()
     assert time.monotonic() - began < 30
+
+
+def test_a_rank_that_never_joins_is_named_after_the_timeout(cluster, model):
+    group = LearnerGroup(make_config(model, learner={"ranks": 2, "start_timeout_seconds": 20}), model_path=str(model))
+    group.actor_class = SilentActor
+    with pytest.raises(LearnerError, match=r"learner rank 1 of 2 did not load the model and join the others within 20 s"):
+        group.start()
 
 
 def test_more_ranks_than_the_cluster_holds_are_refused_with_demand_and_supply(cluster, model):
@@ -215,7 +234,7 @@ def test_more_ranks_than_the_cluster_holds_are_refused_with_demand_and_supply(cl
 
 def test_ranks_that_find_no_free_place_are_named_after_the_timeout(pair, model):
     group = LearnerGroup(make_config(model, learner={"ranks": 3, "start_timeout_seconds": 5}), model_path=str(model))
-    with pytest.raises(LearnerPlacementError, match=r"found no place: it asks for 1 learner, of which 0 is free"):
+    with pytest.raises(LearnerPlacementError, match=r"found no place within 5 s: it asks for 1 learner, of which 0 is free"):
         group.start()
 
 
@@ -236,7 +255,7 @@ def test_a_rank_killed_in_an_update_fails_the_call_and_close_leaves_no_process(p
     os.kill(pids[1], signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises(LearnerError, match=r"learner rank [01] of 2"):
-        pair._wait(refs, began + 60, "update")
+        pair._wait(refs, "update", 60)
     pair.close()
     assert time.monotonic() - began < 45
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
