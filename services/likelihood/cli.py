@@ -22,10 +22,10 @@ def serve_likelihood(
     token_steps: Annotated[int, typer.Option(min=1, help="Steps whose token arrays are kept.")] = 8,
 ) -> None:
     """Run the likelihood service alone: REST for any trainer, the live page at /."""
-    from services.likelihood.launch import ServeSettings, serve_forever
+    from services.likelihood.launch import LikelihoodServerSettings, serve_forever
 
     serve_forever(
-        ServeSettings(store=store, host=host, port=port, token_steps=token_steps),
+        LikelihoodServerSettings(store=store, host=host, port=port, token_steps=token_steps),
         announce=lambda line: typer.echo(line, err=True),
     )
 

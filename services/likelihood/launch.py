@@ -17,7 +17,7 @@ from services.likelihood.store import open_store
 from services.settings import Settings
 
 
-class ServeSettings(Settings):
+class LikelihoodServerSettings(Settings):
     """Where the likelihood service listens and what it keeps."""
 
     store: str
@@ -28,6 +28,8 @@ class ServeSettings(Settings):
     """0 takes any free port."""
     token_steps: int = Field(8, ge=1)
     """Steps whose token arrays are kept."""
+    token: str | None = Field(None, repr=False)
+    """Bearer token to ask for; UNSPIRAL_API_TOKEN if left out."""
     start_timeout_seconds: float = Field(30.0, gt=0)
     """Longest wait for the server to answer."""
 
@@ -68,9 +70,9 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def serve_in_thread(settings: ServeSettings) -> RunningServer:
+def serve_in_thread(settings: LikelihoodServerSettings) -> RunningServer:
     """Start the service and return once it answers. Raises CannotServe, StoreError, TokenRequired."""
-    token = required_token(settings.host)
+    token = required_token(settings.host, settings.token)
     sock = bind(settings.host, settings.port)
     try:
         store = open_store(settings.store, settings.token_steps)
@@ -90,9 +92,9 @@ def serve_in_thread(settings: ServeSettings) -> RunningServer:
     return RunningServer(url_of(settings.host, sock), server, thread, store)
 
 
-def serve_forever(settings: ServeSettings, announce=print) -> None:
+def serve_forever(settings: LikelihoodServerSettings, announce=print) -> None:
     """Run the service in the foreground until SIGINT or SIGTERM."""
-    token = required_token(settings.host)
+    token = required_token(settings.host, settings.token)
     sock = bind(settings.host, settings.port)
     store = open_store(settings.store, settings.token_steps)
     announce(f"likelihood service: {url_of(settings.host, sock)} (store {settings.store}; page at /, API at /docs)")

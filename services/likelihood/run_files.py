@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import orjson
 
-from services.likelihood.monitor import PHASES, MonitorRules, PhaseMonitor
+from services.likelihood.monitor import PHASES, PhaseMonitor
+from services.likelihood.monitor_rules import MonitorRules
 from services.likelihood.records import LikelihoodError
+
+NOT_CURVES = ("step", "attempt", "policy_version")
 
 
 class RunFileError(LikelihoodError):
@@ -35,7 +38,12 @@ class RunFiles:
         out: dict[str, np.ndarray] = {}
         for step, metrics in zip(steps, self.metrics, strict=True):
             for name, value in metrics.items():
-                if name != "step" and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                if (
+                    name not in NOT_CURVES
+                    and isinstance(value, int | float)
+                    and not isinstance(value, bool)
+                    and math.isfinite(value)
+                ):
                     out.setdefault(name, np.full(size, np.nan))[step - first] = value
         return out, first
 

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 
 from services.likelihood.auth import TokenGate
 from services.likelihood.exporters import ServiceMetrics
-from services.likelihood.monitor import MonitorRules
+from services.likelihood.monitor_rules import MonitorRules
 from services.likelihood.records import (
     EventRecord,
     LikelihoodError,

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.likelihood import series
-from services.likelihood.monitor import PHASES, MonitorRules, PhaseMonitor, PhaseState
+from services.likelihood.monitor import PHASES, PhaseMonitor, PhaseState
+from services.likelihood.monitor_rules import MonitorRules
 from services.likelihood.records import MAX_STEP, EventRecord, StepReceipt, StepRecord, StoredStep
 from services.likelihood.store import LikelihoodStore
 
@@ -130,6 +131,8 @@ class LikelihoodService:
             for alarm in state.cleared:
                 next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None)["cleared"] = step.step
             watch.alarms += [a.as_dict() for a in state.alarms]
+            for alarm in state.active:  # its confidence may have grown
+                next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None).update(alarm.as_dict())
             watch.last = step.step
         self._watches[run] = watch
         self.store.save_monitor(run, watch.last, watch.monitor.state_dict(), watch.alarms, phases)
