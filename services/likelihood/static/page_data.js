@@ -117,6 +117,7 @@
     return out;
   };
   U.colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  U.NOT_CURVES = ["step", "attempt", "policy_version", "phase"];
   U.PHASES = {
     healthy: "likelihood of right answers steady or rising",
     stagnation: "it slips while reward still holds or rises",
