@@ -214,7 +214,7 @@ def test_curves_of_100000_steps_are_thinned_and_keep_their_extremes(store):
     from services.likelihood import series
 
     n = 100_000
-    with store._writing() as db:
+    with store._file.writing() as db:
         run_id, _ = store._enter(db, "long", 0, 0)
         values = np.full(-(-n // series.CHUNK) * series.CHUNK, np.nan)
         values[:n] = np.sin(np.arange(n) / 900)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from services.contracts import Action, Observation, Question, TokenBatch, Trajectory
+from services.likelihood.records import TrajectoryRecord
 from services.likelihood.step_metrics import (
     fixed_probe,
     lag_probe,
@@ -76,7 +77,7 @@ def test_only_the_rows_that_were_scored_again_count():
     assert m["displacement/mean"] == pytest.approx(-0.5) and m["displacement/share_negative"] == 1.0
     assert "displacement/wrong" not in m
     records = trajectory_records(trajectories, batch, logp, rewards, advantages, logp - 0.5, rescored=[4])
-    assert records[0].actions[0].logp_after is None and records[4].actions[0].logp_after == pytest.approx(-5.5)
+    assert records[0]["actions"][0]["logp_after"] is None and records[4]["actions"][0]["logp_after"] == pytest.approx(-5.5)
 
 
 def test_reward_groups_and_retrieval():
@@ -93,7 +94,7 @@ def test_a_reward_that_is_not_finite_is_left_out():
     trajectories, batch, logp, _, advantages = step()
     m = step_metrics(batch, logp, [1.0, float("nan"), None, 1.0, 1.0], advantages, trajectories)
     assert m["reward/mean"] == 1.0 and m["groups/zero_variance"] == 1.0
-    assert trajectory_records(trajectories, batch, logp, [1, float("nan"), None, 1, 1], advantages)[1].reward is None
+    assert trajectory_records(trajectories, batch, logp, [1, float("nan"), None, 1, 1], advantages)[1]["reward"] is None
 
 
 def test_a_log_prob_inside_the_mask_that_is_not_finite_is_refused():
@@ -106,7 +107,9 @@ def test_a_log_prob_inside_the_mask_that_is_not_finite_is_refused():
 def test_records_alone_give_the_same_likelihood_metrics():
     trajectories, batch, logp, rewards, advantages = step()
     whole = step_metrics(batch, logp, rewards, advantages, trajectories, logp_new=logp - 0.1)
-    alone = record_metrics(trajectory_records(trajectories, batch, logp, rewards, advantages, logp - 0.1))
+    alone = record_metrics(
+        [TrajectoryRecord(**r) for r in trajectory_records(trajectories, batch, logp, rewards, advantages, logp - 0.1)]
+    )
     shared = set(whole) - {"mismatch/abs_logp", "kl/sampler", "rollout/valid", "rollout/finished"}
     assert set(alone) == shared
     assert alone == pytest.approx({k: whole[k] for k in shared})

@@ -63,6 +63,7 @@ def bind(host: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
+        sock.listen(512)  # so that nobody is turned away before the server is up
     except OSError as e:
         sock.close()
         why = "in use; choose another with --port, 0 for any free one" if e.errno == errno.EADDRINUSE else e.strerror or str(e)

@@ -174,10 +174,10 @@ def create_app(store: LikelihoodStore, token: str | None = None, rules: MonitorR
         """Stored steps from `first` on, without their trajectories."""
         return store.steps(run, first, 2**31 - 1, limit)
 
-    @app.get("/v1/runs/{run}/steps/{step}/trajectories")
-    def trajectories(run: Run, step: int) -> list[TrajectoryRecord]:
+    @app.get("/v1/runs/{run}/steps/{step}/trajectories", response_model=list[TrajectoryRecord])
+    def trajectories(run: Run, step: int) -> Response:
         """The trajectories of a step."""
-        return store.trajectories(run, step)
+        return Response(orjson.dumps(store.trajectories(run, step), default=vars), media_type="application/json")
 
     @app.get("/v1/runs/{run}/stream")
     async def stream(run: Run, request: Request) -> EventSourceResponse:
