@@ -112,6 +112,7 @@ def test_zero_ranks_swap_of_the_weight_between_forward_and_backward():
     (wanted,) = torch.autograd.grad(plain_token_logprobs(hidden, weight, x["targets"])[0].sum(), weight)
     logp, _ = token_logprobs(hidden, weight, x["targets"], chunk_tokens=8)
     data, weight.data = weight.data.clone(), torch.empty(0)
+    assert logp.grad_fn.saved_tensors[1] is weight  # no copy is kept: its memory is free now
     weight.data = data
     logp.sum().backward()
     _close([weight.grad], [wanted], 1e-5)

@@ -284,6 +284,8 @@ def test_min_drop_ignores_the_noise_of_re_scoring():
     assert quiet.loss_sum == 0 and quiet.stats["active_tokens"] == 0
     fallen = noisy - torch.nn.functional.one_hot(torch.tensor(3), 20) * 0.5
     assert llds_loss(fallen, old, torch.ones(8), ids, min_drop=1e-4).stats["active_tokens"] == 8
+    quarter = (torch.tensor([[-0.25]]), torch.zeros(1, 1), torch.ones(1), torch.zeros(1, 1, dtype=torch.long))
+    assert llds_loss(*quarter, min_drop=0.25).loss_sum == 0 and llds_loss(*quarter, min_drop=0.2).loss_sum == 0.25
 
 
 @pytest.mark.parametrize("distance", [100.0, -100.0])

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from services.likelihood.cli import likelihood_app, monitor_app, report, serve_likelihood
 
 from retriever_service.cli import index_app, serve_retriever
+from services.likelihood.cli import likelihood_app, monitor_app, report, serve_likelihood
 from trainer.data.cli import data_app
 from trainer.models import model_app
 

@@ -18,13 +18,13 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+
 from services.likelihood.monitor import PhaseMonitor
 from services.likelihood.records import StepRecord
 from services.likelihood.step_metrics import step_metrics, trajectory_records
-
 from trainer.algorithms import answer_beta
 from trainer.batches import Prepared, prepare
-from trainer.checkpoint import prune, step_folder
+from trainer.checkpoint import prune
 from trainer.evaluate import evaluate
 from trainer.probes import Probes, Rescored, join
 from trainer.progress import Progress
@@ -203,7 +203,7 @@ class Driver:
     async def checkpoint(self) -> None:
         """Save everything that a resumed run needs, then prune older ones. Nothing to do where this step is saved already."""
         folder = self.system.folder.path
-        target = step_folder(folder, self.step)
+        target = folder / "checkpoints" / f"step_{self.step:06d}"
         if self.step == 0 or target.exists():
             return
         await asyncio.to_thread(self.system.store.flush, 60.0)

@@ -86,7 +86,7 @@ class Progress:
                 self._header_shown = True
             self.say("  ".join(cell(metrics, key, form) for _, key, form in COLUMNS) + f"  {self._left(metrics['step'])}")
         for alarm in alarms:
-            self.say(f"alarm at step {metrics['step']}: {alarm}")
+            self.say(f"alarm at step {metrics['step']}, {alarm.rule}: {alarm.seen}. {alarm.advice}")
 
     def evaluation(self, tag: str, mode: str, scores: dict[str, Any]) -> None:
         overall = scores["overall"]

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from services.likelihood.client import LikelihoodClient
-from services.rollout.pool import RolloutPool
 
 from retriever_service.client import RetrieverClient
 from services.contracts import Question
 from services.launcher import index_corpus, start_likelihood, start_retriever
+from services.likelihood.client import LikelihoodClient
+from services.rollout.pool import RolloutPool
 from services.settings import RetrieverSettings
 from trainer import models
 from trainer.config import Config
@@ -112,18 +112,18 @@ async def retriever_address(settings: RetrieverSettings, name: str, config: Conf
 
 async def likelihood_store(config: Config, stack: AsyncExitStack) -> LikelihoodClient:
     """Client of the likelihood service: the one given, or one started here on the store."""
-    url, token = config.store.url, os.environ.get("UNSPIRAL_API_TOKEN")
+    url, token_steps = config.store.url, max(config.store.token_steps, config.probe.lag_steps + 1)
     if url is None or not url.startswith(("http://", "https://")):
         service = await asyncio.to_thread(
             start_likelihood,
             url or f"sqlite:{(config.run_dir / 'likelihood.db').resolve()}",
-            token_steps=max(config.store.token_steps, config.probe.lag_steps + 1),
+            token_steps=token_steps,
             name=f"unspiral-{config.run.name}-likelihood",
-            token=token,
         )
         stack.callback(service.stop)
         url = service.url
-    store = LikelihoodClient(url, spool_dir=config.run_dir / "spool", token=token)
+    token = os.environ.get("UNSPIRAL_API_TOKEN")
+    store = LikelihoodClient(url, spool_dir=config.run_dir / "spool", token=token, token_steps=token_steps)
     stack.callback(store.close)
     return store
 
@@ -135,7 +135,11 @@ async def start_serving(
     """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended."""
     from transformers import AutoTokenizer
 
-    held_out = load_questions(config.data.eval, skip_bad=config.data.skip_bad).rows[: config.evaluation.limit] if config.data.eval else []
+    held_out = (
+        load_questions(config.data.eval, skip_bad=config.data.skip_bad).rows[: config.evaluation.limit]
+        if config.data.eval
+        else []
+    )
     tokenizer = AutoTokenizer.from_pretrained(model)
     async with AsyncExitStack() as stack:
         connect_ray(say)
@@ -157,7 +161,11 @@ async def start_serving(
 @asynccontextmanager
 async def start_system(config: Config, folder: RunFolder, say: Say) -> AsyncIterator[System]:
     """Start everything; on leaving, end everything that was started here."""
-    model, train, reward = models.resolve(config.model.path), load_questions(config.data.train, skip_bad=config.data.skip_bad), make_reward(config.reward.kind)
+    model, train, reward = (
+        models.resolve(config.model.path),
+        load_questions(config.data.train, skip_bad=config.data.skip_bad),
+        make_reward(config.reward.kind),
+    )
     check_room(config, model)
     cursor = PromptCursor(train.rows, config.seed, config.data.shuffle)
     async with start_serving(config, model, say, lambda event: folder.event(**event)) as serving, AsyncExitStack() as stack:

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
-from services.likelihood.report import write_report
 
+from services.likelihood.report import write_report
 from trainer.config import Config, dump_config, parse_config
 from trainer.lab.demo import LabFiles, collapse_config, demo_config, prepare
 
