@@ -14,7 +14,7 @@ from services.likelihood.auth import required_token
 from services.likelihood.records import LikelihoodError
 from services.likelihood.server import create_app
 from services.likelihood.store import open_store
-from services.settings import Settings
+from services.settings import MonitorRules, Settings
 
 
 class LikelihoodServerSettings(Settings):
@@ -30,6 +30,8 @@ class LikelihoodServerSettings(Settings):
     """Steps whose token arrays are kept."""
     token: str | None = Field(None, repr=False)
     """Bearer token to ask for; UNSPIRAL_API_TOKEN if left out."""
+    rules: MonitorRules = MonitorRules()
+    """Thresholds of the service's phase monitor; a driver that starts the service passes its own."""
     start_timeout_seconds: float = Field(30.0, gt=0)
     """Longest wait for the server to answer."""
 
@@ -80,7 +82,7 @@ def serve_in_thread(settings: LikelihoodServerSettings) -> RunningServer:
     except Exception:
         sock.close()
         raise
-    server = uvicorn.Server(_config(create_app(store, token)))
+    server = uvicorn.Server(_config(create_app(store, token, settings.rules)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="likelihood-service", daemon=True)
     thread.start()
     deadline = time.monotonic() + settings.start_timeout_seconds
@@ -100,7 +102,7 @@ def serve_forever(settings: LikelihoodServerSettings, announce=print) -> None:
     store = open_store(settings.store, settings.token_steps)
     announce(f"likelihood service: {url_of(settings.host, sock)} (store {settings.store}; page at /, API at /docs)")
     try:
-        uvicorn.Server(_config(create_app(store, token))).run(sockets=[sock])
+        uvicorn.Server(_config(create_app(store, token, settings.rules))).run(sockets=[sock])
     finally:
         store.close()
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from services.likelihood.monitor_rules import MonitorRules
 from services.likelihood.watch import Peak, Watch, Window
+from services.settings import MonitorRules
 
 Phase = Literal["healthy", "stagnation", "decay", "acceleration", "collapsed", "recovering"]
 PHASES: tuple[Phase, ...] = ("healthy", "stagnation", "decay", "acceleration", "collapsed", "recovering")
@@ -71,7 +71,7 @@ class PhaseMonitor:
     """Feed it the metrics of every step, in order: `update(metrics)`. Metrics that are missing or None are tolerated."""
 
     SCALARS = ("step", "phase", "since", "best_reward", "first_reward", "nonfinite", "dead", "low_reward", "low_since",
-               "flat", "calm", "fast", "llds_on")  # fmt: skip
+               "flat", "calm", "fast")  # fmt: skip
 
     def __init__(self, rules: MonitorRules | None = None):
         r = self.rules = rules or MonitorRules()
@@ -93,7 +93,6 @@ class PhaseMonitor:
         self.step, self.phase, self.since = -1, "healthy", 0
         self.best_reward = self.first_reward = self.low_since = None
         self.nonfinite = self.dead = self.low_reward = self.flat = self.calm = self.fast = 0
-        self.llds_on = False
         self.open: dict[str, Alarm] = {}
 
     def update(self, metrics: Mapping[str, Any]) -> PhaseState:
@@ -137,8 +136,8 @@ class PhaseMonitor:
         if windows["fixed"].add(value("probe/fixed")) and windows["fixed"].full:
             level = windows["fixed"].mean
             w["fixed"].update(step, self.peaks["fixed"].highest(step, level) - level)
-        self.llds_on = self.llds_on or (value("llds/active_tokens") or 0) > 0
-        w["share_negative"].update(step, None if self.llds_on else value("displacement/share_negative"))
+        llds = value("llds/lambda") if "llds/lambda" in metrics else value("llds/active_tokens")
+        w["share_negative"].update(step, None if llds else value("displacement/share_negative"))
         w["leak"].update(step, value("leak/logp_entropy"))
         if windows["entropy"].add(value("entropy")) and windows["entropy"].full:
             level = windows["entropy"].mean

@@ -10,9 +10,9 @@ import orjson
 
 from services.likelihood import series
 from services.likelihood.monitor import PHASES
-from services.likelihood.monitor_rules import MonitorRules
 from services.likelihood.records import LikelihoodError
 from services.likelihood.run_files import RunFiles, differences, read_run
+from services.settings import MonitorRules
 
 STATIC = Path(__file__).parent / "static"
 POINTS = 3000

@@ -11,8 +11,8 @@ import numpy as np
 import orjson
 
 from services.likelihood.monitor import PHASES, PhaseMonitor
-from services.likelihood.monitor_rules import MonitorRules
 from services.likelihood.records import LikelihoodError
+from services.settings import MonitorRules
 
 NOT_CURVES = ("step", "attempt", "policy_version")
 

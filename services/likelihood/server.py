@@ -21,7 +21,6 @@ from starlette.exceptions import HTTPException
 
 from services.likelihood.auth import TokenGate
 from services.likelihood.exporters import ServiceMetrics
-from services.likelihood.monitor_rules import MonitorRules
 from services.likelihood.records import (
     EventRecord,
     LikelihoodError,
@@ -36,6 +35,7 @@ from services.likelihood.records import (
 from services.likelihood.service import LikelihoodService
 from services.likelihood.store import LikelihoodStore
 from services.likelihood.tokens import unpack_tokens
+from services.settings import MonitorRules
 
 MAX_STEP_BYTES = 32 << 20
 MAX_TOKEN_BYTES = 512 << 20

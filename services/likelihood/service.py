@@ -11,9 +11,9 @@ from typing import Any
 
 from services.likelihood import series
 from services.likelihood.monitor import PHASES, PhaseMonitor, PhaseState
-from services.likelihood.monitor_rules import MonitorRules
 from services.likelihood.records import MAX_STEP, EventRecord, StepReceipt, StepRecord, StoredStep
 from services.likelihood.store import LikelihoodStore
+from services.settings import MonitorRules
 
 REPLAY = 1000  # stored steps read at a time
 

@@ -119,7 +119,7 @@
       const head = ["Run", "Phase", "Step", "Reward", "Right answers", "Lag probe", "Share falling", "Alarms"];
       const rows = this.list.map((info) => {
         const run = this.selected.find((r) => r.run === info.run);
-        const metrics = run?.metrics || {};
+        const latest = (name) => run?.metrics[name] ?? run?.series.series[name]?.mean.findLast((v) => v !== null);
         const standing = (run?.alarms || []).filter((a) => a.cleared === null);
         const box = node("input", { type: "checkbox", onchange: () => this.toggle(info.run) });
         box.checked = Boolean(run);
@@ -129,7 +129,7 @@
           {},
           node("th", { scope: "row" }, node("label", {}, box, swatch, info.run)),
           node("td", {}, run ? chip(run.phase, ` since ${run.since}`) : node("span", { class: "muted" }, "not shown")),
-          ...[run?.last_step ?? info.last_step, metrics["reward/mean"], metrics["logp/right"], metrics["probe/lag"], metrics["displacement/share_negative"]].map((v) => node("td", { class: "n" }, number(v))),
+          ...[run?.last_step ?? info.last_step, latest("reward/mean"), latest("logp/right"), latest("probe/lag"), latest("displacement/share_negative")].map((v) => node("td", { class: "n" }, number(v))),
           node("td", { class: "n" }, run ? (standing.length ? String(standing.length) : "none") : "–"),
         );
       });
@@ -221,7 +221,7 @@
       const first = !app.alarmsSeen && i === 0 && stands;
       return node(
         "details",
-        { id, class: `alarm ${stands ? "" : "cleared"}`, open: first || open.has(id) },
+        { id, class: `alarm ${stands ? "" : "cleared"}`, style: stands ? `border-color:var(--${alarm.phase})` : null, open: first || open.has(id) },
         node("summary", {}, node("span", { class: "when" }, `step ${alarm.step}`), chip(alarm.phase), node("span", { class: "head" }, runs.length > 1 ? `${run.run}: ${alarm.seen}` : alarm.seen)),
         node("p", {}, `${alarm.metric}, seen since step ${alarm.since}; confidence ${alarm.sure}; ${stands ? "stands" : `ended at step ${alarm.cleared}`}.`),
         node("p", { class: "advice" }, alarm.advice),

@@ -9,7 +9,7 @@
       .filter((n) => n.startsWith(prefix) && /^\d+$/.test(n.slice(prefix.length)))
       .sort((a, b) => a.slice(prefix.length) - b.slice(prefix.length))
       .map((key) => ({ key, label: `${label} ${Number(key.slice(prefix.length)) + (prefix.includes("action") ? 1 : 0)}` }));
-  const both = (...makers) => (names) => makers.flatMap((make) => make(names));
+
 
   // title, unit, note (what it tells), lines, and: limit (a threshold), zero (range holds 0), log (log scale when it spreads widely)
   U.GROUPS = [
@@ -27,7 +27,7 @@
     {
       title: "Displacement: what each update did to answers with advantage ≥ 0",
       charts: [
-        { title: "Change a token", unit: "nats", note: "Mean and the middle 80 % of responses.", lines: named(["displacement/mean", "mean", "a"], ["displacement/p50", "median", "b"]), spread: ["displacement/p10", "displacement/p90"], zero: true },
+        { title: "Change a token", unit: "nats", note: "Mean, and the middle 80 % of responses as a band. Wrong answers are meant to fall.", lines: named(["displacement/mean", "mean", "a"], ["displacement/p50", "median", "b"], ["displacement/wrong", "wrong answers", "wrong"]), spread: ["displacement/p10", "displacement/p90"], zero: true },
         { title: "Share that lost likelihood", unit: "share", note: "Above one half with LLDS off is a sign of acceleration.", lines: named(["displacement/share_negative", "responses", "a"], ["displacement/share_negative_actions", "actions", "b"]), limit: [0.5, "half"], zero: true },
         { title: "Change by action", unit: "nats a token", lines: numbered("displacement/mean_action_", "action"), zero: true },
         { title: "Share that lost likelihood, by action", unit: "share", lines: numbered("displacement/share_negative_action_", "action"), zero: true },
@@ -48,6 +48,8 @@
         { title: "Gradient norm", unit: "before clipping", lines: named(["grad_norm", "mean", "a"], ["grad_norm/max", "largest", "b"]), log: true, zero: true },
         { title: "Largest ratio", unit: "π / π old", lines: named(["ratio/max", "largest", "a"], ["ratio/p99", "99 %", "b"]), log: true },
         { title: "Clipped tokens", unit: "share", lines: named(["policy/clip_fraction", "clipped", "a"]), zero: true },
+        { title: "Policy loss", unit: "a token", lines: named(["policy/loss", "loss", "a"]) },
+        { title: "Optimiser steps skipped", unit: "of a batch", note: "Gradient norm not finite.", lines: named(["learner/skipped", "skipped", "wrong"]), zero: true },
         { title: "Leak", unit: "nats a token", note: "|surprise of sampled tokens − entropy|. Not near 0: sampler and learner have different supports.", lines: named(["leak/logp_entropy", "leak", "a"]), limit: [0.1, "alarm"], zero: true },
         { title: "Sampler against learner", unit: "nats a token", lines: named(["mismatch/abs_logp", "|difference|", "a"], ["kl/sampler", "KL", "b"]), zero: true },
         { title: "KL to the reference", unit: "nats a token", lines: named(["kl/ref", "reference", "a"], ["kl/old", "old policy", "b"]), zero: true },
@@ -57,7 +59,10 @@
       title: "LLDS",
       charts: [
         { title: "LLDS loss", unit: "nats a token", lines: named(["llds/loss", "loss", "a"]), zero: true },
-        { title: "Where LLDS acts", unit: "share", lines: named(["llds/active_tokens", "tokens", "a"], ["llds/active_actions", "actions", "b"], ["llds/beta", "beta", "c"]), zero: true },
+        { title: "Where LLDS acts", unit: "share of preserved tokens", lines: named(["llds/active_share", "active", "a"], ["llds/beta", "beta", "c"]), zero: true },
+        { title: "What LLDS acts on", unit: "count of a step", lines: named(["llds/active_tokens", "tokens", "a"], ["llds/active_actions", "actions", "b"]), zero: true },
+        { title: "Active tokens by optimiser step", unit: "count", note: "0 at the first: the weights are still those that LLDS compares with.", lines: numbered("llds/active_tokens_step_", "step"), zero: true },
+        { title: "Weight of LLDS", unit: "lambda", lines: named(["llds/lambda", "lambda", "a"]), zero: true },
       ],
     },
     {
@@ -67,7 +72,7 @@
         { title: "Searches", unit: "a trajectory", lines: named(["rollout/searches", "searches", "a"]), zero: true },
         { title: "Well-formed", unit: "share", lines: named(["rollout/valid", "valid actions", "a"], ["rollout/finished", "finished", "b"]), zero: true },
         { title: "Sampling speed", unit: "tokens a second", lines: named(["rollout/tokens_per_s", "tokens/s", "a"]), zero: true },
-        { title: "Time of a step", unit: "seconds", lines: both(named(["time/step", "step", "a"], ["time/rollout", "rollout", "b"], ["time/logprob", "log-probs", "c"], ["time/update", "update", "d"], ["time/sync", "sync", "e"])), zero: true },
+        { title: "Time of a step", unit: "seconds", lines: named(["time/step", "step", "a"], ["time/rollout", "rollout", "b"], ["time/logprob", "log-probs", "c"], ["time/update", "update", "d"], ["time/sync", "sync", "e"]), zero: true },
       ],
     },
   ];

@@ -103,7 +103,7 @@
   U.number = (v) => {
     if (v === null || v === undefined || Number.isNaN(v)) return "–";
     const a = Math.abs(v);
-    if (a !== 0 && (a < 0.001 || a >= 100000)) return v.toExponential(1);
+    if (a !== 0 && (a < 0.001 || a >= 100000)) return v.toExponential(1).replace(/-/g, "−");
     if (Number.isInteger(v)) return String(v);
     return v.toFixed(a < 0.1 ? 4 : a < 10 ? 3 : 1).replace(/^-/, "−");
   };
