@@ -84,7 +84,7 @@ def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_pat
     page.mouse.move(box["x"] + 220, box["y"] + 80, steps=4)
     page.mouse.up()
     page.wait_for_selector("#unzoom:not([hidden])")
-    page.get_by_text("Whole run").click()
+    page.locator("#unzoom").click()
     page.wait_for_selector("#unzoom", state="hidden")
     assert errors == [] and foreign == []
     server.stop()
