@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 
 from services.likelihood.auth import TokenGate
 from services.likelihood.exporters import ServiceMetrics
+from services.likelihood.mirrors import Mirroring
 from services.likelihood.records import (
     EventRecord,
     LikelihoodError,
@@ -59,9 +60,11 @@ class TooLarge(LikelihoodError):
     status = 413
 
 
-def create_app(store: LikelihoodStore, token: str | None = None, rules: MonitorRules | None = None) -> FastAPI:
+def create_app(
+    store: LikelihoodStore, token: str | None = None, rules: MonitorRules | None = None, mirroring: Mirroring | None = None
+) -> FastAPI:
     """The service on a store. With a token, everything but health needs it (services.likelihood.auth)."""
-    service = LikelihoodService(store, rules)
+    service = LikelihoodService(store, rules, mirroring)
     seen = ServiceMetrics(service)
     app = FastAPI(title="Unspiral likelihood service", version="1", description=__doc__, docs_url=None, redoc_url=None)
     app.state.service = service

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.likelihood import series
+from services.likelihood.mirrors import Mirroring
 from services.likelihood.monitor import PHASES, PhaseMonitor, PhaseState
 from services.likelihood.records import MAX_STEP, EventRecord, StepReceipt, StepRecord, StoredStep
 from services.likelihood.store import LikelihoodStore
@@ -50,8 +51,8 @@ class Listener:
 class LikelihoodService:
     """Thread-safe. Every posted step goes to the store, then to the run's monitor, then to the listeners."""
 
-    def __init__(self, store: LikelihoodStore, rules: MonitorRules | None = None):
-        self.store, self.rules = store, rules
+    def __init__(self, store: LikelihoodStore, rules: MonitorRules | None = None, mirroring: Mirroring | None = None):
+        self.store, self.rules, self.mirroring = store, rules, mirroring
         self._watches: dict[str, RunWatch] = {}
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._listeners: dict[str | None, set[Listener]] = defaultdict(set)
@@ -63,6 +64,8 @@ class LikelihoodService:
             stored = self.store.steps(run, record.step, record.step)[0]
             state = self._observe(run, stored)
         self.publish(run, "step", {**stored.model_dump(), "phase": state.phase})
+        if self.mirroring:
+            self.mirroring.step(run, stored.step, stored.time, stored.metrics, state.phase)
         for alarm in state.alarms:
             self.publish(run, "alarm", alarm.as_dict())
         for alarm in state.cleared:
