@@ -75,3 +75,51 @@ def test_the_trl_callback_posts_every_step_of_a_real_grpo_run(tmp_path):
     assert [v is not None for v in curves["probe/lag"]["mean"]] == [False] * 5 + [True] * 3
     # scored before the update with the weights that sampled: surprise equals entropy, roughly, on 32 short samples
     assert -curves["logp/wrong"]["mean"][0] == pytest.approx(curves["entropy"]["mean"][0], rel=0.1)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed (pip install verl)")
+def test_the_verl_mixin_posts_an_actor_update(tmp_path):
+    """verl's own batches; the workers' scoring and update are stood in for, since they need GPUs."""
+    import inspect
+
+    import torch
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+    assert list(inspect.signature(RayPPOTrainer._update_actor).parameters) == ["self", "batch"]
+    assert list(inspect.signature(RayPPOTrainer._compute_old_log_prob).parameters) == ["self", "batch"]
+    sys.path.insert(0, str(ROOT / "examples"))
+    from verl_callback import watched
+
+    class Trainer:
+        actor_rollout_wg = type("Workers", (), {"world_size": 2})
+        global_steps, level = 0, -1.0
+
+        def _update_actor(self, batch):
+            type(self).level -= 0.25
+            return DataProto.from_single_dict({}, meta_info={"metrics": {"actor/grad_norm": [1.0, 3.0]}})
+
+        def _compute_old_log_prob(self, batch):
+            assert len(batch) % 2 == 0
+            return DataProto.from_dict({"old_log_probs": torch.full((len(batch), 4), self.level)}), 0.0
+
+    server = serve_in_thread(LikelihoodServerSettings(store=str(tmp_path / "l.db"), port=0))
+    trainer = watched(Trainer, server.url, "verl", spool_dir=str(tmp_path / "spool"))()
+    for step in range(7):
+        trainer.global_steps = step
+        mask = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 1], [1, 0, 0, 0]])
+        batch = DataProto.from_dict(
+            {
+                "response_mask": mask,
+                "old_log_probs": torch.full((3, 4), trainer.level),
+                "advantages": torch.tensor([[1.0], [-1.0], [0.0]]) * mask,
+                "token_level_scores": torch.tensor([[0.0, 0, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]]),
+            },
+            {"uid": np.array(["g", "g", "h"], dtype=object)},
+        )
+        trainer._update_actor(batch)
+    trainer.client.close()
+    metrics = httpx.get(f"{server.url}/v1/runs/verl/summary").json()["metrics"]
+    server.stop()
+    assert metrics["displacement/mean"] == pytest.approx(-0.25) and metrics["grad_norm"] == 2.0
+    assert metrics["probe/lag"] == pytest.approx(-1.5) and metrics["reward/mean"] == pytest.approx(2 / 3)
