@@ -11,7 +11,7 @@ import pytest
 
 from services.contracts import TokenBatch
 from services.likelihood.client import LikelihoodClient
-from services.likelihood.launch import CannotServe, LikelihoodServerSettings, serve_in_thread
+from services.likelihood.launch import CannotServe, ServeSettings, serve_in_thread
 from services.likelihood.records import ActionRecord, StepRecord, TrajectoryRecord
 from services.likelihood.spool import SpoolError
 from services.likelihood.sqlite_store import SQLiteStore
@@ -44,7 +44,7 @@ def free_port() -> int:
 
 
 def test_tokens_come_back_as_they_were_put(tmp_path):
-    server = serve_in_thread(LikelihoodServerSettings(store=str(tmp_path / "l.db"), port=0))
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
     with LikelihoodClient(server.url, spool_dir=tmp_path / "spool") as client:
         client.put_tokens("run", 4, tokens(), attempt=0)
         client.post_step("run", record(4))
@@ -59,7 +59,7 @@ def test_tokens_come_back_as_they_were_put(tmp_path):
 
 def test_an_outage_loses_and_doubles_nothing_and_keeps_the_order(tmp_path):
     port = free_port()
-    settings = LikelihoodServerSettings(store=str(tmp_path / "l.db"), port=port)
+    settings = ServeSettings(store=str(tmp_path / "l.db"), port=port)
     client = LikelihoodClient(f"http://127.0.0.1:{port}", spool_dir=tmp_path / "spool", memory_bytes=3000)
     started = time.monotonic()
     for step in range(12):  # nobody listens yet; 3000 bytes of memory hold a few steps, the rest goes to disk
@@ -86,7 +86,7 @@ def test_an_outage_loses_and_doubles_nothing_and_keeps_the_order(tmp_path):
 
 
 def test_a_superseded_attempt_in_the_spool_does_not_block_the_new_one(tmp_path):
-    server = serve_in_thread(LikelihoodServerSettings(store=str(tmp_path / "l.db"), port=0))
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
     with LikelihoodClient(server.url, spool_dir=tmp_path / "spool") as client:
         client.post_step("run", record(5, attempt=1))
         client.post_step("run", record(6, attempt=0))
@@ -97,9 +97,9 @@ def test_a_superseded_attempt_in_the_spool_does_not_block_the_new_one(tmp_path):
 
 
 def test_a_port_in_use_and_a_spool_in_use_are_one_line_errors(tmp_path):
-    server = serve_in_thread(LikelihoodServerSettings(store=str(tmp_path / "l.db"), port=0))
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
     with pytest.raises(CannotServe, match="in use") as caught:
-        serve_in_thread(LikelihoodServerSettings(store=str(tmp_path / "m.db"), port=int(server.url.rsplit(":")[-1])))
+        serve_in_thread(ServeSettings(store=str(tmp_path / "m.db"), port=int(server.url.rsplit(":")[-1])))
     assert caught.value.exit_code == 3 and "\n" not in str(caught.value)
     client = LikelihoodClient(server.url, spool_dir=tmp_path / "spool")
     with pytest.raises(SpoolError, match="in use") as caught:
@@ -110,7 +110,7 @@ def test_a_port_in_use_and_a_spool_in_use_are_one_line_errors(tmp_path):
 
 
 def test_eight_writers_at_once_store_every_trajectory_once(tmp_path):
-    server = serve_in_thread(LikelihoodServerSettings(store=str(tmp_path / "l.db"), port=0))
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
 
     def write(rank: int) -> None:
         with LikelihoodClient(server.url, spool_dir=tmp_path / f"spool{rank}") as client:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.likelihood.launch import LikelihoodServerSettings, serve_in_thread
+from services.likelihood.launch import ServeSettings, serve_in_thread
 
 LAB = Path(__file__).parent / "data" / "lab"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -46,7 +46,7 @@ def browser():
 
 
 def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_path, browser):
-    server = serve_in_thread(LikelihoodServerSettings(store=str(tmp_path / "l.db"), port=0))
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
     fall, other = lab("grpo_2"), lab("llds5_2")
     for metrics in other[:40]:
         post(server, "held", metrics)
@@ -114,7 +114,7 @@ def test_a_long_run_is_drawn_from_thinned_curves_and_zooms_to_single_steps(tmp_p
             "INSERT INTO step (run, step, attempt, time, posted, derived, trajectories) VALUES (?,?,0,0,'{}','{}',0)", rows
         )
     store.close()
-    server = serve_in_thread(LikelihoodServerSettings(store=str(tmp_path / "l.db"), port=0))
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     sizes = []
     page.on("response", lambda r: sizes.append(len(r.body())) if "/series" in r.url else None)
@@ -130,7 +130,7 @@ def test_a_long_run_is_drawn_from_thinned_curves_and_zooms_to_single_steps(tmp_p
 
 
 def test_with_a_token_the_page_asks_for_it_and_then_works(tmp_path, browser):
-    settings = LikelihoodServerSettings(store=str(tmp_path / "l.db"), port=0, token="s3cret")
+    settings = ServeSettings(store=str(tmp_path / "l.db"), port=0, token="s3cret")
     server = serve_in_thread(settings)
     headers = {"Authorization": "Bearer s3cret"}
     for metrics in lab("grpo_2")[:12]:

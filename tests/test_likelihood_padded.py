@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from services.likelihood.launch import LikelihoodServerSettings, serve_in_thread
+from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.padded import LagMemory, padded_records
 from services.likelihood.records import StepRecord
 
@@ -62,7 +62,7 @@ def test_the_lag_probe_compares_right_rows_with_what_they_were():
 
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed (pip install trl)")
 def test_the_trl_callback_posts_every_step_of_a_real_grpo_run(tmp_path):
-    server = serve_in_thread(LikelihoodServerSettings(store=str(tmp_path / "l.db"), port=0))
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "examples" / "trl_callback.py"), server.url, "8"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
@@ -103,7 +103,7 @@ def test_the_verl_mixin_posts_an_actor_update(tmp_path):
             assert len(batch) % 2 == 0
             return DataProto.from_dict({"old_log_probs": torch.full((len(batch), 4), self.level)}), 0.0
 
-    server = serve_in_thread(LikelihoodServerSettings(store=str(tmp_path / "l.db"), port=0))
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
     trainer = watched(Trainer, server.url, "verl", spool_dir=str(tmp_path / "spool"))()
     for step in range(7):
         trainer.global_steps = step

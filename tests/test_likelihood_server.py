@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from services.contracts import TokenBatch
 from services.likelihood.auth import COOKIE, TokenRequired
-from services.likelihood.launch import LikelihoodServerSettings, serve_in_thread
+from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.server import MAX_STEP_BYTES, create_app
 from services.likelihood.sqlite_store import SQLiteStore
 from services.likelihood.tokens import pack_tokens
@@ -294,12 +294,12 @@ def test_a_foreign_page_cannot_post(client):
 def test_a_wider_address_without_a_token_is_refused(tmp_path, monkeypatch):
     monkeypatch.delenv("UNSPIRAL_API_TOKEN", raising=False)
     with pytest.raises(TokenRequired, match="UNSPIRAL_API_TOKEN") as caught:
-        serve_in_thread(LikelihoodServerSettings(store=str(tmp_path / "l.db"), host="0.0.0.0", port=0))
+        serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), host="0.0.0.0", port=0))
     assert caught.value.exit_code == 2
 
 
 def test_the_stream_tells_steps_and_alarms_as_they_happen(tmp_path):
-    server = serve_in_thread(LikelihoodServerSettings(store=str(tmp_path / "l.db"), port=0))
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
     with httpx.Client(base_url=server.url, timeout=20) as client:
         client.post("/v1/runs/run/steps", json=step(0))
         seen = []

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from redis_server import RedisServer
 
 from services.likelihood.client import LikelihoodClient
-from services.likelihood.launch import LikelihoodServerSettings, serve_in_thread
+from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.records import ActionRecord, EventRecord, LikelihoodError, StepRecord, TrajectoryRecord
 from services.likelihood.sqlite_store import SQLiteStore
 from services.likelihood.store import StoreError, Superseded, UnknownRun, open_store
@@ -267,7 +267,7 @@ def test_a_killed_writer_loses_nothing_that_was_acknowledged(url, tmp_path):
 
 def test_redis_killed_for_ten_seconds_loses_and_doubles_nothing(tmp_path):
     redis = RedisServer(tmp_path / "redis")
-    server = serve_in_thread(LikelihoodServerSettings(store=redis.url, port=0))
+    server = serve_in_thread(ServeSettings(store=redis.url, port=0))
     client = LikelihoodClient(server.url, spool_dir=tmp_path / "spool", memory_bytes=20_000, timeout_seconds=10)
     slowest, killed_at = 0.0, time.monotonic() + 1.0
     for step in range(60):  # one step every .2 s: 1 s up, 10 s away, then up again
@@ -295,7 +295,7 @@ def test_redis_killed_for_ten_seconds_loses_and_doubles_nothing(tmp_path):
 
 def test_a_store_that_is_away_is_a_503_and_one_line(tmp_path):
     redis = RedisServer(tmp_path / "redis")
-    server = serve_in_thread(LikelihoodServerSettings(store=redis.url, port=0))
+    server = serve_in_thread(ServeSettings(store=redis.url, port=0))
     redis.kill()
     answer = httpx.post(f"{server.url}/v1/runs/run/steps", json={"step": 0})
     assert answer.status_code == 503 and "redis at 127.0.0.1" in answer.json()["detail"]

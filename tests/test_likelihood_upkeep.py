@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from services.likelihood.cli import likelihood_app, monitor_app
-from services.likelihood.launch import LikelihoodServerSettings, serve_in_thread
+from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.mirrors import MirrorError, Mirroring, WandbMirror
 from services.likelihood.records import ActionRecord, LikelihoodError, StepRecord, TrajectoryRecord
 from services.likelihood.sqlite_store import SQLiteStore
@@ -114,7 +114,7 @@ def test_tensorboard_gets_stored_runs_and_live_steps(database, tmp_path):
     assert done.exit_code == 0 and "run: 6 steps" in done.output
     assert read_scalars(tmp_path / "tb" / "run")["x"] == [(i, i / 2) for i in range(6)]
 
-    server = serve_in_thread(LikelihoodServerSettings(store=str(tmp_path / "n.db"), port=0, tensorboard=str(tmp_path / "live")))
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "n.db"), port=0, tensorboard=str(tmp_path / "live")))
     for step in range(3):
         httpx.post(
             f"{server.url}/v1/runs/r/steps", json={"step": step, "metrics": {"a/b": step, "null": None}}

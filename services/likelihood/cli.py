@@ -31,10 +31,10 @@ def serve_likelihood(
     wandb: Annotated[str | None, typer.Option(help="Mirror every step to this Weights & Biases project.")] = None,
 ) -> None:
     """Run the likelihood service alone: REST for any trainer, the live page at /."""
-    from services.likelihood.launch import LikelihoodServerSettings, serve_forever
+    from services.likelihood.launch import ServeSettings, serve_forever
     from services.likelihood.run_files import read_rules
 
-    settings = LikelihoodServerSettings(
+    settings = ServeSettings(
         store=store, host=host, port=port, token_steps=token_steps, rules=read_rules(rules),
         tensorboard=str(tensorboard) if tensorboard else None, wandb=wandb,
     )  # fmt: skip

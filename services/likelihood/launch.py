@@ -21,7 +21,7 @@ from services.likelihood.store import open_store
 from services.settings import MonitorRules, Settings
 
 
-class LikelihoodServerSettings(Settings):
+class ServeSettings(Settings):
     """Where the likelihood service listens and what it keeps."""
 
     store: str
@@ -81,7 +81,7 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def serve_in_thread(settings: LikelihoodServerSettings) -> RunningServer:
+def serve_in_thread(settings: ServeSettings) -> RunningServer:
     """Start the service and return once it answers. Raises CannotServe, StoreError, TokenRequired, MirrorError."""
     parts = ExitStack()
     try:
@@ -101,7 +101,7 @@ def serve_in_thread(settings: LikelihoodServerSettings) -> RunningServer:
     return RunningServer(url_of(settings.host, sock), server, thread, parts)
 
 
-def serve_forever(settings: LikelihoodServerSettings, announce: Callable[[str], None] = print) -> None:
+def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = print) -> None:
     """Run the service in the foreground until SIGINT or SIGTERM."""
     with ExitStack() as parts:
         app, sock = _assembled(settings, parts)
@@ -109,7 +109,7 @@ def serve_forever(settings: LikelihoodServerSettings, announce: Callable[[str], 
         uvicorn.Server(_config(app)).run(sockets=[sock])
 
 
-def _assembled(settings: LikelihoodServerSettings, parts: ExitStack) -> tuple[FastAPI, socket.socket]:
+def _assembled(settings: ServeSettings, parts: ExitStack) -> tuple[FastAPI, socket.socket]:
     """The application and its bound socket; what must be closed goes onto `parts`."""
     token = required_token(settings.host, settings.token)
     sock = parts.enter_context(closing(bind(settings.host, settings.port)))
