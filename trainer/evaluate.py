@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from services.rollout.pool import RolloutPool
-
 from services.contracts import Question, Trajectory, TrajectoryRequest
+from services.rollout.pool import RolloutPool
 from trainer.config import Config, ConfigError
 from trainer.rewards import make_reward
 from trainer.sampling import seed_of

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from services.contracts import TokenBatch
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.step_metrics import fixed_probe, lag_probe
 from services.likelihood.tokens import pack_tokens, unpack_tokens
-
-from services.contracts import TokenBatch
 from services.settings import ProbeSettings
 
 FREEZE_BY_STEP = 5

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from services.rollout.pool import RolloutPool
 
 from services.contracts import Question, Trajectory, TrajectoryRequest
+from services.rollout.pool import RolloutPool
 from trainer.algorithms import overlong_penalty
 from trainer.config import Config
 from trainer.data import PromptCursor

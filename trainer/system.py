@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from services.rollout.pool import RolloutPool
 
 from retriever_service.client import RetrieverClient
 from services.contracts import Question
 from services.launcher import index_corpus, start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient
+from services.rollout.pool import RolloutPool
 from services.settings import RetrieverSettings
 from trainer import models
 from trainer.config import Config

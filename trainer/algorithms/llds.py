@@ -39,7 +39,7 @@ def llds_loss(
 
     The gradient of loss_sum is -w on each active token, however small the drop, and exactly 0 elsewhere: at drop = 0, on other
     trajectories, outside the mask. stats: `active_tokens`, `active_actions` (with at least one active token),
-    `preserved_tokens`, `preserved_actions`, `action_tokens`.
+    `preserved_tokens`, `action_tokens`.
     """
     if gate not in get_args(Gate):
         raise ValueError(f"unknown LLDS gate {gate!r}; known: {', '.join(get_args(Gate))}")
@@ -53,16 +53,21 @@ def llds_loss(
     mask = action_ids >= 0
     held = mask & (advantages >= 0 if preserved is None else preserved)[:, None]
     drop = select(held, logp_old.detach()) - select(held, logp)
-    drop = torch.where(drop.abs() <= min_drop, 0.0, drop)
+    if min_drop:
+        drop = torch.where(drop.abs() <= min_drop, 0.0, drop)
 
     unit = action_ids.clamp(min=0)
-    by_action = torch.zeros(action_ids.shape, dtype=torch.float64, device=logp.device)
-    if gate == "token":
+
+    def by_action(values: Tensor) -> Tensor:  # fp64: the sign of a sum must not hang on the order in which it was added up
+        return torch.zeros(action_ids.shape, dtype=torch.float64, device=logp.device).scatter_add(1, unit, values.double())
+
+    fallen = by_action(drop.detach()) if gate == "action" else None
+    if fallen is not None:
+        opened = held & (fallen.gather(1, unit) > 0)
+    elif gate == "response":
+        opened = held & (drop.detach().double().sum(1, keepdim=True) > 0)
+    else:
         opened = held
-    else:  # summed in fp64: the sign must not hang on the order of a parallel sum
-        fallen = drop.detach().double()
-        fallen = by_action.scatter_add(1, unit, fallen).gather(1, unit) if gate == "action" else fallen.sum(1, keepdim=True)
-        opened = held & (fallen > 0)
     term = select(opened, torch.relu(drop))  # relu: its gradient at 0 is 0
     if answer_weight != 1.0:
         term = torch.where(answer_mask, term * answer_weight, term)
@@ -71,9 +76,9 @@ def llds_loss(
     tokens, preserved_tokens = mask.sum(), held.sum()
     stats = {
         "active_tokens": active.sum(),
-        "active_actions": (by_action.scatter_add(1, unit, active.double()) > 0).sum(),
+        # An action whose summed drop is above 0 has a token that fell: with the action gate no second sum is needed.
+        "active_actions": ((fallen if fallen is not None else by_action(active)) > 0).sum(),
         "preserved_tokens": preserved_tokens,
-        "preserved_actions": (by_action.scatter_add(1, unit, held.double()) > 0).sum(),
         "action_tokens": tokens,
     }
     return LossTerm(term.sum(), preserved_tokens if denominator == "preserved" else tokens, stats)

@@ -21,7 +21,10 @@ class LossTerm:
 
     @cached_property
     def _floats(self) -> dict[str, float]:
-        values = torch.stack([v.double() for v in self._numbers.values()]).tolist()
+        numbers = list(self._numbers.values())
+        if len({n.dtype for n in numbers}) > 1:
+            numbers = [n.double() for n in numbers]
+        values = [float(v) for v in torch.stack(numbers).tolist()]
         return dict(zip(self._numbers, values, strict=True))
 
     @property

@@ -1,0 +1,90 @@
+"""What the rollout asks of an inference engine. Token ids in, token ids and log-probs out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One run of sampled tokens. `token_ids` and `logprobs` have the same length; an EOS token, if written, is the last of them."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    """Nats, at the sampling temperature (at temperature 1 where the sampling was greedy)."""
+    text: str
+    finish: Literal["stop", "length", "eos"]
+    policy_version: int
+    """The oldest version that wrote one of the tokens."""
+
+
+@dataclass(frozen=True)
+class GenerateCall:
+    """The arguments of one `Engine.generate`."""
+
+    request_id: str
+    token_ids: list[int]
+    max_tokens: int
+    temperature: float
+    seed: int | None
+    stop: tuple[str, ...]
+
+
+class EngineDeadError(RuntimeError):
+    """The engine can serve no more; its worker must be replaced."""
+
+
+class RequestAbortedError(RuntimeError):
+    """The engine gave a request up (its weights could not be replaced whole); another worker may run it."""
+
+
+class WeightLoadError(RuntimeError):
+    """Weights could not be loaded whole: the engine may hold half of two versions, and must not serve until a whole one arrives."""
+
+
+class Engine(Protocol):
+    """An inference engine with one policy. Its vocabulary is sampled whole: no top-k, no top-p, no forbidden tokens but `masked_ids`."""
+
+    async def generate(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int | None,
+        stop: tuple[str, ...],
+    ) -> Generation:
+        """Continue `token_ids`. Temperature 0 is greedy. Stop strings stay in the output. Raises EngineDeadError."""
+        ...
+
+    async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
+        """All calls together, submitted in the order given before the first step of the engine."""
+        ...
+
+    async def logprobs(self, token_ids: list[list[int]], temperature: float) -> list[list[float]]:
+        """Log-prob (nats) of each token given those before it, with logits divided by `temperature`; the first is 0.0."""
+        ...
+
+    async def load_weights(self, path: Path, version: int) -> None:
+        """Hold sampling, load the safetensors files of a folder whole, empty the prefix cache, go on. Raises WeightLoadError."""
+        ...
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget cached keys and values. Raises RuntimeError where the engine refused."""
+        ...
+
+    def check(self) -> None:
+        """Raises EngineDeadError where the engine has died."""
+        ...
+
+    def info(self) -> dict[str, Any]:
+        """`masked_ids`: vocabulary rows that are never sampled, to be masked in the learner's softmax too; and facts for logs."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine and its processes. May be called again."""
+        ...

@@ -1,0 +1,121 @@
+"""Where rollout workers run: the resources that one takes, how many fit, and what is said when none does."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from services.rollout.vllm_engine import ENVIRONMENT
+from services.rollout.worker import RolloutWorker
+
+if TYPE_CHECKING:
+    from services.settings import RolloutSettings, WeightSyncSettings
+
+RESOURCE = "rollout"
+"""Ray resource that marks nodes for rollout workers; one worker takes one."""
+SCHEDULE_SECONDS = 20.0
+"""A worker that has no process by then, while the cluster lacks what it asks for, will never have one."""
+_PASSED_ON = ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_ATTENTION_BACKEND")
+"""Variables of the driver that workers see too. An allow-list: secrets never enter Ray's runtime environment."""
+
+
+class UnschedulableError(RuntimeError):
+    """The cluster lacks the resources that a worker asks for; the message lists demand against supply."""
+
+    exit_code = 3
+
+
+def demand(settings: RolloutSettings, supply: dict[str, float]) -> dict[str, float]:
+    """What one worker asks of Ray: `rollout` where the cluster has that resource, GPUs where it has any, else one CPU."""
+    wants: dict[str, float] = {}
+    if RESOURCE in supply:
+        wants[RESOURCE] = 1
+    if supply.get("GPU", 0) > 0 or settings.tensor_parallel > 1:
+        wants["GPU"] = settings.tensor_parallel
+    return wants or {"CPU": 1}
+
+
+def count(settings: RolloutSettings, supply: dict[str, float]) -> int:
+    """Number of workers wanted: as configured, or for "all" as many as the cluster's `rollout` resource (or its GPUs) allows."""
+    if settings.workers != "all":
+        return settings.workers
+    if RESOURCE in supply:
+        return int(supply[RESOURCE])
+    return max(1, int(supply.get("GPU", 0)) // settings.tensor_parallel)
+
+
+def create_actor(
+    id: str,
+    settings: RolloutSettings,
+    *,
+    model_path: str,
+    retriever_url: str,
+    retriever_timeout_seconds: float,
+    sync: WeightSyncSettings,
+):
+    """Ask Ray for a worker's actor; returns its handle at once."""
+    wants = demand(settings, ray.cluster_resources())
+    variables = dict(ENVIRONMENT) | {name: os.environ[name] for name in (*ENVIRONMENT, *_PASSED_ON) if name in os.environ}
+    options: dict[str, Any] = {
+        "num_cpus": wants.get("CPU", 0),
+        "num_gpus": wants.get("GPU", 0),
+        "resources": {name: n for name, n in wants.items() if name not in ("CPU", "GPU")},
+        "max_restarts": 0,
+        "max_concurrency": 10_000,
+        "runtime_env": {"env_vars": variables},
+    }
+    # A seed of its own: two engines with the same seed would draw the same noise.
+    seed = int.from_bytes(hashlib.blake2b(id.encode(), digest_size=4).digest(), "big") >> 1
+    return (
+        ray.remote(RolloutWorker)
+        .options(**options)
+        .remote(
+            id,
+            settings,
+            model_path=model_path,
+            retriever_url=retriever_url,
+            retriever_timeout_seconds=retriever_timeout_seconds,
+            sync=sync,
+            seed=seed,
+        )
+    )
+
+
+async def first_answer(actor, id: str, settings: RolloutSettings, workers: int):
+    """The actor's `info()` once it has a process. Raises UnschedulableError: after SCHEDULE_SECONDS where the whole cluster could not hold
+    `workers` of them, else at the start timeout."""
+    answer = asyncio.wrap_future(actor.info.remote().future())
+    waited, limit = 0.0, settings.start_timeout_seconds
+    while True:
+        step = min(SCHEDULE_SECONDS, limit - waited)
+        try:
+            return await asyncio.wait_for(asyncio.shield(answer), step)
+        except TimeoutError:
+            waited += step
+        lacking = exceeds(settings, workers)
+        if lacking or waited >= limit:
+            answer.cancel()
+            reason = "the cluster is too small" if lacking else "it got no process"
+            raise UnschedulableError(
+                f"rollout worker {id} has not started after {waited:.0f} s: {reason}; {describe(settings, workers)}"
+            )
+
+
+def exceeds(settings: RolloutSettings, workers: int) -> bool:
+    """Whether so many workers ask for more than all that the cluster has."""
+    supply = ray.cluster_resources()
+    return any(supply.get(name, 0) < n * workers for name, n in demand(settings, supply).items())
+
+
+def describe(settings: RolloutSettings, workers: int) -> str:
+    """Demand against supply, on one line."""
+    supply, free = ray.cluster_resources(), ray.available_resources()
+    wants = demand(settings, supply)
+    asked = ", ".join(f"{name} {n:g}" for name, n in wants.items())
+    names = sorted({*wants, "CPU", "GPU"})
+    has = ", ".join(f"{name} {free.get(name, 0):g} free of {supply.get(name, 0):g}" for name in names)
+    return f"{workers} workers (rollout.workers={settings.workers}) ask for {asked} each; the cluster has {has}"

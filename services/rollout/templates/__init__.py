@@ -1,0 +1,48 @@
+"""Templates by name: `search_r1`, `lab`, or an import path `package.module:Name`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from services.rollout.templates.base import ParsedAction, TagTemplate, Template
+
+if TYPE_CHECKING:
+    from services.settings import RolloutSettings
+
+__all__ = ["ParsedAction", "TagTemplate", "Template", "TemplateError", "make_template"]
+
+_KNOWN = {
+    "search_r1": "services.rollout.templates.search_r1:SearchR1Template",
+    "lab": "services.rollout.templates.lab:LabTemplate",
+}
+_MEMBERS = ("stop", "min_observation_tokens", "prompt_ids", "decode", "parse", "observation_ids", "notice")
+
+
+class TemplateError(ValueError):
+    """`rollout.template` names nothing usable."""
+
+    exit_code = 2
+
+
+def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:
+    """`name` is a known template or the import path of a class that is called with `(tokenizer, settings)`. Raises TemplateError."""
+    path = _KNOWN.get(name, name)
+    module_name, sep, attribute = path.partition(":")
+    if not sep:
+        raise TemplateError(f"rollout.template={name}: expected {' or '.join(_KNOWN)}, or an import path package.module:Name")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as e:
+        raise TemplateError(f"rollout.template={name}: cannot be imported ({e})") from e
+    template = factory(tokenizer, settings)
+    missing = [m for m in _MEMBERS if not hasattr(template, m)]
+    if missing:
+        raise TemplateError(
+            f"rollout.template={name}: lacks {', '.join(missing)}; see services.rollout.templates.base.Template"
+        )
+    if settings.max_obs_tokens < template.min_observation_tokens:
+        raise TemplateError(
+            f"rollout.max_obs_tokens={settings.max_obs_tokens}: the tags of an observation alone take {template.min_observation_tokens} tokens"
+        )
+    return template

@@ -1,0 +1,39 @@
+"""The laboratory's text form: what the tiny policy reads and writes. One definition for the rollout and for the warm start.
+
+Every word is one token, and words are separated by one space, so text and tokens are the same thing. A whole trajectory:
+
+    <bos> what is the river of the town where n36 n199 was born ?                                        prompt
+    <think> first born </think> <search> n36 n199 born </search>                                         action
+    <information> <doc> n36 n199 guild n60 born n123 craft n218 <doc> n36 n7 ... </information>          observation
+    <think> then born n123 </think> <search> n123 river </search>                                        action
+    <information> <doc> n123 mayor n5 river n77 <doc> ... </information>                                 observation
+    <think> found river n77 </think> <answer> n77 </answer>                                              action
+
+An action ends with the token `</search>` or `</answer>`. The text of `<search>...</search>`, stripped, is the query; the documents of the
+answer follow each other in the retriever's order. Nothing found, or an action with neither tag, has its own observation below.
+"""
+
+from __future__ import annotations
+
+BOS = "<bos>"
+STOP = ("</search>", "</answer>")
+NOTHING_FOUND = "<information> nothing </information>"
+"""Observation of a search that returned no document."""
+INVALID = "<information> invalid </information>"
+"""Observation after an action that neither searches nor answers, and after a search in the last turn."""
+
+
+def question_prompt(question: str) -> str:
+    """The prompt; encoded as it is, without special tokens added."""
+    return f"{BOS} {question}"
+
+
+def document(contents: str) -> str:
+    """`"n36 n199"\\nborn n123 guild n60` -> `<doc> n36 n199 born n123 guild n60`."""
+    title, _, body = contents.partition("\n")
+    return " ".join(["<doc>", *title.strip().strip('"').split(), *body.split()])
+
+
+def observation(contents: list[str]) -> str:
+    """What one search shows to the policy: all documents, best first."""
+    return " ".join(["<information>", *map(document, contents), "</information>"]) if contents else NOTHING_FOUND

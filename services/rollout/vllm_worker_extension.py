@@ -1,0 +1,89 @@
+"""Imported by vLLM inside the process that holds the model (`worker_extension_cls`): loads new weights there.
+
+vLLM's CPU build packs linear weights into a private layout when the model is built and drops the originals: loading new weights then fails,
+or leaves a tied output layer silently stale. So the packing is replaced, at import and before any model exists, by a plain linear.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from safetensors import safe_open
+from vllm.model_executor.layers import utils as layer_utils
+from vllm.platforms import current_platform
+
+OWNER_VARIABLE = "UNSPIRAL_ENGINE_OWNER"
+"""Process id of the rollout worker that the engine belongs to; the engine does not outlive it."""
+_PACKER = "dispatch_cpu_unquantized_gemm"
+
+
+def plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
+    """In place of vLLM's packing: multiply by the weight as it is now."""
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+def keep_cpu_weights_loadable() -> None:
+    """Replace vLLM's weight packing. Raises RuntimeError where this vLLM has no such function, or calls it another way."""
+    packer = getattr(layer_utils, _PACKER, None)
+    if packer is plain_linear:
+        return
+    if packer is None or list(inspect.signature(packer).parameters) != ["layer", "remove_weight"]:
+        raise RuntimeError(
+            f"vllm.model_executor.layers.utils.{_PACKER}(layer, remove_weight) is not in this version of vLLM: "
+            "weights would be packed, and could not be replaced. Use the pinned version of vLLM"
+        )
+    setattr(layer_utils, _PACKER, plain_linear)
+
+
+def end_with(owner: int) -> None:
+    """End this process when `owner` ends, so that a killed worker leaves no engine behind."""
+    process = psutil.Process(owner)
+
+    def watch() -> None:
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="owner-watch", daemon=True).start()
+
+
+class WorkerExtension:
+    """Methods that vLLM adds to its worker; called through `collective_rpc`."""
+
+    def unspiral_load_weights(self, folder: str) -> int:
+        """Load all safetensors files of `folder` into the model; returns the number of parameters that were set.
+
+        Raises ValueError where a parameter of the model is left without a value.
+        """
+        model = self.model_runner.model
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:
+            raise ValueError(f"{folder} holds no safetensors file")
+
+        def tensors():
+            for file in files:
+                with safe_open(file, "pt") as f:
+                    for name in f.keys():  # noqa: SIM118 - not a mapping
+                        yield name, f.get_tensor(name)
+
+        with torch.inference_mode():
+            loaded = set(model.load_weights(tensors()))
+        missing = sorted({name for name, _ in model.named_parameters()} - loaded)
+        if missing:
+            raise ValueError(
+                f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
+            )
+        return len(loaded)
+
+
+if current_platform.is_cpu():
+    keep_cpu_weights_loadable()
+_owner = int(os.environ.get(OWNER_VARIABLE, "0"))
+if _owner not in (0, os.getpid()):
+    end_with(_owner)

@@ -1,0 +1,227 @@
+"""A rollout worker: one engine, its agent loops, its weights. A plain class; `services.rollout.pool` runs it as an asynchronous Ray actor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from retriever_service.client import Hit, RetrieverClient
+from services.contracts import Trajectory, TrajectoryRequest, WeightUpdate, WorkerInfo
+from services.rollout.barrier import TurnBarrier
+from services.rollout.loop import RolloutError, run_trajectory
+from services.rollout.templates import make_template
+from services.settings import RolloutSettings, WeightSyncSettings
+from services.weight_sync import WeightSyncError, make_receiver
+
+if TYPE_CHECKING:
+    from services.rollout.engine import Engine
+
+
+class EngineMissingError(RuntimeError):
+    """The configured engine is not installed."""
+
+    exit_code = 3
+
+
+class WorkerUnavailableError(RolloutError):
+    """This worker takes no trajectories now; another may."""
+
+
+class TrajectoryTimeoutError(RolloutError):
+    """A trajectory ran past `rollout.trajectory_timeout_seconds`."""
+
+
+class StaleVersionError(WeightSyncError):
+    """A version that is not newer than the one held: versions only go up."""
+
+
+async def start_engine(settings: RolloutSettings, model_path: str, seed: int) -> Engine:
+    """Start `settings.engine`; in deterministic mode vLLM is stepped in this process. Raises EngineMissingError."""
+    if settings.engine == "transformers":
+        from services.rollout.transformers_engine import TransformersEngine
+
+        return await TransformersEngine.start(model_path, settings, seed)
+    from services.rollout import vllm_engine
+
+    for name, value in vllm_engine.ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import vllm  # noqa: F401
+    except ImportError as e:
+        raise EngineMissingError(
+            f"rollout.engine=vllm: vLLM cannot be imported ({e}); install the extra `cpu` or `gpu`, or set rollout.engine=transformers"
+        ) from e
+    kind = vllm_engine.LockstepVllmEngine if settings.deterministic else vllm_engine.VllmEngine
+    return await kind.start(model_path, settings, seed)
+
+
+class RolloutWorker:
+    """`start()` first; then any number of `rollout` calls at the same time. `info()` answers at any moment."""
+
+    def __init__(
+        self,
+        id: str,
+        settings: RolloutSettings,
+        *,
+        model_path: str,
+        retriever_url: str,
+        retriever_timeout_seconds: float,
+        sync: WeightSyncSettings | None = None,
+        seed: int = 0,
+    ):
+        self.id, self._settings, self._model_path, self._seed = id, settings, model_path, seed
+        self._retriever_url, self._retriever_timeout_seconds = retriever_url, retriever_timeout_seconds
+        self._receiver = make_receiver(sync or WeightSyncSettings(), model_path)
+        self._clients: dict[str, RetrieverClient] = {}
+        self._engine: Engine | None = None
+        self._template = None
+        self._version, self._synced = 0, False
+        self._state, self._draining = "starting", False
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._sync = asyncio.Lock()
+
+    async def start(self) -> WorkerInfo:
+        """Bring tokenizer, template and engine up."""
+
+        def tokenizer():
+            from transformers import AutoTokenizer
+
+            return AutoTokenizer.from_pretrained(self._model_path)
+
+        self._template = make_template(self._settings.template, await asyncio.to_thread(tokenizer), self._settings)
+        self._engine = await start_engine(self._settings, self._model_path, self._seed)
+        self._state = "ready"
+        return self.info()
+
+    def info(self) -> WorkerInfo:
+        """Raises EngineDeadError where the engine has died under a living worker."""
+        if self._engine is not None:
+            self._engine.check()
+        state = "draining" if self._draining and self._state == "ready" else self._state
+        tokens = self._running * self._settings.max_response_tokens
+        return WorkerInfo(self.id, os.getpid(), socket.gethostname(), self._version, tokens, state)
+
+    def engine_info(self) -> dict:
+        """What the engine says of itself: `masked_ids`, and facts for logs."""
+        return self._ready().info()
+
+    async def rollout(self, request: TrajectoryRequest) -> Trajectory:
+        """Sample one trajectory. Raises WorkerUnavailableError, TrajectoryTimeoutError, RetrieverUnavailable, and what `run_trajectory` raises."""
+        return await self._one(request, self._ready())
+
+    async def rollout_batch(self, requests: list[TrajectoryRequest]) -> list[Trajectory]:
+        """Sample a batch turn by turn, always in the order of the uids: the same batch and weights give the same bits.
+
+        Returns trajectories in the order of `requests`. One that fails fails the batch.
+        """
+        engine = self._ready()
+        await engine.reset_prefix_cache()  # what the cache holds would change the last bits
+        order = sorted(range(len(requests)), key=lambda i: requests[i].uid)
+        barrier = TurnBarrier(engine, len(order))
+
+        async def run(place: int, request: TrajectoryRequest) -> Trajectory:
+            try:
+                return await self._one(request, barrier.member(place))
+            finally:
+                barrier.leave(place)
+
+        tasks = [asyncio.create_task(run(place, requests[i])) for place, i in enumerate(order)]
+        try:
+            done = dict(zip(order, await asyncio.gather(*tasks), strict=True))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return [done[i] for i in range(len(requests))]
+
+    async def update_weights(self, update: WeightUpdate) -> int:
+        """Take a whole version of the weights; sampling is held meanwhile. Returns the version now held.
+
+        Raises StaleVersionError for a version that is not newer; any other error leaves a worker that is refused by `rollout` until a whole
+        version arrives, except WeightMismatchError, which comes before the engine is touched.
+        """
+        engine = self._ready(failed_too=True)
+        async with self._sync:
+            if update.version < self._version or (update.version == self._version and self._synced and self._state != "failed"):
+                raise StaleVersionError(f"worker {self.id} holds version {self._version} and was sent {update.version}")
+            before, self._state = self._state, "syncing"
+            try:
+                folder = await asyncio.to_thread(self._receiver.receive, update)
+            except BaseException:
+                self._state = before
+                raise
+            try:
+                await engine.load_weights(folder, update.version)
+            except BaseException:
+                self._state = "failed"
+                raise
+            finally:
+                await asyncio.to_thread(self._receiver.release, folder)
+            self._version, self._synced, self._state = update.version, True, "ready"
+            return self._version
+
+    async def logprobs(self, token_ids: list[list[int]], temperature: float = 1.0) -> list[list[float]]:
+        """Log-prob of each token given those before it, under the weights now held; the first of each row is 0.0."""
+        return await self._ready().logprobs(token_ids, temperature)
+
+    async def drain(self) -> None:
+        """Take no more trajectories; returns when those that run are finished."""
+        self._draining = True
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """End the engine and its processes. May be called again."""
+        engine, self._engine, self._state = self._engine, None, "failed"
+        if engine is not None:
+            await engine.close()
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.aclose()
+
+    def _ready(self, failed_too: bool = False) -> Engine:
+        if self._engine is None or self._state == "starting":
+            raise WorkerUnavailableError(f"worker {self.id} is not running")
+        if self._state == "failed" and not failed_too:
+            raise WorkerUnavailableError(f"worker {self.id} holds no whole version of the weights")
+        return self._engine
+
+    async def _one(self, request: TrajectoryRequest, engine) -> Trajectory:
+        if self._draining:
+            raise WorkerUnavailableError(f"worker {self.id} is draining")
+        self._running += 1
+        self._idle.clear()
+        limit = self._settings.trajectory_timeout_seconds
+        try:
+            async with asyncio.timeout(limit):
+                trajectory = await run_trajectory(
+                    request,
+                    engine=engine,
+                    template=self._template,
+                    search=self._search(request.retriever_url or self._retriever_url),
+                    settings=self._settings,
+                )
+        except TimeoutError as e:
+            raise TrajectoryTimeoutError(
+                f"trajectory {request.uid} on worker {self.id}: not finished within rollout.trajectory_timeout_seconds={limit:g}"
+            ) from e
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+        trajectory.worker = self.id
+        return trajectory
+
+    def _search(self, url: str) -> Callable[[str], Awaitable[list[Hit]]]:
+        if url not in self._clients:
+            self._clients[url] = RetrieverClient(url, timeout_seconds=self._retriever_timeout_seconds)
+        client, topk = self._clients[url], self._settings.topk
+
+        async def search(query: str) -> list[Hit]:
+            return (await client.retrieve([query], topk))[0]
+
+        return search

@@ -1,0 +1,79 @@
+"""Parts of the rollout tests: small tokenizers, and a scripted engine behind the engine protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from services.contracts import Question, TrajectoryRequest
+from services.rollout.engine import Generation
+
+
+@dataclass(frozen=True)
+class Hit:
+    id: str
+    contents: str
+    score: float = 1.0
+
+
+class ScriptedEngine:
+    """Writes the given texts or id lists, one a call, and records the ids that it was given."""
+
+    def __init__(self, tokenizer, script, *, eos_id=None, logprob=-0.5):
+        self.tokenizer, self.script, self.eos_id, self.logprob = tokenizer, list(script), eos_id, logprob
+        self.prompts, self.seeds, self.max_tokens = [], [], []
+
+    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop):
+        self.prompts.append(list(token_ids))
+        self.seeds.append(seed)
+        self.max_tokens.append(max_tokens)
+        await asyncio.sleep(0)
+        written = self.script.pop(0)
+        ids = list(written) if not isinstance(written, str) else self.tokenizer.encode(written, add_special_tokens=False)
+        ids = ids[:max_tokens]
+        logprobs = [self.logprob(i) if callable(self.logprob) else self.logprob for i in range(len(ids))]
+        text = self.tokenizer.decode(ids)
+        finish = "eos" if ids[-1] == self.eos_id else "stop" if any(s in text for s in stop) else "length"
+        return Generation(ids, logprobs, text, finish, 7)
+
+
+def byte_bpe(texts: list[str], merges: int = 120):
+    """A byte-level BPE tokenizer trained on `texts`: most random id sequences are not what it would encode their text to."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=257 + merges,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<eos>"],
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
+
+
+def words(names: int = 40):
+    """A word-level tokenizer with the tags and `n0 n1 ...`; one word, one token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tags = [f"<{slash}{tag}>" for tag in ("think", "search", "information", "answer") for slash in ("", "/")]
+    plain = ["<doc>", "what", "is", "the", "where", "?", "born", "river", "nothing", "invalid", "first", "then", "found"]
+    vocabulary = ["<pad>", "<bos>", "<eos>", "<unk>", *tags, *plain, *(f"n{i}" for i in range(names))]
+    core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+    )
+
+
+def request(uid="u0", text="what is n1 ?", seed=3, temperature=1.0, group="g0", prompt=None) -> TrajectoryRequest:
+    return TrajectoryRequest(uid, group, Question(f"q-{uid}", text, ("n1",), "lab", prompt), seed, temperature)
+
+
+def not_a_template(tokenizer, settings):
+    """What a wrong import path may lead to."""
+    return object()

@@ -1,0 +1,51 @@
+"""A retriever for the rollout tests that can be slow or down on demand. Same wire format, real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+
+class Search:
+    """`queries` seen so far; a query that holds a key of `delays` waits so many seconds; `down` answers 503."""
+
+    def __init__(self, url: str):
+        self.url, self.queries, self.delays, self.down = url, [], {}, False
+
+
+@contextmanager
+def search_server():
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    sock.listen(256)
+    state, app = Search(f"http://127.0.0.1:{sock.getsockname()[1]}"), FastAPI()
+
+    @app.post("/retrieve")
+    async def retrieve(request: Request):
+        body = await request.json()
+        state.queries += body["queries"]
+        if state.down:
+            return JSONResponse({"detail": "down"}, 503)
+        for query in body["queries"]:
+            await asyncio.sleep(max((s for key, s in state.delays.items() if key in query.split()), default=0))
+        hits = [
+            [{"document": {"id": f"d{len(q)}", "contents": f'"n{len(q) % 40}"\nborn n3 river n4'}, "score": 1.0}]
+            for q in body["queries"]
+        ]
+        return {"result": hits}
+
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        sock.close()
