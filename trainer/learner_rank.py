@@ -220,7 +220,7 @@ class LearnerRank:
             if self.rank != 0:
                 return None
             if self.publisher is None:
-                from services.weight_sync.base import make_publisher
+                from services.weight_sync import make_publisher
 
                 self.publisher = make_publisher(self.config.weight_sync)
             return self.publisher.publish(weights, version)

@@ -62,10 +62,10 @@ class RunFolder:
         """Append one step."""
         self._append("metrics.jsonl", {k: finite_or_none(v) for k, v in metrics.items()})
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, event: str, **fields: Any) -> None:
         """Append to events.jsonl: alarms, worker joins and losses, retries, checkpoints."""
         self._append(
-            "events.jsonl", {"time": round(time.time(), 3), "event": kind} | {k: finite_or_none(v) for k, v in fields.items()}
+            "events.jsonl", {"time": round(time.time(), 3), "event": event} | {k: finite_or_none(v) for k, v in fields.items()}
         )
 
     def summary(self, summary: dict[str, Any]) -> None:
