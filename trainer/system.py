@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ def connect_ray(say: Say) -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     address = os.environ.get("RAY_ADDRESS")
     say(f"joining Ray at {address}" if address else "starting a local Ray")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ray.init(
         address=address or "local",
         include_dashboard=None if address else False,
@@ -69,6 +71,11 @@ def connect_ray(say: Say) -> None:
         configure_logging=False,
         runtime_env={"env_vars": worker_environment()} if address else None,
     )
+    for (
+        number,
+        handler,
+    ) in handlers.items():  # Ray puts its own in their place, which end the process in the middle of a clean stop
+        signal.signal(number, handler)
 
 
 def worker_environment() -> dict[str, str]:
