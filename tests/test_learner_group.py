@@ -23,7 +23,7 @@ from learner_world import (
 from trainer.learner import LearnerError, LearnerGroup, LearnerPlacementError, RankActor
 from trainer.model_folder import ModelFolderError
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::FutureWarning")]
 PROBE = {"betas": (0.0, 0.999), "grad_clip": 1e9}
 
 
@@ -56,7 +56,12 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    stale = cache / "torch_extensions" / "deepspeed_shm_comm" / "lock"
+    stale.parent.mkdir(parents=True)
+    stale.touch()  # left by a build that was killed; PyTorch waits for such a file for ever
+    os.environ["UNSPIRAL_CACHE"] = str(cache)
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     ray.init(
         address="local",
@@ -66,8 +71,9 @@ def cluster():
         log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": paths}},
     )
-    yield
+    yield cache
     ray.shutdown()
+    del os.environ["UNSPIRAL_CACHE"]
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +204,10 @@ def test_published_weights_are_the_learners_and_a_transport_that_fails_leaves_no
     for bucket in update.payload:
         got |= load(ray.get(bucket.ref, timeout=10).tobytes())
     assert same_bits(got, pair._call("weights")[1])
+
+
+def test_starting_compiles_nothing_and_does_not_wait_for_a_stale_build_lock(pair, cluster):
+    assert [f.name for f in (cluster / "torch_extensions").rglob("*") if f.is_file()] == ["lock"]
 
 
 def test_an_error_of_the_users_arrives_as_such(cluster, tmp_path):

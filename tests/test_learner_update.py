@@ -3,13 +3,23 @@
 import numpy as np
 import pytest
 import torch
-from learner_world import given_old, make_batch, make_config, make_policy, relative_difference, same_bits, start_rank
+from learner_world import (
+    TestableRank,
+    given_old,
+    make_batch,
+    make_config,
+    make_policy,
+    relative_difference,
+    same_bits,
+    start_rank,
+)
 
 import trainer.update
 from trainer.algorithms import LossTerm
 from trainer.packing import make_microbatch
 from trainer.update import Objective, update_metrics
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch, at DeepSpeed's collective operations
 STEP = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0}
 PROBE = {"betas": (0.0, 0.999), "grad_clip": 1e9}  # Adam's first moment is then the gradient
 STAGES = pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -36,6 +46,23 @@ def plain_scores(model, batch, temperature):
     return logp, entropy
 
 
+def test_ids_that_the_sampler_can_not_draw_are_out_of_the_softmax(model):
+    from transformers import AutoModelForCausalLM
+
+    batch, banned = make_batch(4), [0, 7, 39]
+    batch.token_ids[np.isin(batch.token_ids, banned)] = 5
+    rank = TestableRank(make_config(model), model_path=str(model), reference=False, rank=0, masked_ids=banned)
+    rank.setup("127.0.0.1", rank.host_store("127.0.0.1"))
+    logp, hf = in_batch_order(batch, rank.score(batch)), AutoModelForCausalLM.from_pretrained(model)
+    for b in range(4):
+        ids = torch.from_numpy(batch.token_ids[batch.row(b)]).long()
+        with torch.no_grad():
+            logits = hf(input_ids=ids[None]).logits[0]
+        logits[:, banned] = -torch.inf
+        for t in np.flatnonzero(batch.action_ids[batch.row(b)] >= 0):
+            assert abs(float(logits.log_softmax(-1)[t - 1, ids[t]]) - logp[batch.row(b).start + t]) < 1e-5
+
+
 def in_batch_order(batch, scored):
     rows, logp, _ = scored
     out, at = np.zeros(len(batch.token_ids), np.float32), 0
@@ -60,8 +87,10 @@ def test_scores_are_those_of_transformers_at_the_sampling_temperature(tmp_path, 
     assert (logp[batch.action_ids[place] < 0] == 0).all()
 
 
-@STAGES
-@pytest.mark.parametrize("loss", ["grpo", "gspo"])
+LOSSES = ["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"]
+
+
+@pytest.mark.parametrize(("stage", "loss"), [(0, "grpo"), (2, "grpo"), (3, "grpo"), *((1, loss) for loss in LOSSES)])
 def test_the_gradient_does_not_depend_on_the_microbatch_size(model, stage, loss):
     batch = given_old(make_batch(8))
     gradients = []
@@ -69,7 +98,7 @@ def test_the_gradient_does_not_depend_on_the_microbatch_size(model, stage, loss)
         rank = start_rank(
             make_config(
                 model,
-                algorithm={"loss": loss, "kl": 0.01, "entropy": 0.01, "llds": {"lambda": 0.5}},
+                algorithm={"loss": loss, "dr_grpo_tokens": 20, "kl": 0.01, "entropy": 0.01, "llds": {"lambda": 0.5}},
                 learner={**PROBE, "zero_stage": stage, "tokens_per_microbatch": tokens},
             ),
             model,
@@ -78,6 +107,30 @@ def test_the_gradient_does_not_depend_on_the_microbatch_size(model, stage, loss)
         gradients.append(rank.gradient(batch, 0.5))
     assert all(relative_difference(g, gradients[0]) < 1e-5 for g in gradients[1:])
     assert relative_difference(rank.gradient(batch, 0.0), gradients[0]) > 0.01  # LLDS is a visible part of it
+
+
+@STAGES
+def test_in_bfloat16_micro_batches_add_up_in_fp32(model, stage):
+    batch, gradients = given_old(make_batch(8)), []
+    for tokens in (1, 10**6):
+        rank = start_rank(
+            make_config(model, learner={**PROBE, "zero_stage": stage, "dtype": "bfloat16", "tokens_per_microbatch": tokens}),
+            model,
+        )
+        gradients.append(rank.gradient(batch, 0.5))
+    reference = start_rank(make_config(model, learner=PROBE), model).gradient(batch, 0.5)
+    assert relative_difference(gradients[0], gradients[1]) < 0.02
+    assert relative_difference(gradients[0], reference) < 0.1
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_gradient_checkpointing_changes_nothing(model, stage):
+    batch = given_old(make_batch(8))
+    plain, saving = (
+        start_rank(make_config(model, learner={**PROBE, "zero_stage": stage, "gradient_checkpointing": on}), model)
+        for on in (False, True)
+    )
+    assert relative_difference(saving.gradient(batch, 0.5), plain.gradient(batch, 0.5)) < 1e-6
 
 
 def test_all_zero_stages_end_with_the_same_weights(model):

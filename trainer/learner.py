@@ -35,15 +35,8 @@ __all__ = [
     "export_checkpoint",
 ]
 
-_FORWARDED = (
-    "UNSPIRAL_CACHE",
-    "HF_HOME",
-    "HF_HUB_OFFLINE",
-    "NCCL_DEBUG",
-    "NCCL_SOCKET_IFNAME",
-    "NCCL_CUMEM_ENABLE",
-    "GLOO_SOCKET_IFNAME",
-)
+_FORWARDED = ("UNSPIRAL_CACHE", "HF_HOME", "HF_HUB_OFFLINE")  # an allow-list: nothing else of the driver's environment travels
+_FORWARDED_PREFIXES = ("NCCL_", "GLOO_")
 
 
 class LearnerError(RuntimeError):
@@ -138,6 +131,8 @@ class LearnerGroup:
     def close(self) -> None:
         """End every rank and wait until its process is gone."""
         actors, self._actors = self._actors, []
+        if not actors:
+            return
         with contextlib.suppress(RayActorError, RayTaskError, ray.exceptions.GetTimeoutError):
             ray.get([a.call.remote("shutdown") for a in actors], timeout=5)
         for actor in actors:
@@ -263,10 +258,11 @@ class LearnerGroup:
         fixed = {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "TORCH_EXTENSIONS_DIR": str(cache / "torch_extensions"),
+            "PYTHONWARNINGS": "ignore::FutureWarning",  # of torch, at each collective operation of DeepSpeed's
         }
         if not ray.cluster_resources().get("GPU"):
             fixed["DS_ACCELERATOR"] = "cpu"
-        return fixed | {k: os.environ[k] for k in _FORWARDED if k in os.environ}
+        return fixed | {k: v for k, v in os.environ.items() if k in _FORWARDED or k.startswith(_FORWARDED_PREFIXES)}
 
 
 def batch_metrics(batch: TokenBatch, logp_old: np.ndarray, entropy_old: np.ndarray) -> dict[str, float]:

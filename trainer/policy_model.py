@@ -76,7 +76,9 @@ def load_policy(
 ) -> PolicyModel:
     """The model of a folder, on the CPU. Raises ModelFolderError."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     folder = check_model_folder(path)
     hf = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, attn_implementation="sdpa", local_files_only=True)
     policy = PolicyModel(hf, temperature=temperature, chunk_tokens=chunk_tokens, masked_ids=masked_ids)
