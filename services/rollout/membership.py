@@ -105,7 +105,13 @@ class Membership:
         self.target = placement.count(self._settings, ray.cluster_resources())
         if self.target == 0:
             raise placement.UnschedulableError(f"rollout.workers=all found none: {placement.describe(self._settings)}")
-        await asyncio.gather(*(self._start_member(slot) for slot in range(self.target)))
+        tasks = [asyncio.create_task(self._start_member(slot)) for slot in range(self.target)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         self._watcher = asyncio.create_task(self._watch())
 
     async def close(self) -> None:

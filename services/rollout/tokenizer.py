@@ -13,8 +13,14 @@ _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Saved classes that mean: what tokenizer.json says, and nothing else."""
 
 
+class TokenizerError(ValueError):
+    """A model folder without a tokenizer that can be loaded."""
+
+    exit_code = 2
+
+
 def load_tokenizer(model_path: str | Path):
-    """The tokenizer of a model folder."""
+    """The tokenizer of a model folder. Raises TokenizerError."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     folder = Path(model_path)
@@ -22,4 +28,10 @@ def load_tokenizer(model_path: str | Path):
     named = json.loads(saved.read_text(encoding="utf-8")).get("tokenizer_class") if saved.is_file() else None
     if named in _GENERIC and (folder / "tokenizer.json").is_file():
         return PreTrainedTokenizerFast.from_pretrained(folder)
-    return AutoTokenizer.from_pretrained(model_path)
+    try:
+        return AutoTokenizer.from_pretrained(model_path)
+    except (OSError, ValueError) as e:
+        reason = " ".join(str(e).split())[:200]
+        raise TokenizerError(
+            f"model.path {model_path}: no tokenizer could be loaded (expected tokenizer.json): {reason}"
+        ) from None
