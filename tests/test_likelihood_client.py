@@ -77,9 +77,10 @@ def test_an_outage_loses_and_doubles_nothing_and_keeps_the_order(tmp_path):
     client = LikelihoodClient(server.url, spool_dir=tmp_path / "spool", memory_bytes=3000)
     client.post_step("run", record(20))
     assert client.flush(15) and client.close() == 0
-    info = server._store.info("run")
+    store = SQLiteStore(tmp_path / "l.db")
+    info = store.info("run")
     assert (info.steps, info.trajectories, info.first_step, info.last_step) == (21, 63, 0, 20)
-    times = [s.time for s in server._store.steps("run", 0, 100)]
+    times = [s.time for s in SQLiteStore(tmp_path / "l.db").steps("run", 0, 100)]
     assert times == sorted(times)
     server.stop()
 
@@ -91,7 +92,7 @@ def test_a_superseded_attempt_in_the_spool_does_not_block_the_new_one(tmp_path):
         client.post_step("run", record(6, attempt=0))
         client.post_step("run", record(6, attempt=1))
         assert client.flush(10) and client.refused == 1
-    assert [(s.step, s.attempt) for s in server._store.steps("run", 0, 99)] == [(5, 1), (6, 1)]
+    assert [(s.step, s.attempt) for s in SQLiteStore(tmp_path / "l.db").steps("run", 0, 99)] == [(5, 1), (6, 1)]
     server.stop()
 
 
@@ -124,7 +125,8 @@ def test_eight_writers_at_once_store_every_trajectory_once(tmp_path):
     threads = [threading.Thread(target=write, args=(rank,)) for rank in range(8)]
     [t.start() for t in threads]
     [t.join(60) for t in threads]
-    info = server._store.info("run")
+    store = SQLiteStore(tmp_path / "l.db")
+    info = store.info("run")
     assert (info.steps, info.trajectories) == (5, 8 * 5 * 3)
     assert SQLiteStore(tmp_path / "l.db").steps("run", 0, 0)[0].metrics["logp/right"] == pytest.approx(-0.5)
     server.stop()

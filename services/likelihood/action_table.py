@@ -31,14 +31,15 @@ class ActionTable:
         at = np.flatnonzero(batch.action_ids >= 0)
         width = int(batch.action_ids.max(initial=0)) + 1
         key = row_of[at] * width + batch.action_ids[at]
-        keys, inverse, tokens = np.unique(key, return_inverse=True, return_counts=True)
+        tokens = np.bincount(key, minlength=len(batch) * width)
+        keys = np.flatnonzero(tokens)
 
         def summed(values: np.ndarray | None) -> np.ndarray:
             if values is None:
                 return np.full(len(keys), np.nan)
-            return np.bincount(inverse, np.asarray(values, np.float64)[at], minlength=len(keys))
+            return np.bincount(key, np.asarray(values)[at], minlength=len(tokens))[keys]
 
-        return cls(len(batch), keys // width, keys % width, tokens, summed(before), summed(after))
+        return cls(len(batch), keys // width, keys % width, tokens[keys], summed(before), summed(after))
 
     @classmethod
     def of_records(cls, trajectories: Sequence[TrajectoryRecord]) -> ActionTable:

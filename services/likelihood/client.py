@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 
 from services.contracts import TokenBatch
-from services.likelihood.records import EventRecord, LikelihoodError, StepRecord, check_run_name
-from services.likelihood.spool import Spool
+from services.likelihood.records import EventRecord, LikelihoodError, Record, StepRecord, check_run_name
+from services.likelihood.spool import Message, Spool
 from services.likelihood.tokens import pack_tokens, unpack_tokens
 
 log = logging.getLogger("unspiral.likelihood")
@@ -56,23 +58,23 @@ class LikelihoodClient:
         self._thread.start()
 
     def post_step(self, run: str, record: StepRecord) -> None:
-        """Hand over one step. Raises LikelihoodError for a bad run name, ValueError after close."""
-        check_run_name(run)
-        self._add(
-            "step", run, record.step, "POST", f"/v1/runs/{run}/steps", record.model_dump_json(exclude_none=False).encode()
-        )
+        """Hand over one step. Its trajectories may be TrajectoryRecord or plain dicts of that form.
+
+        Raises LikelihoodError for a bad run name, SpoolError if the service is away and the disk is full, ValueError after close.
+        """
+        size = 1000 + 100 * len(record.metrics) + sum(200 + 120 * len(_actions(t)) for t in record.trajectories)
+        self._add("step", run, record.step, "POST", "steps", lambda: _json(record), size)
 
     def put_tokens(self, run: str, step: int, batch: TokenBatch, attempt: int = 0) -> None:
         """Hand over the token arrays of a step (`batch.logp_old` must be set)."""
-        check_run_name(run)
         if batch.logp_old is None:
             raise LikelihoodError(f"run {run}, step {step}: token arrays without logp_old")
-        self._add("tokens", run, step, "PUT", f"/v1/runs/{run}/steps/{step}/tokens?attempt={attempt}", pack_tokens(batch))
+        size = 20 * len(batch.token_ids) + 100 * len(batch)
+        self._add("tokens", run, step, "PUT", f"steps/{step}/tokens?attempt={attempt}", lambda: pack_tokens(batch), size)
 
     def post_event(self, run: str, event: EventRecord) -> None:
         """Hand over something that happened in the run."""
-        check_run_name(run)
-        self._add("event", run, event.step, "POST", f"/v1/runs/{run}/events", event.model_dump_json().encode())
+        self._add("event", run, event.step, "POST", "events", lambda: _json(event), 3000)
 
     def get_tokens(self, run: str, step: int) -> TokenBatch | None:
         """The token arrays of a step; None if the service has none (any more) or cannot be reached."""
@@ -126,11 +128,12 @@ class LikelihoodClient:
     def __exit__(self, *exc: Any) -> None:
         self.close()
 
-    def _add(self, kind: str, run: str, step: int, method: str, path: str, body: bytes) -> None:
+    def _add(self, kind: str, run: str, step: int, method: str, path: str, make: Callable[[], bytes], size: int) -> None:
+        message = Message(kind, run, step, method, f"/v1/runs/{check_run_name(run)}/{path}", make, size)
         with self._changed:
             if self._closing:
                 raise ValueError("the likelihood client is closed")
-            self._spool.add(kind, run, step, method, path, body)
+            self._spool.add(message)
             self._changed.notify_all()
 
     def _send_all(self) -> None:
@@ -164,7 +167,7 @@ class LikelihoodClient:
                 if self._closing:
                     return
 
-    def _send(self, message: Any) -> str | None:
+    def _send(self, message: Message) -> str | None:
         """None when the message is dealt with; else why it must be sent again."""
         kind = "application/json" if message.method == "POST" else "application/octet-stream"
         try:
@@ -187,6 +190,15 @@ class LikelihoodClient:
             _reason(answer),
         )
         return None
+
+
+def _actions(trajectory: Any) -> list:
+    return trajectory["actions"] if isinstance(trajectory, dict) else trajectory.actions
+
+
+def _json(record: Record) -> bytes:
+    """JSON of a record whose parts may be plain dicts; a number that is not finite becomes null."""
+    return orjson.dumps(vars(record), default=vars, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _reason(answer: httpx.Response) -> str:

@@ -6,15 +6,19 @@ import errno
 import socket
 import threading
 import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 import uvicorn
+from fastapi import FastAPI
 from pydantic import Field
 
 from services.likelihood.auth import required_token
+from services.likelihood.mirrors import Mirror, Mirroring, TensorBoardMirror, WandbMirror
 from services.likelihood.records import LikelihoodError
 from services.likelihood.server import create_app
 from services.likelihood.store import open_store
-from services.settings import Settings
+from services.settings import MonitorRules, Settings
 
 
 class ServeSettings(Settings):
@@ -28,6 +32,14 @@ class ServeSettings(Settings):
     """0 takes any free port."""
     token_steps: int = Field(8, ge=1)
     """Steps whose token arrays are kept."""
+    token: str | None = Field(None, repr=False)
+    """Bearer token to ask for; UNSPIRAL_API_TOKEN if left out."""
+    tensorboard: str | None = None
+    """Folder to which every step is mirrored as TensorBoard event files."""
+    wandb: str | None = None
+    """Weights & Biases project to which every step is mirrored."""
+    rules: MonitorRules = MonitorRules()
+    """Thresholds of the service's phase monitor; a driver that starts the service passes its own."""
     start_timeout_seconds: float = Field(30.0, gt=0)
     """Longest wait for the server to answer."""
 
@@ -41,17 +53,17 @@ class CannotServe(LikelihoodError):
 class RunningServer:
     """A service in a thread of this process."""
 
-    def __init__(self, url: str, server: uvicorn.Server, thread: threading.Thread, store):
-        self.url, self._server, self._thread, self._store = url, server, thread, store
+    def __init__(self, url: str, server: uvicorn.Server, thread: threading.Thread, parts: ExitStack):
+        self.url, self._server, self._thread, self._parts = url, server, thread, parts
 
     def stop(self, timeout: float = 10.0) -> None:
-        """End the server and close its store. Safe to call twice."""
+        """End the server, then close its store and trackers. Safe to call twice."""
         self._server.should_exit = True
         self._thread.join(timeout / 2)
         if self._thread.is_alive():  # open event streams
             self._server.force_exit = True
             self._thread.join(timeout / 2)
-        self._store.close()
+        self._parts.close()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -61,6 +73,7 @@ def bind(host: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
+        sock.listen(512)  # so that nobody is turned away before the server is up
     except OSError as e:
         sock.close()
         why = "in use; choose another with --port, 0 for any free one" if e.errno == errno.EADDRINUSE else e.strerror or str(e)
@@ -69,37 +82,48 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def serve_in_thread(settings: ServeSettings) -> RunningServer:
-    """Start the service and return once it answers. Raises CannotServe, StoreError, TokenRequired."""
-    token = required_token(settings.host)
-    sock = bind(settings.host, settings.port)
+    """Start the service and return once it answers. Raises CannotServe, StoreError, TokenRequired, MirrorError."""
+    parts = ExitStack()
     try:
-        store = open_store(settings.store, settings.token_steps)
-    except Exception:
-        sock.close()
+        app, sock = _assembled(settings, parts)
+        server = uvicorn.Server(_config(app))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="likelihood-service", daemon=True)
+        thread.start()
+        deadline = time.monotonic() + settings.start_timeout_seconds
+        while not server.started:
+            if not thread.is_alive() or time.monotonic() > deadline:
+                server.should_exit = True
+                raise CannotServe(f"likelihood service on {settings.host}: not up within {settings.start_timeout_seconds:g} s")
+            time.sleep(0.02)
+    except BaseException:
+        parts.close()
         raise
-    server = uvicorn.Server(_config(create_app(store, token)))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="likelihood-service", daemon=True)
-    thread.start()
-    deadline = time.monotonic() + settings.start_timeout_seconds
-    while not server.started:
-        if not thread.is_alive() or time.monotonic() > deadline:
-            server.should_exit = True
-            store.close()
-            raise CannotServe(f"likelihood service on {settings.host}: not up within {settings.start_timeout_seconds:g} s")
-        time.sleep(0.02)
-    return RunningServer(url_of(settings.host, sock), server, thread, store)
+    return RunningServer(url_of(settings.host, sock), server, thread, parts)
 
 
-def serve_forever(settings: ServeSettings, announce=print) -> None:
+def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = print) -> None:
     """Run the service in the foreground until SIGINT or SIGTERM."""
-    token = required_token(settings.host)
-    sock = bind(settings.host, settings.port)
+    with ExitStack() as parts:
+        app, sock = _assembled(settings, parts)
+        announce(f"likelihood service: {url_of(settings.host, sock)} (store {settings.store}; page at /, API at /docs)")
+        uvicorn.Server(_config(app)).run(sockets=[sock])
+
+
+def _assembled(settings: ServeSettings, parts: ExitStack) -> tuple[FastAPI, socket.socket]:
+    """The application and its bound socket; what must be closed goes onto `parts`."""
+    token = required_token(settings.host, settings.token)
+    sock = parts.enter_context(closing(bind(settings.host, settings.port)))
     store = open_store(settings.store, settings.token_steps)
-    announce(f"likelihood service: {url_of(settings.host, sock)} (store {settings.store}; page at /, API at /docs)")
-    try:
-        uvicorn.Server(_config(create_app(store, token))).run(sockets=[sock])
-    finally:
-        store.close()
+    parts.callback(store.close)
+    mirrors: list[Mirror] = []
+    if settings.tensorboard:
+        mirrors.append(TensorBoardMirror(settings.tensorboard))
+    if settings.wandb:
+        mirrors.append(WandbMirror(settings.wandb))
+    mirroring = Mirroring(mirrors) if mirrors else None
+    if mirroring:
+        parts.callback(mirroring.close)
+    return create_app(store, token, settings.rules, mirroring), sock
 
 
 def url_of(host: str, sock: socket.socket) -> str:
@@ -108,5 +132,5 @@ def url_of(host: str, sock: socket.socket) -> str:
     return f"http://{shown}:{sock.getsockname()[1]}"
 
 
-def _config(app) -> uvicorn.Config:
+def _config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, lifespan="off")

@@ -9,9 +9,10 @@ from typing import Any
 import orjson
 
 from services.likelihood import series
-from services.likelihood.monitor import PHASES, MonitorRules
+from services.likelihood.monitor import PHASES
 from services.likelihood.records import LikelihoodError
 from services.likelihood.run_files import RunFiles, differences, read_run
+from services.settings import MonitorRules
 
 STATIC = Path(__file__).parent / "static"
 POINTS = 3000
@@ -46,6 +47,7 @@ def write_report(run_dirs: list[Path], out: Path) -> Path:
 
 def frozen(run: RunFiles, rules: MonitorRules | None = None) -> dict[str, Any]:
     """What the page needs to know of a run."""
+    _add_evaluations(run)
     columns, first = run.columns()
     codes, alarms = run.replay(rules)
     thinned = series.thinned(columns, first, POINTS)
@@ -61,7 +63,7 @@ def frozen(run: RunFiles, rules: MonitorRules | None = None) -> dict[str, Any]:
         "series": thinned,
         "bands": found,
         "alarms": alarms,
-        "events": [_event(e) for e in run.events[-MOST_EVENTS:]],
+        "events": [e for e in map(_event, run.events[-MOST_EVENTS:]) if e["kind"] != "alarm"],
         "config": run.config,
         "summary": run.summary,
     }
@@ -80,7 +82,11 @@ def page(data: dict[str, Any]) -> str:
 
 
 def _static(name: str) -> str:
-    return (STATIC / name).read_text(encoding="utf-8").replace("</script", "<\\/script")
+    text = (STATIC / name).read_text(encoding="utf-8").replace("</script", "<\\/script")
+    if name.startswith("vendor/"):  # its licence travels with it
+        licence = STATIC / "vendor" / f"LICENSE.{Path(name).name.split('.')[0]}"
+        text = f"/*\n{licence.read_text(encoding='utf-8')}*/\n{text}"
+    return text
 
 
 def _tell_apart(runs: list[RunFiles], paths: list[Path]) -> None:
@@ -89,6 +95,16 @@ def _tell_apart(runs: list[RunFiles], paths: list[Path]) -> None:
     for run, path in zip(runs, paths, strict=True):
         if names.count(run.name) > 1:
             run.name = f"{Path(path).resolve().parent.name}/{run.name}"
+
+
+def _add_evaluations(run: RunFiles) -> None:
+    """Held-out scores are events; the page shows them as curves, `eval/em_greedy` and `eval/em_sampled`."""
+    by_step = {m["step"]: m for m in run.metrics}
+    for event in run.events:
+        metrics = by_step.get(max(event.get("step") or 0, run.metrics[0]["step"])) if run.metrics else None
+        score = event.get("em", (event.get("overall") or {}).get("em"))
+        if event.get("event") == "evaluation" and metrics is not None and score is not None:
+            metrics[f"eval/em_{event.get('mode', 'greedy')}"] = score
 
 
 def _event(event: dict[str, Any]) -> dict[str, Any]:

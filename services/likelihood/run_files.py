@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 import orjson
+from pydantic import ValidationError
 
-from services.likelihood.monitor import PHASES, MonitorRules, PhaseMonitor
-from services.likelihood.records import LikelihoodError
+from services.likelihood.monitor import PHASES, PhaseMonitor
+from services.likelihood.records import LikelihoodError, one_line
+from services.settings import MonitorRules
+
+NOT_CURVES = ("step", "attempt", "policy_version")
 
 
 class RunFileError(LikelihoodError):
@@ -35,7 +39,12 @@ class RunFiles:
         out: dict[str, np.ndarray] = {}
         for step, metrics in zip(steps, self.metrics, strict=True):
             for name, value in metrics.items():
-                if name != "step" and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                if (
+                    name not in NOT_CURVES
+                    and isinstance(value, int | float)
+                    and not isinstance(value, bool)
+                    and math.isfinite(value)
+                ):
                     out.setdefault(name, np.full(size, np.nan))[step - first] = value
         return out, first
 
@@ -72,15 +81,34 @@ def read_run(path: Path) -> RunFiles:
         except (orjson.JSONDecodeError, OSError) as e:
             raise RunFileError(f"{folder / 'summary.json'}: not JSON ({e})") from e
     if (folder / "config.yaml").exists():
-        from ruamel.yaml import YAML
-        from ruamel.yaml.error import YAMLError
-
-        try:
-            loaded = YAML(typ="safe", pure=True).load((folder / "config.yaml").read_text(encoding="utf-8"))
-        except (YAMLError, OSError, UnicodeDecodeError) as e:
-            raise RunFileError(f"{folder / 'config.yaml'}: not YAML ({' '.join(str(e).split())})") from e
-        run.config = loaded if isinstance(loaded, dict) else {}
+        run.config = read_yaml(folder / "config.yaml")
     return run
+
+
+def read_rules(path: Path | None) -> MonitorRules | None:
+    """Thresholds of the monitor from a YAML file. Raises RunFileError naming the key."""
+    if path is None:
+        return None
+    try:
+        return MonitorRules.model_validate(read_yaml(path))
+    except ValidationError as e:
+        raise RunFileError(f"{path}: {one_line(e)}") from e
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping. Raises RunFileError."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        loaded = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise RunFileError(f"{path}: cannot be read ({e.strerror})") from e
+    except (YAMLError, UnicodeDecodeError) as e:
+        raise RunFileError(f"{path}: not YAML ({' '.join(str(e).split())})") from e
+    if not isinstance(loaded, dict):
+        raise RunFileError(f"{path}: expected keys with values")
+    return loaded
 
 
 def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 
 from services.likelihood.auth import TokenGate
 from services.likelihood.exporters import ServiceMetrics
-from services.likelihood.monitor import MonitorRules
+from services.likelihood.mirrors import Mirroring
 from services.likelihood.records import (
     EventRecord,
     LikelihoodError,
@@ -36,6 +36,7 @@ from services.likelihood.records import (
 from services.likelihood.service import LikelihoodService
 from services.likelihood.store import LikelihoodStore
 from services.likelihood.tokens import unpack_tokens
+from services.settings import MonitorRules
 
 MAX_STEP_BYTES = 32 << 20
 MAX_TOKEN_BYTES = 512 << 20
@@ -59,9 +60,11 @@ class TooLarge(LikelihoodError):
     status = 413
 
 
-def create_app(store: LikelihoodStore, token: str | None = None, rules: MonitorRules | None = None) -> FastAPI:
+def create_app(
+    store: LikelihoodStore, token: str | None = None, rules: MonitorRules | None = None, mirroring: Mirroring | None = None
+) -> FastAPI:
     """The service on a store. With a token, everything but health needs it (services.likelihood.auth)."""
-    service = LikelihoodService(store, rules)
+    service = LikelihoodService(store, rules, mirroring)
     seen = ServiceMetrics(service)
     app = FastAPI(title="Unspiral likelihood service", version="1", description=__doc__, docs_url=None, redoc_url=None)
     app.state.service = service
@@ -174,10 +177,10 @@ def create_app(store: LikelihoodStore, token: str | None = None, rules: MonitorR
         """Stored steps from `first` on, without their trajectories."""
         return store.steps(run, first, 2**31 - 1, limit)
 
-    @app.get("/v1/runs/{run}/steps/{step}/trajectories")
-    def trajectories(run: Run, step: int) -> list[TrajectoryRecord]:
+    @app.get("/v1/runs/{run}/steps/{step}/trajectories", response_model=list[TrajectoryRecord])
+    def trajectories(run: Run, step: int) -> Response:
         """The trajectories of a step."""
-        return store.trajectories(run, step)
+        return Response(orjson.dumps(store.trajectories(run, step), default=vars), media_type="application/json")
 
     @app.get("/v1/runs/{run}/stream")
     async def stream(run: Run, request: Request) -> EventSourceResponse:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.likelihood import series
-from services.likelihood.monitor import PHASES, MonitorRules, PhaseMonitor, PhaseState
+from services.likelihood.mirrors import Mirroring
+from services.likelihood.monitor import PHASES, PhaseMonitor, PhaseState
 from services.likelihood.records import MAX_STEP, EventRecord, StepReceipt, StepRecord, StoredStep
 from services.likelihood.store import LikelihoodStore
+from services.settings import MonitorRules
 
 REPLAY = 1000  # stored steps read at a time
 
@@ -49,8 +51,8 @@ class Listener:
 class LikelihoodService:
     """Thread-safe. Every posted step goes to the store, then to the run's monitor, then to the listeners."""
 
-    def __init__(self, store: LikelihoodStore, rules: MonitorRules | None = None):
-        self.store, self.rules = store, rules
+    def __init__(self, store: LikelihoodStore, rules: MonitorRules | None = None, mirroring: Mirroring | None = None):
+        self.store, self.rules, self.mirroring = store, rules, mirroring
         self._watches: dict[str, RunWatch] = {}
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._listeners: dict[str | None, set[Listener]] = defaultdict(set)
@@ -62,6 +64,8 @@ class LikelihoodService:
             stored = self.store.steps(run, record.step, record.step)[0]
             state = self._observe(run, stored)
         self.publish(run, "step", {**stored.model_dump(), "phase": state.phase})
+        if self.mirroring:
+            self.mirroring.step(run, stored.step, stored.time, stored.metrics, state.phase)
         for alarm in state.alarms:
             self.publish(run, "alarm", alarm.as_dict())
         for alarm in state.cleared:
@@ -130,6 +134,8 @@ class LikelihoodService:
             for alarm in state.cleared:
                 next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None)["cleared"] = step.step
             watch.alarms += [a.as_dict() for a in state.alarms]
+            for alarm in state.active:  # its confidence may have grown
+                next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None).update(alarm.as_dict())
             watch.last = step.step
         self._watches[run] = watch
         self.store.save_monitor(run, watch.last, watch.monitor.state_dict(), watch.alarms, phases)

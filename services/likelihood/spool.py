@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import orjson
@@ -23,20 +25,27 @@ class SpoolError(LikelihoodError):
 class Message:
     """One request to the service."""
 
-    seq: int
     kind: str
     """`step`, `tokens` or `event`."""
     run: str
     step: int
     method: str
     path: str
-    body: bytes
+    make: Callable[[], bytes]
+    """Makes the body; called once, by whoever first needs the bytes, so that the learner does not wait for it."""
+    size: int
+    """About how many bytes it holds on to."""
+    seq: int = -1
+
+    @cached_property
+    def body(self) -> bytes:
+        return self.make()
 
 
 class Spool:
     """Not thread-safe: the client holds a lock around it.
 
-    Up to `memory_bytes` of bodies wait in memory; from then on messages go to files in `folder`, named by their number, until
+    Up to about `memory_bytes` wait in memory; from then on messages go to files in `folder`, named by their number, until
     the files are gone again. So memory always holds the older ones, and numbers give the order over restarts.
     """
 
@@ -61,16 +70,15 @@ class Spool:
     def __len__(self) -> int:
         return len(self.memory) + len(self.files)
 
-    def add(self, kind: str, run: str, step: int, method: str, path: str, body: bytes) -> int:
-        """The message's number."""
-        message = Message(self.next_seq, kind, run, step, method, path, body)
-        self.next_seq += 1
-        if self.files or self.held + len(body) > self.memory_bytes:
+    def add(self, message: Message) -> None:
+        """Number the message and put it at the end."""
+        message.seq = self.next_seq
+        if self.files or self.held + message.size > self.memory_bytes:
             self._write(message)
         else:
             self.memory.append(message)
-            self.held += len(body)
-        return message.seq
+            self.held += message.size
+        self.next_seq += 1
 
     def first(self) -> Message | None:
         """The oldest message; it stays until `done`."""
@@ -82,7 +90,7 @@ class Spool:
         """Forget the oldest message."""
         if self.memory and self.memory[0] is message:
             self.memory.popleft()
-            self.held -= len(message.body)
+            self.held -= message.size
         else:
             self.files.popleft().unlink()
 
@@ -95,20 +103,21 @@ class Spool:
     def close(self) -> None:
         """Write what is in memory to disk, for the next process."""
         for message in self.memory:
-            self._write(message, sort=False)
+            self._write(message)
         self.memory.clear()
         self._lock.close()
 
-    def _write(self, message: Message, sort: bool = True) -> None:
-        head = orjson.dumps([message.kind, message.run, message.step, message.method, message.path])
+    def _write(self, message: Message) -> None:
         path = self.folder / f"{message.seq:016d}-{message.kind}.msg"
-        with open(path.with_suffix(".tmp"), "wb") as out:
-            out.write(len(head).to_bytes(4, "big") + head + message.body)
-            out.flush()
-            os.fsync(out.fileno())
-        path.with_suffix(".tmp").rename(path)
-        if not sort:
-            return
+        head = orjson.dumps([message.kind, message.run, message.step, message.method, message.path])
+        try:
+            with open(path.with_suffix(".tmp"), "wb") as out:
+                out.write(len(head).to_bytes(4, "big") + head + message.body)
+                out.flush()
+                os.fsync(out.fileno())
+            path.with_suffix(".tmp").rename(path)
+        except OSError as e:
+            raise SpoolError(f"spool folder {self.folder}: cannot be written ({e.strerror}), and the service is away") from e
         self.files.append(path)
         if message.kind == "tokens":  # the service keeps those of the newest steps only
             waiting = [f for f in list(self.files)[1:] if f.stem.endswith("tokens")]  # the first may be on its way
@@ -119,4 +128,5 @@ class Spool:
     def _read(self, path: Path) -> Message:
         raw = path.read_bytes()
         size = int.from_bytes(raw[:4], "big")
-        return Message(int(path.stem.split("-")[0]), *orjson.loads(raw[4 : 4 + size]), raw[4 + size :])
+        body = raw[4 + size :]
+        return Message(*orjson.loads(raw[4 : 4 + size]), lambda: body, len(body), int(path.stem.split("-")[0]))

@@ -1,17 +1,14 @@
 """The embedded likelihood store: one SQLite file in WAL mode.
 
-Tables: `step` holds what was posted, `trajectory` one row a trajectory with its actions packed, `chunk` the metric curves
-(services.likelihood.series), `tokens` the npz bodies of the newest steps. Writers take the lock of the file (BEGIN IMMEDIATE),
-readers never wait for them.
+Tables: `step` holds what was posted and what was worked out of it, `trajectory` one row a trajectory with its actions packed, `chunk`
+the metric curves (services.likelihood.series), `tokens` the npz bodies of the newest steps. Readers never wait for writers.
 """
 
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,9 @@ import numpy as np
 import orjson
 
 from services.likelihood import series
+from services.likelihood.packing import pack_actions, unpack_trajectory
 from services.likelihood.records import (
-    ActionRecord,
     EventRecord,
-    LikelihoodError,
     RunInfo,
     StepReceipt,
     StepRecord,
@@ -30,8 +26,9 @@ from services.likelihood.records import (
     TrajectoryRecord,
     check_run_name,
 )
+from services.likelihood.sqlite_file import SQLiteFile
 from services.likelihood.step_metrics import record_metrics
-from services.likelihood.store import StoreError, Superseded, UnknownRun
+from services.likelihood.store import MONITOR_SPACING, Superseded, UnknownRun, superseded_message
 
 SCHEMA_VERSION = 1
 SCHEMA = """
@@ -41,15 +38,14 @@ CREATE TABLE step (run INTEGER, step INTEGER, attempt INTEGER, policy_version IN
                    trajectories INTEGER, PRIMARY KEY (run, step)) WITHOUT ROWID;
 CREATE TABLE trajectory (run INTEGER, step INTEGER, uid TEXT, grp TEXT, reward REAL, advantage REAL, tool_rounds INTEGER,
                          actions BLOB, PRIMARY KEY (run, step, uid)) WITHOUT ROWID;
-CREATE TABLE chunk (run INTEGER, name TEXT, chunk INTEGER, data BLOB, PRIMARY KEY (run, name, chunk)) WITHOUT ROWID;
+CREATE TABLE chunk (run INTEGER, name TEXT, chunk INTEGER, data BLOB, PRIMARY KEY (run, name, chunk));
 CREATE TABLE tokens (run INTEGER, step INTEGER, attempt INTEGER, body BLOB, PRIMARY KEY (run, step));
 CREATE TABLE monitor (run INTEGER, step INTEGER, state BLOB, PRIMARY KEY (run, step)) WITHOUT ROWID;
 CREATE TABLE alarms (run INTEGER PRIMARY KEY, body BLOB);
 CREATE TABLE event (id INTEGER PRIMARY KEY, run INTEGER, step INTEGER, kind TEXT, text TEXT, data BLOB, time REAL);
 CREATE INDEX event_run ON event (run, id);
 """
-MONITOR_SPACING = 500
-"""Steps between monitor states that are kept for good (the newest is kept besides): a superseded step replays at most so many."""
+TABLES_OF_A_RUN = ("attempt", "step", "trajectory", "chunk", "tokens", "monitor", "alarms", "event")
 
 
 class SQLiteStore:
@@ -57,48 +53,28 @@ class SQLiteStore:
 
     def __init__(self, path: str | Path, token_steps: int = 8):
         self.path, self.token_steps = Path(path), token_steps
-        self._local, self._all, self._guard = threading.local(), [], threading.Lock()
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._writing() as db:
-                version = db.execute("PRAGMA user_version").fetchone()[0]
-                if version == 0:
-                    for statement in filter(str.strip, SCHEMA.split(";")):
-                        db.execute(statement)
-                    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        except (OSError, StoreError, sqlite3.Error) as e:
-            self.close()
-            raise StoreError(f"likelihood store {self.path}: cannot be opened ({getattr(e, 'strerror', None) or e})") from e
-        if version not in (0, SCHEMA_VERSION):
-            self.close()
-            raise LikelihoodError(
-                f"likelihood store {self.path}: made by another version (schema {version}, this one reads {SCHEMA_VERSION})"
-            )
+        self._file = SQLiteFile(self.path, SCHEMA, SCHEMA_VERSION)
 
     # ---- writing
 
     def put_step(self, run: str, record: StepRecord) -> StepReceipt:
-        packed = [
-            (t.uid, t.group, t.reward, t.advantage, t.tool_rounds, _pack_actions(t.actions)) for t in record.trajectories
-        ]  # before the lock is taken
-        with self._writing() as db:
+        packed = [(t.uid, t.group, t.reward, t.advantage, t.tool_rounds, pack_actions(t.actions)) for t in record.trajectories]
+        derived = record_metrics(record.trajectories)  # both before the lock is taken
+        with self._file.writing() as db:
             run_id, superseded = self._enter(db, run, record.step, record.attempt)
             key = (run_id, record.step)
-            old = db.execute("SELECT posted, derived, policy_version FROM step WHERE run=? AND step=?", key).fetchone()
+            old = db.execute("SELECT posted, policy_version FROM step WHERE run=? AND step=?", key).fetchone()
             before = db.total_changes
             db.executemany(
                 "INSERT OR IGNORE INTO trajectory (run, step, uid, grp, reward, advantage, tool_rounds, actions) VALUES (?,?,?,?,?,?,?,?)",
                 [(*key, *row) for row in packed],
             )
-            stored = db.total_changes - before
-            posted = {**(orjson.loads(old[0]) if old else {}), **record.metrics}
-            if stored:
-                everything = record.trajectories if stored == len(packed) and not old else self._trajectories(db, *key)
+            stored, count = db.total_changes - before, len(packed)
+            if old or stored < len(packed):
+                everything = self._trajectories(db, *key)
                 derived, count = record_metrics(everything), len(everything)
-            else:
-                derived = orjson.loads(old[1]) if old else {}
-                count = db.execute("SELECT count(*) FROM trajectory WHERE run=? AND step=?", key).fetchone()[0]
-            version = record.policy_version if record.policy_version is not None else (old[2] if old else None)
+            posted = {**(orjson.loads(old[0]) if old else {}), **record.metrics}
+            version = record.policy_version if record.policy_version is not None else (old[1] if old else None)
             db.execute(
                 "INSERT OR REPLACE INTO step (run, step, attempt, policy_version, time, posted, derived, trajectories) VALUES (?,?,?,?,?,?,?,?)",
                 (*key, record.attempt, version, time.time(), orjson.dumps(posted), orjson.dumps(derived), count),
@@ -107,7 +83,7 @@ class SQLiteStore:
         return StepReceipt(run=run, step=record.step, attempt=record.attempt, stored=stored, superseded=superseded)
 
     def put_tokens(self, run: str, step: int, attempt: int, body: bytes) -> None:
-        with self._writing() as db:
+        with self._file.writing() as db:
             run_id, _ = self._enter(db, run, step, attempt)
             db.execute(
                 "INSERT OR REPLACE INTO tokens (run, step, attempt, body) VALUES (?,?,?,?)", (run_id, step, attempt, body)
@@ -118,7 +94,7 @@ class SQLiteStore:
             )
 
     def save_monitor(self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]) -> None:
-        with self._writing() as db:
+        with self._file.writing() as db:
             run_id = self._id(db, run)
             db.execute("DELETE FROM monitor WHERE run=? AND (step % ? != 0 OR step > ?)", (run_id, MONITOR_SPACING, step))
             db.execute("INSERT OR REPLACE INTO monitor (run, step, state) VALUES (?,?,?)", (run_id, step, orjson.dumps(state)))
@@ -127,11 +103,27 @@ class SQLiteStore:
                 self._set_values(db, run_id, at, {"phase": float(code)})
 
     def put_event(self, run: str, event: EventRecord) -> None:
-        with self._writing() as db:
+        with self._file.writing() as db:
             db.execute(
                 "INSERT INTO event (run, step, kind, text, data, time) VALUES (?,?,?,?,?,?)",
                 (self._id(db, run), event.step, event.kind, event.text, orjson.dumps(event.data), time.time()),
             )
+
+    def delete_trajectories(self, run: str, below: int) -> int:
+        with self._file.writing() as db:
+            return db.execute("DELETE FROM trajectory WHERE run=? AND step<?", (self._id(db, run), below)).rowcount
+
+    def delete_run(self, run: str) -> None:
+        with self._file.writing() as db:
+            run_id = self._id(db, run)
+            for table in TABLES_OF_A_RUN:
+                db.execute(f"DELETE FROM {table} WHERE run=?", (run_id,))
+            db.execute("DELETE FROM run WHERE id=?", (run_id,))
+
+    def compact(self) -> None:
+        with self._file.reading() as db:
+            db.execute("VACUUM")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _enter(self, db: sqlite3.Connection, run: str, step: int, attempt: int) -> tuple[int, int]:
         """The run's id (made if new) and how many steps of lower attempts went. Raises Superseded."""
@@ -141,38 +133,38 @@ class SQLiteStore:
             "INSERT INTO run (name, created, updated) VALUES (?,?,?) ON CONFLICT (name) DO UPDATE SET updated=excluded.updated",
             (run, now, now),
         )
-        run_id = db.execute("SELECT id FROM run WHERE name=?", (run,)).fetchone()[0]
+        run_id = self._id(db, run)
         later = db.execute(
             "SELECT attempt, first_step FROM attempt WHERE run=? AND attempt>? AND first_step<=? ORDER BY attempt DESC",
             (run_id, attempt, step),
         ).fetchone()
         if later:
-            raise Superseded(
-                f"run {run}: step {step} of attempt {attempt} is superseded by attempt {later[0]}, which began at step {later[1]}; nothing stored"
-            )
+            raise Superseded(superseded_message(run, step, attempt, *later))
         db.execute(
             "INSERT INTO attempt (run, attempt, first_step) VALUES (?,?,?) ON CONFLICT (run, attempt) DO UPDATE SET "
             "first_step=min(first_step, excluded.first_step)",
             (run_id, attempt, step),
         )
-        gone = [
-            row[0] for row in db.execute("SELECT step FROM step WHERE run=? AND step>=? AND attempt<?", (run_id, step, attempt))
-        ]
+        lower = "run=? AND step>=? AND attempt<?", (run_id, step, attempt)
+        gone = [row[0] for row in db.execute(f"SELECT step FROM step WHERE {lower[0]}", lower[1])]
         if gone:
-            db.execute("DELETE FROM step WHERE run=? AND step>=? AND attempt<?", (run_id, step, attempt))
+            db.execute(f"DELETE FROM step WHERE {lower[0]}", lower[1])
             db.executemany("DELETE FROM trajectory WHERE run=? AND step=?", [(run_id, s) for s in gone])
             self._clear_values(db, run_id, gone)
             db.execute("DELETE FROM monitor WHERE run=? AND step>=?", (run_id, step))
-        db.execute("DELETE FROM tokens WHERE run=? AND step>=? AND attempt<?", (run_id, step, attempt))
+        db.execute(f"DELETE FROM tokens WHERE {lower[0]}", lower[1])
         return run_id, len(gone)
 
-    def _set_values(self, db: sqlite3.Connection, run_id: int, step: int, values: dict[str, float | None]) -> None:
+    def _set_values(self, db: sqlite3.Connection, run_id: int, step: int, values: Mapping[str, float | None]) -> None:
         chunk, position = series.place(step)
-        held = dict(db.execute("SELECT name, data FROM chunk WHERE run=? AND chunk=? AND name IN (SELECT value FROM json_each(?))",
-                               (run_id, chunk, orjson.dumps(list(values)).decode())))  # fmt: skip
+        held = db.execute(
+            "SELECT name, data FROM chunk WHERE run=? AND chunk=? AND name IN (SELECT value FROM json_each(?))",
+            (run_id, chunk, orjson.dumps(list(values)).decode()),
+        )
+        known = dict(held.fetchall())
         db.executemany(
-            "INSERT OR REPLACE INTO chunk (run, name, chunk, data) VALUES (?,?,?,?)",
-            [(run_id, name, chunk, series.patched(held.get(name), position, value)) for name, value in values.items()],
+            "INSERT INTO chunk (run, name, chunk, data) VALUES (?,?,?,?) ON CONFLICT (run, name, chunk) DO UPDATE SET data=excluded.data",
+            [(run_id, name, chunk, series.patched(known.get(name), position, value)) for name, value in values.items()],
         )
 
     def _clear_values(self, db: sqlite3.Connection, run_id: int, steps: list[int]) -> None:
@@ -181,61 +173,68 @@ class SQLiteStore:
             chunk, position = series.place(step)
             at.setdefault(chunk, []).append(position)
         for chunk, positions in at.items():
-            for name, data in db.execute("SELECT name, data FROM chunk WHERE run=? AND chunk=?", (run_id, chunk)).fetchall():
-                db.execute(
-                    "UPDATE chunk SET data=? WHERE run=? AND name=? AND chunk=?",
-                    (series.cleared(data, positions), run_id, name, chunk),
-                )
+            held = db.execute("SELECT name, data FROM chunk WHERE run=? AND chunk=?", (run_id, chunk)).fetchall()
+            db.executemany(
+                "UPDATE chunk SET data=? WHERE run=? AND name=? AND chunk=?",
+                [(series.cleared(data, positions), run_id, name, chunk) for name, data in held],
+            )
 
     # ---- reading
 
     def get_tokens(self, run: str, step: int) -> bytes | None:
-        db = self._db()
-        row = db.execute("SELECT body FROM tokens WHERE run=? AND step=?", (self._id(db, run), step)).fetchone()
+        with self._file.reading() as db:
+            row = db.execute("SELECT body FROM tokens WHERE run=? AND step=?", (self._id(db, run), step)).fetchone()
         return row[0] if row else None
 
     def runs(self) -> list[RunInfo]:
-        db = self._db()
-        names = [row[0] for row in db.execute("SELECT name FROM run ORDER BY updated DESC")]
+        with self._file.reading() as db:
+            names = [row[0] for row in db.execute("SELECT name FROM run ORDER BY updated DESC")]
         return [self.info(name) for name in names]
 
     def info(self, run: str) -> RunInfo:
-        db = self._db()
-        run_id = self._id(db, run)
-        created, updated = db.execute("SELECT created, updated FROM run WHERE id=?", (run_id,)).fetchone()
-        attempt = db.execute("SELECT max(attempt) FROM attempt WHERE run=?", (run_id,)).fetchone()[0]
-        first, last, count, trajectories = db.execute(
-            "SELECT min(step), max(step), count(*), coalesce(sum(trajectories), 0) FROM step WHERE run=?", (run_id,)
-        ).fetchone()
+        with self._file.reading() as db:
+            run_id = self._id(db, run)
+            created, updated = db.execute("SELECT created, updated FROM run WHERE id=?", (run_id,)).fetchone()
+            attempt = db.execute("SELECT max(attempt) FROM attempt WHERE run=?", (run_id,)).fetchone()[0]
+            first, last, count, trajectories = db.execute(
+                "SELECT min(step), max(step), count(*), coalesce(sum(trajectories), 0) FROM step WHERE run=?", (run_id,)
+            ).fetchone()
         return RunInfo(
             run=run, created=created, updated=updated, attempt=attempt or 0,
             first_step=first, last_step=last, steps=count, trajectories=trajectories,
         )  # fmt: skip
 
     def metric_names(self, run: str) -> list[str]:
-        db = self._db()
-        return [row[0] for row in db.execute("SELECT DISTINCT name FROM chunk WHERE run=? ORDER BY name", (self._id(db, run),))]
+        with self._file.reading() as db:
+            # one step along the index for each name, not one for each chunk
+            rows = db.execute(
+                "WITH RECURSIVE n(name) AS (SELECT min(name) FROM chunk WHERE run=:run UNION ALL "
+                "SELECT (SELECT min(name) FROM chunk WHERE run=:run AND name>n.name) FROM n WHERE n.name IS NOT NULL) "
+                "SELECT name FROM n WHERE name IS NOT NULL",
+                {"run": self._id(db, run)},
+            ).fetchall()
+        return [row[0] for row in rows]
 
     def columns(self, run: str, names: Iterable[str], first: int, last: int) -> dict[str, np.ndarray]:
-        db = self._db()
-        run_id, (low, _), (high, _) = self._id(db, run), series.place(first), series.place(max(first, last))
-        out = {}
-        for name in names:
-            chunks = db.execute(
-                "SELECT chunk, data FROM chunk WHERE run=? AND name=? AND chunk BETWEEN ? AND ?", (run_id, name, low, high)
-            )
-            column = series.dense(chunks, first, last)
-            if not np.isnan(column).all():
-                out[name] = column
+        (low, _), (high, _), out = series.place(first), series.place(max(first, last)), {}
+        with self._file.reading() as db:
+            run_id = self._id(db, run)
+            for name in names:
+                chunks = db.execute(
+                    "SELECT chunk, data FROM chunk WHERE run=? AND name=? AND chunk BETWEEN ? AND ?", (run_id, name, low, high)
+                )
+                column = series.dense(chunks, first, last)
+                if not np.isnan(column).all():
+                    out[name] = column
         return out
 
     def steps(self, run: str, first: int, last: int, limit: int = 1000) -> list[StoredStep]:
-        db = self._db()
-        rows = db.execute(
-            "SELECT step, attempt, policy_version, time, posted, derived, trajectories FROM step WHERE run=? AND step BETWEEN ? AND ? "
-            "ORDER BY step LIMIT ?",
-            (self._id(db, run), first, last, limit),
-        )
+        with self._file.reading() as db:
+            rows = db.execute(
+                "SELECT step, attempt, policy_version, time, posted, derived, trajectories FROM step WHERE run=? AND step BETWEEN ? AND ? "
+                "ORDER BY step LIMIT ?",
+                (self._id(db, run), first, last, limit),
+            ).fetchall()
         return [
             StoredStep(
                 step=s, attempt=a, policy_version=v, time=t, metrics={**orjson.loads(d), **orjson.loads(p)}, trajectories=n
@@ -244,100 +243,47 @@ class SQLiteStore:
         ]
 
     def trajectories(self, run: str, step: int) -> list[TrajectoryRecord]:
-        db = self._db()
-        return self._trajectories(db, self._id(db, run), step)
+        with self._file.reading() as db:
+            return self._trajectories(db, self._id(db, run), step)
 
     def load_monitor(self, run: str, before: int) -> tuple[int, dict[str, Any]] | None:
-        db = self._db()
-        row = db.execute(
-            "SELECT step, state FROM monitor WHERE run=? AND step<? ORDER BY step DESC LIMIT 1", (self._id(db, run), before)
-        ).fetchone()
+        with self._file.reading() as db:
+            row = db.execute(
+                "SELECT step, state FROM monitor WHERE run=? AND step<? ORDER BY step DESC LIMIT 1", (self._id(db, run), before)
+            ).fetchone()
         return (row[0], orjson.loads(row[1])) if row else None
 
     def alarms(self, run: str) -> list[dict]:
-        db = self._db()
-        row = db.execute("SELECT body FROM alarms WHERE run=?", (self._id(db, run),)).fetchone()
+        with self._file.reading() as db:
+            row = db.execute("SELECT body FROM alarms WHERE run=?", (self._id(db, run),)).fetchone()
         return orjson.loads(row[0]) if row else []
 
     def events(self, run: str, limit: int = 1000) -> list[dict]:
-        db = self._db()
-        rows = db.execute(
-            "SELECT step, kind, text, data, time FROM event WHERE run=? ORDER BY id DESC LIMIT ?", (self._id(db, run), limit)
-        ).fetchall()
+        with self._file.reading() as db:
+            rows = db.execute(
+                "SELECT step, kind, text, data, time FROM event WHERE run=? ORDER BY id DESC LIMIT ?",
+                (self._id(db, run), limit),
+            ).fetchall()
         return [{"step": s, "kind": k, "text": t, "data": orjson.loads(d), "time": at} for s, k, t, d, at in reversed(rows)]
 
     def ping(self) -> None:
-        try:
-            self._db().execute("SELECT 1 FROM run LIMIT 1").fetchone()
-        except sqlite3.Error as e:
-            raise StoreError(f"likelihood store {self.path}: {e}") from e
+        with self._file.reading() as db:
+            db.execute("SELECT 1 FROM run LIMIT 1").fetchone()
 
     def close(self) -> None:
-        with self._guard:
-            while self._all:
-                self._all.pop().close()
-        self._local = threading.local()
+        self._file.close()
 
-    def _trajectories(self, db: sqlite3.Connection, run_id: int, step: int) -> list[TrajectoryRecord]:
+    @staticmethod
+    def _trajectories(db: sqlite3.Connection, run_id: int, step: int) -> list[TrajectoryRecord]:
         rows = db.execute(
             "SELECT uid, grp, reward, advantage, tool_rounds, actions FROM trajectory WHERE run=? AND step=? ORDER BY uid",
             (run_id, step),
         )
-        return [
-            TrajectoryRecord.model_construct(uid=u, group=g, reward=r, advantage=a, tool_rounds=n, actions=_unpack_actions(b))
-            for u, g, r, a, n, b in rows
-        ]
+        return [unpack_trajectory(*row) for row in rows]
 
-    def _id(self, db: sqlite3.Connection, run: str) -> int:
+    @staticmethod
+    def _id(db: sqlite3.Connection, run: str) -> int:
         row = db.execute("SELECT id FROM run WHERE name=?", (run,)).fetchone()
         if row is None:
             raise UnknownRun(f"run {run[:140]!r}: not in this store")
         return row[0]
-
-    # ---- connections: one a thread
-
-    def _db(self) -> sqlite3.Connection:
-        db = getattr(self._local, "db", None)
-        if db is None:
-            db = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
-            with self._guard:
-                self._all.append(db)
-            for pragma in (
-                "journal_mode=WAL",
-                "synchronous=FULL",
-                "cache_size=-65536",
-                "temp_store=MEMORY",
-                "mmap_size=1073741824",
-            ):
-                db.execute(f"PRAGMA {pragma}")
-            self._local.db = db
-        return db
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        try:
-            db = self._db()
-            db.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error as e:
-            raise StoreError(f"likelihood store {self.path}: {e}") from e
-        try:
-            yield db
-            db.execute("COMMIT")
-        except sqlite3.Error as e:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise StoreError(f"likelihood store {self.path}: {e}; nothing stored") from e
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
-
-
-def _pack_actions(actions: list[ActionRecord]) -> bytes:
-    return orjson.dumps([(a.tokens, a.logp_before, a.logp_after, a.documents) for a in actions])
-
-
-def _unpack_actions(body: bytes) -> list[ActionRecord]:
-    return [
-        ActionRecord.model_construct(tokens=n, logp_before=before, logp_after=after, documents=documents)
-        for n, before, after, documents in orjson.loads(body)
-    ]

@@ -9,12 +9,13 @@ computed (no right trajectory in the step, say) is left out of the result.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from services.contracts import TokenBatch, Trajectory
 from services.likelihood.action_table import ActionTable
-from services.likelihood.records import ActionRecord, TrajectoryRecord
+from services.likelihood.records import TrajectoryRecord
 
 MAX_ACTION_CURVES = 8
 """Actions of a trajectory that get a curve of their own."""
@@ -206,34 +207,39 @@ def trajectory_records(
     advantages: np.ndarray,
     logp_new: np.ndarray | None = None,
     rescored: Sequence[int] | None = None,
-) -> list[TrajectoryRecord]:
-    """The REST records of a step; arguments as in `step_metrics`. Raises ValueError if a log-prob inside the mask is not finite."""
+) -> list[dict[str, Any]]:
+    """The REST records of a step (`TrajectoryRecord`) as plain dicts, which cost the learner a tenth of the checked objects.
+
+    Arguments as in `step_metrics`. Raises ValueError if a log-prob inside the mask is not finite.
+    """
     table = ActionTable.of_tokens(batch, logp_old, _masked_rows(batch, logp_new, rescored))
     bad = np.flatnonzero(~np.isfinite(table.before))
     if len(bad):
         raise ValueError(
             f"trajectory {batch.uid[table.row[bad[0]]]}: log-prob of action {table.index[bad[0]]} is {table.before[bad[0]]}"
         )
-    columns = zip(
-        table.row.tolist(), table.index.tolist(), table.tokens.tolist(),
-        np.minimum(table.before, 0.0).tolist(), np.minimum(table.after, 0.0).tolist(), strict=True,
-    )  # fmt: skip
-    records: list[list[ActionRecord]] = [[] for _ in trajectories]
-    segments = [t.actions for t in trajectories]
-    for row, index, tokens, before, after in columns:
-        records[row].append(
-            ActionRecord.model_construct(
-                tokens=tokens,
-                logp_before=before,
-                logp_after=after if after - after == 0 else None,
-                documents=segments[row][index].document_ids,
-            )
+    before, after = np.minimum(table.before, 0.0).tolist(), np.minimum(table.after, 0.0).tolist()
+    actions: list[list[dict[str, Any]]] = [[] for _ in trajectories]
+    documents = [[a.document_ids for a in t.actions] for t in trajectories]
+    for i, (row, index, tokens) in enumerate(zip(table.row.tolist(), table.index.tolist(), table.tokens.tolist(), strict=True)):
+        actions[row].append(
+            {
+                "tokens": tokens,
+                "logp_before": before[i],
+                "logp_after": after[i] if after[i] == after[i] else None,
+                "documents": documents[row][index],
+            }
         )
     return [
-        TrajectoryRecord.model_construct(
-            uid=t.uid, group=t.group, reward=_finite_or_none(r), advantage=float(a), tool_rounds=t.searches, actions=actions
-        )
-        for t, r, a, actions in zip(trajectories, rewards, advantages, records, strict=True)
+        {
+            "uid": t.uid,
+            "group": t.group,
+            "reward": _finite_or_none(r),
+            "advantage": float(a),
+            "tool_rounds": t.searches,
+            "actions": acts,
+        }
+        for t, r, a, acts in zip(trajectories, rewards, advantages, actions, strict=True)
     ]
 
 

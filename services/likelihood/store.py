@@ -37,6 +37,15 @@ class Superseded(LikelihoodError):
     status = 409
 
 
+MONITOR_SPACING = 500
+"""Steps between monitor states that are kept for good (the newest is kept besides): a superseded step replays at most so many."""
+
+
+def superseded_message(run: str, step: int, attempt: int, later: int, began: int) -> str:
+    """The one line of Superseded."""
+    return f"run {run}: step {step} of attempt {attempt} is superseded by attempt {later}, which began at step {began}; nothing stored"
+
+
 class LikelihoodStore(Protocol):
     """Runs, their steps, trajectories and metric curves, and the token arrays of the last `token_steps` steps.
 
@@ -90,6 +99,16 @@ class LikelihoodStore(Protocol):
 
     def events(self, run: str, limit: int = 1000) -> list[dict]:
         """The newest events, oldest first: step, kind, text, data, time."""
+        ...
+
+    def delete_trajectories(self, run: str, below: int) -> int:
+        """Forget the trajectories of all steps below; metrics and curves stay. How many went."""
+        ...
+
+    def delete_run(self, run: str) -> None: ...
+
+    def compact(self) -> None:
+        """Give freed space back."""
         ...
 
     def ping(self) -> None:

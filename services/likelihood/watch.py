@@ -1,8 +1,9 @@
-"""Running means against thresholds, with patience in both directions: what the phase monitor is built of."""
+"""Running means and extremes against thresholds, with patience in both directions: what the phase monitor is built of."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 
@@ -16,7 +17,7 @@ class Window:
         """Whether the value counted."""
         if value is None or not math.isfinite(value):
             return False
-        self.values = [*self.values[1 - self.size :], float(value)] if self.size > 1 else [float(value)]
+        self.values = [*self.values, float(value)][-self.size :]
         return True
 
     @property
@@ -26,6 +27,34 @@ class Window:
     @property
     def mean(self) -> float | None:
         return sum(self.values) / len(self.values) if self.values else None
+
+    @property
+    def median(self) -> float:
+        return sorted(self.values)[len(self.values) // 2]
+
+    @property
+    def deviation(self) -> float:
+        """Median absolute deviation."""
+        middle = self.median
+        return sorted(abs(v - middle) for v in self.values)[len(self.values) // 2]
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one value around its slow course, from the median of successive differences; 0 with fewer than 8 values."""
+        steps = sorted(abs(b - a) for a, b in pairwise(self.values))
+        return steps[len(steps) // 2] / 0.954 if len(steps) > 6 else 0.0  # median |difference| of two normals: .954 sd
+
+
+class Peak:
+    """The highest value of the last `memory` steps."""
+
+    def __init__(self, memory: int):
+        self.memory, self.values = memory, []  # (step, value) of those that no later one tops
+
+    def highest(self, step: int, value: float) -> float:
+        kept = [(s, v) for s, v in self.values if v > value and s > step - self.memory]
+        self.values = [*kept, (step, value)]
+        return self.values[0][1]
 
 
 class Watch:
@@ -48,10 +77,10 @@ class Watch:
     def mean(self) -> float | None:
         return self.window.mean if self.window.full else None
 
-    def update(self, step: int, value: float | None) -> bool:
-        """True on the step at which it becomes active. A missing value changes nothing."""
+    def update(self, step: int, value: float | None) -> None:
+        """A missing value changes nothing."""
         if not self.window.add(value) or not self.window.full:
-            return False
+            return
         mean, low = self.window.mean, self.enter < self.leave
         self.past = mean < self.enter if low else mean > self.enter
         if self.past:
@@ -60,10 +89,8 @@ class Watch:
         self.good = self.good + 1 if (mean > self.leave if low else mean < self.leave) else 0
         if not self.active and self.bad >= self.patience:
             self.active, self.since = True, self.first_bad
-            return True
-        if self.active and self.good >= self.leave_patience:
+        elif self.active and self.good >= self.leave_patience:
             self.active = False
-        return False
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": self.window.values, **{k: getattr(self, k) for k in self.KEYS}}

@@ -100,7 +100,7 @@
     },
 
     drawOthers(known) {
-      const names = [...new Set(this.selected.flatMap((r) => Object.keys(r.series.series)))].filter((n) => !known.has(n) && n !== "phase").sort();
+      const names = [...new Set(this.selected.flatMap((r) => Object.keys(r.series.series)))].filter((n) => !known.has(n) && !U.NOT_CURVES.includes(n)).sort();
       for (const name of names) {
         if (this.others.charts.has(name)) continue;
         const chart = new U.Chart({ title: name, unit: "", lines: (all) => (all.has(name) ? [{ key: name, label: name }] : []) }, this);
@@ -119,7 +119,7 @@
       const head = ["Run", "Phase", "Step", "Reward", "Right answers", "Lag probe", "Share falling", "Alarms"];
       const rows = this.list.map((info) => {
         const run = this.selected.find((r) => r.run === info.run);
-        const metrics = run?.metrics || {};
+        const latest = (name) => run?.metrics[name] ?? run?.series.series[name]?.mean.findLast((v) => v !== null);
         const standing = (run?.alarms || []).filter((a) => a.cleared === null);
         const box = node("input", { type: "checkbox", onchange: () => this.toggle(info.run) });
         box.checked = Boolean(run);
@@ -129,7 +129,7 @@
           {},
           node("th", { scope: "row" }, node("label", {}, box, swatch, info.run)),
           node("td", {}, run ? chip(run.phase, ` since ${run.since}`) : node("span", { class: "muted" }, "not shown")),
-          ...[run?.last_step ?? info.last_step, metrics["reward/mean"], metrics["logp/right"], metrics["probe/lag"], metrics["displacement/share_negative"]].map((v) => node("td", { class: "n" }, number(v))),
+          ...[run?.last_step ?? info.last_step, latest("reward/mean"), latest("logp/right"), latest("probe/lag"), latest("displacement/share_negative")].map((v) => node("td", { class: "n" }, number(v))),
           node("td", { class: "n" }, run ? (standing.length ? String(standing.length) : "none") : "–"),
         );
       });
@@ -214,21 +214,23 @@
     const all = runs.flatMap((run) => run.alarms.map((alarm) => ({ run, alarm })));
     $("alarm-panel").hidden = !all.length;
     all.sort((a, b) => (a.alarm.cleared !== null) - (b.alarm.cleared !== null) || b.alarm.step - a.alarm.step);
-    const card = ({ run, alarm }) => {
-      const name = runs.length > 1 ? `${run.run}, ` : "";
-      const end = alarm.cleared === null ? "stands" : `ended at step ${alarm.cleared}`;
+    const open = new Set([...$("alarms").querySelectorAll("details[open]")].map((d) => d.id));
+    const card = ({ run, alarm }, i) => {
+      const stands = alarm.cleared === null;
+      const id = `alarm-${run.run}-${alarm.rule}-${alarm.step}`;
+      const first = !app.alarmsSeen && i === 0 && stands;
       return node(
-        "div",
-        { class: `alarm ${alarm.cleared === null ? "" : "cleared"}` },
-        node("p", { class: "head" }, `${name}step ${alarm.step}: ${alarm.seen}`),
-        node("p", {}, chip(alarm.phase), ` ${alarm.metric}, seen since step ${alarm.since}; confidence ${alarm.sure}; ${end}.`),
+        "details",
+        { id, class: `alarm ${stands ? "" : "cleared"}`, style: stands ? `border-color:var(--${alarm.phase})` : null, open: first || open.has(id) },
+        node("summary", {}, node("span", { class: "when" }, `step ${alarm.step}`), chip(alarm.phase), node("span", { class: "head" }, runs.length > 1 ? `${run.run}: ${alarm.seen}` : alarm.seen)),
+        node("p", {}, `${alarm.metric}, seen since step ${alarm.since}; confidence ${alarm.sure}; ${stands ? "stands" : `ended at step ${alarm.cleared}`}.`),
         node("p", { class: "advice" }, alarm.advice),
       );
     };
     const cards = all.map(card);
-    const rest = cards.splice(4);
-    const more = rest.length ? node("details", {}, node("summary", {}, `${rest.length} more`), ...rest) : null;
-    if (more && $("alarms").querySelector("details")?.open) more.open = true;
+    app.alarmsSeen = true;
+    const rest = cards.splice(6);
+    const more = rest.length ? node("details", { id: "alarms-more", open: open.has("alarms-more") }, node("summary", {}, `${rest.length} more`), ...rest) : null;
     $("alarms").replaceChildren(...cards, ...(more ? [more] : []));
   }
 

@@ -1,78 +1,9 @@
-// The curves: which there are, and how one is drawn.
+// How one chart is drawn: curves of one or several runs, phases shaded, alarms marked.
 (() => {
   "use strict";
   const U = window.Unspiral;
   const { node, number } = U;
   const HEIGHT = 190;
-
-  const named = (...pairs) => (names) => pairs.filter(([key]) => names.has(key)).map(([key, label, colour]) => ({ key, label, colour }));
-  const numbered = (prefix, label) => (names) =>
-    [...names]
-      .filter((n) => n.startsWith(prefix) && /^\d+$/.test(n.slice(prefix.length)))
-      .sort((a, b) => a.slice(prefix.length) - b.slice(prefix.length))
-      .map((key) => ({ key, label: `${label} ${Number(key.slice(prefix.length)) + (prefix.includes("action") ? 1 : 0)}` }));
-  const both = (...makers) => (names) => makers.flatMap((make) => make(names));
-
-  // title, unit, note (what it tells), lines, and: limit (a threshold), zero (range holds 0), log (log scale when it spreads widely)
-  U.GROUPS = [
-    {
-      title: "Likelihood",
-      charts: [
-        { title: "Lag probe", unit: "nats a token", note: "Right answers of a few steps ago, scored again now. The earliest sign.", lines: named(["probe/lag", "lag probe", "a"]), limit: [-0.08, "alarm"], zero: true },
-        { title: "Fixed probe", unit: "nats a token", note: "Right answers frozen at the start, scored again.", lines: named(["probe/fixed", "fixed probe", "a"]) },
-        { title: "Log-prob by class", unit: "nats a token", note: "This batch's right, untrained and wrong answers, each over its own tokens. Survivors: right can look well while the probes fall.", lines: named(["logp/right", "right", "right"], ["logp/untrained", "untrained", "soft"], ["logp/wrong", "wrong", "wrong"]) },
-        { title: "Right answers by action", unit: "nats a token", note: "First search, second, .. answer.", lines: numbered("logp/right_action_", "action") },
-        { title: "Wrong answers by action", unit: "nats a token", lines: numbered("logp/wrong_action_", "action") },
-        { title: "Surprise by number of tool rounds", unit: "nats a token", note: "Mean negative log-prob of trajectories with so many searches.", lines: numbered("nll/rounds_", "rounds") },
-      ],
-    },
-    {
-      title: "Displacement: what each update did to answers with advantage ≥ 0",
-      charts: [
-        { title: "Change a token", unit: "nats", note: "Mean and the middle 80 % of responses.", lines: named(["displacement/mean", "mean", "a"], ["displacement/p50", "median", "b"]), spread: ["displacement/p10", "displacement/p90"], zero: true },
-        { title: "Share that lost likelihood", unit: "share", note: "Above one half with LLDS off is a sign of acceleration.", lines: named(["displacement/share_negative", "responses", "a"], ["displacement/share_negative_actions", "actions", "b"]), limit: [0.5, "half"], zero: true },
-        { title: "Change by action", unit: "nats a token", lines: numbered("displacement/mean_action_", "action"), zero: true },
-        { title: "Share that lost likelihood, by action", unit: "share", lines: numbered("displacement/share_negative_action_", "action"), zero: true },
-      ],
-    },
-    {
-      title: "Reward",
-      charts: [
-        { title: "Reward", unit: "mean of the batch", lines: named(["reward/mean", "reward", "a"], ["reward/em", "exact match", "b"], ["eval/em", "held-out EM", "c"]), zero: true },
-        { title: "Groups that teach nothing", unit: "share", note: "Every sample of the group has the same reward.", lines: named(["groups/zero_variance", "zero variance", "a"]), zero: true },
-        { title: "Wrong answers with a right one's documents", unit: "share of wrong", note: "First retrieval gave the same documents as a right answer of the group.", lines: named(["retrieval/wrong_same_documents", "same documents", "a"]), zero: true },
-      ],
-    },
-    {
-      title: "Update",
-      charts: [
-        { title: "Entropy", unit: "nats a token", lines: named(["entropy", "entropy", "a"]), zero: true },
-        { title: "Gradient norm", unit: "before clipping", lines: named(["grad_norm", "mean", "a"], ["grad_norm/max", "largest", "b"]), log: true, zero: true },
-        { title: "Largest ratio", unit: "π / π old", lines: named(["ratio/max", "largest", "a"], ["ratio/p99", "99 %", "b"]), log: true },
-        { title: "Clipped tokens", unit: "share", lines: named(["policy/clip_fraction", "clipped", "a"]), zero: true },
-        { title: "Leak", unit: "nats a token", note: "|surprise of sampled tokens − entropy|. Not near 0: sampler and learner have different supports.", lines: named(["leak/logp_entropy", "leak", "a"]), limit: [0.1, "alarm"], zero: true },
-        { title: "Sampler against learner", unit: "nats a token", lines: named(["mismatch/abs_logp", "|difference|", "a"], ["kl/sampler", "KL", "b"]), zero: true },
-        { title: "KL to the reference", unit: "nats a token", lines: named(["kl/ref", "reference", "a"], ["kl/old", "old policy", "b"]), zero: true },
-      ],
-    },
-    {
-      title: "LLDS",
-      charts: [
-        { title: "LLDS loss", unit: "nats a token", lines: named(["llds/loss", "loss", "a"]), zero: true },
-        { title: "Where LLDS acts", unit: "share", lines: named(["llds/active_tokens", "tokens", "a"], ["llds/active_actions", "actions", "b"], ["llds/beta", "beta", "c"]), zero: true },
-      ],
-    },
-    {
-      title: "Rollouts",
-      charts: [
-        { title: "Response length", unit: "model tokens", lines: named(["rollout/length", "length", "a"]), zero: true },
-        { title: "Searches", unit: "a trajectory", lines: named(["rollout/searches", "searches", "a"]), zero: true },
-        { title: "Well-formed", unit: "share", lines: named(["rollout/valid", "valid actions", "a"], ["rollout/finished", "finished", "b"]), zero: true },
-        { title: "Sampling speed", unit: "tokens a second", lines: named(["rollout/tokens_per_s", "tokens/s", "a"]), zero: true },
-        { title: "Time of a step", unit: "seconds", lines: both(named(["time/step", "step", "a"], ["time/rollout", "rollout", "b"], ["time/logprob", "log-probs", "c"], ["time/update", "update", "d"], ["time/sync", "sync", "e"])), zero: true },
-      ],
-    },
-  ];
 
   const LINES_LIGHT = { right: "#1f9d6b", wrong: "#d1434f", soft: "#8a93a3", a: "#2a5db0", b: "#d1832a", c: "#8e44ad", d: "#2e8b57", e: "#00838f", f: "#c2185b" };
   const LINES_DARK = { right: "#4cc38a", wrong: "#ff7b7b", soft: "#98a3b5", a: "#7fb0ff", b: "#f0a95a", c: "#c792ea", d: "#5fd39b", e: "#4dd0e1", f: "#ff7eb0" };
@@ -284,8 +215,8 @@
         ctx.lineTo(bbox.left + bbox.width, y);
         ctx.stroke();
         ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
-        ctx.textAlign = "right";
-        ctx.fillText(limit[1], bbox.left + bbox.width - 3 * devicePixelRatio, y - 3 * devicePixelRatio);
+        ctx.textAlign = "left";
+        ctx.fillText(limit[1], bbox.left + 4 * devicePixelRatio, y - 3 * devicePixelRatio);
       }
       ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
       const seen = new Set();

@@ -103,7 +103,7 @@
   U.number = (v) => {
     if (v === null || v === undefined || Number.isNaN(v)) return "–";
     const a = Math.abs(v);
-    if (a !== 0 && (a < 0.001 || a >= 100000)) return v.toExponential(1);
+    if (a !== 0 && (a < 0.001 || a >= 100000)) return v.toExponential(1).replace(/-/g, "−");
     if (Number.isInteger(v)) return String(v);
     return v.toFixed(a < 0.1 ? 4 : a < 10 ? 3 : 1).replace(/^-/, "−");
   };
@@ -117,6 +117,7 @@
     return out;
   };
   U.colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  U.NOT_CURVES = ["step", "attempt", "policy_version", "phase"];
   U.PHASES = {
     healthy: "likelihood of right answers steady or rising",
     stagnation: "it slips while reward still holds or rises",
