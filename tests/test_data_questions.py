@@ -71,6 +71,13 @@ def test_search_r1_parquet_with_the_five_columns_alone(tmp_path):
     ]
 
 
+def test_the_answers_that_search_r1_scores_by_come_first(tmp_path):
+    target = {"style": "rule", "ground_truth": {"target": ["scored"]}}
+    rows = [search_r1_row(0, reward_model=target), search_r1_row(1, reward_model=None)]
+    found = load_questions(parquet(tmp_path / "q.parquet", rows)).rows
+    assert [q.golden_answers for q in found] == [("scored",), ("x", "y")]
+
+
 def test_a_parquet_file_as_pandas_writes_it(tmp_path):
     pandas = pytest.importorskip("pandas")
     path = tmp_path / "train.parquet"
@@ -100,7 +107,8 @@ BAD = [
     ({**GOOD, "data_source": 3}, "expected `data_source`: a text, got int"),
     ({**GOOD, "prompt": "who?"}, "expected `prompt`: one user turn"),
     ({**GOOD, "prompt": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "who?"}]}, "one user turn"),
-    ({"question": "who?", "reward_model": {"ground_truth": {"target": []}}}, "at least one text"),
+    ({"question": "who?", "reward_model": {"ground_truth": {"target": []}}}, "a list of texts; it has none"),
+    ({"question": "who?", "reward_model": {"ground_truth": {"target": [" "]}}}, "at least one text"),
 ]
 
 

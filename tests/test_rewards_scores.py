@@ -231,10 +231,12 @@ def test_rewards_agree_with_upstream_where_the_model_answered_and_no_document_ho
         ("json:no_such_function", "no_such_function"),
         ("json:__version__", "expected a function of one trajectory, found str"),
         ("broken_reward:f", "invalid syntax"),
+        ("raising_reward:f", "ZeroDivisionError: division by zero"),
     ],
 )
 def test_a_bad_reward_kind_is_one_line(kind, says, tmp_path, monkeypatch):
     (tmp_path / "broken_reward.py").write_text("def f(:\n")
+    (tmp_path / "raising_reward.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RewardError) as e:
         make_reward(kind)
@@ -251,3 +253,14 @@ def test_a_function_of_the_user_is_found_in_the_current_folder_and_may_give_noth
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     assert make_reward("my_reward_module:unsure")(trajectory("x")) is None
+
+
+def test_a_function_of_the_user_that_fails_names_itself_its_line_and_the_trajectory(tmp_path, monkeypatch):
+    (tmp_path / "failing_reward_module.py").write_text("def f(t):\n    return t.no_such\n\ndef g(t):\n    return 'good'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        RewardError, match=r"'failing_reward_module:f': on trajectory u: AttributeError: .*failing_reward_module\.py, line 2\)$"
+    ):
+        make_reward("failing_reward_module:f")(trajectory("x"))
+    with pytest.raises(RewardError, match="on trajectory u: ValueError: could not convert string to float: 'good'"):
+        make_reward("failing_reward_module:g")(trajectory("x"))

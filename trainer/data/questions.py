@@ -186,13 +186,11 @@ def question_of(fields: dict[str, Any], number: int, default_source: str) -> Que
 
 
 def _golden(fields: dict[str, Any]) -> tuple[str, ...]:
-    """`golden_answers`, else `reward_model.ground_truth.target`. Blank answers do not count."""
-    golden = fields.get("golden_answers")
-    if golden is None:
-        node: Any = fields
-        for key in ("reward_model", "ground_truth", "target"):
-            node = node.get(key) if isinstance(node, dict) else None
-        golden = node
+    """`reward_model.ground_truth.target`, which Search-R1 scores by, else `golden_answers`. Blank answers do not count."""
+    golden: Any = fields
+    for key in ("reward_model", "ground_truth", "target"):
+        golden = golden.get(key) if isinstance(golden, dict) else None
+    golden = golden or fields.get("golden_answers")
     if isinstance(golden, str):
         golden = [golden]
     if golden is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 
 from services.contracts import Trajectory
@@ -45,7 +47,8 @@ _KNOWN: dict[str, Reward] = {"em": em, "f1": f1, "subem": subem, "format": forma
 def make_reward(kind: str) -> Reward:
     """The reward of `reward.kind`: em, f1, subem, format (Search-R1 v0.3), or the function at an import path `package.module:function`.
 
-    The path is looked for where Python looks, and in the current folder. Raises RewardError.
+    The path is looked for where Python looks, and in the current folder. Raises RewardError; so does a user's function where it fails or
+    returns what is neither a number nor None.
     """
     if kind in _KNOWN:
         return _KNOWN[kind]
@@ -58,11 +61,26 @@ def make_reward(kind: str) -> Reward:
         found = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, SyntaxError) as e:
-        raise RewardError(f"reward.kind {kind!r}: cannot be imported: {e}") from e
+    except Exception as e:  # the module's own code may raise anything
+        raise RewardError(f"reward.kind {kind!r}: cannot be imported: {_what(e)}") from e
     if not callable(found):
         raise RewardError(f"reward.kind {kind!r}: expected a function of one trajectory, found {type(found).__name__}")
-    return found
+
+    @functools.wraps(found)
+    def checked(trajectory: Trajectory) -> float | None:
+        try:
+            value = found(trajectory)
+            return None if value is None else float(value)
+        except Exception as e:  # a user's function
+            raise RewardError(f"reward.kind {kind!r}: on trajectory {trajectory.uid}: {_what(e)}") from e
+
+    return checked
+
+
+def _what(error: Exception) -> str:
+    """Kind, message and innermost place of an exception, in one line."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {' '.join(str(error).split())} ({place.filename}, line {place.lineno})"
 
 
 def _of_answer(trajectory: Trajectory, score: Callable[[str, tuple[str, ...]], float]) -> float:
