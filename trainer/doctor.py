@@ -164,6 +164,7 @@ def check_machine() -> Iterator[Finding]:
 
 def check_config(path: Path) -> Iterator[Finding]:
     from trainer.config import ConfigError, load_config
+    from trainer.lab.demo import LabNameError, lab_name
 
     try:
         config = load_config(path)
@@ -171,8 +172,20 @@ def check_config(path: Path) -> Iterator[Finding]:
         yield Finding("configuration", "bad", str(path), str(e))
         return
     yield Finding("configuration", "good", str(path))
-    for key, value in (("model.path", config.model.path), ("data.train", config.data.train), ("data.eval", config.data.eval)):
-        if value and "/" in value and not Path(value).exists():
+    held_out = config.evaluation.retriever
+    files = {
+        "data.train": config.data.train,
+        "data.eval": config.data.eval,
+        "retriever.corpus": config.retriever.corpus,
+        "evaluation.retriever.corpus": held_out.corpus if held_out else None,
+    }
+    for key, value in ({"model.path": config.model.path} | files).items():
+        if value and key in files and value.startswith("lab:"):
+            try:
+                lab_name(value)
+            except LabNameError as e:
+                yield Finding(key, "bad", value, str(e))
+        elif value and "/" in value and not Path(value).exists():
             yield Finding(key, "bad", value, "no such file or folder")
 
 

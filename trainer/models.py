@@ -1,4 +1,4 @@
-"""Models by folder or by name: known small ones are fetched once and kept in a cache.
+"""Models and question files by path or by name: known small models are fetched once, the laboratory's files made, and kept in a cache.
 
 Importing this module needs neither torch nor transformers.
 """
@@ -75,6 +75,18 @@ def resolve(path_or_name: str | Path) -> Path:
 
         return check_folder(lab_model(int(seed)), given)
     return check_folder(Path(given).expanduser(), given)
+
+
+def resolve_file(name: str) -> str:
+    """Path of a question or corpus file: `lab:KIND:SEED` is a file of the demo's laboratory, any other name is returned as it is.
+
+    Raises trainer.lab.demo.LabNameError (one line) for a `lab:` name that stands for no file.
+    """
+    if not name.startswith(LAB):
+        return name
+    from trainer.lab.demo import lab_path
+
+    return str(lab_path(name))
 
 
 def check_folder(folder: Path, given: str) -> Path:

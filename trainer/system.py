@@ -99,7 +99,7 @@ async def retriever_address(settings: RetrieverSettings, name: str, config: Conf
         if index is None:
             index = str(config.run_dir / f"{name}_index")
             say(f"indexing {settings.corpus}")
-            await asyncio.to_thread(index_corpus, settings.corpus, index, skip_bad=settings.skip_bad)
+            await asyncio.to_thread(index_corpus, models.resolve_file(settings.corpus), index, skip_bad=settings.skip_bad)
         service = await asyncio.to_thread(
             start_retriever,
             index,
@@ -143,7 +143,7 @@ async def start_serving(
     from transformers import AutoTokenizer
 
     held_out = (
-        load_questions(config.data.eval, skip_bad=config.data.skip_bad).rows[: config.evaluation.limit]
+        load_questions(models.resolve_file(config.data.eval), skip_bad=config.data.skip_bad).rows[: config.evaluation.limit]
         if config.data.eval
         else []
     )
@@ -170,7 +170,7 @@ async def start_system(config: Config, folder: RunFolder, say: Say) -> AsyncIter
     """Start everything; on leaving, end everything that was started here."""
     model, train, reward = (
         models.resolve(config.model.path),
-        load_questions(config.data.train, skip_bad=config.data.skip_bad),
+        load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad),
         make_reward(config.reward.kind),
     )
     check_room(config, model)

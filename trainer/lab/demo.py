@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,15 @@ from trainer.models import cache_dir
 TRAIN_WORLD, EVAL_WORLD = 0, 1_000_000
 """Worlds of a seed: trained on is `TRAIN_WORLD + seed`, held out is `EVAL_WORLD + seed`. The warm start's have negative seeds."""
 EVAL_QUESTIONS = 200
+
+
+FILE_KINDS = ("train_questions", "eval_questions", "train_corpus", "eval_corpus")
+
+
+class LabNameError(ValueError):
+    """A `lab:` name in a configuration that stands for no file."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ def world_files(folder: Path, seed: int) -> tuple[Path, Path]:
         folder.mkdir(parents=True, exist_ok=True)
         world = make_world(seed)
         for write, path in ((world.write_corpus, corpus), (world.write_questions, questions)):
-            aside = path.with_suffix(".tmp")
+            aside = path.with_suffix(f".{os.getpid()}.tmp")  # two runs may start at once
             write(aside)
             aside.rename(path)
     return corpus, questions
@@ -50,11 +60,22 @@ def prepare(folder: Path, seed: int, *, fresh: bool = False, progress: Progress 
     return LabFiles(lab_model(seed, fresh=fresh, progress=progress), *train, *held_out)
 
 
+def lab_name(name: str) -> tuple[str, int]:
+    """Kind and seed of `lab:KIND:SEED`, a file of the laboratory in a configuration. Raises LabNameError."""
+    kind, _, seed = name.removeprefix("lab:").partition(":")
+    if kind not in FILE_KINDS or not seed.isdecimal() or int(seed) >= EVAL_WORLD:
+        raise LabNameError(
+            f"{name}: expected lab:KIND:SEED, KIND one of {', '.join(FILE_KINDS)}, SEED a whole number below {EVAL_WORLD:,}, "
+            "such as lab:train_questions:0"
+        )
+    return kind, int(seed)
+
+
 def lab_path(name: str) -> Path:
-    """File of `lab:KIND:SEED` names in a configuration (KIND: `train_corpus`, `train_questions`, `eval_corpus`, `eval_questions`)."""
-    _, kind, seed = name.split(":")
+    """The file of `lab:KIND:SEED`, written to the cache at the first call. Raises LabNameError."""
+    kind, seed = lab_name(name)
     which, what = kind.split("_")
-    files = world_files(cache_dir() / "lab" / "worlds", (TRAIN_WORLD if which == "train" else EVAL_WORLD) + int(seed))
+    files = world_files(cache_dir() / "lab" / "worlds", (TRAIN_WORLD if which == "train" else EVAL_WORLD) + seed)
     return files[("corpus", "questions").index(what)]
 
 
