@@ -20,12 +20,13 @@ import numpy as np
 import pytest
 import Stemmer
 
-from retriever_service import scan
+from retriever_service import bm25_build
 from retriever_service.analysis import Analyzer, AnalyzerSettings
 from retriever_service.build import build_index
 from retriever_service.corpus import read_corpus
 from retriever_service.errors import BadSetting, CorpusError, EnvironmentLacks, IndexInvalid
 from retriever_service.index import Index, verify
+from retriever_service.sinks import PostingsSink
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 
 ROWS = [json.loads(line) for line in CORPUS.read_text("utf-8").splitlines()]
@@ -98,10 +99,8 @@ def test_equal_scores_go_by_row(tmp_path):
 
 
 def test_small_pieces_and_a_small_memory_budget_give_the_same_index(tmp_path, monkeypatch, small_index):  # noqa: F811
-    from retriever_service import bm25_build, build
-
-    monkeypatch.setattr(scan, "CHUNK_PASSAGES", 17)
-    monkeypatch.setattr(build, "write_bm25", lambda *a, **k: bm25_build.write_bm25(*a, **k, budget_bytes=4096))
+    monkeypatch.setattr(PostingsSink, "chunk_passages", 17)
+    monkeypatch.setattr(bm25_build, "BUDGET_BYTES", 4096)
     build_index(CORPUS, tmp_path / "pieces")
     assert verify(tmp_path / "pieces").files == verify(small_index).files
 
@@ -222,7 +221,7 @@ def test_a_full_disk_is_said_before_the_build(tmp_path, monkeypatch):
 def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path, small_index):  # noqa: F811
     """kill -9 in the middle of the scan, three times, then a build to the end."""
     program = (
-        "import sys, time; from retriever_service import scan, build; scan.CHUNK_PASSAGES = 20\n"
+        "import sys, time; from retriever_service import build, sinks; sinks.PostingsSink.chunk_passages = 20\n"
         "def tell(stage, share, text):\n"
         "    if stage == 'scan': print(text, flush=True); time.sleep(.05)\n"
         "build.build_index(sys.argv[1], sys.argv[2], progress=tell)"
