@@ -120,21 +120,23 @@ def is_parquet(path: Path) -> bool:
 def extent(path: Path) -> int:
     """About the `end` of the last passage, for progress: exact but for gzip, where it is guessed from the compressed size."""
     if is_parquet(path):
-        import pyarrow.parquet as pq
-
-        return max(1, pq.read_metadata(path).num_rows)
+        return max(1, _open_parquet(path).metadata.num_rows)
     with path.open("rb") as file:
         return max(1, path.stat().st_size * (3 if file.read(2) == b"\x1f\x8b" else 1))
 
 
-def _read_parquet(path: Path, skip_bad: bool, skipped: Skipped, start: int) -> Iterator[Passage]:
+def _open_parquet(path: Path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path)
+        return pq.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise CorpusError(f"{path}: damaged Parquet file: {error}") from None
+
+
+def _read_parquet(path: Path, skip_bad: bool, skipped: Skipped, start: int) -> Iterator[Passage]:
+    file = _open_parquet(path)
     columns = [name for name in ("id", "contents", "title", "text") if name in file.schema_arrow.names]
     if "id" not in columns or not {"contents", "text"} & set(columns):
         raise CorpusError(f"{path}: columns {', '.join(file.schema_arrow.names)}; expected id and contents (or title and text)")

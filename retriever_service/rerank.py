@@ -16,9 +16,10 @@ class CrossEncoderReranker:
         except ImportError as error:
             raise EnvironmentLacks(f"reranking needs the package {error.name}: pip install 'unspiral[dense]'") from None
         try:
-            self._model = CrossEncoder(model, max_length=MAX_TOKENS)
+            self._model = CrossEncoder(model)
         except (OSError, ValueError) as error:
             raise EnvironmentLacks(f"reranker {model}: can't be loaded ({str(error).strip().splitlines()[0]})") from None
+        self._model.max_seq_length = min(MAX_TOKENS, self._model.max_seq_length or MAX_TOKENS)
         self._batch_size = batch_size
 
     def order(self, items: list[tuple[str, list[str]]], topk: int) -> list[list[tuple[int, float]]]:
