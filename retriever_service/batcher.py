@@ -24,7 +24,8 @@ from .metrics import Metrics
 
 log = logging.getLogger("retriever_service")
 Hits = list[tuple[bytes, float]]
-Search = Callable[[list[str], int], list[Hits]]
+Search = Callable[[list, int], list]
+"""From queries (any hashable items) and topk to one result each."""
 _ON_THE_SPOT_SECONDS = 0.001
 
 
@@ -43,11 +44,19 @@ class Batcher:
     """The queue before one `search`. All of it but the search itself happens in one event loop."""
 
     def __init__(
-        self, search: Search, metrics: Metrics, *, batch_size: int, batch_wait_ms: float, max_queued: int, quick: bool = False
+        self,
+        search: Search,
+        metrics: Metrics,
+        owner: ThreadPoolExecutor,
+        *,
+        batch_size: int,
+        batch_wait_ms: float,
+        max_queued: int,
+        quick: bool = False,
     ) -> None:
         self._search, self._metrics, self._quick = search, metrics, quick
         self._batch_size, self._wait_seconds, self._max_queued = batch_size, batch_wait_ms / 1000, max_queued
-        self._owner = ThreadPoolExecutor(1, "index-owner")
+        self._owner = owner
         self._jobs: deque[_Job] = deque()
         self._running = self._scheduled = self._stopping = False
         self._seconds_per_query: float | None = None
@@ -69,6 +78,7 @@ class Batcher:
         job = _Job(queries, topk, loop.create_future(), time.monotonic() + timeout_seconds)
         self._jobs.append(job)
         self.queued += n
+        self._metrics.queued.inc(n)
         self._schedule(loop)
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -77,6 +87,7 @@ class Batcher:
             raise DeadlinePassed(f"no answer within {timeout_seconds:g} s; {self.queued} queries are queued") from None
         finally:
             self.queued -= n
+            self._metrics.queued.dec(n)
 
     async def stop(self, timeout_seconds: float) -> bool:
         """Refuse new requests and wait for those that are queued. False if they were not done in time."""
@@ -84,7 +95,6 @@ class Batcher:
         until = time.monotonic() + timeout_seconds
         while (self._running or self._jobs) and time.monotonic() < until:
             await asyncio.sleep(0.01)
-        self._owner.shutdown(wait=False, cancel_futures=True)
         return not self._running
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -22,6 +22,8 @@ FOLDER, MAXIMA_FILE = "bm25", "maxima.npy"
 class BM25Ranker:
     """Ranks rows of an index folder. For one thread at a time: the stemmer keeps state."""
 
+    quick = True
+
     def __init__(self, folder: Path, analyzer: AnalyzerSettings) -> None:
         try:
             index = bm25s.BM25.load(folder / FOLDER, mmap=True, auto_compile=False)

@@ -13,6 +13,8 @@ from numba import njit
 from .bm25 import FOLDER, MAXIMA_FILE
 
 _BLOCK = 1 << 22
+BUDGET_BYTES = 1 << 30
+"""Memory for the part of the result that is put in order at a time."""
 
 
 @njit(cache=True, nogil=True)
@@ -34,12 +36,12 @@ def _fill(terms, tfs, counts, first_row, low, high, base, cursor, norm, idf, out
 
 def write_bm25(
     scan: Path, out: Path, vocabulary: list[str], *, k1: float, b: float,
-    budget_bytes: int = 1 << 30, progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:  # fmt: skip
     """Write `out/bm25/`. `scan` holds the raw arrays of the scan: `terms` uint32 and `tfs` uint16 (one for each passage and term),
     `counts` uint32 (terms of each passage) and `lengths` uint32 (tokens of each passage).
 
-    The scan is read once for the document frequencies, then once for each `budget_bytes` of the result.
+    The scan is read once for the document frequencies, then once for each BUDGET_BYTES of the result.
     """
     counts = np.fromfile(scan / "counts", np.uint32)
     lengths = np.fromfile(scan / "lengths", np.uint32)
@@ -58,7 +60,7 @@ def write_bm25(
     data = np.lib.format.open_memmap(data_file, "w+", np.float32, (len(terms),))
     indices = np.lib.format.open_memmap(indices_file, "w+", np.int32, (len(terms),))
     maxima = np.zeros(n_terms, np.float32)
-    spans = _spans(indptr, budget_bytes // 8)
+    spans = _spans(indptr, BUDGET_BYTES // 8)
     cursor = indptr[:-1].copy()
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     step = max(1, _BLOCK * n_docs // max(len(terms), 1))

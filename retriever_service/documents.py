@@ -24,16 +24,14 @@ def encode_document(identity: str, contents: str) -> bytes:
 
 
 class Documents:
-    """Random access to the passages of an index folder. Safe to share between threads and processes."""
+    """Random access to passages. Safe to share between threads and processes."""
 
-    def __init__(self, folder: Path) -> None:
-        self._offsets, self._text = _map(folder / OFFSETS_FILE), _map(folder / TEXT_FILE)
+    def __init__(self, text: Path, offsets: Path) -> None:
+        self._offsets, self._text = _map(offsets), _map(text)
         self._positions = memoryview(self._offsets).cast("Q")
         self.count = len(self._positions) - 1
-        if self.count < 1 or self._positions[self.count] != len(self._text):
-            raise IndexInvalid(
-                f"{folder / TEXT_FILE}: {len(self._text)} bytes do not match {OFFSETS_FILE}; build the index again"
-            )
+        if self.count < 1 or self._positions[self.count] not in (len(self._text), len(self._text) + 1):
+            raise IndexInvalid(f"{text}: {len(self._text)} bytes do not match {offsets.name}; build the index again")
 
     def raw(self, row: int) -> bytes:
         """JSON bytes of one passage."""

@@ -9,18 +9,22 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from . import opening
 from .index import Index
 from .metrics import Metrics
-from .schemas import ErrorBody, RetrieveRequest, RetrieveResponse
+from .schemas import ErrorBody, RerankRequest, RetrieveRequest, RetrieveResponse
 from .service import Service
 from .settings import ServerSettings
 from .web import JsonEndpoint, RetrieverApp, install_error_handlers
 
 log = logging.getLogger("retriever_service")
+_PAGE = Path(__file__).with_name("search.html")
 _ERRORS = {
     400: "The body is not JSON.",
     413: "The body is too large.",
@@ -32,19 +36,35 @@ _ERRORS = {
 ERROR_RESPONSES = {status: {"description": text, "model": ErrorBody} for status, text in _ERRORS.items()}
 
 
+def _schema(model: type[BaseModel]) -> dict:
+    """The JSON schema of a request, its definitions written out (OpenAPI looks for them elsewhere)."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node):
+        if isinstance(node, dict):
+            if reference := node.get("$ref"):
+                return resolve(definitions[reference.rpartition("/")[2]])
+            return {key: resolve(value) for key, value in node.items()}
+        return [resolve(item) for item in node] if isinstance(node, list) else node
+
+    return resolve(schema)
+
+
 def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None = None) -> FastAPI:
     """The application. The index is loaded in the background once it runs: `/healthz` answers at once, `/readyz` when it is loaded.
 
     `open_index` gives the index (anything with the attributes of `retriever_service.index.Index`); None opens `settings.index`.
     """
-    service = Service(settings, open_index or (lambda: Index(settings.index, settings.corpus)))
+    service = Service(settings, open_index or (lambda: opening.open_index(settings)))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(asyncio.to_thread(_load_or_report, service, app.state.on_failure))
+        loading = asyncio.create_task(_load_or_report(service, app.state.on_failure))
         try:
             yield
         finally:
+            app.state.stopping = True
             await asyncio.wait({loading})
             await service.stop()
 
@@ -68,9 +88,28 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
         ),
         responses={200: {"model": RetrieveResponse, "description": "One list of passages for each query."}, **ERROR_RESPONSES},
         openapi_extra={
-            "requestBody": {"required": True, "content": {"application/json": {"schema": RetrieveRequest.model_json_schema()}}}
+            "requestBody": {"required": True, "content": {"application/json": {"schema": _schema(RetrieveRequest)}}}
         },
     )
+
+    app.add_endpoint(
+        JsonEndpoint("/rerank", service.rerank, settings, service.metrics),
+        summary="Order given passages",
+        description=(
+            "Orders the passages of list i by query i with a cross-encoder, best first. Takes what `/retrieve` returns. "
+            "404 where the server was started without `--reranker`."
+        ),
+        responses={
+            200: {"model": RetrieveResponse, "description": "One list of passages for each query."},
+            404: {"description": "No reranker is configured.", "model": ErrorBody},
+            **ERROR_RESPONSES,
+        },
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _schema(RerankRequest)}}}},
+    )
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return Response(_PAGE.read_bytes(), media_type="text/html")
 
     @app.get("/healthz", summary="Is the process up?")
     async def healthz() -> dict[str, str]:
@@ -91,9 +130,9 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
     return app
 
 
-def _load_or_report(service: Service, on_failure: Callable[[Exception], None] | None) -> None:
+async def _load_or_report(service: Service, on_failure: Callable[[Exception], None] | None) -> None:
     try:
-        service.load()
+        await service.load()
     except Exception as error:
         log.error("the index can't be opened: %s", error)
         if on_failure:

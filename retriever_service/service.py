@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import orjson
 from pydantic import TypeAdapter
 
-from .batcher import Batcher, Hits
+from .batcher import Batcher, Hits, Search
+from .documents import encode_document
 from .errors import QueueFull
 from .index import Index
 from .metrics import Metrics
-from .schemas import BadRequest, RetrieveRequest, check_texts, check_topk, parse_body
+from .schemas import BadRequest, RerankRequest, RetrieveRequest, check_texts, check_topk, parse_body
 from .settings import ServerSettings
 
-_RETRIEVE = TypeAdapter(RetrieveRequest)
+_RETRIEVE, _RERANK = TypeAdapter(RetrieveRequest), TypeAdapter(RerankRequest)
 
 
 class Service:
@@ -26,33 +29,38 @@ class Service:
         self.settings, self.metrics, self._open = settings, Metrics(), open_index
         self.index: Index | None = None
         self.failure: Exception | None = None
-        self._batcher: Batcher | None = None
+        self._owner = ThreadPoolExecutor(1, "index-owner")
+        self._searches: Batcher | None = None
+        self._rerankings: Batcher | None = None
         self._cache = ResultCache(settings.cache_size)
 
-    def load(self) -> None:
-        """Open the index. A failure is kept in `failure` and raised."""
-        settings = self.settings
+    async def load(self) -> None:
+        """Open the index, in the thread that will own it. A failure is kept in `failure` and raised."""
         try:
-            index = self._open()
+            index = await asyncio.get_running_loop().run_in_executor(self._owner, self._open)
         except Exception as error:
             self.failure = error
             raise
         self.metrics.passages.set(index.info.passages)
-        self._batcher = Batcher(
-            index.search,
-            self.metrics,
-            batch_size=settings.batch_size,
-            batch_wait_ms=settings.batch_wait_ms,
-            max_queued=settings.max_queued,
-            quick=index.quick,
-        )
-        self.metrics.queued.set_function(lambda: self._batcher.queued)
+        self._searches = self._batcher(index.search, index.quick)
+        if getattr(index, "reranker", None) is not None:
+            self._rerankings = self._batcher(index.reranker.order, False)
         self.index = index
 
     async def stop(self) -> None:
         """Answer what is queued, then close the index."""
-        if self._batcher and await self._batcher.stop(self.settings.drain_seconds):
+        until = time.monotonic() + self.settings.drain_seconds
+        done = [await b.stop(until - time.monotonic()) for b in (self._searches, self._rerankings) if b is not None]
+        self._owner.shutdown(wait=False, cancel_futures=True)
+        if self.index is not None and all(done):
             self.index.close()
+
+    def _batcher(self, search: Search, quick: bool) -> Batcher:
+        settings = self.settings
+        return Batcher(
+            search, self.metrics, self._owner, quick=quick, batch_size=settings.batch_size,
+            batch_wait_ms=settings.batch_wait_ms, max_queued=settings.max_queued,
+        )  # fmt: skip
 
     async def retrieve(self, body: bytes, timeout_seconds: float) -> bytes:
         """`POST /retrieve`: from the body of the request to the body of the answer."""
@@ -73,9 +81,36 @@ class Service:
         self.metrics.latency.observe(time.perf_counter() - started)
         return answer
 
+    async def rerank(self, body: bytes, timeout_seconds: float) -> bytes:
+        """`POST /rerank`: from the body of the request to the body of the answer."""
+        settings, asked = self.settings, parse_body(_RERANK, body)
+        if self.index is not None and self._rerankings is None:
+            raise BadRequest(404, "no reranker is configured: start the server with --reranker MODEL")
+        if self._rerankings is None:
+            raise QueueFull("the index is still loading")
+        check_texts(asked.queries, "queries", settings.max_queries, settings.max_query_chars)
+        if len(asked.documents) != len(asked.queries):
+            counts = f"{len(asked.documents)} lists for {len(asked.queries)} queries"
+            raise BadRequest(422, f"documents: {counts}, one list for each query is expected", "documents", len(asked.queries))
+        documents = [[d.plain() for d in one] for one in asked.documents]
+        for i, one in enumerate(documents):
+            if len(one) > settings.max_topk:
+                limit = settings.max_topk
+                raise BadRequest(
+                    422, f"documents[{i}]: {len(one)} given, at most {limit} are accepted", f"documents[{i}]", limit
+                )
+            if None in one:
+                field = f"documents[{i}][{one.index(None)}]"
+                raise BadRequest(422, f"{field}: no contents", field, "an object with contents, or with document")
+        topk = check_topk(asked.rerank_topk, settings.topk, settings.max_topk, "rerank_topk")
+        items = [(q, tuple(contents for _, contents in one)) for q, one in zip(asked.queries, documents, strict=True)]
+        orders = await self._rerankings.submit(items, topk, timeout_seconds) if items else []
+        hits = [[(encode_document(*one[i]), score) for i, score in order] for one, order in zip(documents, orders, strict=True)]
+        return encode_answer(hits, asked.return_scores)
+
     async def search(self, queries: list[str], topk: int, timeout_seconds: float) -> list[Hits]:
         """Hits of each query; a blank one has none."""
-        if self._batcher is None:
+        if self._searches is None:
             raise QueueFull("the index is still loading")
         hits: list[Hits | None] = [None] * len(queries)
         missing, keys = [], []
@@ -89,7 +124,7 @@ class Service:
                 missing.append(i)
                 keys.append(key)
         if missing:
-            found = await self._batcher.submit([queries[i] for i in missing], topk, timeout_seconds)
+            found = await self._searches.submit([queries[i] for i in missing], topk, timeout_seconds)
             for i, key, one in zip(missing, keys, found, strict=True):
                 hits[i] = one
                 self._cache.put(key, one)

@@ -18,13 +18,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from .errors import DeadlinePassed, QueueFull
+from .errors import DeadlinePassed, QueueFull, RetrieverUnavailable
 from .metrics import Metrics
 from .schemas import BadRequest, field_path
 from .settings import ServerSettings
 
 log = logging.getLogger("retriever_service")
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
+"""Asked for no token: health, and the search page, which holds no data and sends the token that its user types in."""
 _JSON = (b"content-type", b"application/json")
 Answer = Callable[[bytes, float], Awaitable[bytes]]
 """From the body of a request and the seconds it may take to the body of the answer."""
@@ -106,6 +107,8 @@ def error_answer(error: Exception) -> tuple[int, bytes, list[tuple[bytes, bytes]
         return error.status, orjson.dumps(error.body), []
     if isinstance(error, QueueFull):
         return 503, orjson.dumps({"detail": str(error)}), [(b"retry-after", b"%d" % error.retry_after_seconds)]
+    if isinstance(error, RetrieverUnavailable):
+        return 503, orjson.dumps({"detail": str(error)}), [(b"retry-after", b"1")]
     if isinstance(error, DeadlinePassed):
         return 504, orjson.dumps({"detail": str(error)}), []
     if isinstance(error, ClientDisconnect):
