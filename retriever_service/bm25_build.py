@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from numba import njit
 
-from .bm25 import FOLDER
+from .bm25 import FOLDER, MAXIMA_FILE
 
 _BLOCK = 1 << 22
 
@@ -57,6 +57,7 @@ def write_bm25(
     data_file, indices_file = folder / "data.csc.index.npy", folder / "indices.csc.index.npy"
     data = np.lib.format.open_memmap(data_file, "w+", np.float32, (len(terms),))
     indices = np.lib.format.open_memmap(indices_file, "w+", np.int32, (len(terms),))
+    maxima = np.zeros(n_terms, np.float32)
     spans = _spans(indptr, budget_bytes // 8)
     cursor = indptr[:-1].copy()
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -74,8 +75,10 @@ def write_bm25(
             if progress:
                 progress(number * n_docs + last, len(spans) * n_docs)
         indices[base:end], data[base:end] = rows_part, scores_part
+        maxima[low:high] = np.maximum.reduceat(scores_part, indptr[low:high] - base)
     data.flush()
     indices.flush()
+    np.save(folder / MAXIMA_FILE, maxima)
     np.save(folder / "indptr.csc.index.npy", indptr)
     (folder / "vocab.index.json").write_bytes(orjson.dumps({term: i for i, term in enumerate(vocabulary)}))
     (folder / "params.index.json").write_bytes(

@@ -110,6 +110,7 @@ def serve_retriever(
     batch_size: Annotated[int, typer.Option(min=1, help="Most queries searched together.")] = 256,
     batch_wait_ms: Annotated[float, typer.Option(min=0, help="How long a batch that is not full waits for company.")] = 0.0,
     max_queued: Annotated[int, typer.Option(min=1, help="Most queries that may wait; past it 503 with Retry-After.")] = 8192,
+    cache_size: Annotated[int, typer.Option(min=0, help="Queries whose results are kept; 0 keeps none.")] = 10_000,
     timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Deadline of one request.")] = 30.0,
     token_env: Annotated[str | None, typer.Option(help="Ask for the token that is in this environment variable.")] = None,
 ) -> None:
@@ -129,7 +130,7 @@ def serve_retriever(
         raise BadSetting(f"--token-env {token_env}: that variable is not set")
     settings = ServerSettings(
         index=str(index), corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk, batch_size=batch_size,
-        batch_wait_ms=batch_wait_ms, max_queued=max_queued, request_timeout_seconds=timeout_seconds,
+        batch_wait_ms=batch_wait_ms, max_queued=max_queued, cache_size=cache_size, request_timeout_seconds=timeout_seconds,
         token=os.environ[token_env] if token_env else None,
     )  # fmt: skip
 

@@ -27,9 +27,8 @@ class Documents:
     """Random access to the passages of an index folder. Safe to share between threads and processes."""
 
     def __init__(self, folder: Path) -> None:
-        self._offsets_map, self._offsets = _map(folder / OFFSETS_FILE)
-        self._positions = self._offsets.cast("Q")
-        self._text_map, self._text = _map(folder / TEXT_FILE)
+        self._offsets, self._text = _map(folder / OFFSETS_FILE), _map(folder / TEXT_FILE)
+        self._positions = memoryview(self._offsets).cast("Q")
         self.count = len(self._positions) - 1
         if self.count < 1 or self._positions[self.count] != len(self._text):
             raise IndexInvalid(
@@ -38,7 +37,7 @@ class Documents:
 
     def raw(self, row: int) -> bytes:
         """JSON bytes of one passage."""
-        return bytes(self._text[self._positions[row] : self._positions[row + 1] - 1])
+        return self._text[self._positions[row] : self._positions[row + 1] - 1]
 
     def get(self, row: int) -> tuple[str, str]:
         """Id and contents of one passage."""
@@ -46,13 +45,11 @@ class Documents:
         return document["id"], document["contents"]
 
     def close(self) -> None:
-        for view in (self._positions, self._offsets, self._text):
-            view.release()
-        self._offsets_map.close()
-        self._text_map.close()
+        self._positions.release()
+        self._offsets.close()
+        self._text.close()
 
 
-def _map(path: Path) -> tuple[mmap.mmap, memoryview]:
+def _map(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return mapped, memoryview(mapped)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -100,6 +100,9 @@ def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
 class Index:
     """An open index. `search` must be called from one thread at a time."""
 
+    quick = True
+    """Searches may be done in the event loop when they are cheap enough."""
+
     def __init__(self, folder: str | Path, corpus: str | Path | None = None) -> None:
         from .analysis import AnalyzerSettings  # numba comes with these: `index info` does without
         from .bm25 import BM25Ranker

@@ -21,6 +21,7 @@ class Metrics:
         )
         self.latency = Histogram("retriever_request_seconds", "Time to answer a /retrieve request.", buckets=_SECONDS, **new)
         self.queries = Counter("retriever_queries", "Queries answered.", **new)
+        self.cached = Counter("retriever_cached_queries", "Queries answered from the result cache, or blank.", **new)
         self.empty = Counter("retriever_empty_results", "Queries that no passage matched.", **new)
         self.queued = Gauge("retriever_queued_queries", "Queries waiting or being searched.", **new)
         self.refused = Counter("retriever_refused_requests", "Requests refused because the queue was full.", **new)
@@ -29,7 +30,6 @@ class Metrics:
         )
         self.search = Histogram("retriever_search_seconds", "Time of the index for one batch.", buckets=_SECONDS, **new)
         self.passages = Gauge("retriever_passages", "Passages of the index; 0 until it is loaded.", **new)
-        self.ok = self.requests.labels("/retrieve", "200")
 
     def page(self) -> bytes:
         """The text that a scrape gets."""

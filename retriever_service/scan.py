@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from .analysis import Analyzer
+from .analysis import Analyzer, TermIds
 from .corpus import Passage, Skipped, read_corpus
 from .documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
 from .errors import CorpusError
@@ -44,7 +44,7 @@ class Scanner:
     """Scans one corpus into a build folder."""
 
     def __init__(self, corpus: Path, folder: Path, analyzer: Analyzer | None, key: dict, *, skip_bad: bool) -> None:
-        self.corpus, self.folder, self.analyzer, self.skip_bad = corpus, folder, analyzer, skip_bad
+        self.corpus, self.folder, self.skip_bad = corpus, folder, skip_bad
         self.state = self._resume(key) or ScanState(key)
         self._files = {}
         for name in (TEXT_FILE, OFFSETS_FILE, *_ARRAYS):
@@ -56,7 +56,8 @@ class Scanner:
             self._files[OFFSETS_FILE].write(np.zeros(1, np.uint64).tobytes())
         self._text_end = self.state.sizes.get(TEXT_FILE, 0)
         self.vocabulary: list[str] = (folder / "vocabulary").read_text("utf-8").split("\n")[:-1]
-        self._term_ids = {term: i for i, term in enumerate(self.vocabulary)}
+        self._known = {term: i for i, term in enumerate(self.vocabulary)}
+        self._term_ids = TermIds(analyzer, lambda term: self._known.setdefault(term, len(self._known))) if analyzer else None
 
     @property
     def resumed_at(self) -> int:
@@ -96,20 +97,16 @@ class Scanner:
         files[OFFSETS_FILE].write(ends.astype(np.uint64).tobytes())
         files["hashes"].write(np.array([_hash(p.id) for p in chunk], np.uint64).tobytes())
         files["lines"].write(np.array([p.line for p in chunk], np.uint64).tobytes())
-        if self.analyzer:
+        if self._term_ids:
             self._write_postings([p.contents for p in chunk])
 
     def _write_postings(self, texts: list[str]) -> None:
-        known, new, flat, lengths = self._term_ids, [], [], []
+        known, flat, lengths, first_new = self._known, [], [], len(self._known)
         for text in texts:
-            terms = self.analyzer.terms(text)
-            lengths.append(len(terms))
-            for term in terms:
-                number = known.get(term)
-                if number is None:
-                    number = known[term] = len(known)
-                    new.append(term)
-                flat.append(number)
+            ids = self._term_ids(text)
+            lengths.append(len(ids))
+            flat += ids
+        new = list(islice(known, first_new, None))
         self.vocabulary += new
         width = max(len(known), 1)
         owner = np.repeat(np.arange(len(texts), dtype=np.int64), lengths)

@@ -24,7 +24,7 @@ class ServerSettings(BaseModel):
     """Most documents that one request may ask for; more is a 422."""
     max_queries: int = Field(16_384, ge=1)
     """Most queries of one request; more is a 422."""
-    max_query_chars: int = Field(16_384, ge=1)
+    max_query_chars: int = Field(8192, ge=1)
     """Longest query, in characters; longer is a 422."""
     max_body_bytes: int = Field(32 << 20, ge=1024)
     """Largest request body; more is a 413."""
@@ -34,6 +34,8 @@ class ServerSettings(BaseModel):
     """How long a batch that is not full waits for company. 0: a batch is whatever came in while the last one was searched."""
     max_queued: int = Field(8192, ge=1)
     """Most queries that wait; past it a request gets a 503 with Retry-After (a request alone in the queue is always taken)."""
+    cache_size: int = Field(10_000, ge=0)
+    """Queries whose results are kept (least recently used out first); 0 keeps none."""
     request_timeout_seconds: float = Field(30.0, gt=0)
     """Deadline of one request, a 504 after it; a client may ask for a shorter one with the header X-Timeout-Seconds."""
     drain_seconds: float = Field(10.0, ge=0)

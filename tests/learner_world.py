@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import numpy as np
 import torch
@@ -12,6 +15,9 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from services.contracts import TokenBatch
 from trainer.config import Config, parse_config
+from trainer.learner_rank import LearnerRank
+from trainer.packing import deal, make_microbatch
+from trainer.update import Objective
 
 VOCABULARY = 40
 
@@ -79,3 +85,68 @@ def make_config(model: Path, **sections: dict) -> Config:
     for name, values in sections.items():
         raw[name] = {**raw.get(name, {}), **values}
     return parse_config(raw)
+
+
+def given_old(batch: TokenBatch, *, seed: int = 1) -> TokenBatch:
+    """The batch with some log-probs as pi_old, far enough from any re-scoring noise that ratios and LLDS's gates are fixed."""
+    rng = np.random.default_rng(seed)
+    batch.logp_old = np.where(batch.action_ids >= 0, rng.normal(-3.7, 0.8, len(batch.action_ids)), 0.0).astype(np.float32)
+    return batch
+
+
+class TestableRank(LearnerRank):
+    """A rank whose gradient and state a test can ask for."""
+
+    __test__ = False
+
+    def gradient(self, batch: TokenBatch, llds_lambda: float) -> dict[str, torch.Tensor]:
+        """The gradient of the whole batch as one optimiser step, against batch.logp_old, from all ranks. Needs betas[0] = 0, so that Adam's
+        first moment is the gradient, and a grad_clip that never clips."""
+        packs = deal(list(range(len(batch))), np.diff(batch.offsets), self.world_size, self.settings.tokens_per_microbatch)
+        part = [make_microbatch(batch, rows, self.device) for rows in packs[self.rank]]
+        objective = Objective(self.algorithm, llds_lambda, 1.0)
+        if self.algorithm.kl:
+            self._score_kept([part])
+        [counts] = self._global_counts([part], objective)
+        self._step(part, objective, counts, 0.0, on_policy=False)
+        return {name: moments["exp_avg"].clone() for name, _, moments in self.engine.iter_master()}
+
+    def master(self) -> dict[str, torch.Tensor]:
+        """Weights in fp32, and moments, by name."""
+        out = {}
+        for name, weight, moments in self.engine.iter_master():
+            out[name] = weight.clone()
+            out |= {f"{name}.{k}": v.clone() for k, v in moments.items()}
+        return out
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Weights in the compute dtype, by name, gathered in small buckets."""
+        return {name: tensor.clone() for name, tensor in self.engine.iter_weights(4096)}
+
+    def break_publisher(self) -> None:
+        class Broken:
+            def publish(self, tensors, version):
+                next(iter(tensors))
+                raise ConnectionError("the workers are gone")
+
+        self.publisher = Broken()
+
+    def mend_publisher(self) -> None:
+        self.publisher = None
+
+
+def start_rank(config: Config, model: Path, *, reference: bool = False) -> TestableRank:
+    """The only rank of a learner, in this process."""
+    rank = TestableRank(config, model_path=str(model), reference=reference, rank=0)
+    rank.setup("127.0.0.1", rank.host_store("127.0.0.1"))
+    return rank
+
+
+def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """|a - b| / |b| over all tensors as one vector."""
+    gap = sum(float((a[k].double() - b[k].double()).pow(2).sum()) for k in b)
+    return (gap / sum(float(v.double().pow(2).sum()) for v in b.values())) ** 0.5

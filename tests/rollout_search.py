@@ -13,10 +13,14 @@ from fastapi.responses import JSONResponse
 
 
 class Search:
-    """`queries` seen so far; a query that holds a key of `delays` waits so many seconds; `down` answers 503."""
+    """`queries` seen so far. Each waits `delay` seconds, the very next one `next_delay`; `down` answers 503."""
 
     def __init__(self, url: str):
-        self.url, self.queries, self.delays, self.down = url, [], {}, False
+        self.url = url
+        self.reset()
+
+    def reset(self) -> None:
+        self.queries, self.delay, self.next_delay, self.down = [], 0.0, 0.0, False
 
 
 @contextmanager
@@ -32,8 +36,8 @@ def search_server():
         state.queries += body["queries"]
         if state.down:
             return JSONResponse({"detail": "down"}, 503)
-        for query in body["queries"]:
-            await asyncio.sleep(max((s for key, s in state.delays.items() if key in query.split()), default=0))
+        delay, state.next_delay = state.next_delay or state.delay, 0.0
+        await asyncio.sleep(delay)
         hits = [
             [{"document": {"id": f"d{len(q)}", "contents": f'"n{len(q) % 40}"\nborn n3 river n4'}, "score": 1.0}]
             for q in body["queries"]

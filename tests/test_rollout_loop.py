@@ -274,3 +274,18 @@ def test_an_unknown_template_is_refused_with_what_is_accepted():
 def test_a_template_of_ones_own_is_taken_by_import_path():
     template = make_template("services.rollout.templates.lab:LabTemplate", LAB, RolloutSettings())
     assert template.stop == ("</search>", "</answer>")
+
+
+def test_a_tokenizer_comes_back_as_it_was_saved_beside_a_qwen2_model(tmp_path):
+    """AutoTokenizer would make a byte-level one of it, which loses words."""
+    from rollout_models import tiny_model
+    from transformers import AutoTokenizer
+
+    from services.rollout.tokenizer import load_tokenizer
+
+    tiny_model(tmp_path)
+    text = "<bos> what is n1 ?"
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.encode(text, add_special_tokens=False) == LAB.encode(text, add_special_tokens=False)
+    assert loaded.decode(LAB.encode(text)) == text
+    assert AutoTokenizer.from_pretrained(tmp_path).encode(text) != LAB.encode(text), "the trap is gone: the loader can go too"

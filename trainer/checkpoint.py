@@ -40,6 +40,11 @@ class CheckpointError(ValueError):
     exit_code = 2
 
 
+def step_folder(run_dir: str | Path, step: int) -> Path:
+    """Where a run keeps the checkpoint of a step."""
+    return Path(run_dir) / "checkpoints" / f"step_{step:06d}"
+
+
 @contextlib.contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """A folder to fill; on leaving without an error it gets its manifest, goes to disk, and becomes `path`, replacing what was there.

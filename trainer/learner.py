@@ -21,7 +21,19 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from services.contracts import TokenBatch, WeightUpdate
+from trainer.checkpoint import export_checkpoint
 from trainer.config import Config
+from trainer.model_folder import check_model_folder
+
+__all__ = [
+    "LearnerError",
+    "LearnerGroup",
+    "LearnerPlacementError",
+    "Scores",
+    "UpdateResult",
+    "batch_metrics",
+    "export_checkpoint",
+]
 
 _FORWARDED = (
     "UNSPIRAL_CACHE",
@@ -100,8 +112,10 @@ class LearnerGroup:
 
     def start(self) -> None:
         """Place the ranks, load the model, join them. Raises LearnerError (LearnerPlacementError without room for them), or what a
-        rank raised for a mistake of the user's (`trainer.policy_model.ModelFolderError`)."""
-        deadline = time.monotonic() + self.config.learner.start_timeout_seconds
+        rank raised for a mistake of the user's (`trainer.model_folder.ModelFolderError`)."""
+        limit = self.config.learner.start_timeout_seconds
+        deadline = time.monotonic() + limit
+        check_model_folder(self.model_path)
         demand = self._demand()
         create = ray.remote(self.actor_class).options(
             num_cpus=demand["CPU"],
@@ -113,10 +127,10 @@ class LearnerGroup:
         options = {"model_path": str(self.model_path), "reference": self.reference, "masked_ids": self.masked_ids}
         try:
             self._actors = [create.remote(self.config, rank=rank, **options) for rank in range(self.ranks)]
-            hosts = self._wait([a.address.remote() for a in self._actors], deadline, "start", demand=demand)
-            [port] = self._wait([self._actors[0].call.remote("host_store", hosts[0])], deadline, "host_store")
+            hosts = self._wait([a.address.remote() for a in self._actors], "start", limit, deadline, demand)
+            [port] = self._wait([self._actors[0].call.remote("host_store", hosts[0])], "open a port", limit, deadline)
             setup = [a.call.remote("setup", hosts[0], port) for a in self._actors]
-            self.where = self._wait(setup, deadline, "load the model and join the others")
+            self.where = self._wait(setup, "load the model and join the others", limit, deadline)
         except BaseException:
             self.close()
             raise
@@ -177,20 +191,24 @@ class LearnerGroup:
     def _call(self, method: str, *args: Any, **options: Any) -> list[Any]:
         if not self._actors:
             raise LearnerError(f"{method}: the learner is not running; call start() first")
-        deadline = time.monotonic() + self.config.learner.step_timeout_seconds
-        return self._wait([a.call.remote(method, *args, **options) for a in self._actors], deadline, method)
+        refs = [a.call.remote(method, *args, **options) for a in self._actors]
+        return self._wait(refs, method, self.config.learner.step_timeout_seconds)
 
-    def _wait(self, refs: list[Any], deadline: float, what: str, *, demand: dict[str, float] | None = None) -> list[Any]:
-        """All results, or the error of the first rank that fails."""
+    def _wait(
+        self, refs: list[Any], what: str, limit: float, deadline: float | None = None, demand: dict[str, float] | None = None
+    ) -> list[Any]:
+        """All results, or the error of the first rank that fails. limit: seconds, counted to `deadline` where that is given."""
+        deadline = deadline or time.monotonic() + limit
         rank_of, waiting = {ref: rank for rank, ref in enumerate(refs)}, list(refs)
         while waiting:
             done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
             if not done:
                 late = ", ".join(str(rank_of[ref]) for ref in waiting)
-                if demand and (free := self._lacking(demand)):
-                    raise LearnerPlacementError(f"learner rank {late} of {self.ranks} found no place: {free}")
-                seconds = self.config.learner.start_timeout_seconds if demand else self.config.learner.step_timeout_seconds
-                raise LearnerError(f"learner rank {late} of {self.ranks} did not {what} within {seconds:g} s")
+                if demand and (lacking := self._lacking(demand)):
+                    raise LearnerPlacementError(
+                        f"learner rank {late} of {self.ranks} found no place within {limit:g} s: {lacking}"
+                    )
+                raise LearnerError(f"learner rank {late} of {self.ranks} did not {what} within {limit:g} s")
             self._result(done[0], rank_of[done[0]], what)
         return ray.get(refs)
 
@@ -198,7 +216,7 @@ class LearnerGroup:
         try:
             return ray.get(ref)
         except RayTaskError as e:
-            if hasattr(e.cause, "exit_code") or isinstance(e.cause, ValueError):
+            if hasattr(e.cause, "exit_code"):
                 raise e.cause from None
             raise LearnerError(
                 f"learner rank {rank} of {self.ranks}: {what} failed: {type(e.cause).__name__}: {e.cause}"

@@ -23,8 +23,9 @@ from torch import Tensor
 from services.contracts import TokenBatch, WeightUpdate
 from trainer import checkpoint, zero
 from trainer.config import Config
+from trainer.model_folder import check_model_folder
 from trainer.packing import MicroBatch, Rows, deal, make_microbatch, minibatches
-from trainer.policy_model import check_model_folder, load_policy
+from trainer.policy_model import load_policy
 from trainer.update import TERMS, Objective, StepStats
 
 Scored = tuple[Rows, np.ndarray, np.ndarray]
@@ -273,7 +274,7 @@ class LearnerRank:
         about = json.loads((folder / "learner.json").read_text())
         weights = checkpoint.TensorReader(folder / "weights")
         moments = checkpoint.TensorReader(folder / "optimizer") if about["adam_steps"] else None
-        self.engine.load_master(lambda name: weights(name) if name in weights.names else moments(name), about["adam_steps"])
+        self.engine.load_master(weights, moments, about["adam_steps"])
         self.optimiser_steps, self.batches = about["optimiser_steps"], about["batches"]
         self.snapshot, self.snapshot_batch = None, about["snapshot_batch"]
         if about["snapshot"] and self.algorithm.llds.anchor == "snapshot":

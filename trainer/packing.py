@@ -6,6 +6,7 @@ Everything here is a pure function of the batch and the settings, so every rank 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class MicroBatch:
     preserved: Tensor  # bool [B]
     answer_mask: Tensor | None = None  # bool [B, T]
     logp_sampler: Tensor | None = None  # float32 [B, T]
-    logp_old: Tensor | None = None  # float32 [B, T], as those below: filled in by the learner
+    logp_old: Tensor | None = None  # float32 [B, T], as those below, which the learner fills in
     entropy_old: Tensor | None = None
     logp_ref: Tensor | None = None
     logp_anchor: Tensor | None = None
@@ -44,8 +45,8 @@ class MicroBatch:
 
 def minibatches(rows: Rows, parts: int) -> list[Rows]:
     """The rows in their given order, cut into `parts` runs whose sizes differ by at most one. Empty runs are left out."""
-    cuts = np.linspace(0, len(rows), parts + 1).round().astype(int)
-    return [rows[a:b] for a, b in zip(cuts[:-1], cuts[1:], strict=True) if b > a]
+    cuts = [i * len(rows) // parts for i in range(parts + 1)]
+    return [rows[a:b] for a, b in pairwise(cuts) if b > a]
 
 
 def deal(rows: Rows, lengths: np.ndarray, ranks: int, tokens_per_microbatch: int) -> list[list[Rows]]:
@@ -115,4 +116,5 @@ def make_microbatch(batch: TokenBatch, rows: Rows, device: torch.device) -> Micr
         preserved=per_row(batch.extra.get("preserved"), torch.bool),
         answer_mask=padded(batch.extra.get("answer_mask"), 0, torch.bool),
         logp_sampler=padded(batch.logp_sampler, 0, torch.float32),
+        logp_old=padded(batch.logp_old, 0, torch.float32),
     )

@@ -139,23 +139,23 @@ class Engine:
         states = [s for s in self.engine.basic_optimizer.state.values() if "step" in s]
         return int(states[0]["step"]) if states else 0
 
-    def load_master(self, read: Callable[[str], Tensor], adam_steps: int) -> None:
-        """Write whole fp32 weights and moments back: read("NAME") and, with adam_steps > 0, read("NAME.exp_avg"), ...
+    def load_master(self, weights: Callable[[str], Tensor], moments: Callable[[str], Tensor] | None, adam_steps: int) -> None:
+        """Write whole fp32 weights and moments back: weights("NAME") and, with adam_steps > 0, moments("NAME.exp_avg"), ...
 
-        Bits are those that `iter_master` gave, whatever the ranks and stage then. Only before the first step of this engine, or
-        in place of a state that has the same moments."""
+        Bits are those that `iter_master` gave, whatever the ranks and stage were then."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         if adam_steps and not self.adam_steps:
             self._start_optimizer()
         for name, p in self.weights:
-            values = {None: read(name).to(self.device, torch.float32)}
-            if adam_steps:
-                values |= {k: read(f"{name}.{k}").to(self.device, torch.float32) for k in MOMENTS}
+            values: dict[str | None, Tensor] = {None: weights(name)}
+            if self.engine.basic_optimizer.state:
+                values |= {k: moments(f"{name}.{k}") if adam_steps else torch.zeros_like(values[None]) for k in MOMENTS}
             shape = p.ds_shape if self.stage == 3 else p.shape
             if values[None].shape != shape:
                 raise ValueError(f"weight {name} has shape {tuple(values[None].shape)}, the model's is {tuple(shape)}")
             for key, value in values.items():
+                value = value.to(self.device, torch.float32)
                 if self.stage == 0:
                     (p.data if key is None else self.engine.optimizer.state[p][key]).copy_(value)
                 elif self.stage == 3:
@@ -169,7 +169,7 @@ class Engine:
         for state in self.engine.basic_optimizer.state.values():
             state["step"].fill_(adam_steps)
         if self.stage == 3:
-            self.engine.empty_partition_cache()
+            self.engine.optimizer.empty_partition_cache()
 
     def _start_optimizer(self) -> None:
         """One step with a gradient of 0, so that Adam's state exists and can be written."""
@@ -200,7 +200,7 @@ class Engine:
     @torch.no_grad()
     def _exchange(self, kept: dict[str, Tensor]) -> None:
         if self.stage == 3:
-            self.engine.empty_partition_cache()
+            self.engine.optimizer.empty_partition_cache()
         for name, p in self.weights:
             mine = self._local(p)
             current = mine.cpu().clone()

@@ -9,27 +9,32 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup
 
-from services.contracts import Trajectory, TrajectoryRequest, WorkerInfo
+from services.contracts import WorkerInfo
+from services.rollout.engine import EngineDeadError
+from services.rollout.loop import RolloutError
+from services.rollout.placement import release
 
 
-@dataclass(eq=False)
-class Job:
-    """One trajectory to be sampled, until its future is done."""
+class NoWorkersError(RolloutError):
+    """No rollout worker serves, and none will come."""
 
-    request: TrajectoryRequest
-    future: asyncio.Future[Trajectory]
-    attempts: int = 0
-    avoid: Member | None = None
-    """The worker that failed it last; another is preferred."""
+    exit_code = 3
+
+
+class WorkerLostError(RuntimeError):
+    """A worker has died, hangs, or its engine is dead."""
 
 
 @dataclass(eq=False)
 class Member:
-    """A worker in the pool."""
+    """A worker in the pool. A new one in the same slot is a new member."""
 
     slot: int
     id: str
+    group: PlacementGroup
     actor: Any
     info: WorkerInfo
     state: str = "starting"
@@ -37,34 +42,54 @@ class Member:
     jobs: dict[str, asyncio.Task] = field(default_factory=dict)
     """Running trajectories by uid."""
     outstanding_tokens: float = 0.0
-    heard: float = 0.0
-    """When it last answered, on the event loop's clock."""
     calls: int = 0
     """RPCs made to it."""
+    timeouts: int = 0
+    """Trajectories that ran past their deadline since one was finished."""
+    lost: WorkerLostError | None = None
 
-    async def call(self, method: str, *args, timeout_seconds: float | None = None) -> Any:
-        """One RPC. Raises TimeoutError; a call that is cancelled or late is cancelled in the worker too."""
+    async def call(self, method: str, *args, timeout_seconds: float) -> Any:
+        """One RPC; the worker's own exceptions arrive as they were raised there.
+
+        Raises WorkerLostError, and TimeoutError (the call is then cancelled in the worker too).
+        """
         self.calls += 1
         ref = getattr(self.actor, method).remote(*args)
         try:
-            answer = await asyncio.wait_for(asyncio.wrap_future(ref.future()), timeout_seconds)
+            return await asyncio.wait_for(asyncio.wrap_future(ref.future()), timeout_seconds)
+        except RayTaskError as e:
+            cause = e.cause
+            if isinstance(cause, EngineDeadError):
+                raise WorkerLostError(f"worker {self.id}: {cause}") from None
+            raise cause from None
+        except RayActorError as e:
+            raise WorkerLostError(f"worker {self.id}: {one_line(e)}") from None
         except (TimeoutError, asyncio.CancelledError):
             ray.cancel(ref)
             raise
-        self.heard = asyncio.get_running_loop().time()
-        return answer
 
     def kill(self) -> None:
-        """End the actor's process, also where it no longer listens."""
-        self.state = "failed"
-        ray.kill(self.actor, no_restart=True)
+        """End the actor's process, also where it no longer listens (its engine notices, and ends too)."""
+        self.end()
         if self.info.pid and self.info.node == socket.gethostname():
             try:
                 os.kill(self.info.pid, 9)
             except ProcessLookupError:
                 return
 
+    def end(self) -> None:
+        """End the actor and give its resources back."""
+        ray.kill(self.actor)
+        release(self.group)
+
     def describe(self) -> WorkerInfo:
         return replace(
             self.info, policy_version=self.version, outstanding_tokens=round(self.outstanding_tokens), state=self.state
         )
+
+
+def one_line(error: BaseException) -> str:
+    """An error as `Name: first line`; for an actor that failed in its constructor, the line that says why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    line = lines[-1] if isinstance(error, ActorDiedError) and "creation task" in lines[0] else lines[0]
+    return f"{type(error).__name__}: {line}"[:400]

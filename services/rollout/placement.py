@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from services.rollout.vllm_engine import ENVIRONMENT
 from services.rollout.worker import RolloutWorker
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 RESOURCE = "rollout"
 """Ray resource that marks nodes for rollout workers; one worker takes one."""
 SCHEDULE_SECONDS = 20.0
-"""A worker that has no process by then, while the cluster lacks what it asks for, will never have one."""
+"""Longest wait for the resources of one worker."""
 _PASSED_ON = ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_ATTENTION_BACKEND")
 """Variables of the driver that workers see too. An allow-list: secrets never enter Ray's runtime environment."""
 
@@ -48,31 +50,52 @@ def count(settings: RolloutSettings, supply: dict[str, float]) -> int:
     return max(1, int(supply.get("GPU", 0)) // settings.tensor_parallel)
 
 
+async def reserve(settings: RolloutSettings) -> PlacementGroup:
+    """Hold the resources of one worker. Raises UnschedulableError after SCHEDULE_SECONDS (or the start timeout, if shorter)."""
+    group = ray.util.placement_group([demand(settings, ray.cluster_resources())])
+    limit = min(SCHEDULE_SECONDS, settings.start_timeout_seconds)
+    try:
+        await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), limit)
+    except TimeoutError:
+        release(group)
+        raise UnschedulableError(f"no room for a rollout worker after {limit:.0f} s: {describe(settings)}") from None
+    except BaseException:
+        release(group)
+        raise
+    return group
+
+
+def release(group: PlacementGroup) -> None:
+    """Give the resources back; what still runs on them is ended."""
+    ray.util.remove_placement_group(group)
+
+
 def create_actor(
     id: str,
     settings: RolloutSettings,
+    group: PlacementGroup,
     *,
     model_path: str,
     retriever_url: str,
     retriever_timeout_seconds: float,
     sync: WeightSyncSettings,
 ):
-    """Ask Ray for a worker's actor; returns its handle at once."""
-    wants = demand(settings, ray.cluster_resources())
+    """Ask Ray for a worker's actor on reserved resources; returns its handle at once."""
+    wants = group.bundle_specs[0]
     variables = dict(ENVIRONMENT) | {name: os.environ[name] for name in (*ENVIRONMENT, *_PASSED_ON) if name in os.environ}
-    options: dict[str, Any] = {
-        "num_cpus": wants.get("CPU", 0),
-        "num_gpus": wants.get("GPU", 0),
-        "resources": {name: n for name, n in wants.items() if name not in ("CPU", "GPU")},
-        "max_restarts": 0,
-        "max_concurrency": 10_000,
-        "runtime_env": {"env_vars": variables},
-    }
     # A seed of its own: two engines with the same seed would draw the same noise.
     seed = int.from_bytes(hashlib.blake2b(id.encode(), digest_size=4).digest(), "big") >> 1
     return (
         ray.remote(RolloutWorker)
-        .options(**options)
+        .options(
+            num_cpus=wants.get("CPU", 0),
+            num_gpus=wants.get("GPU", 0),
+            resources={name: n for name, n in wants.items() if name not in ("CPU", "GPU")},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group),
+            max_restarts=0,
+            max_concurrency=10_000,
+            runtime_env={"env_vars": variables},
+        )
         .remote(
             id,
             settings,
@@ -85,37 +108,11 @@ def create_actor(
     )
 
 
-async def first_answer(actor, id: str, settings: RolloutSettings, workers: int):
-    """The actor's `info()` once it has a process. Raises UnschedulableError: after SCHEDULE_SECONDS where the whole cluster could not hold
-    `workers` of them, else at the start timeout."""
-    answer = asyncio.wrap_future(actor.info.remote().future())
-    waited, limit = 0.0, settings.start_timeout_seconds
-    while True:
-        step = min(SCHEDULE_SECONDS, limit - waited)
-        try:
-            return await asyncio.wait_for(asyncio.shield(answer), step)
-        except TimeoutError:
-            waited += step
-        lacking = exceeds(settings, workers)
-        if lacking or waited >= limit:
-            answer.cancel()
-            reason = "the cluster is too small" if lacking else "it got no process"
-            raise UnschedulableError(
-                f"rollout worker {id} has not started after {waited:.0f} s: {reason}; {describe(settings, workers)}"
-            )
-
-
-def exceeds(settings: RolloutSettings, workers: int) -> bool:
-    """Whether so many workers ask for more than all that the cluster has."""
-    supply = ray.cluster_resources()
-    return any(supply.get(name, 0) < n * workers for name, n in demand(settings, supply).items())
-
-
-def describe(settings: RolloutSettings, workers: int) -> str:
+def describe(settings: RolloutSettings) -> str:
     """Demand against supply, on one line."""
     supply, free = ray.cluster_resources(), ray.available_resources()
     wants = demand(settings, supply)
     asked = ", ".join(f"{name} {n:g}" for name, n in wants.items())
     names = sorted({*wants, "CPU", "GPU"})
     has = ", ".join(f"{name} {free.get(name, 0):g} free of {supply.get(name, 0):g}" for name in names)
-    return f"{workers} workers (rollout.workers={settings.workers}) ask for {asked} each; the cluster has {has}"
+    return f"each of rollout.workers={settings.workers} asks for {asked}; the cluster has {has}"

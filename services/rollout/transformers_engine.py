@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.rollout.engine import GenerateCall, Generation, WeightLoadError
+from services.rollout.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
@@ -40,12 +41,12 @@ class TransformersEngine:
 
         def build():
             import torch
-            from transformers import AutoModelForCausalLM, AutoTokenizer
+            from transformers import AutoModelForCausalLM
 
             device = "cuda" if torch.cuda.is_available() else "cpu"
             dtype = {"auto": "float32" if device == "cpu" else "bfloat16"}.get(settings.dtype, settings.dtype)
             model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype)).to(device).eval()
-            return cls(model, AutoTokenizer.from_pretrained(model_path), thread, seed)
+            return cls(model, load_tokenizer(model_path), thread, seed)
 
         return await asyncio.get_running_loop().run_in_executor(thread, build)
 

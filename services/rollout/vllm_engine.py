@@ -42,6 +42,8 @@ ENVIRONMENT = {
 def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
+    import services.rollout.vllm_worker_extension  # noqa: F401 - its changes to vLLM hold in this process too
+
     on_cpu = current_platform.is_cpu()
     dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(settings.dtype, settings.dtype)
     if on_cpu:
@@ -58,6 +60,7 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
         device = {"gpu_memory_utilization": settings.gpu_memory_utilization, "tensor_parallel_size": settings.tensor_parallel}
     return {
         "model": model_path,
+        "tokenizer_mode": "hf",
         "dtype": dtype,
         "seed": seed % 2**31,
         "max_model_len": settings.max_model_tokens,

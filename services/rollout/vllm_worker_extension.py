@@ -17,6 +17,10 @@ import torch
 from safetensors import safe_open
 from vllm.model_executor.layers import utils as layer_utils
 from vllm.platforms import current_platform
+from vllm.tokenizers.hf import get_cached_tokenizer
+from vllm.tokenizers.registry import TokenizerRegistry
+
+from services.rollout.tokenizer import load_tokenizer
 
 OWNER_VARIABLE = "UNSPIRAL_ENGINE_OWNER"
 """Process id of the rollout worker that the engine belongs to; the engine does not outlive it."""
@@ -53,6 +57,14 @@ def end_with(owner: int) -> None:
     threading.Thread(target=watch, name="owner-watch", daemon=True).start()
 
 
+class SavedTokenizer:
+    """In place of vLLM's loader of Hugging Face tokenizers: the one that the folder holds; see services.rollout.tokenizer."""
+
+    @classmethod
+    def from_pretrained(cls, path: str, *args, **kwargs):
+        return get_cached_tokenizer(load_tokenizer(path))
+
+
 class WorkerExtension:
     """Methods that vLLM adds to its worker; called through `collective_rpc`."""
 
@@ -82,6 +94,7 @@ class WorkerExtension:
         return len(loaded)
 
 
+TokenizerRegistry.tokenizers["hf"] = (__name__, SavedTokenizer.__name__)
 if current_platform.is_cpu():
     keep_cpu_weights_loadable()
 _owner = int(os.environ.get(OWNER_VARIABLE, "0"))

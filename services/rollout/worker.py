@@ -13,6 +13,7 @@ from services.contracts import Trajectory, TrajectoryRequest, WeightUpdate, Work
 from services.rollout.barrier import TurnBarrier
 from services.rollout.loop import RolloutError, run_trajectory
 from services.rollout.templates import make_template
+from services.rollout.tokenizer import load_tokenizer
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightSyncError, make_receiver
 
@@ -88,12 +89,8 @@ class RolloutWorker:
     async def start(self) -> WorkerInfo:
         """Bring tokenizer, template and engine up."""
 
-        def tokenizer():
-            from transformers import AutoTokenizer
-
-            return AutoTokenizer.from_pretrained(self._model_path)
-
-        self._template = make_template(self._settings.template, await asyncio.to_thread(tokenizer), self._settings)
+        tokenizer = await asyncio.to_thread(load_tokenizer, self._model_path)
+        self._template = make_template(self._settings.template, tokenizer, self._settings)
         self._engine = await start_engine(self._settings, self._model_path, self._seed)
         self._state = "ready"
         return self.info()

@@ -27,8 +27,9 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False) -> Ques
     suffix = suffix_of(dst)
     if dst.exists() and src.exists() and dst.samefile(src):
         raise DataError(f"{dst}: is the source itself; give another file to write")
-    rows, problems = [], []
-    for item in parsed(src):
+    rows: list[tuple[dict[str, Any], Question]] = []
+    problems: list[str] = []
+    for item in parsed(src, all_columns=True):
         if isinstance(item, str):
             if not skip_bad:
                 raise DataError(item)

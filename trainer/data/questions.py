@@ -16,6 +16,8 @@ from trainer.data.errors import DataError
 SPLITS = {"train", "training", "dev", "valid", "val", "validation", "eval", "test"}
 """File names that say nothing of the source; the folder's name is taken instead."""
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
+COLUMNS = ("id", "question", "golden_answers", "data_source", "prompt", "reward_model", "extra_info")
+"""What a question is made from."""
 BATCH_ROWS = 4096
 
 
@@ -90,10 +92,10 @@ def nothing_in(path: Path, problems: list[str]) -> str:
     return f"{path}: empty; expected at least one question"
 
 
-def parsed(path: Path) -> Iterator[tuple[Row, Question] | str]:
-    """Each row with its question, or one line on what is wrong with it."""
+def parsed(path: Path, *, all_columns: bool = False) -> Iterator[tuple[Row, Question] | str]:
+    """Each row with its question, or one line on what is wrong with it. Parquet columns that no question needs are read only on request."""
     default_source = source_of(path)
-    for row in raw_rows(path):
+    for row in raw_rows(path, all_columns=all_columns):
         if row.fields is None:
             yield f"{row.place}: {row.problem}"
             continue
@@ -120,13 +122,13 @@ def source_of(path: Path) -> str:
     return parent if stem.lower() in SPLITS and parent else stem
 
 
-def raw_rows(path: Path) -> Iterator[Row]:
+def raw_rows(path: Path, *, all_columns: bool) -> Iterator[Row]:
     """The file's rows. Raises DataError where the file itself is at fault."""
     suffix = suffix_of(path)
     if not path.is_file():
         raise DataError(f"{path}: no such file; expected questions as {', '.join(SUFFIXES)}")
     try:
-        yield from _parquet_rows(path) if suffix == ".parquet" else _json_rows(path, suffix)
+        yield from _parquet_rows(path, all_columns) if suffix == ".parquet" else _json_rows(path, suffix)
     except (OSError, EOFError) as e:
         raise DataError(f"{path}: cannot be read: {e}") from e
 
@@ -150,18 +152,21 @@ def _json_rows(path: Path, suffix: str) -> Iterator[Row]:
             number += 1
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path, all_columns: bool) -> Iterator[Row]:
     import pyarrow
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=BATCH_ROWS):
+            number, names = 0, file.schema_arrow.names
+            if not {"golden_answers", "reward_model"} & set(names):
+                raise DataError(f"{path}: expected a column golden_answers or reward_model; it has {', '.join(names)}")
+            wanted = None if all_columns else [c for c in COLUMNS if c in names]
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
                 for fields in batch.to_pylist():
                     yield Row(f"{path}, row {number + 1}", number, fields)
                     number += 1
-    except pyarrow.ArrowInvalid as e:
+    except pyarrow.ArrowException as e:
         raise DataError(f"{path}: not a readable parquet file: {' '.join(str(e).split())}") from e
 
 

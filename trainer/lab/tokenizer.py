@@ -22,11 +22,12 @@ def vocabulary() -> list[str]:
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Words are split at white space and joined by single spaces; nothing is added when encoding. Unknown words become `<unk>`."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary())}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.decoder = decoders.WordPiece(prefix="##", cleanup=False)  # joins by spaces, also where tokens are decoded one by one
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token="<pad>",

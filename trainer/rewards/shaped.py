@@ -14,6 +14,7 @@ WRONG_WELL_FORMED = 0.2
 WRONG_ILL_FORMED = 0.1
 
 _TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
+_INFORMATION = re.compile(r"<information>(.*)</information>", re.DOTALL)
 _NEXT = {
     ("start", "<think>"): "in think",
     ("in think", "</think>"): "thought",
@@ -69,7 +70,8 @@ def retrieved(trajectory: Trajectory) -> bool:
     found, previous = [], None
     for segment in trajectory.segments:
         if isinstance(segment, Observation) and previous is not None and previous.document_ids is not None:
-            found.append(normalize(segment.text))
+            inside = _INFORMATION.search(segment.text)
+            found.append(normalize(inside[1] if inside else segment.text))
         previous = segment if isinstance(segment, Action) else None
     return any(g in text for g in golden for text in found)
 

@@ -1,0 +1,332 @@
+"""Which workers there are: starting, replacing, draining them, and the version of the weights that they hold.
+
+    slot 0:  w0.1
+    slot 1:  w1.1 (dead)  w1.2      the second incarnation in slot 1
+
+There are as many slots as workers are wanted. A worker joins once it holds the current weights, and serves only while it holds them whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from services.contracts import WeightUpdate, WorkerInfo
+from services.rollout import placement
+from services.rollout.member import Member, NoWorkersError, WorkerLostError, one_line
+from services.settings import RolloutSettings, WeightSyncSettings
+from services.weight_sync import WeightSyncError
+
+HEARTBEAT_SECONDS = 2.0
+SILENCE_SECONDS = 30.0
+"""A worker that has not answered a ping for so long is taken for dead."""
+FIRST_BACK_OFF_SECONDS, LAST_BACK_OFF_SECONDS = 1.0, 30.0
+CRASHES = 5
+"""Workers of one slot that end without having finished a trajectory, before the slot is given up."""
+CLOSE_SECONDS = 10.0
+GRACE_SECONDS = 10.0
+"""Beyond a worker's own deadlines, before the pool's."""
+
+
+class Membership:
+    """The workers of a pool. `on_change` is called whenever a worker begins or ceases to serve."""
+
+    def __init__(
+        self,
+        settings: RolloutSettings,
+        sync: WeightSyncSettings,
+        worker_arguments: dict[str, Any],
+        on_event: Callable[[dict], None],
+        on_change: Callable[[], None],
+    ):
+        self._settings, self._sync_settings, self._on_event, self._on_change = settings, sync, on_event, on_change
+        self._worker_arguments = worker_arguments | {"sync": sync}
+        self.target = 0
+        self.version = 0
+        self._members: dict[int, Member] = {}
+        self._starting: dict[int, asyncio.Task] = {}
+        self._leaving: set[Member] = set()
+        self._incarnations: Counter[int] = Counter()
+        self._crashes: Counter[int] = Counter()
+        self._given_up: dict[int, str] = {}
+        self._no_room: set[int] = set()
+        """Slots whose worker the cluster had no resources for, last time."""
+        self._update: WeightUpdate | None = None
+        self._syncing = asyncio.Lock()
+        self._watcher: asyncio.Task | None = None
+        self._closed = False
+
+    # -- who serves
+
+    def all(self) -> list[Member]:
+        return [*(self._members[s] for s in sorted(self._members)), *self._leaving]
+
+    def get(self, id: str) -> Member:
+        """Raises KeyError that lists the workers there are."""
+        for member in self.all():
+            if member.id == id:
+                return member
+        raise KeyError(f"no rollout worker {id}; there are {', '.join(m.id for m in self.all()) or 'none'}")
+
+    def serving(self) -> list[Member]:
+        """Workers that take trajectories now, by slot."""
+        return [m for _, m in sorted(self._members.items()) if m.state == "ready" and m.version == self.version]
+
+    def check_hope(self) -> None:
+        """Raises NoWorkersError where nobody serves and nobody will without outside help."""
+        if self._closed:
+            raise NoWorkersError("the rollout pool is closed")
+        if self._starting.keys() - self._no_room or any(m.state in ("ready", "syncing") for m in self._members.values()):
+            return
+        if self.target == 0:
+            raise NoWorkersError("no rollout worker is left: the pool was scaled to 0")
+        if self._members:
+            raise NoWorkersError("no rollout worker holds a whole version of the weights: the last sync failed on all of them")
+        if self._no_room:
+            raise NoWorkersError(
+                f"no rollout worker is left, and there is no room for another: {placement.describe(self._settings)}"
+            )
+        if len(self._given_up) >= self.target:
+            reasons = "; ".join(f"slot {slot}: {reason}" for slot, reason in sorted(self._given_up.items()))
+            raise NoWorkersError(f"no rollout worker is left, and replacements ended one after the other ({reasons})")
+
+    def describe(self) -> list[WorkerInfo]:
+        starting = [WorkerInfo(self._name(s), 0, "", 0, state="starting") for s in self._starting if s not in self._members]
+        return sorted([*(m.describe() for m in self.all()), *starting], key=lambda w: w.id)
+
+    # -- coming and going
+
+    async def start(self) -> None:
+        self.target = placement.count(self._settings, ray.cluster_resources())
+        if self.target == 0:
+            raise placement.UnschedulableError(f"rollout.workers=all found none: {placement.describe(self._settings)}")
+        await asyncio.gather(*(self._start_member(slot) for slot in range(self.target)))
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        self._closed = True
+        tasks = [*self._starting.values(), *([self._watcher] if self._watcher else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        members, self._members, self._leaving = self.all(), {}, set()
+        await asyncio.gather(*(self._end(m) for m in members))
+
+    async def scale(self, n: int) -> None:
+        self.target = n
+        self._given_up.clear()
+        self._crashes.clear()
+        await self._trim()
+        self._fill()
+        self._on_change()
+
+    async def drain(self, id: str) -> None:
+        member = self.get(id)
+        if member.state == "draining":
+            return
+        self.target = max(0, self.target - 1)
+        await self._retire(member)
+
+    async def _trim(self) -> None:
+        """Slots are 0 .. target - 1: a worker beyond moves into a free one, or leaves."""
+        for slot in [s for s in self._starting if s >= self.target]:
+            self._starting[slot].cancel()
+        leaving = []
+        for slot in sorted(s for s in self._members if s >= self.target):
+            free = [s for s in range(self.target) if s not in self._members and s not in self._starting]
+            if free:
+                member = self._members.pop(slot)
+                member.slot = free[0]
+                self._members[free[0]] = member
+            else:
+                leaving.append(self._members[slot])
+        await asyncio.gather(*map(self._retire, leaving))
+
+    async def _retire(self, member: Member) -> None:
+        """Give it nothing new, wait for what it runs as long as a trajectory may take, end it."""
+        if self._members.get(member.slot) is member:
+            del self._members[member.slot]
+        self._leaving.add(member)
+        member.state = "draining"
+        self._on_event({"event": "worker_drain", "worker": member.id})
+        self._on_change()
+        if member.jobs:
+            limit = self._settings.trajectory_timeout_seconds + GRACE_SECONDS
+            await asyncio.wait(list(member.jobs.values()), timeout=limit)
+        if member in self._leaving:
+            self._leaving.discard(member)
+            for task in list(member.jobs.values()):
+                task.cancel()
+            await self._end(member)
+            self._on_event({"event": "worker_left", "worker": member.id})
+
+    async def _end(self, member: Member) -> None:
+        try:
+            await member.call("close", timeout_seconds=CLOSE_SECONDS)
+        except (WorkerLostError, RayError, TimeoutError) as e:
+            self._on_event({"event": "worker_close_failed", "worker": member.id, "reason": one_line(e)})
+            member.kill()
+        else:
+            member.end()
+
+    def finished_one(self, member: Member) -> None:
+        """A worker that finishes trajectories is no part of a crash loop."""
+        self._crashes[member.slot] = 0
+        member.timeouts = 0
+
+    def lose(self, member: Member, error: BaseException) -> None:
+        """A worker is dead, or as good as dead: take it out, have what it ran run elsewhere, have it replaced."""
+        if member.lost is not None:
+            return
+        member.lost = error if isinstance(error, WorkerLostError) else WorkerLostError(f"worker {member.id}: {error}")
+        if self._members.get(member.slot) is member:
+            del self._members[member.slot]
+            self._crashes[member.slot] += 1
+        self._leaving.discard(member)
+        member.state = "failed"
+        member.kill()
+        self._on_event({"event": "worker_lost", "worker": member.id, "pid": member.info.pid, "reason": one_line(error)})
+        for task in list(member.jobs.values()):
+            task.cancel()
+        self._on_change()
+
+    def _name(self, slot: int) -> str:
+        return f"w{slot}.{max(1, self._incarnations[slot])}"
+
+    async def _start_member(self, slot: int) -> None:
+        """Start a worker, give it the current weights, let it join. Raises UnschedulableError, NoWorkersError, and its own errors."""
+        group = await placement.reserve(self._settings)
+        self._no_room.discard(slot)
+        self._incarnations[slot] += 1
+        id, limit = self._name(slot), self._settings.start_timeout_seconds
+        actor = placement.create_actor(id, self._settings, group, **self._worker_arguments)
+        member = Member(slot, id, group, actor, WorkerInfo(id, 0, "", 0, state="starting"))
+        try:
+            try:
+                member.info = await member.call("info", timeout_seconds=limit)
+                member.info = await member.call("start", timeout_seconds=limit)
+            except TimeoutError:
+                raise NoWorkersError(
+                    f"rollout worker {id}: its engine was not up within rollout.start_timeout_seconds={limit:g}"
+                ) from None
+            while self._update is not None and member.version < self.version:
+                await self._send(member, self._update)
+        except WorkerLostError as e:
+            member.kill()
+            raise NoWorkersError(f"rollout worker {id} died while it started: {e}") from e
+        except BaseException:
+            member.kill()
+            raise
+        member.state = "ready"
+        self._members[slot] = member
+        event = {
+            "event": "worker_join",
+            "worker": id,
+            "pid": member.info.pid,
+            "node": member.info.node,
+            "version": member.version,
+        }
+        self._on_event(event)
+        self._on_change()
+
+    def _fill(self) -> None:
+        for slot in range(self.target):
+            if slot not in self._members and slot not in self._starting and slot not in self._given_up and not self._closed:
+                task = self._starting[slot] = asyncio.create_task(self._replace(slot))
+                task.add_done_callback(lambda t, s=slot: self._started(s, t))
+
+    def _started(self, slot: int, task: asyncio.Task) -> None:
+        if self._starting.get(slot) is task:
+            del self._starting[slot]
+        self._on_change()
+
+    async def _replace(self, slot: int) -> None:
+        crashes = self._crashes[slot]
+        if crashes >= CRASHES:
+            self._given_up[slot] = f"{crashes} workers ended without having finished a trajectory"
+            self._on_event({"event": "crash_loop", "slot": slot, "reason": self._given_up[slot]})
+            return
+        if crashes:
+            await asyncio.sleep(min(LAST_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2 ** (crashes - 1)))
+        elif slot in self._no_room:
+            await asyncio.sleep(LAST_BACK_OFF_SECONDS)
+        try:
+            await self._start_member(slot)
+        except Exception as e:
+            if isinstance(e, placement.UnschedulableError):
+                self._no_room.add(slot)
+            else:
+                self._crashes[slot] += 1
+            self._on_event({"event": "worker_start_failed", "worker": self._name(slot), "reason": one_line(e)})
+
+    async def _watch(self) -> None:
+        """Replace what is missing, and ping what is there."""
+        pings: dict[Member, asyncio.Task] = {}
+        try:
+            while True:
+                await self._trim()
+                self._fill()
+                for member in self._members.values():
+                    if member not in pings:
+                        ping = pings[member] = asyncio.create_task(self._ping(member))
+                        ping.add_done_callback(lambda _, m=member: pings.pop(m))
+                self._on_change()
+                await asyncio.sleep(HEARTBEAT_SECONDS)
+        finally:
+            for ping in list(pings.values()):
+                ping.cancel()
+
+    async def _ping(self, member: Member) -> None:
+        try:
+            member.info = await member.call("info", timeout_seconds=SILENCE_SECONDS)
+        except TimeoutError:
+            self.lose(member, WorkerLostError(f"worker {member.id} has not answered for {SILENCE_SECONDS:g} s"))
+        except WorkerLostError as e:
+            self.lose(member, e)
+
+    # -- weights
+
+    async def sync(self, update: WeightUpdate) -> None:
+        async with self._syncing:
+            if update.version < self.version or (update.version == self.version and self._update is not None):
+                raise WeightSyncError(f"version {update.version} is not newer than {self.version}: versions only go up")
+            members = list(self._members.values())
+            if not members:
+                self.check_hope()
+            before = {m: m.state for m in members}
+            for m in members:
+                m.state = "syncing"
+            results = await asyncio.gather(*(self._send(m, update) for m in members), return_exceptions=True)
+            failed = {m: r for m, r in zip(members, results, strict=True) if isinstance(r, BaseException)}
+            for m in members:
+                if m.state != "syncing":
+                    continue  # it was drained or lost meanwhile
+                # Before the engine is touched a refusal is a WeightSyncError: then it holds its old version, whole.
+                m.state = "ready" if m not in failed else before[m] if isinstance(failed[m], WeightSyncError) else "failed"
+            for m, error in failed.items():
+                event = {"event": "sync_failed", "worker": m.id, "version": update.version, "reason": one_line(error)}
+                self._on_event(event)
+                if isinstance(error, WorkerLostError):
+                    self.lose(m, error)
+            if members and len(failed) == len(members):
+                self._on_change()
+                error = next(iter(failed.values()))
+                raise WeightSyncError(f"no worker took version {update.version} of the weights: {error}") from error
+            self._update, self.version = update, update.version
+            for m, error in failed.items():
+                self.lose(m, error)  # its successor takes the new version before it joins
+        self._on_change()
+
+    async def _send(self, member: Member, update: WeightUpdate) -> None:
+        limit = self._sync_settings.timeout_seconds
+        try:
+            member.version = await member.call("update_weights", update, timeout_seconds=limit)
+        except TimeoutError:
+            raise TimeoutError(
+                f"worker {member.id} did not take version {update.version} within weight_sync.timeout_seconds={limit:g}"
+            ) from None

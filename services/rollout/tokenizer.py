@@ -1,0 +1,25 @@
+"""The policy's tokenizer, as it was saved.
+
+`AutoTokenizer` gives every model of type qwen2 (and some others) the tokenizer class of that type, whatever the folder says: a word-level
+tokenizer saved beside a Qwen2 model comes back as a byte-level one, and most of its words are gone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+_GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Saved classes that mean: what tokenizer.json says, and nothing else."""
+
+
+def load_tokenizer(model_path: str | Path):
+    """The tokenizer of a model folder."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    folder = Path(model_path)
+    saved = folder / "tokenizer_config.json"
+    named = json.loads(saved.read_text(encoding="utf-8")).get("tokenizer_class") if saved.is_file() else None
+    if named in _GENERIC and (folder / "tokenizer.json").is_file():
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(model_path)

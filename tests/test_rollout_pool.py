@@ -1,0 +1,363 @@
+"""The pool on a local Ray: real actors, real engines, real HTTP searches. The policy searches once, then answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import ray
+from rollout_fakes import request
+from rollout_models import reference_logprobs, searcher
+from rollout_search import search_server
+
+from retriever_service.client import RetrieverUnavailable
+from services.contracts import WeightUpdate
+from services.rollout import membership, placement
+from services.rollout.member import NoWorkersError
+from services.rollout.placement import UnschedulableError
+from services.rollout.pool import RolloutPool
+from services.settings import RolloutSettings, WeightSyncSettings
+from services.weight_sync import WeightSyncError, make_publisher
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.ray]
+
+ROWS = [[1, 13, 14, 30, 17, 6], [1, 25, 26, 27]]
+
+
+@pytest.fixture(scope="module")
+def search():
+    with search_server() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def fresh_search(search):
+    search.reset()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    tmp = tmp_path_factory.mktemp("policy")
+    return SimpleNamespace(path=str(tmp / "m"), model=searcher(tmp / "m"), tmp=tmp)
+
+
+def requests(name: str, n: int, group: int = 5):
+    return [request(f"{name}-{i:02d}", group=f"{name}-g{i // group}", seed=i) for i in range(n)]
+
+
+@asynccontextmanager
+async def pool(policy, search, *, retriever_timeout=20, sync_timeout=60, **changes):
+    settings = {"engine": "transformers", "workers": 1, "kv_cache_gib": 0.1, "max_turns": 2} | changes
+    settings = RolloutSettings(template="lab", max_obs_tokens=32, max_response_tokens=16, max_model_tokens=128, **settings)
+    events = []
+    made = RolloutPool(
+        settings,
+        model_path=policy.path,
+        retriever_url=search.url,
+        retriever_timeout_seconds=retriever_timeout,
+        on_event=events.append,
+        sync=WeightSyncSettings(timeout_seconds=sync_timeout),
+    )
+    made.events = events
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def events_of(pool, kind):
+    return [e for e in pool.events if e["event"] == kind]
+
+
+async def until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        await asyncio.sleep(0.05)
+
+
+def published(policy, version, **kwargs):
+    model = searcher(policy.tmp / f"v{version}-{time.monotonic_ns()}", seed=version, **kwargs)
+    return model, make_publisher(WeightSyncSettings(bucket_mib=1)).publish(model.named_parameters(), version)
+
+
+async def difference(pool, worker, model, temperature=1.0):
+    got = await pool.logprobs(worker, ROWS, temperature)
+    return max(
+        abs(a - b)
+        for r, s in zip(got, reference_logprobs(model, ROWS, temperature), strict=True)
+        for a, b in zip(r, s, strict=True)
+    )
+
+
+def ready(pool):
+    return [w for w in pool.workers() if w.state == "ready"]
+
+
+def children(pid):
+    return psutil.Process(pid).children(recursive=True)
+
+
+@pytest.mark.vllm
+async def test_a_pool_of_vllm_workers(cluster, policy, search):
+    """One pool, its whole life: asynchronous trajectories, new weights, a worker killed in mid-batch, the end."""
+    async with pool(policy, search, engine="vllm", workers=2) as p:
+        await p.start()
+        assert [(w.id, w.policy_version, w.state) for w in p.workers()] == [("w0.1", 0, "ready"), ("w1.1", 0, "ready")]
+        await p.rollout(requests("warm", 10))
+
+        # One search that takes 5 s delays no other trajectory.
+        search.next_delay, started, seconds = 5.0, time.monotonic(), {}
+        done = await p.rollout(requests("slow", 40), on_done=lambda t: seconds.update({t.uid: time.monotonic() - started}))
+        assert [t.uid for t in done] == [r.uid for r in requests("slow", 40)]
+        *others, slowest = sorted(seconds.values())
+        assert slowest >= 5.0 and max(others) < 3.0
+        assert all(t.finish == "answer" and t.searches == 1 for t in done)
+        groups = {t.group: {u.worker for u in done if u.group == t.group} for t in done}
+        assert all(len(workers) == 1 for workers in groups.values()), "samples of a group share a prefix cache"
+        assert {t.worker for t in done} == {"w0.1", "w1.1"}
+
+        # New weights: proven by log-probs asked of each worker.
+        model, update = published(policy, 1, again=0.5)
+        before = [m.calls for m in p._membership.all()]
+        await p.sync(update)
+        assert max(m.calls - b for m, b in zip(p._membership.all(), before, strict=True)) <= 4
+        for worker in p.workers():
+            assert worker.policy_version == 1
+            assert await difference(p, worker.id, policy.model) > 0.1
+            assert await difference(p, worker.id, model) < 1e-4
+            assert await difference(p, worker.id, model, 0.6) < 1e-4
+        done = await p.rollout(requests("new", 40))
+        assert {a.policy_version for t in done for a in t.actions} == {1}
+        assert {t.searches for t in done} == {1, 2}
+
+        # A worker is killed in mid-batch: the batch completes, each uid once; its engine does not outlive it.
+        victim, engines = p.workers()[0], children(p.workers()[0].pid)
+        assert engines
+        search.delay = 0.5
+        seen = []
+        batch = asyncio.create_task(p.rollout(requests("kill", 40), on_done=lambda t: seen.append(t.uid)))
+        await asyncio.sleep(0.3)
+        os.kill(victim.pid, signal.SIGKILL)
+        done = await batch
+        assert sorted(seen) == [t.uid for t in done] == [r.uid for r in requests("kill", 40)]
+        lost = {e["uid"] for e in events_of(p, "trajectory_retry")}
+        assert lost and {t.worker for t in done if t.uid in lost} == {"w1.1"}
+        assert [e["worker"] for e in events_of(p, "worker_lost")] == ["w0.1"]
+        await until(lambda: len(ready(p)) == 2, 120)
+        assert not psutil.wait_procs(engines, timeout=10)[1]
+        replacement = p.workers()[0]
+        assert (replacement.id, replacement.policy_version) == ("w0.2", 1)
+        assert replacement.pid != victim.pid and not psutil.pid_exists(victim.pid)
+        assert await difference(p, "w0.2", model) < 1e-4, "the successor holds the current weights before it serves"
+
+        processes = [psutil.Process(w.pid) for w in p.workers()]
+        processes += [c for process in processes for c in process.children(recursive=True)]
+        await p.close()
+        await p.close()
+        assert not psutil.wait_procs(processes, timeout=10)[1]
+        assert p.workers() == []
+        with pytest.raises(NoWorkersError, match="closed"):
+            await p.rollout(requests("late", 2))
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """Shorter waits, where the tests let something go wrong."""
+    saved = {n: getattr(membership, n) for n in ("HEARTBEAT_SECONDS", "SILENCE_SECONDS", "FIRST_BACK_OFF_SECONDS", "CRASHES")}
+    membership.HEARTBEAT_SECONDS, membership.SILENCE_SECONDS, membership.FIRST_BACK_OFF_SECONDS, membership.CRASHES = (
+        0.2,
+        6.0,
+        0.1,
+        2,
+    )
+    yield
+    for name, value in saved.items():
+        setattr(membership, name, value)
+
+
+async def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_serve_on(cluster, quick, policy, search):
+    async with pool(policy, search) as p:
+        await p.start()
+        model, good = published(policy, 3)
+        publisher = make_publisher(WeightSyncSettings(bucket_mib=1))
+        tensors = dict(model.named_parameters())
+        wrong = {
+            "missing lm_head.weight": {k: v for k, v in tensors.items() if k != "lm_head.weight"},
+            "unknown extra.weight": tensors | {"extra.weight": tensors["lm_head.weight"]},
+            r"model.norm.weight has shape \[95\], the model has \[96\]": tensors
+            | {"model.norm.weight": tensors["model.norm.weight"][:95]},
+        }
+        for message, given in wrong.items():
+            with pytest.raises(WeightSyncError, match=message):
+                await p.sync(publisher.publish(iter(given.items()), 3))
+        bucket = good.payload[0]
+        damaged = type(bucket)(bucket.ref, bucket.nbytes, bucket.crc32 ^ 1, bucket.tensors)
+        with pytest.raises(WeightSyncError, match="arrived damaged"):
+            await p.sync(WeightUpdate(3, good.backend, (damaged, *good.payload[1:]), good.nbytes))
+        assert len(events_of(p, "sync_failed")) == 4
+        done = await p.rollout(requests("old", 4))
+        assert {t.policy_version for t in done} == {0}
+        await p.sync(good)
+        assert await difference(p, "w0.1", model) < 1e-4
+        for version in (2, 3):
+            with pytest.raises(WeightSyncError, match="versions only go up"):
+                await p.sync(published(policy, version)[1])
+        assert {t.policy_version for t in await p.rollout(requests("new", 4))} == {3}
+        assert not events_of(p, "worker_lost")
+
+        # The retriever is down for a while: rollouts wait, and no empty observation is made of it.
+        search.down = True
+        batch = asyncio.create_task(p.rollout(requests("outage", 6)))
+        await asyncio.sleep(2)
+        assert not batch.done()
+        search.down = False
+        assert all(a.document_ids for t in await batch for a in t.actions if a.kind == "search")
+
+        # Weights arrive while trajectories run: each action keeps the version that made it.
+        search.delay = 1.0
+        batch = asyncio.create_task(p.rollout(requests("during", 6)))
+        await asyncio.sleep(0.5)
+        model, update = published(policy, 4)
+        await p.sync(update)
+        assert {tuple(a.policy_version for a in t.actions) for t in await batch} == {(3, 4)}
+
+
+async def test_a_retriever_that_stays_down_is_an_error_in_the_end(cluster, quick, policy, search, monkeypatch):
+    monkeypatch.setattr("services.rollout.pool.FIRST_BACK_OFF_SECONDS", 0.1)
+    async with pool(policy, search, retriever_timeout=0.5) as p:
+        await p.start()
+        search.down = True
+        with pytest.raises(RetrieverUnavailable, match=r"no answer within 0\.5 s"):
+            await p.rollout(requests("down", 2))
+        assert len(events_of(p, "trajectory_retry")) >= 5
+        search.down = False
+        assert len(await p.rollout(requests("up", 2))) == 2
+
+
+async def test_workers_come_and_go_during_a_run(cluster, quick, policy, search):
+    async with pool(policy, search, workers=1) as p:
+        await p.start()
+        model, update = published(policy, 1)
+        await p.sync(update)
+        await p.scale(2)
+        assert [w.state for w in p.workers()] == ["ready", "starting"]
+        await until(lambda: len(ready(p)) == 2)
+        assert await difference(p, "w1.1", model) < 1e-4
+        search.delay = 1.0
+        batch = asyncio.create_task(p.rollout(requests("drain", 10)))
+        await asyncio.sleep(0.3)
+        draining = asyncio.create_task(p.drain("w0.1"))
+        await asyncio.sleep(0.1)
+        assert {w.id: w.state for w in p.workers()} == {"w0.1": "draining", "w1.1": "ready"}
+        assert {t.worker for t in await batch} == {"w0.1", "w1.1"}
+        await draining
+        assert [w.id for w in p.workers()] == ["w1.1"]
+        assert not events_of(p, "trajectory_retry"), "a worker that leaves finishes what it runs"
+        with pytest.raises(KeyError, match=r"no rollout worker w0.1; there are w1.1"):
+            await p.drain("w0.1")
+        assert {t.worker for t in await p.rollout(requests("after", 4))} == {"w1.1"}
+
+        batch = asyncio.create_task(p.rollout(requests("zero", 4)))
+        await asyncio.sleep(0.3)
+        await p.scale(0)
+        assert {t.worker for t in await batch} == {"w1.1"}
+        assert p.workers() == []
+        with pytest.raises(NoWorkersError, match="scaled to 0") as e:
+            await p.rollout(requests("none", 2))
+        assert e.value.exit_code == 3
+        with pytest.raises(ValueError, match="negative"):
+            await p.scale(-1)
+        await p.scale(1)
+        done = await p.rollout(requests("again", 4))
+        assert {(t.worker, t.policy_version) for t in done} == {("w0.2", 1)}
+
+
+async def test_a_worker_that_hangs_is_found_out_and_replaced(cluster, quick, policy, search):
+    """Stopped in mid-trajectory, then another one in mid-sync."""
+    async with pool(policy, search, workers=2, sync_timeout=4) as p:
+        await p.start()
+        search.delay = 0.5
+        batch = asyncio.create_task(p.rollout(requests("hang", 10)))
+        await asyncio.sleep(0.3)
+        os.kill(p.workers()[0].pid, signal.SIGSTOP)
+        done = await asyncio.wait_for(batch, 40)
+        assert sorted(t.uid for t in done) == [r.uid for r in requests("hang", 10)]
+        assert "has not answered for 6 s" in events_of(p, "worker_lost")[0]["reason"]
+        await until(lambda: len(ready(p)) == 2)
+        os.kill(p.workers()[1].pid, signal.SIGSTOP)
+        model, update = published(policy, 1)
+        await p.sync(update)
+        assert "within weight_sync.timeout_seconds=4" in events_of(p, "sync_failed")[0]["reason"]
+        assert {t.worker for t in await p.rollout(requests("rest", 4))} == {"w0.2"}, (
+            "who did not take the weights does not serve"
+        )
+        await until(lambda: len(ready(p)) == 2)
+        assert [(w.id, w.policy_version) for w in p.workers()] == [("w0.2", 1), ("w1.2", 1)]
+        assert await difference(p, "w1.2", model) < 1e-4
+
+
+async def test_a_crash_loop_is_bounded_and_reported(cluster, quick, search, tmp_path):
+    policy = SimpleNamespace(path=str(tmp_path / "m"), model=searcher(tmp_path / "m"))
+    async with pool(policy, search, workers=1) as p:
+        await p.start()
+        os.rename(policy.path, tmp_path / "gone")
+        search.delay = 5.0
+        batch = asyncio.create_task(p.rollout(requests("lost", 2)))
+        await asyncio.sleep(0.3)
+        os.kill(p.workers()[0].pid, signal.SIGKILL)
+        with pytest.raises(NoWorkersError, match="replacements ended one after the other") as e:
+            await asyncio.wait_for(batch, 60)
+        assert e.value.exit_code == 3
+        assert events_of(p, "crash_loop") and events_of(p, "worker_start_failed")
+
+
+async def test_a_worker_that_fails_to_start_ends_the_start_with_its_reason(cluster, policy, search, tmp_path):
+    async with pool(SimpleNamespace(path=str(tmp_path)), search) as p:
+        with pytest.raises(Exception, match=str(tmp_path)):
+            await asyncio.wait_for(p.start(), 60)
+        assert p.workers() == []
+
+
+async def test_a_worker_that_the_cluster_has_no_room_for_is_an_error_with_demand_and_supply(
+    cluster, policy, search, monkeypatch
+):
+    monkeypatch.setattr(placement, "SCHEDULE_SECONDS", 2.0)
+    async with pool(policy, search, tensor_parallel=99) as p:
+        with pytest.raises(UnschedulableError, match=r"asks for GPU 99; the cluster has CPU 8 free of 8, GPU 0 free of 0") as e:
+            await asyncio.wait_for(p.start(), 30)
+        assert e.value.exit_code == 3
+    assert ray.available_resources()["CPU"] == 8
+
+
+async def test_lockstep_gives_the_same_run_also_when_a_worker_dies(cluster, quick, policy, search):
+    async with pool(policy, search, workers=2, deterministic=True) as p:
+        await p.start()
+        batch = requests("same", 20)
+        first = await p.rollout(batch)
+        search.delay = 0.5
+        again = asyncio.create_task(p.rollout(batch))
+        await asyncio.sleep(0.3)
+        os.kill(p.workers()[1].pid, signal.SIGKILL)
+        seen = []
+        second = await again
+        third = await p.rollout(batch, on_done=lambda t: seen.append(t.uid))
+        for a, b, c in zip(first, second, third, strict=True):
+            assert a.segments == b.segments == c.segments
+        assert seen == [r.uid for r in batch]
+        assert {t.worker for t in first} == {"w0.1", "w1.1"} and {t.worker for t in third} == {"w0.1", "w1.2"}
+        with pytest.raises(ValueError, match="more than once"):
+            await p.rollout([batch[0], batch[0]])
