@@ -242,7 +242,12 @@ def test_events_are_kept_in_order(client):
     for n in range(3):
         client.post("/v1/runs/run/events", json={"step": n, "kind": "worker_lost", "text": f"w{n}"})
     assert [e["text"] for e in client.get("/v1/runs/run/events").json()] == ["w0", "w1", "w2"]
-    assert client.post("/v1/runs/other/events", json={"step": 0, "kind": "x", "text": "y"}).status_code == 404
+    assert client.post("/v1/runs/other/events", json={"step": 0, "kind": "x", "text": "y"}).status_code == 201
+    assert (
+        client.get("/v1/runs/other/summary").json()["steps"] == 0
+        and client.get("/v1/runs/other/phase").json()["phase"] == "healthy"
+    )
+    assert client.get("/v1/runs/other/series").json()["step"] == []
 
 
 def test_prometheus_shows_the_run_and_the_service(client):
