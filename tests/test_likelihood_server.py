@@ -319,3 +319,12 @@ def test_the_stream_tells_steps_and_alarms_as_they_happen(tmp_path):
                     break
     assert seen[:1] == ["hello"] and seen.count("step") == 7
     server.stop()
+
+
+def test_two_services_on_one_store_see_each_others_steps(store):
+    first, second = TestClient(create_app(store)), TestClient(create_app(store))
+    for n in range(8):
+        post(first if n % 2 else second, step(n, metrics={"probe/lag": -0.2}))
+    for client in (first, second):
+        assert [a["step"] for a in client.get("/v1/runs/run/alarms").json()] == [6]
+        assert client.get("/v1/runs/run/phase").json()["bands"][-1] == {"phase": "decay", "first": 6, "last": 7}
