@@ -12,6 +12,8 @@ from typing import Any
 
 import ray
 
+from services.settings import MonitorRules
+
 
 class ServiceError(RuntimeError):
     """A service did not start."""
@@ -34,10 +36,10 @@ class _RetrieverActor:
 
 
 class _LikelihoodActor:
-    def __init__(self, store: str, host: str, token_steps: int) -> None:
+    def __init__(self, store: str, host: str, token_steps: int, rules: MonitorRules) -> None:
         from services.likelihood.launch import ServeSettings, serve_in_thread
 
-        self._server = serve_in_thread(ServeSettings(store=store, host=host, port=0, token_steps=token_steps))
+        self._server = serve_in_thread(ServeSettings(store=store, host=host, port=0, token_steps=token_steps, rules=rules))
 
     def url(self) -> str:
         return self._server.url
@@ -101,6 +103,8 @@ def start_retriever(index: str | Path, *, topk: int, name: str, timeout_seconds:
     return _start(_RetrieverActor, name, timeout_seconds, str(index), _host(), topk)
 
 
-def start_likelihood(store: str, *, token_steps: int, name: str, timeout_seconds: float = 60.0) -> Service:
+def start_likelihood(
+    store: str, *, token_steps: int, name: str, rules: MonitorRules | None = None, timeout_seconds: float = 60.0
+) -> Service:
     """Serve a likelihood store (`sqlite:PATH` or a redis address) on a free port of the driver's node."""
-    return _start(_LikelihoodActor, name, timeout_seconds, store, _host(), token_steps)
+    return _start(_LikelihoodActor, name, timeout_seconds, store, _host(), token_steps, rules or MonitorRules())

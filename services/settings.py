@@ -181,6 +181,8 @@ class MonitorRules(Settings):
 class MonitorSettings(Settings):
     """What is done when the phase turns bad."""
 
-    action: Literal["none", "stop"] = "none"
-    """Taken when the phase becomes `collapsed`: `stop` saves a checkpoint and ends the run with exit status 4."""
+    action: Literal["none", "raise_lambda", "lower_lr", "rollback", "stop"] = "none"
+    """`raise_lambda`, `lower_lr`: by a factor of 2 at an alarm, at most three times, put back when the run is healthy. `rollback`: at
+    acceleration or collapse, to the newest checkpoint from before the fall, with half the learning rate. `stop`: when the phase becomes
+    `collapsed`, save a checkpoint and end the run with exit status 4."""
     rules: MonitorRules = MonitorRules()

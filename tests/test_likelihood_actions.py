@@ -37,25 +37,41 @@ def test_a_run_without_llds_gets_a_first_lambda():
     actions = MonitorActions("raise_lambda")
     actions.changes = 1
     assert actions.lambda_of(0.0) == pytest.approx(0.1) and actions.lambda_of(0.2) == pytest.approx(0.4)
-    assert actions.lr_of(1e-6) == 1e-6
+    assert actions.lr_scale == 1.0
 
 
 def test_the_learning_rate_is_lowered_at_most_three_times():
     run, _ = fall(0, rate=0.03, delay=400, depth=100.0)  # likelihood falls on and on, reward holds
     made, actions = decisions("lower_lr", run)
-    assert [a.factor for a in made] == [0.5, 0.25, 0.125] and actions.lr_of(8e-6) == pytest.approx(1e-6)
+    assert [a.factor for a in made] == [2.0, 4.0, 8.0] and actions.lr_scale == 0.125
     assert actions.lambda_of(0.2) == 0.2
 
 
-def test_rollback_goes_to_before_the_fall_began_and_not_for_ever():
+def test_rollback_goes_to_before_the_fall_began_with_half_the_learning_rate():
     run, _ = fall(0, rate=0.03, delay=25)
+    monitor, actions = PhaseMonitor(), MonitorActions("rollback")
+    for metrics in run:
+        if action := actions.decide(monitor.update(metrics)):
+            break
+    assert (
+        (action.kind, action.undo) == ("rollback", False)
+        and 100 <= action.before_step < action.step
+        and actions.lr_scale == 0.5
+    )
+    fresh = MonitorActions("rollback")
+    fresh.load_state_dict(json.loads(json.dumps(actions.state_dict())))
+    monitor, later = PhaseMonitor(), []
+    for metrics in healthy(0)[90:]:  # from the checkpoint on, now without a fall
+        later.append(fresh.decide(monitor.update(metrics)))
+    (undo,) = [a for a in later if a]
+    assert undo.undo and undo.step == action.step + 20 and fresh.lr_scale == 1.0
+
+
+def test_rollbacks_come_to_an_end():
     actions = MonitorActions("rollback")
-    made, _ = decisions("rollback", run, actions)
-    assert len(made) >= 1 and 100 <= made[0].before_step <= made[0].step
-    for _ in range(4):  # the run falls again each time it is rolled back
-        actions.load_state_dict(json.loads(json.dumps({**actions.state_dict(), "last": 0})))
-        decisions("rollback", run, actions)
-    assert len(actions.rolled_back) == 2
+    for _ in range(5):  # the run falls again each time
+        decisions("rollback", fall(0, rate=0.03, delay=25)[0][80:], actions)
+    assert actions.changes == 3 and actions.lr_scale == 0.125
 
 
 def test_stop_comes_once_when_the_run_collapses():

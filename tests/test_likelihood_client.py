@@ -12,7 +12,7 @@ import pytest
 from services.contracts import TokenBatch
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.launch import CannotServe, ServeSettings, serve_in_thread
-from services.likelihood.records import ActionRecord, StepRecord, TrajectoryRecord
+from services.likelihood.records import ActionRecord, LikelihoodError, StepRecord, TrajectoryRecord
 from services.likelihood.spool import SpoolError
 from services.likelihood.sqlite_store import SQLiteStore
 
@@ -130,3 +130,45 @@ def test_eight_writers_at_once_store_every_trajectory_once(tmp_path):
     assert (info.steps, info.trajectories) == (5, 8 * 5 * 3)
     assert SQLiteStore(tmp_path / "l.db").steps("run", 0, 0)[0].metrics["logp/right"] == pytest.approx(-0.5)
     server.stop()
+
+
+def test_tokens_that_still_wait_are_read_from_the_queue(tmp_path):
+    client = LikelihoodClient(f"http://127.0.0.1:{free_port()}", spool_dir=tmp_path / "spool", memory_bytes=500)
+    for step in (3, 4):  # the first in memory, the second on disk; nobody listens
+        client.put_tokens("run", step, tokens())
+    assert list((tmp_path / "spool").glob("*-tokens.msg"))
+    assert client.get_tokens("run", 3).uid == client.get_tokens("run", 4).uid == ["a", "b"]
+    assert client.get_tokens("run", 5) is None and client.get_tokens("other", 3) is None
+    client.close(timeout=0.1)
+
+
+def test_a_record_that_cannot_be_written_or_read_does_not_stop_those_behind_it(tmp_path, caplog):
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    (spool / "0000000000000000-step.msg").write_bytes(b"torn")
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
+    client = LikelihoodClient(server.url, spool_dir=spool)
+    client.post_step(
+        "run", StepRecord.model_construct(step=0, attempt=0, policy_version=None, metrics={"x": {1, 2}}, trajectories=[])
+    )
+    client.post_step("run", record(1))
+    assert client.flush(10) and client.refused == 1 and client.close() == 0
+    assert [s.step for s in SQLiteStore(tmp_path / "l.db").steps("run", 0, 9)] == [1]
+    assert "cannot be written out" in caplog.text and list(spool.glob("*.bad"))
+    server.stop()
+
+
+def test_a_large_step_goes_in_parts_and_is_one_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("services.likelihood.client.PART", 2)
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
+    with LikelihoodClient(server.url, spool_dir=tmp_path / "spool") as client:
+        client.post_step("run", record(0, n=5))
+        assert client.waiting <= 3 and client.flush(10)
+    (step,) = SQLiteStore(tmp_path / "l.db").steps("run", 0, 9)
+    assert step.trajectories == 5 and step.metrics["reward/mean"] == 0.5
+    server.stop()
+
+
+def test_an_address_without_http_is_refused(tmp_path):
+    with pytest.raises(LikelihoodError, match="expected an address such as http"):
+        LikelihoodClient("localhost:8100", spool_dir=tmp_path)

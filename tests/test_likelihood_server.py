@@ -242,7 +242,12 @@ def test_events_are_kept_in_order(client):
     for n in range(3):
         client.post("/v1/runs/run/events", json={"step": n, "kind": "worker_lost", "text": f"w{n}"})
     assert [e["text"] for e in client.get("/v1/runs/run/events").json()] == ["w0", "w1", "w2"]
-    assert client.post("/v1/runs/other/events", json={"step": 0, "kind": "x", "text": "y"}).status_code == 404
+    assert client.post("/v1/runs/other/events", json={"step": 0, "kind": "x", "text": "y"}).status_code == 201
+    assert (
+        client.get("/v1/runs/other/summary").json()["steps"] == 0
+        and client.get("/v1/runs/other/phase").json()["phase"] == "healthy"
+    )
+    assert client.get("/v1/runs/other/series").json()["step"] == []
 
 
 def test_prometheus_shows_the_run_and_the_service(client):
@@ -314,3 +319,12 @@ def test_the_stream_tells_steps_and_alarms_as_they_happen(tmp_path):
                     break
     assert seen[:1] == ["hello"] and seen.count("step") == 7
     server.stop()
+
+
+def test_two_services_on_one_store_see_each_others_steps(store):
+    first, second = TestClient(create_app(store)), TestClient(create_app(store))
+    for n in range(8):
+        post(first if n % 2 else second, step(n, metrics={"probe/lag": -0.2}))
+    for client in (first, second):
+        assert [a["step"] for a in client.get("/v1/runs/run/alarms").json()] == [6]
+        assert client.get("/v1/runs/run/phase").json()["bands"][-1] == {"phase": "decay", "first": 6, "last": 7}

@@ -160,12 +160,16 @@ def test_monitor_states_alarms_and_events_are_kept(store):
     assert [(e["text"], e["data"]) for e in store.events("run", limit=2)] == [("t2", {"n": 2}), ("t3", {"n": 3})]
 
 
+def test_an_event_before_the_first_step_makes_the_run(store):
+    store.put_event("run", EventRecord(step=0, kind="evaluation", text="before"))
+    info = store.info("run")
+    assert (info.steps, info.first_step, info.attempt) == (0, None, 0) and len(store.events("run")) == 1
+
+
 def test_reads_of_an_unknown_run_say_so(store):
     for read in (store.info, store.metric_names, store.alarms, store.events, store.delete_run):
         with pytest.raises(UnknownRun, match="nowhere"):
             read("nowhere")
-    with pytest.raises(UnknownRun):
-        store.put_event("nowhere", EventRecord(step=0, kind="k", text="t"))
 
 
 def test_runs_are_listed_latest_first_and_deleted_whole(store):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sqlite3
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import httpx
 import pyarrow.parquet as pq
@@ -98,6 +102,18 @@ def test_rules_in_a_file_change_the_replay_and_a_bad_key_is_named(tmp_path):
     (tmp_path / "rules.yaml").write_text("lag_nat: -0.05\n")
     error = unspiral("monitor", "replay", tmp_path, "--rules", tmp_path / "rules.yaml").exception
     assert str(error) == f"{tmp_path / 'rules.yaml'}: lag_nat: unknown key"
+
+
+def test_the_service_runs_alone_says_where_it_is_and_ends_cleanly(tmp_path):
+    code = "import sys, typer; from services.likelihood.cli import serve_likelihood; typer.run(serve_likelihood)"
+    command = [sys.executable, "-c", code, "--store", str(tmp_path / "l.db"), "--port", "0"]
+    process = subprocess.Popen(command, cwd=Path(__file__).parent.parent, stderr=subprocess.PIPE, text=True)
+    said = process.stderr.readline()
+    assert said.startswith("likelihood service: http://127.0.0.1:")
+    assert httpx.get(said.split()[2] + "/readyz", timeout=30).status_code == 200
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) in (0, -signal.SIGTERM, 143)
+    assert "Traceback" not in process.stderr.read()
 
 
 def read_scalars(folder):

@@ -99,9 +99,16 @@ def require_whole(path: Path) -> None:
         raise CheckpointError(f"checkpoint {path} is torn or changed: {problem}")
 
 
-def latest(run_dir: str | Path) -> Path | None:
-    """The newest whole checkpoint of a run (its `checkpoints` folder), every checksum verified; None if there is none."""
-    return next((p for p in _newest_first(Path(run_dir)) if fault(p) is None), None)
+def latest(run_dir: str | Path, *, before: int | None = None) -> Path | None:
+    """The newest whole checkpoint of a run (its `checkpoints` folder) of a step below `before`, every checksum verified; None if there is none."""
+    return next((p for p in _newest_first(Path(run_dir)) if (before is None or _step(p) < before) and fault(p) is None), None)
+
+
+def drop_after(run_dir: str | Path, step: int) -> None:
+    """Remove the checkpoints of later steps: a run that was rolled back writes them anew."""
+    for path in _newest_first(Path(run_dir)):
+        if _step(path) > step:
+            _remove(path)
 
 
 def prune(run_dir: str | Path, keep: int) -> list[Path]:
@@ -115,6 +122,10 @@ def prune(run_dir: str | Path, keep: int) -> list[Path]:
     for p in gone:
         _remove(p)
     return gone
+
+
+def _step(path: Path) -> int:
+    return int(_NAME.match(path.name)[1])
 
 
 def _newest_first(run_dir: Path) -> list[Path]:

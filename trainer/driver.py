@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from services.likelihood.monitor import PhaseMonitor
-from services.likelihood.records import StepRecord
+from services.likelihood.actions import MonitorAction, MonitorActions
+from services.likelihood.monitor import PhaseMonitor, PhaseState
+from services.likelihood.records import EventRecord, StepRecord
 from services.likelihood.step_metrics import step_metrics, trajectory_records
 from trainer.algorithms import answer_beta
 from trainer.batches import Prepared, prepare
-from trainer.checkpoint import prune
+from trainer.checkpoint import drop_after, latest, prune
 from trainer.evaluate import evaluate
 from trainer.probes import Probes, Rescored, join
 from trainer.progress import Progress
@@ -45,7 +46,8 @@ class Driver:
         self.system, self.config, self.progress = system, system.config, progress
         self.sampler = BatchSampler(self.config, system.pool, system.cursor, system.reward)
         self.probes = Probes(self.config.probe, system.store, self.config.run.name, system.folder.path)
-        self.monitor = PhaseMonitor()
+        self.monitor = PhaseMonitor(self.config.monitor.rules)
+        self.actions = MonitorActions(self.config.monitor.action)
         self.step = self.attempt = 0
         self.cursor_state: dict[str, Any] = system.cursor.state_dict()
         self.scores: dict[str, Any] = {}
@@ -58,14 +60,17 @@ class Driver:
         if settings.eval_at_ends and self.step == 0:
             await self.evaluate("before")
         try:
-            for step in range(self.step + 1, settings.steps + 1):
-                await self.one_step(step)
+            while self.step < settings.steps:
+                step = self.step + 1
+                action = await self.one_step(step)
+                if action and action.kind == "rollback" and not action.undo and await self.roll_back(action):
+                    continue
                 if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps:
                     await self.evaluate(f"step{step}")
                 if settings.checkpoint_every and step % settings.checkpoint_every == 0:
                     await self.checkpoint()
-                if self.config.monitor.action == "stop" and self.monitor.phase == "collapsed":
-                    raise StoppedByMonitor(f"stopped by the monitor at step {step}: phase collapsed (monitor.action=stop)")
+                if action and action.kind == "stop":
+                    raise StoppedByMonitor(f"stopped by the monitor at step {step}: {action.why} (monitor.action=stop)")
         finally:
             await self.cancel_ahead()
             await self.checkpoint()
@@ -73,19 +78,21 @@ class Driver:
             await self.evaluate("after")
         return self.summary()
 
-    async def one_step(self, step: int) -> None:
-        """Sample, update, sync, measure."""
+    async def one_step(self, step: int) -> MonitorAction | None:
+        """Sample, update, sync, measure. Returns what the monitor wants done; a changed lambda or learning rate holds from the next step on."""
         began, llds = time.monotonic(), self.config.algorithm.llds
+        llds_lambda = self.actions.lambda_of(llds.lambda_)
         batch = await self.next_batch(step)
         prepared = prepare(batch, self.config, self.system.tokenizer)
         update, update_seconds = await self.on_learner(
             self.system.learner.update,
             prepared.tokens,
-            llds_lambda=llds.lambda_,
+            llds_lambda=llds_lambda,
+            lr_scale=self.actions.lr_scale,
             answer_beta=answer_beta(
                 llds.answer_weight,
                 float(np.mean([t.searches for t in batch.trajectories])),
-                llds_lambda=llds.lambda_,
+                llds_lambda=llds_lambda,
                 answer_lambda=llds.answer_lambda,
             ),
         )
@@ -94,13 +101,51 @@ class Driver:
         sync_seconds = await self.sync()
         rescored, score_seconds = await self.rescore(prepared)
         metrics = self.measure(batch, prepared, update, rescored) | {
+            "llds/lambda": llds_lambda,
+            "learner/lr_scale": self.actions.lr_scale,
             "time/rollout": batch.seconds,
             "time/update": update_seconds,
             "time/sync": sync_seconds,
             "time/logprob": score_seconds,
             "time/step": time.monotonic() - began,
         }
-        self.record(batch, prepared, metrics, rescored)
+        state = self.record(batch, prepared, metrics, rescored)
+        action = self.actions.decide(state)
+        if action:
+            self.event(action.event())
+        return action
+
+    def event(self, event: EventRecord) -> None:
+        """Something that the monitor did: into the run's folder, the store and the terminal."""
+        self.system.folder.event(
+            event.kind, step=event.step, text=event.text, **{k: v for k, v in event.data.items() if k != "step"}
+        )
+        self.system.store.post_event(self.config.run.name, event)
+        self.progress.say(f"step {event.step}: {event.kind.replace('_', ' ')}: {event.text}")
+
+    async def roll_back(self, action: MonitorAction) -> bool:
+        """Go back to the newest whole checkpoint from before the fall, as the next attempt. False if none is kept: the run goes on as it is."""
+        folder, fell = self.system.folder.path, self.step
+        checkpoint = await asyncio.to_thread(latest, folder, before=action.before_step)
+        if checkpoint is None:
+            text = f"no checkpoint from before step {action.before_step} is kept (trainer.keep_checkpoints): going on"
+            self.event(EventRecord(step=fell, kind="monitor_rollback_impossible", text=text))
+            return False
+        await self.cancel_ahead()
+        actions = self.actions.state_dict()
+        state, _ = await self.on_learner(self.system.learner.load, checkpoint)
+        self.load_state_dict(state)
+        self.actions.load_state_dict(actions)
+        drop_after(folder, self.step)
+        await self.sync()
+        self.event(
+            EventRecord(
+                step=self.step,
+                kind="monitor_rolled_back",
+                text=f"from step {fell} to {checkpoint.name}, attempt {self.attempt}",
+            )
+        )
+        return True
 
     async def next_batch(self, step: int) -> RolloutBatch:
         """This step's batch. With max_staleness k, the k batches after it are being sampled while the learner updates."""
@@ -155,7 +200,7 @@ class Driver:
         own = {"step": self.step, "attempt": self.attempt, "policy_version": self.step, "reward/em": float(batch.em.mean())}
         return own | likelihood | update.metrics | rescored.metrics | batch.counts
 
-    def record(self, batch: RolloutBatch, prepared: Prepared, metrics: dict[str, Any], rescored: Rescored) -> None:
+    def record(self, batch: RolloutBatch, prepared: Prepared, metrics: dict[str, Any], rescored: Rescored) -> PhaseState:
         """Name the phase, write the run's files, and give the store its copy, which it takes in the background."""
         folder, store, run = self.system.folder, self.system.store, self.config.run.name
         numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
@@ -182,6 +227,7 @@ class Driver:
         )
         store.put_tokens(run, self.step, prepared.tokens, self.attempt)
         self.progress.step(metrics, state.alarms)
+        return state
 
     async def evaluate(self, tag: str) -> None:
         """Held-out scores, greedy and (if asked for) sampled; logged as events, kept for the summary."""
@@ -217,15 +263,18 @@ class Driver:
             "attempt": self.attempt,
             "cursor": self.cursor_state,
             "monitor": self.monitor.state_dict(),
+            "actions": self.actions.state_dict(),
             "scores": self.scores,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the checkpoint's step, as the next attempt."""
-        self.step, self.attempt, self.scores = state["step"], state["attempt"] + 1, state["scores"]
+        self.step, self.scores = state["step"], state["scores"]
+        self.attempt = max(state["attempt"], self.system.folder.last_attempt()) + 1
         self.cursor_state = state["cursor"]
         self.system.cursor.load_state_dict(self.cursor_state)
         self.monitor.load_state_dict(state["monitor"])
+        self.actions.load_state_dict(state["actions"])
         self.probes.restore(self.step)
         self.system.folder.cut_after(self.step)
         self.system.folder.event("resume", step=self.step, attempt=self.attempt)

@@ -9,6 +9,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -106,6 +107,15 @@ class RunFolder:
                 }
                 f.write(json.dumps(record, ensure_ascii=False) + "\n")
         os.replace(aside, folder / f"step_{step:06d}.jsonl")
+
+    def last_attempt(self) -> int:
+        """The highest attempt that was begun in this folder: one that was killed before its first checkpoint counts too."""
+        attempts = [0]
+        if (self.path / "events.jsonl").exists():
+            for line in (self.path / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+                if '"event": "resume"' in line and (found := re.search(r'"attempt": (\d+)', line)):
+                    attempts.append(int(found[1]))
+        return max(attempts)
 
     def cut_after(self, step: int) -> None:
         """Forget the metrics and trajectories of later steps, and a torn last line: a resumed run writes them anew."""

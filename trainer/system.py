@@ -126,6 +126,7 @@ async def likelihood_store(config: Config, stack: AsyncExitStack) -> LikelihoodC
             url or f"sqlite:{(config.run_dir / 'likelihood.db').resolve()}",
             token_steps=token_steps,
             name=f"unspiral-{config.run.name}-likelihood",
+            rules=config.monitor.rules,
         )
         stack.callback(service.stop)
         url = service.url

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from services.likelihood.tokens import pack_tokens, unpack_tokens
 
 log = logging.getLogger("unspiral.likelihood")
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
+PART = 10_000
+"""Most trajectories of one message; a larger step goes in parts."""
 AGAIN = {401, 403, 408, 425, 429, 500, 502, 503, 504}
 """Answers after which the same message is sent again: the service, a proxy or a token may be put right."""
 
@@ -32,7 +35,8 @@ class LikelihoodClient:
     """post_step, put_tokens and post_event return at once and never raise for an outage; the other calls ask the service.
 
     url: the service's address. spool_dir: folder for what cannot be delivered yet. token: bearer token, if the service asks for one.
-    Records and arrays must not be changed after they were handed over. Raises SpoolError if the folder cannot be used.
+    Records and arrays must not be changed after they were handed over. Raises SpoolError if the folder cannot be used, LikelihoodError for
+    an address without http.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class LikelihoodClient:
         token_steps: int = 8,
         timeout_seconds: float = 30.0,
     ):
+        if not url.startswith(("http://", "https://")):
+            raise LikelihoodError(f"likelihood service {url!r}: expected an address such as http://127.0.0.1:8100")
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         timeout = httpx.Timeout(timeout_seconds, connect=min(3.0, timeout_seconds))
@@ -62,8 +68,10 @@ class LikelihoodClient:
 
         Raises LikelihoodError for a bad run name, SpoolError if the service is away and the disk is full, ValueError after close.
         """
-        size = 1000 + 100 * len(record.metrics) + sum(200 + 120 * len(_actions(t)) for t in record.trajectories)
-        self._add("step", run, record.step, "POST", "steps", lambda: _json(record), size)
+        for at in range(0, max(1, len(record.trajectories)), PART):  # the service merges the parts of a step
+            part = record.model_copy(update={"trajectories": record.trajectories[at : at + PART]})
+            size = 1000 + 100 * len(part.metrics) + sum(200 + 120 * len(_actions(t)) for t in part.trajectories)
+            self._add("step", run, record.step, "POST", "steps", partial(_json, part), size)
 
     def put_tokens(self, run: str, step: int, batch: TokenBatch, attempt: int = 0) -> None:
         """Hand over the token arrays of a step (`batch.logp_old` must be set)."""
@@ -77,10 +85,14 @@ class LikelihoodClient:
         self._add("event", run, event.step, "POST", "events", lambda: _json(event), 3000)
 
     def get_tokens(self, run: str, step: int) -> TokenBatch | None:
-        """The token arrays of a step; None if the service has none (any more) or cannot be reached."""
+        """The token arrays of a step, also while they still wait to be delivered; None if the service has none (any more) or cannot be reached."""
+        with self._changed:
+            waiting = self._spool.find("tokens", run, step)
+        if waiting is not None:
+            return unpack_tokens(waiting.body)
         try:
             answer = self._http.get(f"/v1/runs/{check_run_name(run)}/steps/{step}/tokens")
-        except httpx.TransportError as e:
+        except httpx.HTTPError as e:
             log.warning("likelihood service %s: token arrays of step %d not read (%s)", self.url, step, type(e).__name__)
             return None
         if answer.status_code == 200:
@@ -145,6 +157,9 @@ class LikelihoodClient:
                 if self._closing:
                     return
                 message = self._spool.first()
+                if message is None:  # it could not be read
+                    self._changed.notify_all()
+                    continue
             problem = self._send(message)
             if problem is None:
                 with self._changed:
@@ -171,8 +186,21 @@ class LikelihoodClient:
         """None when the message is dealt with; else why it must be sent again."""
         kind = "application/json" if message.method == "POST" else "application/octet-stream"
         try:
-            answer = self._http.request(message.method, message.path, content=message.body, headers={"Content-Type": kind})
-        except httpx.TransportError as e:
+            body = message.body
+        except Exception as e:  # whatever it is, it would be the same next time: the record is lost, those behind it are not
+            self.refused += 1
+            log.error(
+                "%s of run %s, step %d cannot be written out: %s: %s",
+                message.kind,
+                message.run,
+                message.step,
+                type(e).__name__,
+                e,
+            )
+            return None
+        try:
+            answer = self._http.request(message.method, message.path, content=body, headers={"Content-Type": kind})
+        except httpx.HTTPError as e:
             return f"cannot be reached ({type(e).__name__})"
         if answer.is_success:
             return None

@@ -160,10 +160,12 @@ class RedisStore:
                 pipe.execute()
 
     def put_event(self, run: str, event: EventRecord) -> None:
-        with self._talking():
-            self._known(run)
-            fields = {**event.model_dump(), "data": orjson.dumps(event.data), "time": time.time()}
-            self._redis.xadd(self._keys(run)("events"), fields, maxlen=EVENTS_KEPT, approximate=True)
+        check_run_name(run)
+        fields = {**event.model_dump(), "data": orjson.dumps(event.data), "time": time.time()}
+        with self._talking(), self._redis.pipeline() as pipe:
+            self._touch(pipe, run)
+            pipe.xadd(self._keys(run)("events"), fields, maxlen=EVENTS_KEPT, approximate=True)
+            pipe.execute()
 
     def _enter(self, pipe: redis.client.Pipeline, run: str, step: int, attempt: int) -> Replaced:
         """What of lower attempts this write replaces. Raises Superseded."""
@@ -180,11 +182,15 @@ class RedisStore:
         tokens = {int(s) for s, a in pipe.hgetall(at("tokens")).items() if int(s) >= step and int(a) < attempt}
         return Replaced(first, {s: b["trajectories"] for s, b in held.items() if b["attempt"] < attempt}, tokens)
 
-    def _replace(self, pipe: redis.client.Pipeline, run: str, step: int, attempt: int, gone: Replaced) -> None:
-        at, now = self._keys(run), time.time()
+    def _touch(self, pipe: redis.client.Pipeline, run: str) -> None:
+        now = time.time()
         pipe.zadd(f"{PREFIX}:runs", {run: now})
-        pipe.hsetnx(at("run"), "created", now)
-        pipe.hset(at("run"), "updated", now)
+        pipe.hsetnx(self._keys(run)("run"), "created", now)
+        pipe.hset(self._keys(run)("run"), "updated", now)
+
+    def _replace(self, pipe: redis.client.Pipeline, run: str, step: int, attempt: int, gone: Replaced) -> None:
+        at = self._keys(run)
+        self._touch(pipe, run)
         pipe.hset(at("attempts"), attempt, gone.first)
         for s in gone.tokens:
             pipe.hdel(at("tokens"), s)

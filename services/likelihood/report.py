@@ -108,8 +108,12 @@ def _add_evaluations(run: RunFiles) -> None:
 
 
 def _event(event: dict[str, Any]) -> dict[str, Any]:
-    kind = event.get("kind") or event.get("event") or event.get("type") or "event"
+    kind = str(event.get("kind") or event.get("event") or event.get("type") or "event")
     text = event.get("text") or event.get("message")
+    if kind == "evaluation" and isinstance(event.get("overall"), dict):
+        scores = ", ".join(f"{k.upper()} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in event["overall"].items())
+        text = f"{event.get('tag', '')}, {event.get('mode', '')}: {scores}"
     if text is None:
-        text = ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("step", "kind", "event", "type", "time", "ts"))
-    return {"step": event.get("step"), "kind": str(kind), "text": str(text)}
+        left_out = ("step", "kind", "event", "type", "time", "ts")
+        text = ", ".join(f"{k} {v}" for k, v in event.items() if k not in left_out and not isinstance(v, dict | list))
+    return {"step": event.get("step"), "kind": kind, "text": str(text)}

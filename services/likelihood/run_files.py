@@ -85,10 +85,10 @@ def read_run(path: Path) -> RunFiles:
     return run
 
 
-def read_rules(path: Path | None) -> MonitorRules | None:
-    """Thresholds of the monitor from a YAML file. Raises RunFileError naming the key."""
+def read_rules(path: Path | None) -> MonitorRules:
+    """Thresholds of the monitor from a YAML file; the defaults without one. Raises RunFileError naming the key."""
     if path is None:
-        return None
+        return MonitorRules()
     try:
         return MonitorRules.model_validate(read_yaml(path))
     except ValidationError as e:

@@ -61,8 +61,10 @@ class LikelihoodService:
     def put_step(self, run: str, record: StepRecord) -> StepReceipt:
         with self._lock(run):
             receipt = self.store.put_step(run, record)
-            stored = self.store.steps(run, record.step, record.step)[0]
-            state = self._observe(run, stored)
+            seen = self._observe(run, record.step)
+        if seen is None:  # another service has already given the step to a higher attempt
+            return receipt
+        stored, state = seen
         self.publish(run, "step", {**stored.model_dump(), "phase": state.phase})
         if self.mirroring:
             self.mirroring.step(run, stored.step, stored.time, stored.metrics, state.phase)
@@ -116,42 +118,50 @@ class LikelihoodService:
 
     # ---- the monitor
 
-    def _observe(self, run: str, stored: StoredStep) -> PhaseState:
-        """Bring the monitor up to the stored step; after a post for an earlier step, replay from the newest kept state below it."""
+    def _observe(self, run: str, step: int) -> tuple[StoredStep, PhaseState] | None:
+        """Bring the monitor up to what is stored; after a post for an earlier step, replay from the newest kept state below it.
+
+        Returns the newest step and what the monitor says after it."""
         watch = self._watches.get(run)
-        if watch is None or stored.step < watch.last:
-            watch, todo = self._restored(run, stored.step)
+        if watch is None or step < watch.last:
+            watch, first = self._restored(run, step)
+        elif step == watch.last:  # another post for the newest step: its metrics have grown
+            watch.monitor.load_state_dict(watch.before)
+            watch.alarms, first = _as_of(watch.alarms, step - 1), step
         else:
-            todo = iter([stored])
-            if stored.step == watch.last:  # another post for the newest step: its metrics have grown
-                watch.monitor.load_state_dict(watch.before)
-                watch.alarms = _as_of(watch.alarms, stored.step - 1)
+            first = watch.last + 1
         phases: dict[int, int] = {}
-        for step in todo:
+        for stored in self._stored_from(run, first):
             watch.before = watch.monitor.state_dict()
-            state = watch.monitor.update({"step": step.step, **step.metrics})
-            phases[step.step] = PHASES.index(state.phase)
+            state = watch.monitor.update({"step": stored.step, **stored.metrics})
+            phases[stored.step] = PHASES.index(state.phase)
             for alarm in state.cleared:
-                next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None)["cleared"] = step.step
+                next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None)["cleared"] = stored.step
             watch.alarms += [a.as_dict() for a in state.alarms]
             for alarm in state.active:  # its confidence may have grown
                 next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None).update(alarm.as_dict())
-            watch.last = step.step
+            watch.last = stored.step
+        if not phases:
+            self._watches.pop(run, None)
+            return None
         self._watches[run] = watch
         self.store.save_monitor(run, watch.last, watch.monitor.state_dict(), watch.alarms, phases)
-        return state
+        return stored, state
 
-    def _restored(self, run: str, before: int) -> tuple[RunWatch, Iterator[StoredStep]]:
+    def _restored(self, run: str, before: int) -> tuple[RunWatch, int]:
+        """The monitor as it was kept below a step, and the first step that it has not seen."""
         monitor, kept, alarms = PhaseMonitor(self.rules), self.store.load_monitor(run, before), []
         if kept:
             monitor.load_state_dict(kept[1])
             alarms = _as_of(self.store.alarms(run), kept[0])
-        return RunWatch(monitor, {}, alarms=alarms), self._stored_from(run, kept[0] + 1 if kept else 0)
+        return RunWatch(monitor, {}, alarms=alarms), kept[0] + 1 if kept else 0
 
     def _stored_from(self, run: str, first: int) -> Iterator[StoredStep]:
-        while page := self.store.steps(run, first, MAX_STEP, limit=REPLAY):
+        page = self.store.steps(run, first, MAX_STEP, limit=REPLAY)
+        yield from page
+        while len(page) == REPLAY:
+            page = self.store.steps(run, page[-1].step + 1, MAX_STEP, limit=REPLAY)
             yield from page
-            first = page[-1].step + 1
 
     def _lock(self, run: str) -> threading.Lock:
         with self._guard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from pathlib import Path
 import orjson
 
 from services.likelihood.records import LikelihoodError
+
+log = logging.getLogger("unspiral.likelihood")
 
 
 class SpoolError(LikelihoodError):
@@ -81,10 +84,30 @@ class Spool:
         self.next_seq += 1
 
     def first(self) -> Message | None:
-        """The oldest message; it stays until `done`."""
+        """The oldest message; it stays until `done`. A file that cannot be read is put aside as `.bad`."""
         if self.memory:
             return self.memory[0]
-        return self._read(self.files[0]) if self.files else None
+        while self.files:
+            try:
+                return self._read(self.files[0])
+            except (OSError, ValueError, TypeError) as e:
+                path = self.files.popleft()
+                log.error("spooled record %s cannot be read (%s); put aside as %s.bad", path, e, path.name)
+                if path.exists():
+                    path.rename(path.with_name(path.name + ".bad"))
+        return None
+
+    def find(self, kind: str, run: str, step: int) -> Message | None:
+        """The newest waiting message of a kind and step."""
+        for message in reversed(self.memory):
+            if (message.kind, message.run, message.step) == (kind, run, step):
+                return message
+        for path in reversed(self.files):
+            if path.stem.endswith(f"-{kind}"):
+                message = self._read(path)
+                if (message.run, message.step) == (run, step):
+                    return message
+        return None
 
     def done(self, message: Message) -> None:
         """Forget the oldest message."""

@@ -106,7 +106,7 @@ class SQLiteStore:
         with self._file.writing() as db:
             db.execute(
                 "INSERT INTO event (run, step, kind, text, data, time) VALUES (?,?,?,?,?,?)",
-                (self._id(db, run), event.step, event.kind, event.text, orjson.dumps(event.data), time.time()),
+                (self._touch(db, run), event.step, event.kind, event.text, orjson.dumps(event.data), time.time()),
             )
 
     def delete_trajectories(self, run: str, below: int) -> int:
@@ -125,15 +125,19 @@ class SQLiteStore:
             db.execute("VACUUM")
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def _enter(self, db: sqlite3.Connection, run: str, step: int, attempt: int) -> tuple[int, int]:
-        """The run's id (made if new) and how many steps of lower attempts went. Raises Superseded."""
+    def _touch(self, db: sqlite3.Connection, run: str) -> int:
+        """The run's id; made if new."""
         check_run_name(run)
         now = time.time()
         db.execute(
             "INSERT INTO run (name, created, updated) VALUES (?,?,?) ON CONFLICT (name) DO UPDATE SET updated=excluded.updated",
             (run, now, now),
         )
-        run_id = self._id(db, run)
+        return self._id(db, run)
+
+    def _enter(self, db: sqlite3.Connection, run: str, step: int, attempt: int) -> tuple[int, int]:
+        """The run's id (made if new) and how many steps of lower attempts went. Raises Superseded."""
+        run_id = self._touch(db, run)
         later = db.execute(
             "SELECT attempt, first_step FROM attempt WHERE run=? AND attempt>? AND first_step<=? ORDER BY attempt DESC",
             (run_id, attempt, step),

@@ -28,6 +28,11 @@
       $("charts").append(this.others.section);
       await this.readRuns();
       await this.select(source.preselected(this.list));
+      const longest = Math.max(0, ...this.selected.map((r) => r.series.step.length));
+      if (longest && longest < 40) {
+        $("smooth").value = "1";
+        this.setSmooth(1);
+      }
       status();
       source.listen((kind, data) => this.heard(kind, data));
     },

@@ -73,13 +73,13 @@
           const show = !this.hidden.has(this.id(curve));
           if (quiet && data.min) {
             this.band(table, series, bands, data.max, data.min, curve.colour, show);
-          } else if (quiet && this.app.smooth > 1) {
+          } else if (quiet && this.app.smooth > 1 && !curve.line.sparse) {
             table.push(data.mean);
             series.push({ stroke: faint(curve.colour, 0.28), width: 1, spanGaps: true, points: { show: false }, show });
           }
-          table.push(smoothed(data.mean, this.app.smooth));
+          table.push(curve.line.sparse ? data.mean : smoothed(data.mean, this.app.smooth));
           this.legendSeries.set(this.id(curve), series.length);
-          series.push({ stroke: curve.colour, width: 2, dash: curve.dash, spanGaps: true, points: { show: run.series.step.length < 3, size: 5 }, show });
+          series.push({ stroke: curve.colour, width: 2, dash: curve.dash, spanGaps: true, points: { show: Boolean(curve.line.sparse) || run.series.step.length < 3, size: 6 }, show });
         }
         const spread = (this.definition.spread || []).map((key) => run.series.series[key]);
         if (spread.length && spread.every(Boolean)) {
@@ -169,7 +169,7 @@
     }
 
     yRange(low, high) {
-      if (low === null || high === null) return [0, 1];
+      if (low === null || high === null || (low === 0 && high === 0)) return [0, 1];
       if (this.definition.zero) [low, high] = [Math.min(low, 0), Math.max(high, 0)];
       const pad = (high - low || Math.abs(high) || 1) * 0.06;
       return [low < 0 || !this.definition.zero ? low - pad : low, high > 0 || !this.definition.zero ? high + pad : high];

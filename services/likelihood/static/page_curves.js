@@ -3,7 +3,7 @@
   "use strict";
   const U = window.Unspiral;
 
-  const named = (...pairs) => (names) => pairs.filter(([key]) => names.has(key)).map(([key, label, colour]) => ({ key, label, colour }));
+  const named = (...pairs) => (names) => pairs.filter(([key]) => names.has(key)).map(([key, label, colour, sparse]) => ({ key, label, colour, sparse }));
   const numbered = (prefix, label) => (names) =>
     [...names]
       .filter((n) => n.startsWith(prefix) && /^\d+$/.test(n.slice(prefix.length)))
@@ -11,6 +11,7 @@
       .map((key) => ({ key, label: `${label} ${Number(key.slice(prefix.length)) + (prefix.includes("action") ? 1 : 0)}` }));
 
 
+  // A sparse line (a few evaluations) is drawn with points, and not smoothed.
   // title, unit, note (what it tells), lines, and: limit (a threshold), zero (range holds 0), log (log scale when it spreads widely)
   U.GROUPS = [
     {
@@ -36,7 +37,7 @@
     {
       title: "Reward",
       charts: [
-        { title: "Reward", unit: "mean of the batch", lines: named(["reward/mean", "reward", "a"], ["reward/em", "exact match", "b"], ["eval/em_greedy", "held-out EM, greedy", "c"], ["eval/em_sampled", "held-out EM, sampled", "d"]), zero: true },
+        { title: "Reward", unit: "mean of the batch", lines: named(["reward/mean", "reward", "a"], ["reward/em", "exact match", "b"], ["eval/em_greedy", "held-out EM, greedy", "c", true], ["eval/em_sampled", "held-out EM, sampled", "d", true]), zero: true },
         { title: "Groups that teach nothing", unit: "share", note: "Every sample of the group has the same reward.", lines: named(["groups/zero_variance", "zero variance", "a"]), zero: true },
         { title: "Wrong answers with a right one's documents", unit: "share of wrong", note: "First retrieval gave the same documents as a right answer of the group.", lines: named(["retrieval/wrong_same_documents", "same documents", "a"]), zero: true },
       ],
