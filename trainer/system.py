@@ -21,6 +21,7 @@ from services.contracts import Question
 from services.launcher import index_corpus, start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient
 from services.rollout.pool import RolloutPool
+from services.rollout.tokenizer import load_tokenizer
 from services.settings import RetrieverSettings
 from trainer import models
 from trainer.config import Config
@@ -141,14 +142,12 @@ async def start_serving(
     config: Config, model: Path, say: Say, on_event: Callable[[dict[str, Any]], None]
 ) -> AsyncIterator[Serving]:
     """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended."""
-    from transformers import AutoTokenizer
-
     held_out = (
         load_questions(models.resolve_file(config.data.eval), skip_bad=config.data.skip_bad).rows[: config.evaluation.limit]
         if config.data.eval
         else []
     )
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = load_tokenizer(model)
     async with AsyncExitStack() as stack:
         connect_ray(say)
         stack.callback(ray.shutdown)
