@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import Stemmer
@@ -51,18 +52,39 @@ class Analyzer:
         plain = settings.language == "none"
         self._stop = frozenset(_STOP_WORDS.get(settings.language, ()) if settings.stop_words and not plain else ())
         self._stem = Stemmer.Stemmer(settings.language).stemWord if settings.stem and not plain else None
-        self._memo: dict[str, str | None] = {}
 
     def terms(self, text: str) -> list[str]:
         """Terms of a text, in order, with repeats."""
-        memo, out = self._memo, []
-        for word in _WORD.findall(text.lower()):
+        return [term for term in map(self.term, words(text)) if term is not None]
+
+    def term(self, word: str) -> str | None:
+        """The term of a word (in lower case); None for a stop word."""
+        return None if word in self._stop else self._stem(word) if self._stem else word
+
+
+def words(text: str) -> list[str]:
+    """Words of a text in lower case, in order."""
+    return _WORD.findall(text.lower())
+
+
+class TermIds:
+    """Text to the ids of its terms, remembering words. `id_of` gives the id of a term, or None for one to be left out."""
+
+    def __init__(self, analyzer: Analyzer, id_of: Callable[[str], int | None]) -> None:
+        self._term, self._id_of = analyzer.term, id_of
+        self._memo: dict[str, int | None] = {}
+
+    def __call__(self, text: str) -> list[int]:
+        """Ids of the terms, in order, with repeats."""
+        memo, ids = self._memo, []
+        for word in words(text):
             try:
-                term = memo[word]
+                number = memo[word]
             except KeyError:
-                term = memo[word] = None if word in self._stop else self._stem(word) if self._stem else word
+                term = self._term(word)
+                number = memo[word] = None if term is None else self._id_of(term)
                 if len(memo) > _MEMO_WORDS:
                     memo.clear()
-            if term is not None:
-                out.append(term)
-        return out
+            if number is not None:
+                ids.append(number)
+        return ids

@@ -1,11 +1,12 @@
-"""Micro-batching: requests of all clients meet in one queue, and one thread owns the index and searches them together.
+"""Micro-batching: requests of all clients meet in one queue, and one owner searches them together.
 
-        event loop                                 owner thread
-   submit(queries, topk) --> bounded queue --> take up to batch_size --> search(queries, topk)
-         future         <-- call_soon_threadsafe(one call a batch) <-----------'
+        event loop                                          owner thread
+   submit(queries, topk) --> bounded queue --> batch --> search(queries, topk)
+         future         <------- call_soon_threadsafe <---------'
 
-Nothing else ever touches the index, so indexes that are not thread-safe are safe. While a batch is searched the next one gathers;
-a long request is cut into batches and goes to the end of the queue after each, so that short ones do not wait for all of it.
+At any time at most one search runs, and nothing else touches the index, so indexes that are not thread-safe are safe. While a batch
+is searched the next one gathers. A long request is cut into batches and goes to the end of the queue after each, so that short ones
+do not wait for all of it. A search that is cheaper than the way to another thread and back is done on the spot (`quick`).
 """
 
 from __future__ import annotations
@@ -13,162 +14,145 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from .errors import DeadlinePassed, QueueFull
 from .metrics import Metrics
 
 log = logging.getLogger("retriever_service")
 Hits = list[tuple[bytes, float]]
-Search = Callable[[list[str], int], list[Hits]]
+Search = Callable[[list, int], list]
+"""From queries (any hashable items) and topk to one result each."""
+_ON_THE_SPOT_SECONDS = 0.001
 
 
 class _Job:
     """One request in the queue."""
 
-    __slots__ = ("error", "expires", "future", "loop", "queries", "results", "topk")
+    __slots__ = ("error", "expires", "future", "queries", "results", "topk")
 
-    def __init__(self, queries: list[str], topk: int, loop: asyncio.AbstractEventLoop, expires: float) -> None:
-        self.queries, self.topk, self.loop, self.expires = queries, topk, loop, expires
-        self.future: asyncio.Future[list[Hits]] = loop.create_future()
+    def __init__(self, queries: list[str], topk: int, future: asyncio.Future[list[Hits]], expires: float) -> None:
+        self.queries, self.topk, self.future, self.expires = queries, topk, future, expires
         self.results: list[Hits] = []
-        self.error: BaseException | None = None
-
-    @property
-    def over(self) -> bool:
-        return self.future.done() or self.error is not None or len(self.results) == len(self.queries)
+        self.error: Exception | None = None
 
 
 class Batcher:
-    """One owner thread over `search`. `submit` is called from an event loop; `stop` finishes what is queued."""
+    """The queue before one `search`. All of it but the search itself happens in one event loop."""
 
-    def __init__(self, search: Search, metrics: Metrics, *, batch_size: int, batch_wait_ms: float, max_queued: int) -> None:
-        self._search, self._metrics = search, metrics
-        self._batch_size, self._wait, self._max_queued = batch_size, batch_wait_ms / 1000, max_queued
-        self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._waiting: deque[_Job] = deque()
-        self._queued = 0
-        self._seconds_per_query = 0.001
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="index-owner", daemon=True)
-        self._thread.start()
-
-    @property
-    def queued(self) -> int:
+    def __init__(
+        self,
+        search: Search,
+        metrics: Metrics,
+        owner: ThreadPoolExecutor,
+        *,
+        batch_size: int,
+        batch_wait_ms: float,
+        max_queued: int,
+        quick: bool = False,
+    ) -> None:
+        self._search, self._metrics, self._quick = search, metrics, quick
+        self._batch_size, self._wait_seconds, self._max_queued = batch_size, batch_wait_ms / 1000, max_queued
+        self._owner = owner
+        self._jobs: deque[_Job] = deque()
+        self._running = self._scheduled = self._stopping = False
+        self._seconds_per_query: float | None = None
+        self.queued = 0
         """Queries that wait or are being searched."""
-        return self._queued
 
     async def submit(self, queries: list[str], topk: int, timeout_seconds: float) -> list[Hits]:
         """Hits of each query. Raises QueueFull (also when stopping), DeadlinePassed, or what the search raised."""
         n = len(queries)
         if self._stopping:
             raise QueueFull("the server is stopping")
-        if self._queued and self._queued + n > self._max_queued:
+        if self._quick and not self.queued and (self._seconds_per_query or 1) * n < _ON_THE_SPOT_SECONDS:
+            return self._timed_search(queries, topk)
+        if self.queued and self.queued + n > self._max_queued:
             self._metrics.refused.inc()
-            wait = min(60, max(1, math.ceil(self._queued * self._seconds_per_query)))
-            raise QueueFull(f"{self._queued} queries are waiting, at most {self._max_queued} may", wait)
-        job = _Job(queries, topk, asyncio.get_running_loop(), time.monotonic() + timeout_seconds)
-        self._queued += n
-        self._inbox.put(job)
+            wait = min(60, max(1, math.ceil(self.queued * (self._seconds_per_query or 0))))
+            raise QueueFull(f"{self.queued} queries are waiting, at most {self._max_queued} may", wait)
+        loop = asyncio.get_running_loop()
+        job = _Job(queries, topk, loop.create_future(), time.monotonic() + timeout_seconds)
+        self._jobs.append(job)
+        self.queued += n
+        self._metrics.queued.inc(n)
+        self._schedule(loop)
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await job.future
         except TimeoutError:
-            raise DeadlinePassed(f"no answer within {timeout_seconds:g} s; {self._queued} queries are queued") from None
+            raise DeadlinePassed(f"no answer within {timeout_seconds:g} s; {self.queued} queries are queued") from None
         finally:
-            self._queued -= n
+            self.queued -= n
+            self._metrics.queued.dec(n)
 
-    def stop(self, timeout_seconds: float) -> bool:
-        """Refuse new requests, answer those that are queued, end the thread. False if it did not end in time."""
+    async def stop(self, timeout_seconds: float) -> bool:
+        """Refuse new requests and wait for those that are queued. False if they were not done in time."""
         self._stopping = True
-        self._inbox.put(None)
-        self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
+        until = time.monotonic() + timeout_seconds
+        while (self._running or self._jobs) and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        return not self._running
 
-    def _run(self) -> None:
-        stopping = False
-        while True:
-            if not self._waiting and not stopping:
-                job = self._inbox.get()
-                stopping = job is None
-                if job:
-                    self._waiting.append(job)
-                    if self._wait:
-                        stopping = self._gather()
-            stopping = self._drain_inbox() or stopping
-            if self._waiting:
-                self._one_batch()
-            elif stopping:
-                return
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start a batch once this turn of the event loop has brought what it brings, or after the time to gather."""
+        if self._running or self._scheduled:
+            return
+        self._scheduled = True
+        if self._wait_seconds and self.queued < self._batch_size:
+            loop.call_later(self._wait_seconds, self._start, loop)
+        else:
+            loop.call_soon(self._start, loop)
 
-    def _drain_inbox(self) -> bool:
-        try:
-            while True:
-                job = self._inbox.get_nowait()
-                if job is None:
-                    return True
-                self._waiting.append(job)
-        except queue.Empty:
-            return False
-
-    def _gather(self) -> bool:
-        """Wait for company until the batch is full or the time is up. True if the end was asked for."""
-        until, size = time.monotonic() + self._wait, len(self._waiting[0].queries)
-        while size < self._batch_size and (left := until - time.monotonic()) > 0:
-            try:
-                job = self._inbox.get(timeout=left)
-            except queue.Empty:
-                break
-            if job is None:
-                return True
-            self._waiting.append(job)
-            size += len(job.queries)
-        return False
-
-    def _one_batch(self) -> None:
-        """Search one batch: queries with the same topk from the jobs at the head of the queue."""
-        now, parts, room, others = time.monotonic(), [], self._batch_size, []
-        topk = self._waiting[0].topk
-        while self._waiting and room:
-            job = self._waiting.popleft()
-            if job.over or job.expires < now:
-                continue
-            if job.topk != topk:
-                others.append(job)
-                continue
-            done = len(job.results)
-            part = job.queries[done : done + room]
-            parts.append((job, part))
-            room -= len(part)
-        self._waiting.extendleft(reversed(others))
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._scheduled = False
+        parts, topk = self._take()
         if not parts:
             return
-        started = time.perf_counter()
-        self._search_parts(parts, topk)
-        size, seconds = self._batch_size - room, time.perf_counter() - started
-        self._seconds_per_query += 0.1 * (seconds / size - self._seconds_per_query)
-        self._metrics.batch_size.observe(size)
-        self._metrics.search.observe(seconds)
-        finished = []
+        self._running = True
+        done = self._owner.submit(self._search_parts, parts, topk)
+        done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._finish, loop, parts, done))
+
+    def _take(self) -> tuple[list[tuple[_Job, list[str]]], int]:
+        """One batch: queries with the same topk from the jobs at the head of the queue, with their jobs."""
+        parts, room, others, topk = [], self._batch_size, [], 0
+        now = time.monotonic()
+        while self._jobs and room:
+            job = self._jobs.popleft()
+            if job.future.done() or job.expires < now:
+                continue
+            if parts and job.topk != topk:
+                others.append(job)
+                continue
+            topk = job.topk
+            part = job.queries[len(job.results) : len(job.results) + room]
+            parts.append((job, part))
+            room -= len(part)
+        self._jobs.extendleft(reversed(others))
+        return parts, topk
+
+    def _finish(self, loop: asyncio.AbstractEventLoop, parts: list[tuple[_Job, list[str]]], done: Future[None]) -> None:
+        self._running = False
         for job, _ in parts:
-            if job.over:
-                finished.append(job)
+            if job.future.done():
+                continue
+            if (error := job.error or done.exception()) is not None:
+                job.future.set_exception(error)
+            elif len(job.results) == len(job.queries):
+                job.future.set_result(job.results)
             else:
-                self._waiting.append(job)
-        loops = {job.loop for job in finished}
-        for loop in loops:
-            deliver([job for job in finished if job.loop is loop], loop)
+                self._jobs.append(job)
+        if self._jobs:
+            self._start(loop)
 
     def _search_parts(self, parts: list[tuple[_Job, list[str]]], topk: int) -> None:
         """Search the parts together; if that fails, each alone, so that one bad query fails its own request only."""
-        unique = {query: i for i, query in enumerate(dict.fromkeys(q for _, part in parts for q in part))}
+        queries = list(dict.fromkeys(q for _, part in parts for q in part))
         try:
-            hits: list[Any] = self._search(list(unique), topk)
+            hits = dict(zip(queries, self._timed_search(queries, topk), strict=True))
         except Exception as error:
             if len(parts) == 1:
                 log.exception("search failed")
@@ -178,21 +162,14 @@ class Batcher:
                 self._search_parts([part], topk)
             return
         for job, part in parts:
-            job.results += [hits[unique[q]] for q in part]
+            job.results += [hits[q] for q in part]
 
-
-def deliver(jobs: list[_Job], loop: asyncio.AbstractEventLoop) -> None:
-    """Hand results to their event loop, in one call for all."""
-
-    def settle() -> None:
-        for job in jobs:
-            if not job.future.done():
-                if job.error is not None:
-                    job.future.set_exception(job.error)
-                else:
-                    job.future.set_result(job.results)
-
-    try:
-        loop.call_soon_threadsafe(settle)
-    except RuntimeError:
-        log.warning("the event loop was closed before %d answers were handed over", len(jobs))
+    def _timed_search(self, queries: list[str], topk: int) -> list[Hits]:
+        started = time.perf_counter()
+        hits = self._search(queries, topk)
+        seconds = time.perf_counter() - started
+        each = seconds / len(queries)
+        self._seconds_per_query = each if self._seconds_per_query is None else 0.9 * self._seconds_per_query + 0.1 * each
+        self._metrics.batch_size.observe(len(queries))
+        self._metrics.search.observe(seconds)
+        return hits

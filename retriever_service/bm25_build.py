@@ -10,9 +10,11 @@ import numpy as np
 import orjson
 from numba import njit
 
-from .bm25 import FOLDER
+from .bm25 import FOLDER, MAXIMA_FILE
 
 _BLOCK = 1 << 22
+BUDGET_BYTES = 1 << 30
+"""Memory for the part of the result that is put in order at a time."""
 
 
 @njit(cache=True, nogil=True)
@@ -34,12 +36,12 @@ def _fill(terms, tfs, counts, first_row, low, high, base, cursor, norm, idf, out
 
 def write_bm25(
     scan: Path, out: Path, vocabulary: list[str], *, k1: float, b: float,
-    budget_bytes: int = 1 << 30, progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:  # fmt: skip
     """Write `out/bm25/`. `scan` holds the raw arrays of the scan: `terms` uint32 and `tfs` uint16 (one for each passage and term),
     `counts` uint32 (terms of each passage) and `lengths` uint32 (tokens of each passage).
 
-    The scan is read once for the document frequencies, then once for each `budget_bytes` of the result.
+    The scan is read once for the document frequencies, then once for each BUDGET_BYTES of the result.
     """
     counts = np.fromfile(scan / "counts", np.uint32)
     lengths = np.fromfile(scan / "lengths", np.uint32)
@@ -57,7 +59,8 @@ def write_bm25(
     data_file, indices_file = folder / "data.csc.index.npy", folder / "indices.csc.index.npy"
     data = np.lib.format.open_memmap(data_file, "w+", np.float32, (len(terms),))
     indices = np.lib.format.open_memmap(indices_file, "w+", np.int32, (len(terms),))
-    spans = _spans(indptr, budget_bytes // 8)
+    maxima = np.zeros(n_terms, np.float32)
+    spans = _spans(indptr, BUDGET_BYTES // 8)
     cursor = indptr[:-1].copy()
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     step = max(1, _BLOCK * n_docs // max(len(terms), 1))
@@ -74,8 +77,10 @@ def write_bm25(
             if progress:
                 progress(number * n_docs + last, len(spans) * n_docs)
         indices[base:end], data[base:end] = rows_part, scores_part
+        maxima[low:high] = np.maximum.reduceat(scores_part, indptr[low:high] - base)
     data.flush()
     indices.flush()
+    np.save(folder / MAXIMA_FILE, maxima)
     np.save(folder / "indptr.csc.index.npy", indptr)
     (folder / "vocab.index.json").write_bytes(orjson.dumps({term: i for i, term in enumerate(vocabulary)}))
     (folder / "params.index.json").write_bytes(

@@ -1,4 +1,4 @@
-"""Building an index: checksum, scan, invert, seal. Everything happens in a folder aside, which is renamed at the end."""
+"""Building an index: checksum, scan, invert or convert, seal. All in a folder aside, which is renamed at the end."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from pathlib import Path
 
 import orjson
 
-from .analysis import Analyzer, AnalyzerSettings
-from .bm25_build import write_bm25
-from .corpus import checksum
+from .corpus import checksum, extent
 from .errors import BadSetting, EnvironmentLacks, IndexInvalid
 from .index import FORMAT, META_FILE, IndexInfo, file_digest, read_info, verify
-from .scan import Scanner, replace_file
+from .scan import SCRATCH_FILES, Scanner, ScanState, replace_file
+from .sinks import PostingsSink, VectorSink
 
 Progress = Callable[[str, float, str], None]
 """Told the stage, the share done (0 to 1) and a short text."""
-_SCAN_FILES = ("terms", "tfs", "counts", "lengths", "hashes", "lines", "vocabulary", "progress.json", "lock")
+BACKENDS = ("bm25", "dense", "hybrid")
 
 
 def build_index(
@@ -35,75 +34,143 @@ def build_index(
     stop_words: bool = True,
     k1: float = 0.9,
     b: float = 0.4,
+    model: str | None = None,
+    family: str | None = None,
+    vector_type: str = "Flat",
+    nprobe: int | None = None,
+    ef_search: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> IndexInfo:
-    """Index `corpus` into the folder `out`. A build that was interrupted goes on where it was; one that is already there with the
-    same corpus and settings is kept as it is. Memory is bounded by the vocabulary, not by the passages.
+    """Index `corpus` (JSONL, gzipped or not, or Parquet) into the folder `out`.
+
+    A build that was interrupted goes on where it was; an index that is already there with the same corpus and settings is kept as
+    it is. Memory is bounded by the vocabulary, not by the passages. `model`, `family`, `vector_type`, `nprobe` and `ef_search` are
+    for `dense` and `hybrid`, the options from `language` to `b` for `bm25` and `hybrid`.
 
     Raises CorpusError (file, line, what was expected; `skip_bad` leaves such lines out and counts them), IndexInvalid where `out`
     holds something else and `overwrite` is not set, EnvironmentLacks where the disk is too small or another build is at work.
     """
-    corpus, out = Path(corpus), Path(out)
-    tell = progress or (lambda stage, share, text: None)
+    from .analysis import Analyzer, AnalyzerSettings
+
+    corpus, out, tell = Path(corpus), Path(out), progress or (lambda stage, share, text: None)
+    if backend not in BACKENDS:
+        raise BadSetting(f"backend {backend!r}: accepted are {', '.join(BACKENDS)}")
+    settings: dict = {}
+    sinks: dict[str, PostingsSink | VectorSink] = {}
+    if backend != "dense":
+        if not k1 > 0 or not 0 <= b <= 1:
+            raise BadSetting(f"k1 {k1}, b {b}: k1 must be above 0 and b from 0 to 1")
+        analyzer = Analyzer(AnalyzerSettings(language, stem, stop_words))
+        settings |= {"analyzer": analyzer.settings.as_dict(), "k1": k1, "b": b}
+        sinks["bm25"] = PostingsSink(analyzer)
     if backend != "bm25":
-        raise BadSetting(f"backend {backend!r}: accepted is bm25")
-    if not k1 > 0 or not 0 <= b <= 1:
-        raise BadSetting(f"k1 {k1}, b {b}: k1 must be above 0 and b from 0 to 1")
-    analyzer = Analyzer(AnalyzerSettings(language, stem, stop_words))
-    settings = {"analyzer": analyzer.settings.as_dict(), "k1": k1, "b": b}
+        if not model:
+            raise BadSetting(f"backend {backend} needs a model: the folder or hub name of a sentence encoder (--model)")
+        from .encoder import Encoder, EncoderSettings, family_of
+
+        encoder = Encoder(EncoderSettings(model, family_of(family, model)))
+        settings |= {"encoder": encoder.settings.as_dict(), "fingerprint": encoder.fingerprint, "type": vector_type}
+        settings |= {"nprobe": nprobe, "ef_search": ef_search}
+        sinks["dense"] = VectorSink(encoder)
+        _check_type(encoder.dimension, vector_type)
+
+    with build_folder(corpus, out, backend, settings, skip_bad=skip_bad, overwrite=overwrite, tell=tell) as build:
+        if build is None:
+            return verify(out)
+        work = build.work
+        state = build.scan(list(sinks.values()))
+        if "bm25" in sinks:
+            from .bm25_build import write_bm25
+
+            write_bm25(
+                work, work, sinks["bm25"].vocabulary, k1=k1, b=b, progress=lambda done, of: tell("invert", done / of, "")
+            )
+        if "dense" in sinks:
+            from .dense_build import write_dense
+
+            write_dense(work, encoder.dimension, state.passages, vector_type, lambda done, of: tell("vectors", done / of, ""))
+        build.seal()
+    return read_info(out)
+
+
+class Build:
+    """A build at work in the folder `work`."""
+
+    def __init__(self, corpus: Path, work: Path, key: dict, skip_bad: bool, tell: Progress) -> None:
+        self.corpus, self.work, self.key, self._skip_bad, self._tell = corpus, work, key, skip_bad, tell
+        self._sinks: list = []
+
+    def scan(self, sinks: list) -> ScanState:
+        """Read the corpus into the documents and the sinks, going on from an interrupted scan."""
+        scanner = Scanner(self.corpus, self.work, sinks, self.key, skip_bad=self._skip_bad)
+        end, tell, self._sinks = extent(self.corpus), self._tell, sinks
+        if scanner.resumed_at:
+            tell("scan", 0.0, f"going on after {scanner.resumed_at:,} passages")
+        self.state = scanner.run(lambda s: tell("scan", min(1.0, s.position / end), f"{s.passages:,} passages"))
+        return self.state
+
+    def seal(self) -> None:
+        """Remove what only the build needed, and write the description of the rest."""
+        work, key, state = self.work, self.key, self.state
+        for name in (*SCRATCH_FILES, *(name for sink in self._sinks for name in sink.files)):
+            (work / name).unlink(missing_ok=True)
+        files = {
+            str(p.relative_to(work)): p for p in sorted(work.rglob("*")) if p.is_file() and p.name not in ("lock", META_FILE)
+        }
+        meta = {
+            "format": FORMAT,
+            "backend": key["backend"],
+            "corpus": str(self.corpus.resolve()),
+            "corpus_sha256": key["corpus_sha256"],
+            "corpus_bytes": self.corpus.stat().st_size,
+            "passages": state.passages,
+            "skipped": state.skipped,
+            "skipped_reasons": state.reasons,
+            "settings": key["settings"],
+            "files": {name: {"bytes": p.stat().st_size, "sha256": file_digest(p)} for name, p in files.items()},
+        }
+        replace_file(work / META_FILE, orjson.dumps(meta, option=orjson.OPT_INDENT_2))
+        self._tell("done", 1.0, f"{state.passages:,} passages")
+
+
+@contextmanager
+def build_folder(
+    corpus: Path, out: Path, backend: str, settings: dict, *, skip_bad: bool, overwrite: bool, tell: Progress
+) -> Iterator[Build | None]:
+    """A folder to build in, renamed to `out` once it is sealed; None where `out` already is that very index."""
     size = corpus.stat().st_size if corpus.is_file() else 0
     sha256 = checksum(corpus, lambda done: tell("checksum", done / max(size, 1), corpus.name))
     key = {"format": FORMAT, "backend": backend, "corpus_sha256": sha256, "settings": settings, "skip_bad": skip_bad}
-
     if out.exists() and not overwrite:
-        return _kept(out, key)
+        _require_same(out, key)
+        yield None
+        return
     work = out.with_name(out.name + ".building")
     work.mkdir(parents=True, exist_ok=True)
     _require_disk(work, size)
     with _locked(work):
-        scanner = Scanner(corpus, work, analyzer, key, skip_bad=skip_bad)
-        if scanner.resumed_at:
-            tell("scan", 0.0, f"going on after {scanner.resumed_at:,} passages")
-        state = scanner.run(lambda s: tell("scan", min(1.0, s.position / max(size, 1)), f"{s.passages:,} passages"))
-        write_bm25(work, work, scanner.vocabulary, k1=k1, b=b, progress=lambda done, of: tell("invert", done / of, ""))
-        for name in _SCAN_FILES[:-1]:
-            (work / name).unlink()
-        files = {str(p.relative_to(work)): p for p in sorted(work.rglob("*")) if p.is_file() and p.name != "lock"}
-        meta = {
-            "format": FORMAT,
-            "backend": backend,
-            "corpus": str(corpus.resolve()),
-            "corpus_sha256": sha256,
-            "corpus_bytes": size,
-            "passages": state.passages,
-            "skipped": state.skipped,
-            "skipped_reasons": state.reasons,
-            "settings": settings,
-            "files": {name: {"bytes": p.stat().st_size, "sha256": file_digest(p)} for name, p in files.items()},
-        }
-        replace_file(work / META_FILE, orjson.dumps(meta, option=orjson.OPT_INDENT_2))
+        build = Build(corpus, work, key, skip_bad, tell)
+        yield build
         if out.exists():
             shutil.rmtree(out)
         os.rename(work, out)
     (out / "lock").unlink()
-    tell("done", 1.0, f"{state.passages:,} passages")
-    return read_info(out)
 
 
-def _kept(out: Path, key: dict) -> IndexInfo:
-    """The index that is already at `out`, if it is the one asked for."""
+def _check_type(dimension: int, vector_type: str) -> None:
+    from .dense_build import make_type
+
+    make_type(dimension, vector_type, 100_000)
+
+
+def _require_same(out: Path, key: dict) -> None:
+    """Raise IndexInvalid unless `out` is the index asked for."""
     if not (out / META_FILE).exists():
-        if out.is_dir() and not any(out.iterdir()):
-            out.rmdir()
-            raise IndexInvalid(f"{out}: was an empty folder and was removed; run the build again")
-        raise IndexInvalid(f"{out}: exists and is no index; give another folder")
-    info = verify(out)
-    have = asdict(info)
-    different = [k for k in ("backend", "corpus_sha256", "settings") if have[k] != key[k]]
-    if different:
+        raise IndexInvalid(f"{out}: exists and is no index; give another folder, or --overwrite to replace it")
+    have = asdict(verify(out))
+    if different := [k for k in ("backend", "corpus_sha256", "settings") if have[k] != key[k]]:
         raise IndexInvalid(f"{out}: holds an index with other {' and '.join(different)}; give another folder, or --overwrite")
-    return info
 
 
 def _require_disk(folder: Path, corpus_bytes: int) -> None:

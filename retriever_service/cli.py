@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from .errors import BadSetting
 
@@ -16,24 +18,9 @@ index_app = typer.Typer(help="Build, inspect and search indexes.", no_args_is_he
 _out, _err = Console(), Console(stderr=True)
 
 
-@index_app.command("build")
-def build(
-    corpus: Annotated[Path, typer.Option(help="Corpus file: JSONL, gzipped or not.")],
-    out: Annotated[Path, typer.Option(help="Folder of the index to be made.")],
-    backend: Annotated[str, typer.Option(help="bm25 (dense needs the extra `dense`).")] = "bm25",
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")] = False,
-    language: Annotated[
-        str, typer.Option(help="Language of stemmer and stop words; `none` leaves words as they are.")
-    ] = "english",
-    stem: Annotated[bool, typer.Option(help="Reduce words to their stems.")] = True,
-    stop_words: Annotated[bool, typer.Option(help="Leave out stop words.")] = True,
-    k1: Annotated[float, typer.Option(help="Saturation of term frequency.")] = 0.9,
-    b: Annotated[float, typer.Option(help="Weight of the passage's length, 0 to 1.")] = 0.4,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another index in the folder.")] = False,
-) -> None:
-    """Index a corpus. An interrupted build goes on where it was."""
-    from .build import build_index
-
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float, str], None]]:
+    """Bars on the terminal, one a stage; nothing where the output is no terminal."""
     columns = (
         TextColumn("{task.description:9}"),
         BarColumn(),
@@ -42,26 +29,124 @@ def build(
         TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=_err, transient=True, disable=not _err.is_terminal) as bars:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, TaskID] = {}
 
         def tell(stage: str, share: float, note: str) -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=1.0, note=note)
             bars.update(tasks[stage], completed=share, note=note)
 
+        yield tell
+
+
+def _report(out: Path, info) -> None:
+    kind = " ".join([info.backend, *([info.settings["type"]] if "type" in info.settings else [])])
+    _out.print(f"{out}: {info.passages:,} passages, {kind}, {info.bytes / 2**20:,.1f} MiB", soft_wrap=True)
+    if info.skipped:
+        text = f"{info.skipped:,} malformed lines were left out, the first: {info.skipped_reasons[0]}"
+        _err.print(text, markup=False, soft_wrap=True)
+
+
+Corpus = Annotated[Path, typer.Option("--corpus", "--corpus_path", help="Corpus file: JSONL, gzipped or not, or Parquet.")]
+Model = Annotated[str | None, typer.Option("--model", "--retriever_model", help="Encoder: folder or hub name.")]
+Family = Annotated[
+    str | None,
+    typer.Option("--family", "--retriever_name", help="e5, bge, contriever or auto; by default from the model's name."),
+]
+VectorType = Annotated[
+    str, typer.Option("--type", help="Flat, SQfp16, SQ8, IVF,Flat  IVF,SQ8  HNSW32, or a factory string of FAISS.")
+]
+Nprobe = Annotated[int | None, typer.Option(min=1, help="Lists that a search of an IVF index visits.")]
+EfSearch = Annotated[int | None, typer.Option(min=1, help="Width of a search in an HNSW index.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another index in the folder.")]
+Topk = Annotated[int, typer.Option(min=1, help="Most passages to show.")]
+
+
+@index_app.command("build")
+def build(
+    corpus: Corpus,
+    out: Annotated[Path, typer.Option(help="Folder of the index to be made.")],
+    backend: Annotated[str, typer.Option(help="bm25, dense or hybrid (both, fused).")] = "bm25",
+    skip_bad: SkipBad = False,
+    language: Annotated[
+        str, typer.Option(help="Language of stemmer and stop words; `none` leaves words as they are.")
+    ] = "english",
+    stem: Annotated[bool, typer.Option(help="Reduce words to their stems.")] = True,
+    stop_words: Annotated[bool, typer.Option(help="Leave out stop words.")] = True,
+    k1: Annotated[float, typer.Option(help="Saturation of term frequency.")] = 0.9,
+    b: Annotated[float, typer.Option(help="Weight of the passage's length, 0 to 1.")] = 0.4,
+    model: Model = None,
+    family: Family = None,
+    vector_type: VectorType = "Flat",
+    nprobe: Nprobe = None,
+    ef_search: EfSearch = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Index a corpus. An interrupted build goes on where it was."""
+    from .build import build_index
+
+    with _progress() as tell:
         info = build_index(
             corpus, out, backend=backend, skip_bad=skip_bad, language=language, stem=stem, stop_words=stop_words, k1=k1, b=b,
-            overwrite=overwrite, progress=tell,
+            model=model, family=family, vector_type=vector_type, nprobe=nprobe, ef_search=ef_search, overwrite=overwrite, progress=tell,
         )  # fmt: skip
-    _out.print(f"{out}: {info.passages:,} passages, {info.backend}, {info.bytes / 2**20:,.1f} MiB")
-    if info.skipped:
-        _err.print(f"{info.skipped:,} malformed lines were left out, the first: {info.skipped_reasons[0]}", markup=False)
+    _report(out, info)
+
+
+@index_app.command("convert")
+def convert(
+    index: Annotated[
+        Path, typer.Option("--index", "--index_path", help="A dense index of type Flat, or a FAISS file (with --corpus).")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the index to be made.")],
+    vector_type: VectorType,
+    corpus: Annotated[
+        Path | None, typer.Option("--corpus", "--corpus_path", help="The corpus that a FAISS file was made from.")
+    ] = None,
+    model: Model = None,
+    family: Family = None,
+    nprobe: Nprobe = None,
+    ef_search: EfSearch = None,
+    queries: Annotated[
+        Path | None, typer.Option(help="Questions to measure recall with: JSONL with `question`, or one a line.")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=1, help="Queries to measure recall with.")] = 1000,
+    skip_bad: SkipBad = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Make a smaller or faster index from an exact one, and print the recall that it keeps."""
+    from .convert import as_percent, convert_index
+
+    with _progress() as tell:
+        info, measured = convert_index(
+            index, out, vector_type, corpus=corpus, model=model, family=family, nprobe=nprobe, ef_search=ef_search, queries=queries,
+            sample=sample, skip_bad=skip_bad, overwrite=overwrite, progress=tell,
+        )  # fmt: skip
+    _report(out, info)
+    over = f"the questions of {queries}" if queries else f"{min(sample, info.passages):,} vectors between stored ones"
+    _out.print(f"recall of the exact search, over {over}: {as_percent(measured)}", soft_wrap=True)
+
+
+@index_app.command("push")
+def push(
+    index: Annotated[Path, typer.Option(help="Folder of a dense index.")],
+    to: Annotated[str, typer.Option(help="qdrant+http://HOST:PORT/COLLECTION; an API key is read from QDRANT_API_KEY.")],
+) -> None:
+    """Copy a dense index into a Qdrant collection, which `serve retriever --index qdrant+...` then searches."""
+    from .remote import push as push_index
+
+    with _progress() as tell:
+        points = push_index(index, to, lambda done, of: tell("push", done / of, f"{done:,} points"))
+    _out.print(f"{to}: {points:,} points", soft_wrap=True)
 
 
 @index_app.command("info")
 def info(
-    index: Annotated[Path, typer.Option(help="Folder of an index.")],
-    corpus: Annotated[Path | None, typer.Option(help="Check that the index was built from this file.")] = None,
+    index: Annotated[Path, typer.Option("--index", "--index_path", help="Folder of an index.")],
+    corpus: Annotated[
+        Path | None, typer.Option("--corpus", "--corpus_path", help="Check that the index was built from this file.")
+    ] = None,
 ) -> None:
     """Check an index and print what it is, as JSON."""
     from dataclasses import asdict
@@ -74,68 +159,84 @@ def info(
 @index_app.command("search")
 def search(
     query: Annotated[str, typer.Argument(help="What to look for.")],
-    index: Annotated[Path, typer.Option(help="Folder of an index.")],
-    topk: Annotated[int, typer.Option(min=1, help="Most passages to show.")] = 3,
+    index: Annotated[
+        str, typer.Option("--index", "--index_path", help="Folder of an index, or what else `serve retriever` takes.")
+    ],
+    corpus: Annotated[Path | None, typer.Option("--corpus", "--corpus_path", help="As for `serve retriever`.")] = None,
+    model: Model = None,
+    family: Family = None,
+    topk: Topk = 3,
 ) -> None:
     """Search an index without a server."""
-    from .client import clean_query
-    from .index import Index
+    import orjson
 
-    opened = Index(index)
-    (ranked,) = opened.ranker.rank([clean_query(query)], topk)
-    if not ranked:
+    from .client import clean_query
+    from .opening import check_settings, open_index
+    from .settings import ServerSettings
+
+    settings = ServerSettings(index=index, corpus=str(corpus) if corpus else None, retriever_model=model, retriever_name=family)
+    check_settings(settings)
+    opened = open_index(settings)
+    (hits,) = opened.search([clean_query(query)], topk)
+    if not hits:
         _out.print("no passage matches")
-    for place, (row, score) in enumerate(ranked, 1):
-        identity, contents = opened.documents.get(row)
-        title, _, text = contents.partition("\n")
-        _out.print(f"{place}. {title}  (id {identity}, score {score:.3f})", style="bold", markup=False, highlight=False)
+    for place, (document, score) in enumerate(hits, 1):
+        found = orjson.loads(document)
+        title, _, text = found["contents"].partition("\n")
+        _out.print(f"{place}. {title}  (id {found['id']}, score {score:.3f})", style="bold", markup=False, highlight=False)
         _out.print(f"   {text}", markup=False, highlight=False)
+    opened.close()
 
 
 def serve_retriever(
-    index: Annotated[Path | None, typer.Option("--index", "--index_path", help="Folder of an index.")] = None,
+    index: Annotated[
+        str | None,
+        typer.Option(
+            "--index", "--index_path", help="Index folder; FAISS file (with --corpus_path); qdrant+http://HOST:PORT/COLLECTION."
+        ),
+    ] = None,
     corpus: Annotated[
-        Path | None, typer.Option("--corpus", "--corpus_path", help="Check that the index was built from this file.")
+        Path | None, typer.Option("--corpus", "--corpus_path", help="Corpus that the index must have been built from.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 8000,
     topk: Annotated[int, typer.Option(min=1, help="Passages returned when a request names no number.")] = 3,
     retriever_name: Annotated[
-        str | None, typer.Option("--retriever_name", "--retriever-name", help="Must fit the index: bm25.")
+        str | None,
+        typer.Option("--retriever_name", "--retriever-name", help="bm25, or the encoder's family: e5, bge, contriever, auto."),
     ] = None,
     retriever_model: Annotated[
-        str | None, typer.Option("--retriever_model", "--retriever-model", help="Encoder of a dense index.")
+        str | None, typer.Option("--retriever_model", "--retriever-model", help="Encoder: folder or hub name.")
     ] = None,
-    faiss_gpu: Annotated[bool, typer.Option("--faiss_gpu", "--faiss-gpu", help="Search a dense index on the GPU.")] = False,
+    faiss_gpu: Annotated[bool, typer.Option("--faiss_gpu", "--faiss-gpu", help="Search a dense index on all GPUs.")] = False,
+    reranker: Annotated[
+        str | None, typer.Option(help="Cross-encoder (folder or hub name) that orders the best passages anew.")
+    ] = None,
+    rerank_depth: Annotated[int, typer.Option(min=1, help="Passages of each query that the reranker reads.")] = 20,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that serve, sharing the memory-mapped index.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Most queries searched together.")] = 256,
     batch_wait_ms: Annotated[float, typer.Option(min=0, help="How long a batch that is not full waits for company.")] = 0.0,
     max_queued: Annotated[int, typer.Option(min=1, help="Most queries that may wait; past it 503 with Retry-After.")] = 8192,
+    cache_size: Annotated[int, typer.Option(min=0, help="Queries whose results are kept; 0 keeps none.")] = 10_000,
     timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Deadline of one request.")] = 30.0,
     token_env: Annotated[str | None, typer.Option(help="Ask for the token that is in this environment variable.")] = None,
 ) -> None:
-    """Serve an index over HTTP: Search-R1's /retrieve, /healthz, /readyz, /metrics, /docs."""
-    from .index import read_info
+    """Serve an index over HTTP: Search-R1's /retrieve and /rerank, a search page, /healthz, /readyz, /metrics, /docs."""
     from .launch import run
     from .settings import ServerSettings
 
     if index is None:
         raise BadSetting("serve retriever: --index is missing; expected a folder made by `unspiral index build`")
-    info = read_info(index)
-    if retriever_name and retriever_name != info.backend:
-        raise BadSetting(f"--retriever_name {retriever_name}: index {index} is {info.backend}")
-    if info.backend == "bm25" and faiss_gpu:
-        raise BadSetting(f"--faiss_gpu: index {index} is bm25, which is searched on the CPU; accepted with a dense index")
     if token_env and not os.environ.get(token_env):
         raise BadSetting(f"--token-env {token_env}: that variable is not set")
     settings = ServerSettings(
-        index=str(index), corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk, batch_size=batch_size,
-        batch_wait_ms=batch_wait_ms, max_queued=max_queued, request_timeout_seconds=timeout_seconds,
-        token=os.environ[token_env] if token_env else None,
+        index=index, corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk, retriever_name=retriever_name,
+        retriever_model=retriever_model, faiss_gpu=faiss_gpu, reranker=reranker, rerank_depth=rerank_depth, workers=workers,
+        batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued, cache_size=cache_size,
+        request_timeout_seconds=timeout_seconds, token=os.environ[token_env] if token_env else None,
     )  # fmt: skip
 
-    def started(url: str) -> None:
-        _out.print(
-            f"retriever: {info.passages:,} passages ({info.backend}) at {url}, documentation at {url}/docs", soft_wrap=True
-        )
+    def started(url: str, what: str) -> None:
+        _out.print(f"retriever: {what} at {url}, documentation at {url}/docs", soft_wrap=True, highlight=False)
 
     raise typer.Exit(run(settings, started))

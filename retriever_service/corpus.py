@@ -1,4 +1,4 @@
-"""Reading a corpus: JSONL, gzipped or not, one passage a line: `{"id": "0", "contents": "\\"Title\\"\\ntext"}`."""
+"""Reading a corpus: JSONL, gzipped or not, one passage a line: `{"id": "0", "contents": "\\"Title\\"\\ntext"}`, or Parquet with those columns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Passage:
     line: int
     """Line number in the file, from 1."""
     end: int
-    """Byte position (uncompressed) after the line."""
+    """Where reading goes on after it: a byte position (uncompressed), or in Parquet the number of rows."""
 
 
 def parse_passage(raw: bytes) -> tuple[str, str]:
@@ -85,6 +85,9 @@ def read_corpus(
     Raises CorpusError at the first malformed line, or counts it in `skipped` where `skip_bad` is set.
     """
     path, skipped = Path(path), skipped if skipped is not None else Skipped()
+    if is_parquet(path):
+        yield from _read_parquet(path, skip_bad, skipped, start)
+        return
     with open_corpus(path) as file:
         if start:
             file.seek(start)
@@ -99,14 +102,67 @@ def read_corpus(
                 try:
                     identity, contents = parse_passage(text)
                 except ValueError as error:
-                    reason = f"{path}:{line}: {error}; expected {EXPECTED}"
-                    if not skip_bad:
-                        raise CorpusError(reason + "; --skip-bad leaves such lines out") from None
-                    skipped.add(reason)
+                    _bad(f"{path}:{line}: {error}; expected {EXPECTED}", skip_bad, skipped)
                     continue
                 yield Passage(identity, contents, line, position)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise CorpusError(f"{path}: damaged gzip file after line {line}: {error}") from None
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file starts as Parquet does."""
+    if not path.is_file():
+        raise CorpusError(f"corpus {path}: no such file")
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+def extent(path: Path) -> int:
+    """About the `end` of the last passage, for progress: exact but for gzip, where it is guessed from the compressed size."""
+    if is_parquet(path):
+        return max(1, _open_parquet(path).metadata.num_rows)
+    with path.open("rb") as file:
+        return max(1, path.stat().st_size * (3 if file.read(2) == b"\x1f\x8b" else 1))
+
+
+def _open_parquet(path: Path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorpusError(f"{path}: damaged Parquet file: {error}") from None
+
+
+def _read_parquet(path: Path, skip_bad: bool, skipped: Skipped, start: int) -> Iterator[Passage]:
+    file = _open_parquet(path)
+    columns = [name for name in ("id", "contents", "title", "text") if name in file.schema_arrow.names]
+    if "id" not in columns or not {"contents", "text"} & set(columns):
+        raise CorpusError(f"{path}: columns {', '.join(file.schema_arrow.names)}; expected id and contents (or title and text)")
+    row = 0
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        if row + rows <= start:
+            row += rows
+            continue
+        for batch in file.iter_batches(4096, row_groups=[group], columns=columns):
+            for values in batch.to_pylist():
+                row += 1
+                if row <= start:
+                    continue
+                try:
+                    identity, contents = passage_of(values)
+                except ValueError as error:
+                    _bad(f"{path}: row {row}: {error}; expected {EXPECTED}", skip_bad, skipped)
+                    continue
+                yield Passage(identity, contents, row, row)
+
+
+def _bad(reason: str, skip_bad: bool, skipped: Skipped) -> None:
+    if not skip_bad:
+        raise CorpusError(reason + "; --skip-bad leaves such lines out")
+    skipped.add(reason)
 
 
 def checksum(path: str | Path, progress: Callable[[int], None] | None = None) -> str:

@@ -24,21 +24,18 @@ def encode_document(identity: str, contents: str) -> bytes:
 
 
 class Documents:
-    """Random access to the passages of an index folder. Safe to share between threads and processes."""
+    """Random access to passages. Safe to share between threads and processes."""
 
-    def __init__(self, folder: Path) -> None:
-        self._offsets_map, self._offsets = _map(folder / OFFSETS_FILE)
-        self._positions = self._offsets.cast("Q")
-        self._text_map, self._text = _map(folder / TEXT_FILE)
+    def __init__(self, text: Path, offsets: Path) -> None:
+        self._offsets, self._text = _map(offsets), _map(text)
+        self._positions = memoryview(self._offsets).cast("Q")
         self.count = len(self._positions) - 1
-        if self.count < 1 or self._positions[self.count] != len(self._text):
-            raise IndexInvalid(
-                f"{folder / TEXT_FILE}: {len(self._text)} bytes do not match {OFFSETS_FILE}; build the index again"
-            )
+        if self.count < 1 or self._positions[self.count] not in (len(self._text), len(self._text) + 1):
+            raise IndexInvalid(f"{text}: {len(self._text)} bytes do not match {offsets.name}; build the index again")
 
     def raw(self, row: int) -> bytes:
         """JSON bytes of one passage."""
-        return bytes(self._text[self._positions[row] : self._positions[row + 1] - 1])
+        return self._text[self._positions[row] : self._positions[row + 1] - 1]
 
     def get(self, row: int) -> tuple[str, str]:
         """Id and contents of one passage."""
@@ -46,13 +43,11 @@ class Documents:
         return document["id"], document["contents"]
 
     def close(self) -> None:
-        for view in (self._positions, self._offsets, self._text):
-            view.release()
-        self._offsets_map.close()
-        self._text_map.close()
+        self._positions.release()
+        self._offsets.close()
+        self._text.close()
 
 
-def _map(path: Path) -> tuple[mmap.mmap, memoryview]:
+def _map(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return mapped, memoryview(mapped)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

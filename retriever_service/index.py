@@ -14,8 +14,9 @@ from pathlib import Path
 import orjson
 
 from .corpus import checksum
-from .documents import Documents
+from .documents import OFFSETS_FILE, TEXT_FILE, Documents
 from .errors import CorpusError, IndexInvalid
+from .ranking import HybridRanker, Ranker, Reranker
 
 FORMAT = 1
 META_FILE = "meta.json"
@@ -98,25 +99,64 @@ def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
 
 
 class Index:
-    """An open index. `search` must be called from one thread at a time."""
+    """An open index folder. `search` must be called from one thread at a time.
 
-    def __init__(self, folder: str | Path, corpus: str | Path | None = None) -> None:
-        from .analysis import AnalyzerSettings  # numba comes with these: `index info` does without
-        from .bm25 import BM25Ranker
+    `model` names another place of the encoder of a dense index, `gpu` searches it on the GPUs, `reranker` is a cross-encoder that
+    orders the best `rerank_depth` passages anew.
+    """
 
+    def __init__(
+        self,
+        folder: str | Path,
+        corpus: str | Path | None = None,
+        *,
+        model: str | None = None,
+        gpu: bool = False,
+        reranker: Reranker | None = None,
+        rerank_depth: int = 20,
+    ) -> None:
         folder = Path(folder)
         self.info = verify(folder, corpus)
-        self.documents = Documents(folder)
-        self.ranker = BM25Ranker(folder, AnalyzerSettings(**self.info.settings["analyzer"]))
+        self.documents = Documents(folder / TEXT_FILE, folder / OFFSETS_FILE)
+        self.ranker = _open_ranker(folder, self.info, model, gpu)
+        self.reranker, self._depth = reranker, rerank_depth
+        self.quick = self.ranker.quick and reranker is None
         self.ranker.rank(["warm up"], 1)  # compiles the kernel, or loads it compiled
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[tuple[bytes, float]]]:
         """(document as JSON bytes, score) of the best passages of each query, best first. A blank query finds nothing."""
+        if self.reranker is not None:
+            return self._search_reranked(list(queries), topk)
         raw = self.documents.raw
         return [[(raw(row), score) for row, score in ranked] for ranked in self.ranker.rank(list(queries), topk)]
 
+    def _search_reranked(self, queries: list[str], topk: int) -> list[list[tuple[bytes, float]]]:
+        ranked = self.ranker.rank(queries, max(topk, self._depth))
+        texts = [[self.documents.get(row)[1] for row, _ in one] for one in ranked]
+        orders = self.reranker.order(list(zip(queries, texts, strict=True)), topk)
+        return [
+            [(self.documents.raw(one[i][0]), score) for i, score in order] for one, order in zip(ranked, orders, strict=True)
+        ]
+
     def normalise(self, query: str) -> str:
+        """Queries of the same form get the same answer."""
         return self.ranker.normalise(query)
 
     def close(self) -> None:
+        """Give the mapped files back."""
         self.documents.close()
+
+
+def _open_ranker(folder: Path, info: IndexInfo, model: str | None, gpu: bool) -> Ranker:
+    """The ranker of a folder. What a backend needs is imported only for it: numba for BM25, torch and FAISS for dense."""
+    rankers: list[Ranker] = []
+    if info.backend in ("bm25", "hybrid"):
+        from .analysis import AnalyzerSettings
+        from .bm25 import BM25Ranker
+
+        rankers.append(BM25Ranker(folder, AnalyzerSettings(**info.settings["analyzer"])))
+    if info.backend in ("dense", "hybrid"):
+        from .dense import open_dense
+
+        rankers.append(open_dense(folder, info.settings, info.passages, model=model, gpu=gpu))
+    return rankers[0] if len(rankers) == 1 else HybridRanker(rankers)

@@ -1,20 +1,28 @@
-"""Running the server: in this process until a signal, or in a background thread (inside a Ray actor, in a test)."""
+"""Running the server: in this process until a signal, in several processes, or in a background thread (in a Ray actor, in a test)."""
 
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import socket
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
 
 from .errors import EnvironmentLacks, RetrieverUnavailable
-from .index import verify
+from .opening import check_settings
 from .server import create_app
 from .settings import ServerSettings
+
+_SETTINGS_VARIABLE = "UNSPIRAL_RETRIEVER_SETTINGS"
+_TOKEN_VARIABLE = "UNSPIRAL_RETRIEVER_TOKEN"
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -22,13 +30,13 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         sock.bind((host, port))
         sock.listen(2048)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         sock.close()
-        number = getattr(error, "errno", None)
-        reason = "is in use" if number == errno.EADDRINUSE else f"can't be listened on ({error})"
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"can't be listened on ({error})"
         raise EnvironmentLacks(f"port {port} on {host} {reason}; give another with --port (0 is any free one)") from None
     sock.setblocking(False)
     return sock
@@ -41,16 +49,16 @@ def url_of(sock: socket.socket, host: str) -> str:
     return f"http://{shown}:{port}"
 
 
-def _uvicorn(app, settings: ServerSettings) -> uvicorn.Server:
-    config = uvicorn.Config(
+def _config(app, settings: ServerSettings, **options) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,  # a line for each search slows the server and says nothing that /metrics does not
         timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
         timeout_keep_alive=75,
         backlog=2048,
+        **options,
     )
-    return uvicorn.Server(config)
 
 
 class RunningServer:
@@ -74,16 +82,18 @@ class RunningServer:
         self.stop()
 
 
-def serve_in_thread(settings: ServerSettings, *, start_timeout_seconds: float = 120.0, open_index=None) -> RunningServer:
-    """Start the server in a thread of this process and return once its index is loaded.
+def serve_in_thread(
+    settings: ServerSettings, *, start_timeout_seconds: float = 120.0, open_index: Callable | None = None
+) -> RunningServer:
+    """Start the server in a thread of this process and return once its index is loaded (`settings.workers` is not looked at).
 
     Raises IndexInvalid for an index that is missing or torn, EnvironmentLacks for a port in use, RetrieverUnavailable when it is not
-    ready in time.
+    ready in time. `open_index` is for `create_app`.
     """
     app = create_app(settings, open_index)
     service = app.state.service
     sock = bind(settings.host, settings.port)
-    server = _uvicorn(app, settings)
+    server = uvicorn.Server(_config(app, settings))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="retriever", daemon=True)
     running = RunningServer(url_of(sock, settings.host), server, thread, sock)
     thread.start()
@@ -98,20 +108,14 @@ def serve_in_thread(settings: ServerSettings, *, start_timeout_seconds: float = 
     return running
 
 
-def run(settings: ServerSettings, on_start=lambda url: None) -> int:
-    """Serve in this process until SIGINT or SIGTERM, and return the exit status (130, 143).
+def run(settings: ServerSettings, on_start: Callable[[str, str], None] = lambda url, what: None) -> int:
+    """Serve in this process, or under it, until SIGINT or SIGTERM, and return the exit status (130, 143).
 
-    `on_start` is told the address when it listens. Raises IndexInvalid and EnvironmentLacks before it listens.
+    `on_start` is told the address and what is searched, when it listens. Raises IndexInvalid and EnvironmentLacks before it listens,
+    or later if the index turns out not to open.
     """
-    verify(settings.index, settings.corpus)
+    what = check_settings(settings)
     sock = bind(settings.host, settings.port)
-    app = create_app(settings)
-    server = _uvicorn(app, settings)
-
-    def give_up(error: Exception) -> None:
-        server.should_exit = True
-
-    app.state.on_failure = give_up
     received: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
@@ -120,12 +124,70 @@ def run(settings: ServerSettings, on_start=lambda url: None) -> int:
     # uvicorn handles both signals while it runs, and raises them again after the drain: then they land here.
     before = {s: signal.signal(s, remember) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        on_start(url_of(sock, settings.host))
-        server.run(sockets=[sock])
+        on_start(url_of(sock, settings.host), what)
+        if settings.workers > 1:
+            received += _run_workers(settings, sock)
+        else:
+            _run_one(settings, sock)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         sock.close()
+    return 128 + received[-1] if received else 0
+
+
+def _run_one(settings: ServerSettings, sock: socket.socket) -> None:
+    app = create_app(settings)
+    server = uvicorn.Server(_config(app, settings))
+
+    def give_up(error: Exception) -> None:
+        server.should_exit = True
+
+    app.state.on_failure = give_up
+    server.run(sockets=[sock])
     if failure := app.state.service.failure:
         raise failure
-    return 128 + received[-1] if received else 0
+
+
+class _Workers(Multiprocess):
+    """uvicorn's supervisor, remembering the signal that ended it."""
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
+        super().__init__(config, sockets=sockets)
+        self.ended_by: list[int] = []
+
+    def handle_int(self) -> None:
+        self.ended_by.append(signal.SIGINT)
+        super().handle_int()
+
+    def handle_term(self) -> None:
+        self.ended_by.append(signal.SIGTERM)
+        super().handle_term()
+
+
+def _run_workers(settings: ServerSettings, sock: socket.socket) -> list[int]:
+    with tempfile.TemporaryDirectory(prefix="retriever-metrics-") as metrics:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
+        os.environ[_SETTINGS_VARIABLE] = settings.model_dump_json(exclude={"token"})
+        if settings.token is not None:
+            os.environ[_TOKEN_VARIABLE] = settings.token.get_secret_value()
+        workers = _Workers(
+            _config("retriever_service.launch:worker_app", settings, factory=True, workers=settings.workers), [sock]
+        )
+        try:
+            workers.run()
+        finally:
+            for name in ("PROMETHEUS_MULTIPROC_DIR", _SETTINGS_VARIABLE, _TOKEN_VARIABLE):
+                os.environ.pop(name, None)
+    if not workers.ended_by:
+        raise EnvironmentLacks("retriever: a worker could not start; its reason is in the lines above")
+    return workers.ended_by
+
+
+def worker_app():
+    """The application of one of several workers, its settings from the environment that `run` makes for it."""
+    settings = ServerSettings.model_validate_json(os.environ[_SETTINGS_VARIABLE])
+    settings.token = os.environ.get(_TOKEN_VARIABLE)
+    app = create_app(settings)
+    app.state.on_failure = lambda error: os._exit(STARTUP_FAILURE)
+    return app

@@ -1,8 +1,13 @@
-"""Prometheus metrics of one server. Each application has its own registry, so that several can live in one process."""
+"""Prometheus metrics of one server. Each application has its own registry, so that several can live in one process.
+
+With several workers the environment variable PROMETHEUS_MULTIPROC_DIR names a folder through which their numbers are added up.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import os
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -21,16 +26,24 @@ class Metrics:
         )
         self.latency = Histogram("retriever_request_seconds", "Time to answer a /retrieve request.", buckets=_SECONDS, **new)
         self.queries = Counter("retriever_queries", "Queries answered.", **new)
+        self.cached = Counter("retriever_cached_queries", "Queries answered from the result cache, or blank.", **new)
         self.empty = Counter("retriever_empty_results", "Queries that no passage matched.", **new)
-        self.queued = Gauge("retriever_queued_queries", "Queries waiting or being searched.", **new)
+        self.queued = Gauge(
+            "retriever_queued_queries", "Queries waiting or being searched.", multiprocess_mode="livesum", **new
+        )
         self.refused = Counter("retriever_refused_requests", "Requests refused because the queue was full.", **new)
         self.batch_size = Histogram(
             "retriever_batch_queries", "Queries searched together.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512), **new
         )
         self.search = Histogram("retriever_search_seconds", "Time of the index for one batch.", buckets=_SECONDS, **new)
-        self.passages = Gauge("retriever_passages", "Passages of the index; 0 until it is loaded.", **new)
-        self.ok = self.requests.labels("/retrieve", "200")
+        self.passages = Gauge(
+            "retriever_passages", "Passages of the index; 0 until it is loaded.", multiprocess_mode="livemax", **new
+        )
 
     def page(self) -> bytes:
         """The text that a scrape gets."""
-        return generate_latest(self.registry)
+        if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            return generate_latest(self.registry)
+        together = CollectorRegistry()
+        multiprocess.MultiProcessCollector(together)
+        return generate_latest(together)

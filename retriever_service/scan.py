@@ -1,6 +1,6 @@
-"""The first stage of a build: read the corpus once, write documents and postings to disk. Can be killed and gone on with.
+"""The first stage of a build: read the corpus once, write documents, postings and vectors to disk. Can be killed and gone on with.
 
-Arrays are only appended to. After each chunk of passages the files are synced and `progress.json` is replaced, which holds their
+Files are only appended to. After each chunk of passages the files are synced and `progress.json` is replaced, which holds their
 lengths; going on cuts the files back to those lengths and reads on from the recorded position, so the result is the same bytes.
 """
 
@@ -12,18 +12,18 @@ from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import orjson
 
-from .analysis import Analyzer
 from .corpus import Passage, Skipped, read_corpus
 from .documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
 from .errors import CorpusError
+from .sinks import Sink
 
-CHUNK_PASSAGES = 20_000
-_ARRAYS = ("terms", "tfs", "counts", "lengths", "hashes", "lines", "vocabulary")
 PROGRESS_FILE = "progress.json"
+SCRATCH_FILES = ("hashes", "lines", PROGRESS_FILE)
 
 
 @dataclass
@@ -43,11 +43,12 @@ class ScanState:
 class Scanner:
     """Scans one corpus into a build folder."""
 
-    def __init__(self, corpus: Path, folder: Path, analyzer: Analyzer | None, key: dict, *, skip_bad: bool) -> None:
-        self.corpus, self.folder, self.analyzer, self.skip_bad = corpus, folder, analyzer, skip_bad
+    def __init__(self, corpus: Path, folder: Path, sinks: list[Sink], key: dict, *, skip_bad: bool) -> None:
+        self.corpus, self.folder, self.sinks, self.skip_bad = corpus, folder, sinks, skip_bad
         self.state = self._resume(key) or ScanState(key)
-        self._files = {}
-        for name in (TEXT_FILE, OFFSETS_FILE, *_ARRAYS):
+        self._chunk = min((sink.chunk_passages for sink in sinks), default=20_000)
+        self._files: dict[str, BinaryIO] = {}
+        for name in (TEXT_FILE, OFFSETS_FILE, "hashes", "lines", *(name for sink in sinks for name in sink.files)):
             path = folder / name
             path.touch()
             os.truncate(path, self.state.sizes.get(name, 0))
@@ -55,8 +56,8 @@ class Scanner:
         if not self.state.sizes:
             self._files[OFFSETS_FILE].write(np.zeros(1, np.uint64).tobytes())
         self._text_end = self.state.sizes.get(TEXT_FILE, 0)
-        self.vocabulary: list[str] = (folder / "vocabulary").read_text("utf-8").split("\n")[:-1]
-        self._term_ids = {term: i for i, term in enumerate(self.vocabulary)}
+        for sink in sinks:
+            sink.open(folder, self._files)
 
     @property
     def resumed_at(self) -> int:
@@ -69,7 +70,7 @@ class Scanner:
         if not state.done:
             skipped = Skipped(state.skipped, list(state.reasons))
             passages = read_corpus(self.corpus, skip_bad=self.skip_bad, skipped=skipped, line=state.line, start=state.position)
-            while chunk := list(islice(passages, CHUNK_PASSAGES)):
+            while chunk := list(islice(passages, self._chunk)):
                 self._write(chunk)
                 state.line, state.position, state.passages = chunk[-1].line, chunk[-1].end, state.passages + len(chunk)
                 state.skipped, state.reasons = skipped.count, skipped.reasons
@@ -96,31 +97,8 @@ class Scanner:
         files[OFFSETS_FILE].write(ends.astype(np.uint64).tobytes())
         files["hashes"].write(np.array([_hash(p.id) for p in chunk], np.uint64).tobytes())
         files["lines"].write(np.array([p.line for p in chunk], np.uint64).tobytes())
-        if self.analyzer:
-            self._write_postings([p.contents for p in chunk])
-
-    def _write_postings(self, texts: list[str]) -> None:
-        known, new, flat, lengths = self._term_ids, [], [], []
-        for text in texts:
-            terms = self.analyzer.terms(text)
-            lengths.append(len(terms))
-            for term in terms:
-                number = known.get(term)
-                if number is None:
-                    number = known[term] = len(known)
-                    new.append(term)
-                flat.append(number)
-        self.vocabulary += new
-        width = max(len(known), 1)
-        owner = np.repeat(np.arange(len(texts), dtype=np.int64), lengths)
-        keys, tfs = np.unique(owner * width + np.array(flat, np.int64), return_counts=True)
-        counts = np.bincount(keys // width, minlength=len(texts))
-        files = self._files
-        files["terms"].write((keys % width).astype(np.uint32).tobytes())
-        files["tfs"].write(np.minimum(tfs, 65535).astype(np.uint16).tobytes())
-        files["counts"].write(counts.astype(np.uint32).tobytes())
-        files["lengths"].write(np.array(lengths, np.uint32).tobytes())
-        files["vocabulary"].write("".join(term + "\n" for term in new).encode())
+        for sink in self.sinks:
+            sink.write([p.contents for p in chunk])
 
     def _commit(self) -> None:
         for name, file in self._files.items():
@@ -143,7 +121,10 @@ class Scanner:
         same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
         if not len(same):
             return
-        lines, documents = np.fromfile(self.folder / "lines", np.uint64), Documents(self.folder)
+        lines, documents = (
+            np.fromfile(self.folder / "lines", np.uint64),
+            Documents(self.folder / TEXT_FILE, self.folder / OFFSETS_FILE),
+        )
         for at in same.tolist():
             first, second = int(order[at]), int(order[at + 1])
             identity = documents.get(second)[0]

@@ -55,6 +55,47 @@ class RetrieveResponse(BaseModel):
     result: list[list[ScoredDocument] | list[Document]]
 
 
+class GivenDocument(BaseModel):
+    """A passage as `/retrieve` returns it, with its score or without; unknown fields are ignored."""
+
+    id: StrictStr | None = None
+    contents: StrictStr | None = None
+    document: Document | None = None
+
+    def plain(self) -> tuple[str, str] | None:
+        """Id and contents, or None where there are none."""
+        if self.document is not None:
+            return self.document.id, self.document.contents
+        return None if self.contents is None else (self.id or "", self.contents)
+
+
+class RerankRequest(BaseModel):
+    """List i of `documents` belongs to query i."""
+
+    model_config = ConfigDict(
+        use_attribute_docstrings=True,
+        json_schema_extra={
+            "examples": [
+                {
+                    "queries": ["capital of Assyria"],
+                    "documents": [[{"id": "7", "contents": '"Nineveh"\nNineveh was the capital of Assyria.'}]],
+                    "rerank_topk": 3,
+                    "return_scores": True,
+                }
+            ]
+        },
+    )
+
+    queries: list[Query]
+    """Questions."""
+    documents: list[list[GivenDocument]]
+    """For each question the passages to order."""
+    rerank_topk: StrictInt | None = Field(None, ge=0)
+    """Passages returned for each question; null or 0 is the server's default."""
+    return_scores: StrictBool = False
+    """Wrap each document as `{"document": ..., "score": ...}`."""
+
+
 class ErrorBody(BaseModel):
     """Every error of this server."""
 

@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
-import orjson
-from fastapi import FastAPI, Request, Response
-from pydantic import TypeAdapter
+from fastapi import FastAPI, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from .batcher import Batcher, Hits
-from .errors import DeadlinePassed, QueueFull
+from . import opening
 from .index import Index
 from .metrics import Metrics
-from .schemas import BadRequest, ErrorBody, RetrieveRequest, RetrieveResponse, check_texts, check_topk, parse_body
+from .schemas import ErrorBody, RerankRequest, RetrieveRequest, RetrieveResponse
+from .service import Service
 from .settings import ServerSettings
-from .web import body_of, error_response, install_error_handlers, require_token
+from .web import JsonEndpoint, RetrieverApp, install_error_handlers
 
 log = logging.getLogger("retriever_service")
-_RETRIEVE = TypeAdapter(RetrieveRequest)
+_PAGE = Path(__file__).with_name("search.html")
 _ERRORS = {
     400: "The body is not JSON.",
     413: "The body is too large.",
@@ -38,93 +36,40 @@ _ERRORS = {
 ERROR_RESPONSES = {status: {"description": text, "model": ErrorBody} for status, text in _ERRORS.items()}
 
 
-class Service:
-    """The index of one application and its batcher; `index` is None until it is loaded."""
+def _schema(model: type[BaseModel]) -> dict:
+    """The JSON schema of a request, its definitions written out (OpenAPI looks for them elsewhere)."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
 
-    def __init__(self, settings: ServerSettings, open_index: Callable[[], Index]) -> None:
-        self.settings, self.metrics, self._open = settings, Metrics(), open_index
-        self.index: Index | None = None
-        self.batcher: Batcher | None = None
-        self.failure: Exception | None = None
+    def resolve(node):
+        if isinstance(node, dict):
+            if reference := node.get("$ref"):
+                return resolve(definitions[reference.rpartition("/")[2]])
+            return {key: resolve(value) for key, value in node.items()}
+        return [resolve(item) for item in node] if isinstance(node, list) else node
 
-    def load(self) -> None:
-        """Open the index and start its thread. A failure is kept in `failure` and raised."""
-        settings = self.settings
-        try:
-            index = self._open()
-        except Exception as error:
-            self.failure = error
-            raise
-        self.metrics.passages.set(index.info.passages)
-        self.batcher = Batcher(
-            index.search,
-            self.metrics,
-            batch_size=settings.batch_size,
-            batch_wait_ms=settings.batch_wait_ms,
-            max_queued=settings.max_queued,
-        )
-        self.metrics.queued.set_function(lambda: self.batcher.queued)
-        self.index = index
-
-    def stop(self) -> None:
-        if self.batcher and self.batcher.stop(self.settings.drain_seconds) and self.index:
-            self.index.close()
-
-    async def search(self, queries: list[str], topk: int, timeout_seconds: float) -> list[Hits]:
-        """Hits of each query, blank queries getting none."""
-        if self.batcher is None:
-            raise QueueFull("the index is still loading")
-        asked = [q for q in queries if q and not q.isspace()]
-        found = iter(await self.batcher.submit(asked, topk, timeout_seconds) if asked else ())
-        hits = [next(found) if q and not q.isspace() else [] for q in queries]
-        self.metrics.queries.inc(len(queries))
-        if empty := sum(not h for h in hits):
-            self.metrics.empty.inc(empty)
-        return hits
-
-
-def encode_answer(hits: list[Hits], return_scores: bool) -> bytes:
-    """The body of an answer, joined from documents that are JSON already."""
-    if return_scores:
-        rows = (b",".join([b'{"document":%b,"score":%b}' % (d, orjson.dumps(s)) for d, s in one]) for one in hits)
-    else:
-        rows = (b",".join([d for d, _ in one]) for one in hits)
-    return b'{"result":[' + b",".join([b"[%b]" % row for row in rows]) + b"]}"
-
-
-def deadline_of(request: Request, default: float) -> float:
-    """Seconds that this request may take: the server's limit, or less if the client says so."""
-    asked = request.headers.get("x-timeout-seconds")
-    if asked is None:
-        return default
-    try:
-        seconds = float(asked)
-    except ValueError:
-        seconds = math.nan
-    if not seconds > 0:
-        raise BadRequest(
-            422, f"X-Timeout-Seconds: {asked[:40]!r} is no number above 0", "X-Timeout-Seconds", "a number above 0"
-        )
-    return min(default, seconds)
+    return resolve(schema)
 
 
 def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None = None) -> FastAPI:
     """The application. The index is loaded in the background once it runs: `/healthz` answers at once, `/readyz` when it is loaded.
 
-    `open_index` gives the index (anything with `info`, `search`, `close` as `retriever_service.index.Index`); None opens `settings.index`.
+    `open_index` gives the index (anything with the attributes of `retriever_service.index.Index`); None opens `settings.index`.
     """
-    service = Service(settings, open_index or (lambda: Index(settings.index, settings.corpus)))
+    service = Service(settings, open_index or (lambda: opening.open_index(settings)))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(asyncio.to_thread(_load_or_report, service, app.state.on_failure))
+        loading = asyncio.create_task(_load_or_report(service, app.state.on_failure))
         try:
             yield
         finally:
+            app.state.stopping = True
             await asyncio.wait({loading})
-            await asyncio.to_thread(service.stop)
+            await service.stop()
 
-    app = FastAPI(
+    app = RetrieverApp(
+        token=settings.token.get_secret_value() if settings.token is not None else None,
         title="Unspiral retriever",
         version="1",
         summary="Searches a corpus of passages. Speaks the interface of Search-R1 and its forks.",
@@ -133,34 +78,8 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
     app.state.service = service
     app.state.on_failure = None
     install_error_handlers(app, service.metrics)
-    if settings.token is not None:
-        require_token(app, settings.token.get_secret_value())
-
-    async def retrieve(request: Request) -> Response:
-        started = time.perf_counter()
-        body = await body_of(request, settings.max_body_bytes)
-        asked: RetrieveRequest = parse_body(_RETRIEVE, body)
-        queries = asked.queries
-        if (queries is None) == (asked.query is None):
-            given = "both are" if queries is not None else "neither is"
-            raise BadRequest(
-                422, f"queries: one of queries and query is expected, {given} given", "queries", "one of queries and query"
-            )
-        if queries is None:
-            queries = [asked.query]
-        check_texts(queries, "queries", settings.max_queries, settings.max_query_chars)
-        topk = check_topk(asked.topk, settings.topk, settings.max_topk)
-        timeout = deadline_of(request, settings.request_timeout_seconds)
-        hits = await service.search(queries, topk, timeout) if queries else []
-        answer = Response(encode_answer(hits, asked.return_scores), media_type="application/json")
-        service.metrics.ok.inc()
-        service.metrics.latency.observe(time.perf_counter() - started)
-        return answer
-
-    app.add_api_route(
-        "/retrieve",
-        retrieve,
-        methods=["POST"],
+    app.add_endpoint(
+        JsonEndpoint("/retrieve", service.retrieve, settings, service.metrics),
         summary="Search",
         description=(
             "The best passages for each query, best first. `queries` takes a list, `query` one string; a blank query finds nothing.\n\n"
@@ -169,10 +88,28 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
         ),
         responses={200: {"model": RetrieveResponse, "description": "One list of passages for each query."}, **ERROR_RESPONSES},
         openapi_extra={
-            "requestBody": {"required": True, "content": {"application/json": {"schema": RetrieveRequest.model_json_schema()}}}
+            "requestBody": {"required": True, "content": {"application/json": {"schema": _schema(RetrieveRequest)}}}
         },
-        response_class=Response,
     )
+
+    app.add_endpoint(
+        JsonEndpoint("/rerank", service.rerank, settings, service.metrics),
+        summary="Order given passages",
+        description=(
+            "Orders the passages of list i by query i with a cross-encoder, best first. Takes what `/retrieve` returns. "
+            "404 where the server was started without `--reranker`."
+        ),
+        responses={
+            200: {"model": RetrieveResponse, "description": "One list of passages for each query."},
+            404: {"description": "No reranker is configured.", "model": ErrorBody},
+            **ERROR_RESPONSES,
+        },
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _schema(RerankRequest)}}}},
+    )
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return Response(_PAGE.read_bytes(), media_type="text/html")
 
     @app.get("/healthz", summary="Is the process up?")
     async def healthz() -> dict[str, str]:
@@ -190,22 +127,12 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
     async def metrics() -> Response:
         return Response(service.metrics.page(), media_type=Metrics.content_type)
 
-    @app.exception_handler(QueueFull)
-    async def queue_full(request: Request, error: QueueFull) -> Response:
-        return error_response(
-            request, service.metrics, 503, {"detail": str(error)}, {"Retry-After": str(error.retry_after_seconds)}
-        )
-
-    @app.exception_handler(DeadlinePassed)
-    async def too_late(request: Request, error: DeadlinePassed) -> Response:
-        return error_response(request, service.metrics, 504, {"detail": str(error)})
-
     return app
 
 
-def _load_or_report(service: Service, on_failure: Callable[[Exception], None] | None) -> None:
+async def _load_or_report(service: Service, on_failure: Callable[[Exception], None] | None) -> None:
     try:
-        service.load()
+        await service.load()
     except Exception as error:
         log.error("the index can't be opened: %s", error)
         if on_failure:

@@ -11,9 +11,19 @@ class ServerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True)
 
     index: str
-    """Folder of a built index."""
+    """Folder of a built index; or a FAISS file, beside `corpus`; or a Qdrant collection (`qdrant+http://HOST:PORT/NAME`)."""
     corpus: str | None = None
     """Corpus file that the index must have been built from; None trusts the index, which holds its own documents."""
+    retriever_name: str | None = None
+    """The encoder's family where the index does not say: e5, bge, contriever or auto. For an index folder, its backend."""
+    retriever_model: str | None = None
+    """Folder or hub name of the encoder; None takes the one that a dense index was made with."""
+    faiss_gpu: bool = False
+    """Search a dense index on all GPUs, in half precision."""
+    reranker: str | None = None
+    """Folder or hub name of a cross-encoder that orders the best passages anew, and answers `/rerank`."""
+    rerank_depth: int = Field(20, ge=1)
+    """Passages of each query that the reranker reads."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(8000, ge=0, le=65535)
@@ -24,7 +34,7 @@ class ServerSettings(BaseModel):
     """Most documents that one request may ask for; more is a 422."""
     max_queries: int = Field(16_384, ge=1)
     """Most queries of one request; more is a 422."""
-    max_query_chars: int = Field(16_384, ge=1)
+    max_query_chars: int = Field(8192, ge=1)
     """Longest query, in characters; longer is a 422."""
     max_body_bytes: int = Field(32 << 20, ge=1024)
     """Largest request body; more is a 413."""
@@ -34,8 +44,12 @@ class ServerSettings(BaseModel):
     """How long a batch that is not full waits for company. 0: a batch is whatever came in while the last one was searched."""
     max_queued: int = Field(8192, ge=1)
     """Most queries that wait; past it a request gets a 503 with Retry-After (a request alone in the queue is always taken)."""
+    cache_size: int = Field(10_000, ge=0)
+    """Queries whose results are kept (least recently used out first); 0 keeps none."""
     request_timeout_seconds: float = Field(30.0, gt=0)
     """Deadline of one request, a 504 after it; a client may ask for a shorter one with the header X-Timeout-Seconds."""
+    workers: int = Field(1, ge=1)
+    """Processes that serve; they share the memory-mapped index."""
     drain_seconds: float = Field(10.0, ge=0)
     """At a stop, how long requests that are in flight may go on."""
     token: SecretStr | None = None

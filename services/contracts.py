@@ -139,7 +139,9 @@ class TokenBatch:
         lengths = [len(a[0]) for a in arrays]
         tokens, actions, logps = (
             np.concatenate(column) if arrays else np.zeros(0, dtype)
-            for column, dtype in zip(list(zip(*arrays, strict=True)) or [(), (), ()], (np.int32, np.int16, np.float32), strict=True)
+            for column, dtype in zip(
+                list(zip(*arrays, strict=True)) or [(), (), ()], (np.int32, np.int16, np.float32), strict=True
+            )
         )
         return cls([t.uid for t in trajectories], np.cumsum([0, *lengths]), tokens, actions, logp_sampler=logps)
 
@@ -149,7 +151,9 @@ class TokenBatch:
     def take(self, rows: list[int]) -> TokenBatch:
         """The rows named, in that order."""
         total, lengths = len(self.token_ids), np.diff(self.offsets)[rows]
-        index = np.concatenate([np.arange(self.offsets[b], self.offsets[b + 1]) for b in rows]) if rows else np.zeros(0, np.int64)
+        index = (
+            np.concatenate([np.arange(self.offsets[b], self.offsets[b + 1]) for b in rows]) if rows else np.zeros(0, np.int64)
+        )
 
         def pick(column: np.ndarray | None) -> np.ndarray | None:
             if column is None:

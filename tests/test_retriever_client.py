@@ -54,7 +54,7 @@ def scripted():
 ONE = {"result": [[{"document": {"id": "a", "contents": "b"}, "score": 1.5}]]}
 
 
-async def test_hits_come_in_the_order_of_the_queries(server):  # noqa: F811
+async def test_hits_come_in_the_order_of_the_queries(server):
     async with RetrieverClient(server.url) as client:
         first, blank, second = await client.retrieve(["Mina Frost", " ", "Dove river"], 2)
         assert first[0].id == "d59" and isinstance(first[0], Hit) and first[0].contents.startswith('"Mina Frost"\n')
@@ -62,7 +62,7 @@ async def test_hits_come_in_the_order_of_the_queries(server):  # noqa: F811
         assert await client.retrieve([], 3) == []
 
 
-async def test_whatever_a_model_writes_is_a_query(server):  # noqa: F811
+async def test_whatever_a_model_writes_is_a_query(server):
     async with RetrieverClient(server.url) as client:
         (hits, long) = await client.retrieve(["Mina\0Frost \ud800", "Dove " * 50_000], 1)
         assert hits[0].id == "d59" and long[0].id == "d19"
@@ -131,7 +131,7 @@ async def test_wait_ready_tells_then_gives_up_naming_the_address():
     assert error.value.exit_code == 3 and len(told) == 1 and url in told[0]
 
 
-async def test_a_retriever_that_comes_up_late_or_restarts_is_waited_for(small_index):  # noqa: F811
+async def test_a_retriever_that_comes_up_late_or_restarts_is_waited_for(small_index):
     settings = ServerSettings(index=str(small_index), port=free_port())
     async with RetrieverClient(f"http://127.0.0.1:{settings.port}", timeout_seconds=30) as client:
         waiting = asyncio.create_task(client.wait_ready(30))
@@ -148,7 +148,7 @@ async def test_a_retriever_that_comes_up_late_or_restarts_is_waited_for(small_in
         await asyncio.to_thread(second.stop)
 
 
-async def test_the_token_is_sent(small_index):  # noqa: F811
+async def test_the_token_is_sent(small_index):
     with serve_in_thread(ServerSettings(index=str(small_index), port=0, token="s3cret")) as guarded:
         async with RetrieverClient(guarded.url, token="s3cret") as client:
             assert len(await client.retrieve(["river"], 2)) == 1

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from retriever_service.__main__ import main
@@ -21,6 +24,18 @@ from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
+
+
+def wait_ready(url: str) -> None:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        try:
+            if httpx.get(f"{url}/readyz", trust_env=False, timeout=20).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise TimeoutError(url)
 
 
 @pytest.fixture
@@ -47,13 +62,14 @@ def test_build_info_and_search(tmp_path, command):
     assert command("index", "search", "--index", tmp_path / "i", "zzzz")[1] == "no passage matches\n"
 
 
-def test_mistakes_are_one_line_and_exit_status_2(tmp_path, small_index, command):  # noqa: F811
+def test_mistakes_are_one_line_and_exit_status_2(tmp_path, small_index, command):
     (tmp_path / "bad.jsonl").write_text("{\n")
     for words, text in (
         (("index", "build", "--corpus", tmp_path / "bad.jsonl", "--out", tmp_path / "i"), "bad.jsonl:1: not JSON"),
         (("index", "info", "--index", tmp_path / "none"), "no such folder"),
         (("serve",), "--index is missing"),
         (("serve", "--index", small_index, "--retriever_name", "e5"), "--retriever_name e5"),
+        (("serve", "--index", small_index, "--faiss_gpu"), "--faiss_gpu"),
         (("serve", "--index", small_index, "--corpus_path", tmp_path / "bad.jsonl"), "another corpus"),
     ):
         status, _, error = command(*words)
@@ -67,7 +83,7 @@ def test_skipped_lines_are_counted(tmp_path, command):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_serve_takes_upstreams_flags_and_stops_cleanly(small_index, number, status):  # noqa: F811
+def test_serve_takes_upstreams_flags_and_stops_cleanly(small_index, number, status):
     words = [
         "serve",
         "--index_path",
@@ -91,8 +107,7 @@ def test_serve_takes_upstreams_flags_and_stops_cleanly(small_index, number, stat
         try:
             url = re.search(r"http://\S+:\d+", process.stdout.readline()).group()
             assert httpx.get(f"{url}/healthz", trust_env=False, timeout=20).status_code == 200
-            while httpx.get(f"{url}/readyz", trust_env=False).status_code != 200:
-                time.sleep(0.1)
+            wait_ready(url)
             assert len(httpx.post(f"{url}/retrieve", json={"queries": ["river"]}, trust_env=False).json()["result"][0]) == 2
             process.send_signal(number)
             assert process.wait(20) == status and "Traceback" not in process.stderr.read()
@@ -100,7 +115,7 @@ def test_serve_takes_upstreams_flags_and_stops_cleanly(small_index, number, stat
             process.kill()
 
 
-def test_a_port_in_use_is_one_line_and_exit_status_3(small_index, command):  # noqa: F811
+def test_a_port_in_use_is_one_line_and_exit_status_3(small_index, command):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -112,7 +127,7 @@ def test_a_port_in_use_is_one_line_and_exit_status_3(small_index, command):  # n
         assert status == 3 and text.count("\n") == 1
 
 
-def test_the_retriever_loads_neither_torch_nor_ray_nor_anything_of_the_trainer(small_index):  # noqa: F811
+def test_the_retriever_loads_neither_torch_nor_ray_nor_anything_of_the_trainer(small_index):
     program = (
         "import sys; from retriever_service.launch import serve_in_thread; from retriever_service.settings import ServerSettings\n"
         "import retriever_service.client, retriever_service.cli\n"
@@ -128,3 +143,81 @@ def test_the_retriever_loads_neither_torch_nor_ray_nor_anything_of_the_trainer(s
     )
     done = subprocess.run([sys.executable, "-c", client], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_several_workers_share_an_index_add_up_their_metrics_and_drain(small_index):
+    words = ["serve", "--index", small_index, "--port", 0, "--workers", 2, "--cache-size", 0]
+    with subprocess.Popen(
+        [sys.executable, "-m", "retriever_service", *map(str, words)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        try:
+            url = re.search(r"http://\S+:\d+", process.stdout.readline()).group()
+            wait_ready(url)
+            pids = {c.pid for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline())}
+            assert len(pids) == 2
+            for _ in range(40):  # each on a connection of its own, so that both workers get some
+                assert (
+                    httpx.post(f"{url}/retrieve", json={"queries": ["Mina Frost"]}, trust_env=False).json()["result"][0][0][
+                        "id"
+                    ]
+                    == "d59"
+                )
+            pages = [httpx.get(f"{url}/metrics", trust_env=False).text for _ in range(4)]
+            assert all('retriever_requests_total{route="/retrieve",status="200"} 40.0' in page for page in pages)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 143 and not any(psutil.pid_exists(pid) for pid in pids)
+        finally:
+            process.terminate()
+
+
+def test_a_stop_lets_requests_in_flight_finish(small_index, tmp_path):
+    program = (
+        "import sys, time; from retriever_service import launch, opening, index; from retriever_service.settings import ServerSettings\n"
+        "class Slow(index.Index):\n    quick = False\n    def search(self, queries, topk): time.sleep(1.5); return super().search(queries, topk)\n"
+        "    def __init__(self, *a, **k): super().__init__(*a, **k); self.quick = False\n"
+        "opening.Index = Slow\n"
+        "sys.exit(launch.run(ServerSettings(index=sys.argv[1], port=0), lambda url, what: print(url, flush=True)))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(small_index)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        try:
+            url = process.stdout.readline().strip()
+            wait_ready(url)
+            with ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(
+                    httpx.post, f"{url}/retrieve", json={"queries": ["Mina Frost"]}, trust_env=False, timeout=20
+                )
+                time.sleep(0.5)
+                process.send_signal(signal.SIGTERM)
+                assert answer.result().json()["result"][0][0]["id"] == "d59"
+            assert process.wait(20) == 143
+        finally:
+            process.kill()
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium on the PATH")
+def test_the_search_page_shows_passages_with_the_words_marked(small_index):
+    from playwright.sync_api import sync_playwright
+
+    with serve_in_thread(ServerSettings(index=str(small_index), port=0, token="s3cret")) as running, sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        errors = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(running.url)
+        page.fill("#query", "Mina Frost <b>")
+        page.press("#query", "Enter")
+        page.wait_for_selector("#token:visible")
+        assert "token is required" in page.inner_text("#state")
+        page.fill("#token", "s3cret")
+        page.click("button")
+        page.wait_for_selector("li")
+        assert "1. Mina Frost" in page.inner_text("li >> nth=0") and "id d59" in page.inner_text("li >> nth=0")
+        assert page.locator("li >> nth=0 >> mark").first.inner_text() == "Mina"
+        assert "passages in" in page.inner_text("#state") and not errors and "q=Mina+Frost" in page.url
+        browser.close()

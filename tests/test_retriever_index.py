@@ -20,12 +20,13 @@ import numpy as np
 import pytest
 import Stemmer
 
-from retriever_service import scan
+from retriever_service import bm25_build
 from retriever_service.analysis import Analyzer, AnalyzerSettings
 from retriever_service.build import build_index
 from retriever_service.corpus import read_corpus
 from retriever_service.errors import BadSetting, CorpusError, EnvironmentLacks, IndexInvalid
 from retriever_service.index import Index, verify
+from retriever_service.sinks import PostingsSink
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 
 ROWS = [json.loads(line) for line in CORPUS.read_text("utf-8").splitlines()]
@@ -65,7 +66,7 @@ def slow_bm25(texts: list[str], query: str, k1: float = 0.9, b: float = 0.4) -> 
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_ranks_and_scores_equal_an_independent_slow_bm25(small_index, query):  # noqa: F811
+def test_ranks_and_scores_equal_an_independent_slow_bm25(small_index, query):
     expected = slow_bm25([row["contents"] for row in ROWS], query)
     (got,) = Index(small_index).ranker.rank([query], 20)
     got = sorted(((row, score) for row, score in got), key=lambda s: (-round(s[1], 5), s[0]))
@@ -73,7 +74,7 @@ def test_ranks_and_scores_equal_an_independent_slow_bm25(small_index, query):  #
     assert [s for _, s in got] == pytest.approx([s for _, s in expected[:20]], rel=1e-5)
 
 
-def test_the_index_is_one_that_bm25s_itself_reads_and_scores_alike(small_index):  # noqa: F811
+def test_the_index_is_one_that_bm25s_itself_reads_and_scores_alike(small_index):
     analyzer = Analyzer(AnalyzerSettings())
     theirs = bm25s.BM25(k1=0.9, b=0.4, method="lucene")
     theirs.index([analyzer.terms(row["contents"]) for row in ROWS], show_progress=False)
@@ -84,7 +85,7 @@ def test_the_index_is_one_that_bm25s_itself_reads_and_scores_alike(small_index):
         )
 
 
-def test_results_do_not_depend_on_the_batch(small_index):  # noqa: F811
+def test_results_do_not_depend_on_the_batch(small_index):
     index = Index(small_index)
     assert index.search(QUERIES, 5) == [index.search([q], 5)[0] for q in QUERIES]
     assert [hits[:2] for hits in index.search(QUERIES, 5)] == index.search(QUERIES, 2)
@@ -97,11 +98,9 @@ def test_equal_scores_go_by_row(tmp_path):
     assert [row for row, _ in Index(tmp_path / "i").ranker.rank(["words"], 7)[0]] == list(range(7))
 
 
-def test_small_pieces_and_a_small_memory_budget_give_the_same_index(tmp_path, monkeypatch, small_index):  # noqa: F811
-    from retriever_service import bm25_build, build
-
-    monkeypatch.setattr(scan, "CHUNK_PASSAGES", 17)
-    monkeypatch.setattr(build, "write_bm25", lambda *a, **k: bm25_build.write_bm25(*a, **k, budget_bytes=4096))
+def test_small_pieces_and_a_small_memory_budget_give_the_same_index(tmp_path, monkeypatch, small_index):
+    monkeypatch.setattr(PostingsSink, "chunk_passages", 17)
+    monkeypatch.setattr(bm25_build, "BUDGET_BYTES", 4096)
     build_index(CORPUS, tmp_path / "pieces")
     assert verify(tmp_path / "pieces").files == verify(small_index).files
 
@@ -174,7 +173,7 @@ def test_a_corpus_of_nothing_but_stop_words_can_be_served(tmp_path):
     "name", ["documents.jsonl", "documents.offsets", "bm25/data.csc.index.npy", "bm25/vocab.index.json", "meta.json"]
 )
 @pytest.mark.parametrize("damage", ["cut off", "changed", "missing"])
-def test_a_torn_index_is_refused_with_the_file_and_the_reason(tmp_path, small_index, name, damage):  # noqa: F811
+def test_a_torn_index_is_refused_with_the_file_and_the_reason(tmp_path, small_index, name, damage):
     index = tmp_path / "i"
     shutil.copytree(small_index, index)
     path = index / name
@@ -188,7 +187,7 @@ def test_a_torn_index_is_refused_with_the_file_and_the_reason(tmp_path, small_in
     assert Path(name).name in str(error.value) and "\n" not in str(error.value) and error.value.exit_code == 2
 
 
-def test_an_index_refuses_another_corpus_and_other_settings(tmp_path, small_index):  # noqa: F811
+def test_an_index_refuses_another_corpus_and_other_settings(tmp_path, small_index):
     other = tmp_path / "other.jsonl"
     other.write_text(CORPUS.read_text("utf-8").replace("Aldersea", "Alderzea"))
     Index(small_index, CORPUS).close()
@@ -219,10 +218,10 @@ def test_a_full_disk_is_said_before_the_build(tmp_path, monkeypatch):
     assert error.value.exit_code == 3
 
 
-def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path, small_index):  # noqa: F811
+def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path, small_index):
     """kill -9 in the middle of the scan, three times, then a build to the end."""
     program = (
-        "import sys, time; from retriever_service import scan, build; scan.CHUNK_PASSAGES = 20\n"
+        "import sys, time; from retriever_service import build, sinks; sinks.PostingsSink.chunk_passages = 20\n"
         "def tell(stage, share, text):\n"
         "    if stage == 'scan': print(text, flush=True); time.sleep(.05)\n"
         "build.build_index(sys.argv[1], sys.argv[2], progress=tell)"
@@ -260,3 +259,53 @@ def test_two_builds_of_one_folder_do_not_mix(tmp_path):
                 build_index(CORPUS, tmp_path / "i")
         finally:
             process.kill()
+
+
+def test_parquet_gives_the_same_index_and_a_broken_build_of_it_goes_on(tmp_path, small_index, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.Table.from_pylist([row | {"other": 1} for row in ROWS]), path, row_group_size=30)
+    monkeypatch.setattr(PostingsSink, "chunk_passages", 50)
+    write, chunks = PostingsSink.write, []
+
+    def breaks(self, texts):
+        chunks.append(len(texts))
+        if len(chunks) == 2:
+            raise KeyboardInterrupt
+        write(self, texts)
+
+    monkeypatch.setattr(PostingsSink, "write", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        build_index(path, tmp_path / "i")
+    build_index(path, tmp_path / "i")
+    assert chunks == [50, 50, 50, 50, 36] and verify(tmp_path / "i").files == verify(small_index).files
+    pq.write_table(pa.table({"id": ["1"], "body": ["x"]}), path)
+    with pytest.raises(CorpusError, match="columns id, body; expected id and contents"):
+        build_index(path, tmp_path / "j")
+    pq.write_table(pa.table({"id": ["1", None], "contents": ["x", "y"]}), path)
+    with pytest.raises(CorpusError, match=r'row 2: no "id"'):
+        build_index(path, tmp_path / "j")
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CorpusError, match="damaged Parquet file"):
+        build_index(path, tmp_path / "j")
+
+
+def test_pruning_changes_no_result_on_skewed_postings(tmp_path):
+    """Short and long queries over common and rare words, in several ranges of rows, against adding everything up."""
+    draw = np.random.default_rng(5)
+    words = np.array([f"w{i}" for i in range(300)])
+    chance = 1 / np.arange(1, 301)
+    texts = [" ".join(draw.choice(words, draw.integers(1, 12), p=chance / chance.sum())) for _ in range(40_000)]
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text("".join(json.dumps({"id": str(i), "contents": t}) + "\n" for i, t in enumerate(texts)))
+    build_index(corpus, tmp_path / "i", language="none")
+    queries = [" ".join(draw.choice(words, n)) for n in (1, 2, 3, 5, 9, 40, 200) for _ in range(3)]
+    loaded = bm25s.BM25.load(tmp_path / "i" / "bm25")
+    for topk in (1, 3, 50):
+        for query, ranked in zip(queries, Index(tmp_path / "i").ranker.rank(queries, topk), strict=True):
+            scores = loaded.get_scores(query.split())
+            best = np.lexsort((np.arange(len(scores)), -np.round(scores, 4)))[:topk]
+            np.testing.assert_allclose([s for _, s in ranked], scores[best], rtol=1e-5)
+            np.testing.assert_allclose(scores[[row for row, _ in ranked]], [s for _, s in ranked], rtol=1e-5)

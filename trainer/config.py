@@ -48,6 +48,8 @@ class DataSettings(Settings):
     """Questions to train on."""
     eval: str | None = None
     """Held-out questions."""
+    skip_bad: bool = False
+    """Leave out malformed rows, counted, instead of stopping at the first."""
     shuffle: bool = True
     """Shuffle the training questions anew for each pass, seeded."""
 
@@ -124,8 +126,14 @@ class AlgorithmSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> AlgorithmSettings:
+        if self.llds.answer_weight == "code" and self.llds.answer_lambda == 0:
+            raise ValueError(
+                "algorithm.llds.answer_lambda=0 with answer_weight=code keeps the answer span's weight at 0 for ever; set it above 0"
+            )
         if self.loss == "dr_grpo" and self.dr_grpo_tokens is None:
-            raise ValueError("algorithm.loss=dr_grpo needs algorithm.dr_grpo_tokens, the fixed length in tokens that divides the sum")
+            raise ValueError(
+                "algorithm.loss=dr_grpo needs algorithm.dr_grpo_tokens, the fixed length in tokens that divides the sum"
+            )
         return self
 
 
@@ -234,12 +242,24 @@ class Config(Settings):
                 "algorithm.llds.snapshot_every=1 with one optimiser step a batch compares the weights with themselves: LLDS can never act. "
                 "Set algorithm.llds.snapshot_every above 1"
             )
+        limit = self.rollout.max_response_tokens * (self.rollout.max_turns + 1)
+        if self.algorithm.overlong.tokens > limit:
+            raise ValueError(
+                f"algorithm.overlong.tokens={self.algorithm.overlong.tokens} is wider than the {limit} model tokens of a trajectory "
+                "(rollout.max_response_tokens x (rollout.max_turns + 1))"
+            )
         trajectories = self.rollout.prompts_per_step * self.rollout.group_size
         if self.learner.minibatches_per_batch > trajectories:
             raise ValueError(
                 f"learner.minibatches_per_batch={self.learner.minibatches_per_batch} is more than the {trajectories} trajectories of a batch "
                 "(rollout.prompts_per_step x rollout.group_size)"
             )
+        if self.rollout.max_staleness and self.algorithm.dynamic_sampling:
+            raise ValueError(
+                "algorithm.dynamic_sampling needs rollout.max_staleness=0: replaced groups would take the prompts of later batches"
+            )
+        if self.rollout.max_staleness and "mode" not in self.algorithm.importance.model_fields_set:
+            self.algorithm.importance.mode = "token"  # trajectories are older than the learner: correct for it
         if not (self.retriever.url or self.retriever.index or self.retriever.corpus):
             raise ValueError("retriever needs one of url, index, corpus")
         return self
@@ -300,9 +320,13 @@ def dump_config(config: Config) -> str:
     return out.getvalue()
 
 
+UNION_TAGS = {"constrained-int", "constrained-float", "float", "int", "literal['all']", "literal['auto']"}
+"""What pydantic adds to a location to say which member of a union was tried."""
+
+
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
-    key = ".".join(str(p) for p in first["loc"] if not (isinstance(p, str) and "[" in p))
+    key = ".".join(str(p) for p in first["loc"] if p not in UNION_TAGS)
     if first["type"] == "extra_forbidden":
         known = _keys_at(first["loc"][:-1])
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)

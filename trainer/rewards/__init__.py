@@ -1,0 +1,88 @@
+"""What an answer is worth. A reward reads only what the model itself wrote, never the prompt or a retrieved document."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from services.contracts import Trajectory
+from trainer.rewards.answers import exact_match, final_answer, normalize, substring_match, token_f1
+from trainer.rewards.shaped import format_reward
+from trainer.rewards.spans import answer_mask
+
+__all__ = ["Reward", "RewardError", "answer_mask", "final_answer", "make_reward", "normalize"]
+
+Reward = Callable[[Trajectory], float | None]
+"""Score of a finished trajectory. None or a non-finite number leaves the trajectory out of its group's statistics and of every loss."""
+
+
+class RewardError(ValueError):
+    """`reward.kind` names no reward."""
+
+    exit_code = 2
+
+
+def em(trajectory: Trajectory) -> float:
+    """1 where the answer equals a golden answer after normalisation, else 0; no complete answer is 0."""
+    return _of_answer(trajectory, exact_match)
+
+
+def f1(trajectory: Trajectory) -> float:
+    """Token F1 of the answer with the nearest golden answer, 0 to 1; no complete answer is 0."""
+    return _of_answer(trajectory, token_f1)
+
+
+def subem(trajectory: Trajectory) -> float:
+    """1 where the answer holds a golden answer after normalisation, else 0; no complete answer is 0."""
+    return _of_answer(trajectory, substring_match)
+
+
+_KNOWN: dict[str, Reward] = {"em": em, "f1": f1, "subem": subem, "format": format_reward}
+
+
+def make_reward(kind: str) -> Reward:
+    """The reward of `reward.kind`: em, f1, subem, format (Search-R1 v0.3), or the function at an import path `package.module:function`.
+
+    The path is looked for where Python looks, and in the current folder. Raises RewardError; so does a user's function where it fails or
+    returns what is neither a number nor None.
+    """
+    if kind in _KNOWN:
+        return _KNOWN[kind]
+    module_name, sep, attribute = kind.partition(":")
+    if not (sep and module_name and attribute):
+        raise RewardError(f"reward.kind {kind!r}: accepted are {', '.join(_KNOWN)}, or an import path package.module:function")
+    if os.getcwd() not in sys.path and "" not in sys.path:  # as `python -m trainer` has it; the console script has not
+        sys.path.append(os.getcwd())
+    try:
+        found = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as e:  # the module's own code may raise anything
+        raise RewardError(f"reward.kind {kind!r}: cannot be imported: {_what(e)}") from e
+    if not callable(found):
+        raise RewardError(f"reward.kind {kind!r}: expected a function of one trajectory, found {type(found).__name__}")
+
+    @functools.wraps(found)
+    def checked(trajectory: Trajectory) -> float | None:
+        try:
+            value = found(trajectory)
+            return None if value is None else float(value)
+        except Exception as e:  # a user's function
+            raise RewardError(f"reward.kind {kind!r}: on trajectory {trajectory.uid}: {_what(e)}") from e
+
+    return checked
+
+
+def _what(error: Exception) -> str:
+    """Kind, message and innermost place of an exception, in one line."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {' '.join(str(error).split())} ({place.filename}, line {place.lineno})"
+
+
+def _of_answer(trajectory: Trajectory, score: Callable[[str, tuple[str, ...]], float]) -> float:
+    answer = final_answer(trajectory)
+    return 0.0 if answer is None else score(answer, trajectory.question.golden_answers)

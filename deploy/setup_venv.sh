@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Make .venv with everything that the demo and the tests need, on a machine without a GPU.
+#
+#   deploy/setup_venv.sh            PYTHON=python3.12 to choose the interpreter, EXTRAS=cpu,dev to install less
+#
+# The CPU build of PyTorch comes from wherever pip is told to look (its index, PIP_FIND_LINKS, pip.conf), else from PyTorch's own index.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+TORCH="torch==2.13.0+cpu"
+TORCH_INDEX="https://download.pytorch.org/whl/cpu"
+EXTRAS=${EXTRAS:-cpu,models,dense,redis,tensorboard,dev}
+
+say() { echo "setup: $*"; }
+fail() { echo "setup: $*" >&2; exit 3; }
+
+supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; }
+if [ ! -x .venv/bin/python ]; then
+  python=""
+  for candidate in ${PYTHON:-python3 python3.11 python3.12}; do
+    supported "$candidate" && python=$candidate && break
+  done
+  [ -n "$python" ] || fail "Python 3.11 or 3.12 is needed; looked for ${PYTHON:-python3, python3.11, python3.12} on the PATH (set PYTHON=/path/to/python)"
+  say "making .venv with $("$python" --version)"
+  "$python" -m venv .venv || fail "python -m venv failed (on Debian: apt-get install python3-venv)"
+fi
+
+free_mib=$(df -Pm . | awk 'NR == 2 {print $4}')
+[ "$free_mib" -ge 6000 ] || fail "6000 MiB of disk are needed for .venv; $free_mib MiB are free here"
+
+quiet=(--disable-pip-version-check --quiet)
+.venv/bin/python -m pip install "${quiet[@]}" uv || fail "pip cannot install uv from its configured index: check the network, or pip's index-url"
+
+if [[ ",$EXTRAS," == *,cpu,* ]] && ! .venv/bin/python -c 'import torch' 2>/dev/null; then
+  say "installing $TORCH"
+  .venv/bin/python -m pip install "${quiet[@]}" --no-deps "$TORCH" 2>/dev/null ||
+    .venv/bin/python -m pip install "${quiet[@]}" --no-deps --index-url "$TORCH_INDEX" --retries 1 --timeout 60 "$TORCH" 2>/dev/null ||
+    fail "$TORCH for $(.venv/bin/python --version) was found neither where pip is configured to look (index${PIP_FIND_LINKS:+, PIP_FIND_LINKS=$PIP_FIND_LINKS}) nor at $TORCH_INDEX"
+fi
+
+say "installing unspiral[$EXTRAS]"
+.venv/bin/uv pip install --quiet --python .venv/bin/python --overrides overrides.txt --editable ".[$EXTRAS]"
+touch .venv/.ready
+say "done, $(du -sh .venv | cut -f1) in .venv"

@@ -1,0 +1,200 @@
+"""The search itself: a batch of queries against postings, compiled, without the interpreter lock.
+
+Rows are treated a range at a time, so that the scores being summed stay in the processor's cache and the queries of a batch meet the
+same pieces of the postings there. Within a range it is MaxScore (Turtle and Flood 1995): the terms of a query are ordered by the
+most that each can add, and a term is only read for as long as some row could still enter the best `topk` with it. Exact: the same
+rows in the same order as adding up everything, equal scores by row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+RANGE_ROWS = 16_384
+FEW = 64
+"""Up to so many rows of a range are remembered one by one; beyond, the range is scanned."""
+_BLOCK = 128
+_FIND_COST = 24
+"""Looking one row up in a list costs about as much as adding so many postings."""
+_SLACK = 1.000001
+"""Sums of bounds are rounded up, for the rounding of single precision."""
+
+
+def compiled(function):
+    """Compile; keep the machine code between runs where some cache folder can be written."""
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:
+        return njit(nogil=True)(function)
+
+
+@compiled
+def find(rows, begin, end, row):
+    """First position in `rows[begin:end]` (ascending) that is not below `row`, by galloping."""
+    step, high = 1, begin
+    while high < end and rows[high] < row:
+        begin = high + 1
+        high += step
+        step *= 2
+    high = min(high, end)
+    while begin < high:
+        middle = (begin + high) >> 1
+        if rows[middle] < row:
+            begin = middle + 1
+        else:
+            high = middle
+    return begin
+
+
+@compiled
+def count_above(values, least):
+    """How many are above `least`. In this form it becomes vector instructions."""
+    count = 0
+    for i in range(len(values)):
+        count += values[i] > least
+    return count
+
+
+@compiled
+def add(data, indices, at, end, low, high, weight, sums, touched, count):
+    """Add one term's postings of the rows [low, high) to `sums`. Returns where the term goes on, and how many rows were touched."""
+    if at < end and indices[at] < low:
+        at = find(indices, at, end, low)
+    stop = end if at == end or indices[end - 1] < high else find(indices, at, end, high)
+    rows, scores = indices[at:stop], data[at:stop]
+    for i in range(len(rows)):
+        sums[np.uint64(rows[i] - low)] += weight * scores[i]
+    for i in range(min(len(rows), FEW - count)):
+        touched[count] = rows[i]
+        count += 1
+    return stop, count
+
+
+@compiled
+def order_terms(terms, maxima, indptr, term, weight, bound, at, end):
+    """The terms of one query by the most that each can add, repeats merged into weights. Returns how many.
+
+    `bound[i]` becomes the most that terms i and later can add together.
+    """
+    n = 0
+    for i in range(len(terms)):
+        j = 0
+        while j < n and term[j] != terms[i]:
+            j += 1
+        if j == n:
+            term[n], weight[n] = terms[i], 0
+            n += 1
+        weight[j] += 1
+    for i in range(1, n):
+        t, w, j = term[i], weight[i], i
+        while j > 0 and weight[j - 1] * maxima[term[j - 1]] < w * maxima[t]:
+            term[j], weight[j] = term[j - 1], weight[j - 1]
+            j -= 1
+        term[j], weight[j] = t, w
+    bound[n] = 0
+    for i in range(n - 1, -1, -1):
+        bound[i] = bound[i + 1] + weight[i] * maxima[term[i]] * _SLACK
+        at[i], end[i] = indptr[term[i]], indptr[term[i] + 1]
+    return n
+
+
+@compiled
+def sort_few(values, count):
+    """Sort `values[:count]` ascending."""
+    for a in range(1, count):
+        value, b = values[a], a
+        while b > 0 and values[b - 1] > value:
+            values[b] = values[b - 1]
+            b -= 1
+        values[b] = value
+
+
+@compiled
+def search_range(
+    data, indices, indptr, n_docs, low, high, n, term, weight, bound, at, end, sums, touched, best, best_rows, size, floor
+):  # fmt: skip
+    """Let the rows [low, high) compete for the `len(best)` best of one query. `sums` is all zero before and after.
+
+    `floor` is the score to beat: that of the last of the best once there are enough, else 0. Returns size and floor.
+    """
+    essential = n
+    while essential > 0 and bound[essential - 1] <= floor:
+        essential -= 1
+    count = 0
+    for i in range(essential):
+        at[i], count = add(data, indices, at[i], end[i], low, high, weight[i], sums, touched, count)
+    if count == 0:
+        return size, floor
+    # Rows without an essential term can't win. Of the other terms, read those that are cheaper to add up than to look rows up in.
+    width, added = high - low, essential
+    while added < n:
+        postings = (end[added] - indptr[term[added]]) * width // n_docs
+        if postings * 40 > width:
+            candidates = count if count < FEW else count_above(sums[:width], np.float32(max(floor - bound[added], 0.0)))
+            if candidates * _FIND_COST < postings:
+                break
+        at[added], count = add(data, indices, at[added], end[added], low, high, weight[added], sums, touched, count)
+        added += 1
+    few = count < FEW
+    if few:
+        sort_few(touched, count)
+    for block in range(0, count if few else width, 1 if few else _BLOCK):
+        first, last = (touched[block] - low, touched[block] - low + 1) if few else (block, min(block + _BLOCK, width))
+        if not few and count_above(sums[first:last], np.float32(max(floor - bound[added], 0.0))) == 0:
+            continue
+        for offset in range(first, last):
+            score = sums[offset]
+            if score == 0 or score + bound[added] <= floor:
+                continue
+            if few:
+                sums[offset] = 0  # a row touched by two terms is listed twice
+            row = low + offset
+            for i in range(added, n):
+                if score + bound[i] <= floor:
+                    break
+                at[i] = find(indices, at[i], end[i], row)
+                if at[i] < end[i] and indices[at[i]] == row:
+                    score += weight[i] * data[at[i]]
+            if score > floor:
+                place = min(size, len(best) - 1)
+                while place > 0 and best[place - 1] < score:
+                    best[place], best_rows[place] = best[place - 1], best_rows[place - 1]
+                    place -= 1
+                best[place], best_rows[place] = score, row
+                size = min(size + 1, len(best))
+                if size == len(best):
+                    floor = best[size - 1]
+    if few:
+        for i in range(count):
+            sums[touched[i] - low] = 0
+    else:
+        sums[:width] = 0
+    return size, floor
+
+
+@compiled
+def rank(data, indices, indptr, maxima, n_docs, terms, starts, rows, scores, counts):
+    """The best rows of each query: `rows` int32 and `scores` float32 [queries, topk] are filled, `counts` [queries] says how far.
+
+    Query q has the terms `terms[starts[q]:starts[q + 1]]`. Term t has the postings `indptr[t]` to `indptr[t + 1]` of `indices` (rows,
+    ascending) and `data` (scores); `maxima[t]` is its highest score.
+    """
+    queries, total = len(starts) - 1, len(terms)
+    term, weight = np.empty(total, np.int64), np.empty(total, np.float32)
+    at, end = np.empty(total, np.int64), np.empty(total, np.int64)
+    bound = np.empty(total + queries, np.float64)
+    n, floor = np.empty(queries, np.int64), np.zeros(queries, np.float32)
+    sums, touched = np.zeros(min(RANGE_ROWS, n_docs), np.float32), np.empty(FEW, np.int64)
+    for q in range(queries):
+        a, b = starts[q], starts[q + 1]
+        n[q] = order_terms(terms[a:b], maxima, indptr, term[a:b], weight[a:b], bound[a + q : b + q + 1], at[a:b], end[a:b])
+        counts[q] = 0
+    for low in range(0, n_docs, RANGE_ROWS):
+        high = min(low + RANGE_ROWS, n_docs)
+        for q in range(queries):
+            a, b = starts[q], starts[q + 1]
+            counts[q], floor[q] = search_range(
+                data, indices, indptr, n_docs, low, high, n[q], term[a:b], weight[a:b], bound[a + q : b + q + 1], at[a:b], end[a:b],
+                sums, touched, scores[q], rows[q], counts[q], floor[q],
+            )  # fmt: skip

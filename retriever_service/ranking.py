@@ -1,0 +1,56 @@
+"""What rankers have in common, their fusion, and the protocol of a reranker."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+RRF_K = 60
+HYBRID_DEPTH = 100
+
+
+class Ranker(Protocol):
+    """Orders the rows of one corpus by a query. Used by one thread at a time."""
+
+    quick: bool
+    """Whether a search may be so cheap that it is done in the event loop."""
+
+    def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
+        """(row, score) of the best passages of each query, best first; fewer than `topk` where fewer match."""
+
+    def normalise(self, query: str) -> str:
+        """A form that two queries share only if they get the same answer."""
+
+
+class Reranker(Protocol):
+    """Orders passages by a query anew."""
+
+    def order(self, items: list[tuple[str, list[str]]], topk: int) -> list[list[tuple[int, float]]]:
+        """For each (query, passages): (position, score) of the best `topk` passages, best first."""
+
+
+class HybridRanker:
+    """Reciprocal rank fusion (Cormack, Clarke and Buettcher 2009): the score of a row is the sum of 1 / (60 + its rank) over rankers."""
+
+    quick = False
+
+    def __init__(self, rankers: list[Ranker]) -> None:
+        self._rankers = rankers
+
+    def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
+        """As `Ranker.rank`; each ranker is asked for at least 100 rows. Equal scores go by row."""
+        depth = max(topk, HYBRID_DEPTH)
+        columns = [ranker.rank(queries, depth) for ranker in self._rankers]
+        return [fuse(list(lists), topk) for lists in zip(*columns, strict=True)]
+
+    def normalise(self, query: str) -> str:
+        """Queries of the same form get the same answer."""
+        return " ".join(query.split())
+
+
+def fuse(lists: list[list[tuple[int, float]]], topk: int) -> list[tuple[int, float]]:
+    """One ranking out of several."""
+    scores: dict[int, float] = {}
+    for ranked in lists:
+        for place, (row, _) in enumerate(ranked, 1):
+            scores[row] = scores.get(row, 0.0) + 1 / (RRF_K + place)
+    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:topk]

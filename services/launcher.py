@@ -1,0 +1,110 @@
+"""Starts a service as a named Ray actor, for a run that was not given the address of a running one.
+
+The actor runs the same server as `unspiral serve retriever|likelihood`; only the process around it differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from services.settings import MonitorRules
+
+
+class ServiceError(RuntimeError):
+    """A service did not start."""
+
+    exit_code = 3
+
+
+class _RetrieverActor:
+    def __init__(self, index: str, host: str, topk: int) -> None:
+        from retriever_service.launch import serve_in_thread
+        from retriever_service.settings import ServerSettings
+
+        self._server = serve_in_thread(ServerSettings(index=index, host=host, port=0, topk=topk))
+
+    def url(self) -> str:
+        return self._server.url
+
+    def stop(self) -> None:
+        self._server.stop()
+
+
+class _LikelihoodActor:
+    def __init__(self, store: str, host: str, token_steps: int, rules: MonitorRules) -> None:
+        from services.likelihood.launch import ServeSettings, serve_in_thread
+
+        self._server = serve_in_thread(ServeSettings(store=store, host=host, port=0, token_steps=token_steps, rules=rules))
+
+    def url(self) -> str:
+        return self._server.url
+
+    def stop(self) -> None:
+        self._server.stop()
+
+
+@dataclass
+class Service:
+    """A service that was started here."""
+
+    url: str
+    actor: Any
+
+    def stop(self, timeout_seconds: float = 15.0) -> None:
+        """Stop serving, then end the actor's process."""
+        with contextlib.suppress(ray.exceptions.RayError):  # it is ended below, whatever state it is in
+            ray.get(self.actor.stop.remote(), timeout=timeout_seconds)
+        ray.kill(self.actor)
+
+
+def _host() -> str:
+    """Loopback while the cluster is one machine; else the address by which other nodes reach this one."""
+    nodes = [n for n in ray.nodes() if n["Alive"]]
+    return "127.0.0.1" if len(nodes) == 1 else ray.util.get_node_ip_address()
+
+
+def _here() -> Any:
+    """The driver's own node: the run's folder lies on its disk."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def _start(cls: type, name: str, timeout_seconds: float, *args: Any) -> Service:
+    actor = ray.remote(cls).options(name=name, num_cpus=0, scheduling_strategy=_here()).remote(*args)
+    try:
+        return Service(ray.get(actor.url.remote(), timeout=timeout_seconds), actor)
+    except ray.exceptions.GetTimeoutError as e:
+        ray.kill(actor)
+        raise ServiceError(f"{name}: did not start within {timeout_seconds:g} s") from e
+    except ray.exceptions.RayActorError as e:
+        reason = str(e).strip().splitlines()[-1] if str(e).strip() else "its actor died"
+        raise ServiceError(f"{name}: did not start: {reason}") from e
+
+
+def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> None:
+    """Index a corpus by BM25 into `out`; an index of the same corpus that is there already is kept."""
+    from retriever_service.build import build_index
+    from retriever_service.errors import IndexInvalid
+
+    try:
+        build_index(corpus, out, skip_bad=skip_bad)
+    except IndexInvalid:  # of another corpus, or torn
+        build_index(corpus, out, skip_bad=skip_bad, overwrite=True)
+
+
+def start_retriever(index: str | Path, *, topk: int, name: str, timeout_seconds: float) -> Service:
+    """Serve an index folder on a free port of the driver's node."""
+    return _start(_RetrieverActor, name, timeout_seconds, str(index), _host(), topk)
+
+
+def start_likelihood(
+    store: str, *, token_steps: int, name: str, rules: MonitorRules | None = None, timeout_seconds: float = 60.0
+) -> Service:
+    """Serve a likelihood store (`sqlite:PATH` or a redis address) on a free port of the driver's node."""
+    return _start(_LikelihoodActor, name, timeout_seconds, store, _host(), token_steps, rules or MonitorRules())

@@ -1,0 +1,139 @@
+"""The likelihood part of the command line. `trainer/cli.py` mounts these; mistakes are raised as LikelihoodError (`exit_code`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from services.likelihood.records import LikelihoodError
+
+likelihood_app = typer.Typer(help="The likelihood store's upkeep.", no_args_is_help=True)
+monitor_app = typer.Typer(help="The phase monitor.", no_args_is_help=True)
+
+Store = Annotated[str, typer.Option(help="File path, sqlite:PATH or redis://HOST:PORT/DB.")]
+RunName = Annotated[str | None, typer.Option("--run", help="One run; all if left out.")]
+Rules = Annotated[
+    Path | None, typer.Option(help="YAML with thresholds of the phase monitor (the section monitor.rules of a configuration).")
+]
+
+
+def serve_likelihood(
+    store: Store = "likelihood.db",
+    host: Annotated[
+        str, typer.Option(help="Address to bind; beyond this machine UNSPIRAL_API_TOKEN must be set.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8100,
+    token_steps: Annotated[int, typer.Option(min=1, help="Steps whose token arrays are kept.")] = 8,
+    rules: Rules = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Mirror every step to TensorBoard files in this folder.")] = None,
+    wandb: Annotated[str | None, typer.Option(help="Mirror every step to this Weights & Biases project.")] = None,
+) -> None:
+    """Run the likelihood service alone: REST for any trainer, the live page at /."""
+    from services.likelihood.launch import ServeSettings, serve_forever
+    from services.likelihood.run_files import read_rules
+
+    settings = ServeSettings(
+        store=store, host=host, port=port, token_steps=token_steps, rules=read_rules(rules),
+        tensorboard=str(tensorboard) if tensorboard else None, wandb=wandb,
+    )  # fmt: skip
+    serve_forever(settings, announce=lambda line: typer.echo(line, err=True))
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders (or metrics.jsonl files); several are overlaid.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; report.html in the first run's folder if left out.")] = None,
+) -> None:
+    """Write one self-contained HTML page with the curves, phases and alarms of recorded runs."""
+    from services.likelihood.report import write_report
+
+    first = runs[0] if runs[0].is_dir() else runs[0].parent
+    typer.echo(write_report(runs, out or first / "report.html"))
+
+
+@likelihood_app.command("prune")
+def prune(
+    store: Store = "likelihood.db",
+    run: RunName = None,
+    keep_steps: Annotated[
+        int | None, typer.Option(min=0, help="Forget the trajectories of all but the last N steps; curves stay.")
+    ] = None,
+    older_than_days: Annotated[
+        float | None, typer.Option(min=0, help="Forget whole runs that were last posted to so long ago.")
+    ] = None,
+) -> None:
+    """Forget old trajectories, or old runs. Curves and metrics of the runs that stay are kept."""
+    from services.likelihood import upkeep
+
+    if keep_steps is None and older_than_days is None:
+        raise LikelihoodError("likelihood prune: expected --keep-steps or --older-than-days")
+    with _opened(store) as opened:
+        names = [run] if run else [info.run for info in opened.runs()]
+        gone = upkeep.prune(opened, names, keep_steps=keep_steps, older_than_days=older_than_days)
+    typer.echo(f"{gone['runs']} runs and {gone['trajectories']} trajectories forgotten")
+
+
+@likelihood_app.command("export")
+def export(
+    out: Annotated[str, typer.Argument(help="Folder; with --to wandb the name of a project.")],
+    store: Store = "likelihood.db",
+    run: RunName = None,
+    to: Annotated[Literal["parquet", "tensorboard", "wandb"], typer.Option(help="What is written.")] = "parquet",
+) -> None:
+    """Write runs out: Parquet (steps and actions), TensorBoard event files, or Weights & Biases."""
+    from services.likelihood import mirrors, upkeep
+
+    with _opened(store) as opened:
+        for name in [run] if run else [info.run for info in opened.runs()]:
+            if to == "parquet":
+                for path in upkeep.export_parquet(opened, name, Path(out)):
+                    typer.echo(path)
+                continue
+            mirror = mirrors.TensorBoardMirror(out) if to == "tensorboard" else mirrors.WandbMirror(out)
+            typer.echo(f"{name}: {upkeep.export_to(opened, name, mirror)} steps to {out}")
+
+
+@monitor_app.command("replay")
+def replay(
+    metrics: Annotated[Path, typer.Argument(help="metrics.jsonl of a run, or the run's folder.")],
+    rules: Rules = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Run the phase monitor over a recorded run: its phases, and the alarms it would have raised."""
+    import orjson
+
+    from services.likelihood import series
+    from services.likelihood.monitor import PHASES
+    from services.likelihood.run_files import read_rules, read_run
+
+    run = read_run(metrics)
+    if not run.metrics:
+        raise LikelihoodError(f"{metrics}: no steps in it")
+    codes, alarms = run.replay(read_rules(rules))
+    found = series.bands(codes, run.metrics[0]["step"], list(PHASES))
+    if as_json:
+        body = {"run": run.name, "steps": len(run.metrics), "phases": found, "alarms": alarms}
+        typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2))
+        return
+    typer.echo(f"{run.name}: {len(run.metrics)} steps, {run.metrics[0]['step']} to {run.metrics[-1]['step']}")
+    for band in found:
+        typer.echo(f"  {band['phase']:<12} steps {band['first']} to {band['last']}")
+    for alarm in alarms:
+        end = "stands" if alarm["cleared"] is None else f"ended at step {alarm['cleared']}"
+        typer.echo(f"  alarm at step {alarm['step']} ({alarm['metric']}, confidence {alarm['sure']}, {end}): {alarm['seen']}")
+        typer.echo(f"    {alarm['advice']}")
+    if not alarms:
+        typer.echo("  no alarm")
+
+
+def _opened(url: str):
+    """A store that must be there already."""
+    from contextlib import closing
+
+    from services.likelihood.store import open_store
+
+    path = Path(url.removeprefix("sqlite:"))
+    if "://" not in url and not path.exists():
+        raise LikelihoodError(f"likelihood store {path}: no such file; give it with --store")
+    return closing(open_store(url))

@@ -1,0 +1,236 @@
+"""The client that a learner posts through: calls return at once, records arrive in order, once, and survive an outage.
+
+A background thread sends. While the service is away, messages wait in memory (bounded), then on disk; what is on disk when the
+process ends is sent by the next client on the same folder. The service stores each (run, step, attempt, uid) once, so
+that a message whose answer was lost can be sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+
+from services.contracts import TokenBatch
+from services.likelihood.records import EventRecord, LikelihoodError, Record, StepRecord, check_run_name
+from services.likelihood.spool import Message, Spool
+from services.likelihood.tokens import pack_tokens, unpack_tokens
+
+log = logging.getLogger("unspiral.likelihood")
+RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
+PART = 10_000
+"""Most trajectories of one message; a larger step goes in parts."""
+AGAIN = {401, 403, 408, 425, 429, 500, 502, 503, 504}
+"""Answers after which the same message is sent again: the service, a proxy or a token may be put right."""
+
+
+class LikelihoodClient:
+    """post_step, put_tokens and post_event return at once and never raise for an outage; the other calls ask the service.
+
+    url: the service's address. spool_dir: folder for what cannot be delivered yet. token: bearer token, if the service asks for one.
+    Records and arrays must not be changed after they were handed over. Raises SpoolError if the folder cannot be used, LikelihoodError for
+    an address without http.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        spool_dir: str | Path,
+        token: str | None = None,
+        memory_bytes: int = 128 << 20,
+        token_steps: int = 8,
+        timeout_seconds: float = 30.0,
+    ):
+        if not url.startswith(("http://", "https://")):
+            raise LikelihoodError(f"likelihood service {url!r}: expected an address such as http://127.0.0.1:8100")
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        timeout = httpx.Timeout(timeout_seconds, connect=min(3.0, timeout_seconds))
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=False)
+        self._spool = Spool(spool_dir, memory_bytes, token_steps)
+        self._changed = threading.Condition()
+        self._closing = False
+        self.refused = 0
+        """Messages that the service refused for good (a superseded attempt, a bad record); each is logged."""
+        self._thread = threading.Thread(target=self._send_all, name="likelihood-client", daemon=True)
+        self._thread.start()
+
+    def post_step(self, run: str, record: StepRecord) -> None:
+        """Hand over one step. Its trajectories may be TrajectoryRecord or plain dicts of that form.
+
+        Raises LikelihoodError for a bad run name, SpoolError if the service is away and the disk is full, ValueError after close.
+        """
+        for at in range(0, max(1, len(record.trajectories)), PART):  # the service merges the parts of a step
+            part = record.model_copy(update={"trajectories": record.trajectories[at : at + PART]})
+            size = 1000 + 100 * len(part.metrics) + sum(200 + 120 * len(_actions(t)) for t in part.trajectories)
+            self._add("step", run, record.step, "POST", "steps", partial(_json, part), size)
+
+    def put_tokens(self, run: str, step: int, batch: TokenBatch, attempt: int = 0) -> None:
+        """Hand over the token arrays of a step (`batch.logp_old` must be set)."""
+        if batch.logp_old is None:
+            raise LikelihoodError(f"run {run}, step {step}: token arrays without logp_old")
+        size = 20 * len(batch.token_ids) + 100 * len(batch)
+        self._add("tokens", run, step, "PUT", f"steps/{step}/tokens?attempt={attempt}", lambda: pack_tokens(batch), size)
+
+    def post_event(self, run: str, event: EventRecord) -> None:
+        """Hand over something that happened in the run."""
+        self._add("event", run, event.step, "POST", "events", lambda: _json(event), 3000)
+
+    def get_tokens(self, run: str, step: int) -> TokenBatch | None:
+        """The token arrays of a step, also while they still wait to be delivered; None if the service has none (any more) or cannot be reached."""
+        with self._changed:
+            waiting = self._spool.find("tokens", run, step)
+        if waiting is not None:
+            return unpack_tokens(waiting.body)
+        try:
+            answer = self._http.get(f"/v1/runs/{check_run_name(run)}/steps/{step}/tokens")
+        except httpx.HTTPError as e:
+            log.warning("likelihood service %s: token arrays of step %d not read (%s)", self.url, step, type(e).__name__)
+            return None
+        if answer.status_code == 200:
+            return unpack_tokens(answer.content)
+        if answer.status_code != 404:
+            log.warning("likelihood service %s: token arrays of step %d not read (%s)", self.url, step, _reason(answer))
+        return None
+
+    @property
+    def waiting(self) -> int:
+        """Messages that were handed over and not yet stored by the service."""
+        with self._changed:
+            return len(self._spool)
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until everything handed over so far is stored. False if that took longer than `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            last = self._spool.next_seq - 1
+            while (oldest := self._spool.oldest()) is not None and oldest <= last:
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    return False
+        return True
+
+    def close(self, timeout: float = 10.0) -> int:
+        """Deliver what can be delivered, leave the rest on disk, and end the thread. Returns how many messages were left."""
+        if self._closing:
+            return 0
+        self.flush(timeout)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout + 5)
+        with self._changed:
+            left = len(self._spool)
+            self._spool.close()
+        self._http.close()
+        if left:
+            log.warning("likelihood service %s: %d records not delivered; they wait in %s", self.url, left, self._spool.folder)
+        return left
+
+    def __enter__(self) -> LikelihoodClient:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def _add(self, kind: str, run: str, step: int, method: str, path: str, make: Callable[[], bytes], size: int) -> None:
+        message = Message(kind, run, step, method, f"/v1/runs/{check_run_name(run)}/{path}", make, size)
+        with self._changed:
+            if self._closing:
+                raise ValueError("the likelihood client is closed")
+            self._spool.add(message)
+            self._changed.notify_all()
+
+    def _send_all(self) -> None:
+        failures = 0
+        while True:
+            with self._changed:
+                while not self._closing and not len(self._spool):
+                    self._changed.wait()
+                if self._closing:
+                    return
+                message = self._spool.first()
+                if message is None:  # it could not be read
+                    self._changed.notify_all()
+                    continue
+            problem = self._send(message)
+            if problem is None:
+                with self._changed:
+                    self._spool.done(message)
+                    self._changed.notify_all()
+                if failures:
+                    log.warning("likelihood service %s: back after %d failed tries", self.url, failures)
+                failures = 0
+                continue
+            if failures == 0:
+                log.warning(
+                    "likelihood service %s: %s; records wait in memory, then in %s", self.url, problem, self._spool.folder
+                )
+            pause = RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]
+            failures += 1
+            until = time.monotonic() + pause
+            with self._changed:
+                while not self._closing and time.monotonic() < until:
+                    self._changed.wait(until - time.monotonic())
+                if self._closing:
+                    return
+
+    def _send(self, message: Message) -> str | None:
+        """None when the message is dealt with; else why it must be sent again."""
+        kind = "application/json" if message.method == "POST" else "application/octet-stream"
+        try:
+            body = message.body
+        except Exception as e:  # whatever it is, it would be the same next time: the record is lost, those behind it are not
+            self.refused += 1
+            log.error(
+                "%s of run %s, step %d cannot be written out: %s: %s",
+                message.kind,
+                message.run,
+                message.step,
+                type(e).__name__,
+                e,
+            )
+            return None
+        try:
+            answer = self._http.request(message.method, message.path, content=body, headers={"Content-Type": kind})
+        except httpx.HTTPError as e:
+            return f"cannot be reached ({type(e).__name__})"
+        if answer.is_success:
+            return None
+        if answer.status_code in AGAIN:
+            return _reason(answer)
+        self.refused += 1
+        level = logging.INFO if answer.status_code == 409 else logging.ERROR
+        log.log(
+            level,
+            "likelihood service %s refused %s of run %s, step %d: %s",
+            self.url,
+            message.kind,
+            message.run,
+            message.step,
+            _reason(answer),
+        )
+        return None
+
+
+def _actions(trajectory: Any) -> list:
+    return trajectory["actions"] if isinstance(trajectory, dict) else trajectory.actions
+
+
+def _json(record: Record) -> bytes:
+    """JSON of a record whose parts may be plain dicts; a number that is not finite becomes null."""
+    return orjson.dumps(vars(record), default=vars, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _reason(answer: httpx.Response) -> str:
+    try:
+        return f"{answer.status_code} {answer.json()['detail']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{answer.status_code} {answer.reason_phrase}"

@@ -1,0 +1,196 @@
+"""The likelihood service without its web layer: a store, a phase monitor for each run, and those who listen."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.likelihood import series
+from services.likelihood.mirrors import Mirroring
+from services.likelihood.monitor import PHASES, PhaseMonitor, PhaseState
+from services.likelihood.records import MAX_STEP, EventRecord, StepReceipt, StepRecord, StoredStep
+from services.likelihood.store import LikelihoodStore
+from services.settings import MonitorRules
+
+REPLAY = 1000  # stored steps read at a time
+
+
+@dataclass
+class RunWatch:
+    """The monitor of one run. `before` is its state before the last step, for posts that add to that step."""
+
+    monitor: PhaseMonitor
+    before: dict[str, Any]
+    last: int = -1
+    alarms: list[dict] = field(default_factory=list)
+
+
+class Listener:
+    """One open event stream. When it falls `size` events behind, it is told to read everything anew."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, size: int = 256):
+        self.loop, self.queue = loop, asyncio.Queue(size)
+
+    def put(self, kind: str, data: dict[str, Any]) -> None:
+        """From any thread."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._put, kind, data)
+
+    def _put(self, kind: str, data: dict[str, Any]) -> None:
+        if self.queue.full():
+            while not self.queue.empty():
+                self.queue.get_nowait()
+            kind, data = "reset", {}
+        self.queue.put_nowait((kind, data))
+
+
+class LikelihoodService:
+    """Thread-safe. Every posted step goes to the store, then to the run's monitor, then to the listeners."""
+
+    def __init__(self, store: LikelihoodStore, rules: MonitorRules | None = None, mirroring: Mirroring | None = None):
+        self.store, self.rules, self.mirroring = store, rules, mirroring
+        self._watches: dict[str, RunWatch] = {}
+        self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._listeners: dict[str | None, set[Listener]] = defaultdict(set)
+        self._guard = threading.Lock()
+
+    def put_step(self, run: str, record: StepRecord) -> StepReceipt:
+        with self._lock(run):
+            receipt = self.store.put_step(run, record)
+            seen = self._observe(run, record.step)
+        if seen is None:  # another service has already given the step to a higher attempt
+            return receipt
+        stored, state = seen
+        self.publish(run, "step", {**stored.model_dump(), "phase": state.phase})
+        if self.mirroring:
+            self.mirroring.step(run, stored.step, stored.time, stored.metrics, state.phase)
+        for alarm in state.alarms:
+            self.publish(run, "alarm", alarm.as_dict())
+        for alarm in state.cleared:
+            self.publish(run, "cleared", alarm.as_dict())
+        return receipt
+
+    def put_event(self, run: str, event: EventRecord) -> None:
+        self.store.put_event(run, event)
+        self.publish(run, "event", event.model_dump())
+
+    def phase(self, run: str) -> dict[str, Any]:
+        """The run's phase now, since which step, and the bands of phases so far."""
+        info = self.store.info(run)
+        first, last = info.first_step or 0, info.last_step if info.last_step is not None else -1
+        codes = self.store.columns(run, ["phase"], first, last).get("phase")
+        found = series.bands(codes, first, list(PHASES)) if codes is not None else []
+        now = found[-1] if found else {"phase": "healthy", "first": first}
+        return {"run": run, "step": info.last_step, "phase": now["phase"], "since": now["first"], "bands": found}
+
+    def series(self, run: str, names: list[str] | None, first: int | None, last: int | None, points: int) -> dict[str, Any]:
+        """Curves of a run, thinned to at most `points` points each."""
+        info = self.store.info(run)
+        begin = max(first or 0, info.first_step or 0)
+        end = min(MAX_STEP if last is None else last, -1 if info.last_step is None else info.last_step)
+        chosen = names if names is not None else [n for n in self.store.metric_names(run) if n != "phase"]
+        columns = self.store.columns(run, chosen, begin, end) if end >= begin else {}
+        return {
+            "run": run,
+            "attempt": info.attempt,
+            "first": info.first_step,
+            "last": info.last_step,
+            **series.thinned(columns, begin, points),
+        }
+
+    def summary(self, run: str) -> dict[str, Any]:
+        """What the head of the page shows: the run, its phase, its latest metrics and its alarms that stand."""
+        info = self.store.info(run)
+        latest = self.store.steps(run, info.last_step, info.last_step) if info.last_step is not None else []
+        now = self.phase(run)
+        return {
+            **info.model_dump(),
+            "phase": now["phase"],
+            "since": now["since"],
+            "metrics": latest[0].metrics if latest else {},
+            "metric_names": self.store.metric_names(run),
+            "alarms": [a for a in self.store.alarms(run) if a["cleared"] is None],
+        }
+
+    # ---- the monitor
+
+    def _observe(self, run: str, step: int) -> tuple[StoredStep, PhaseState] | None:
+        """Bring the monitor up to what is stored; after a post for an earlier step, replay from the newest kept state below it.
+
+        Returns the newest step and what the monitor says after it."""
+        watch = self._watches.get(run)
+        if watch is None or step < watch.last:
+            watch, first = self._restored(run, step)
+        elif step == watch.last:  # another post for the newest step: its metrics have grown
+            watch.monitor.load_state_dict(watch.before)
+            watch.alarms, first = _as_of(watch.alarms, step - 1), step
+        else:
+            first = watch.last + 1
+        phases: dict[int, int] = {}
+        for stored in self._stored_from(run, first):
+            watch.before = watch.monitor.state_dict()
+            state = watch.monitor.update({"step": stored.step, **stored.metrics})
+            phases[stored.step] = PHASES.index(state.phase)
+            for alarm in state.cleared:
+                next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None)["cleared"] = stored.step
+            watch.alarms += [a.as_dict() for a in state.alarms]
+            for alarm in state.active:  # its confidence may have grown
+                next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None).update(alarm.as_dict())
+            watch.last = stored.step
+        if not phases:
+            self._watches.pop(run, None)
+            return None
+        self._watches[run] = watch
+        self.store.save_monitor(run, watch.last, watch.monitor.state_dict(), watch.alarms, phases)
+        return stored, state
+
+    def _restored(self, run: str, before: int) -> tuple[RunWatch, int]:
+        """The monitor as it was kept below a step, and the first step that it has not seen."""
+        monitor, kept, alarms = PhaseMonitor(self.rules), self.store.load_monitor(run, before), []
+        if kept:
+            monitor.load_state_dict(kept[1])
+            alarms = _as_of(self.store.alarms(run), kept[0])
+        return RunWatch(monitor, {}, alarms=alarms), kept[0] + 1 if kept else 0
+
+    def _stored_from(self, run: str, first: int) -> Iterator[StoredStep]:
+        page = self.store.steps(run, first, MAX_STEP, limit=REPLAY)
+        yield from page
+        while len(page) == REPLAY:
+            page = self.store.steps(run, page[-1].step + 1, MAX_STEP, limit=REPLAY)
+            yield from page
+
+    def _lock(self, run: str) -> threading.Lock:
+        with self._guard:
+            return self._locks[run]
+
+    # ---- listeners
+
+    def listen(self, run: str | None) -> Listener:
+        """A stream of what happens in a run; None: in all runs."""
+        listener = Listener(asyncio.get_running_loop())
+        with self._guard:
+            self._listeners[run].add(listener)
+        return listener
+
+    def leave(self, run: str | None, listener: Listener) -> None:
+        with self._guard:
+            self._listeners[run].discard(listener)
+
+    def publish(self, run: str, kind: str, data: dict[str, Any]) -> None:
+        with self._guard:
+            listeners = [*self._listeners.get(run, ()), *self._listeners.get(None, ())]
+        for listener in listeners:
+            listener.put(kind, {"run": run, **data})
+
+
+def _as_of(alarms: list[dict], step: int) -> list[dict]:
+    """The alarms as they stood after a step."""
+    return [
+        {**a, "cleared": a["cleared"] if a["cleared"] is not None and a["cleared"] <= step else None}
+        for a in alarms
+        if a["step"] <= step
+    ]

@@ -1,0 +1,155 @@
+"""A queue of outgoing messages: memory first, then disk, always in order; what is on disk outlives the process."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import orjson
+
+from services.likelihood.records import LikelihoodError
+
+log = logging.getLogger("unspiral.likelihood")
+
+
+class SpoolError(LikelihoodError):
+    """The spool folder cannot be used."""
+
+    exit_code = 3
+
+
+@dataclass
+class Message:
+    """One request to the service."""
+
+    kind: str
+    """`step`, `tokens` or `event`."""
+    run: str
+    step: int
+    method: str
+    path: str
+    make: Callable[[], bytes]
+    """Makes the body; called once, by whoever first needs the bytes, so that the learner does not wait for it."""
+    size: int
+    """About how many bytes it holds on to."""
+    seq: int = -1
+
+    @cached_property
+    def body(self) -> bytes:
+        return self.make()
+
+
+class Spool:
+    """Not thread-safe: the client holds a lock around it.
+
+    Up to about `memory_bytes` wait in memory; from then on messages go to files in `folder`, named by their number, until
+    the files are gone again. So memory always holds the older ones, and numbers give the order over restarts.
+    """
+
+    def __init__(self, folder: str | Path, memory_bytes: int, token_steps: int):
+        self.folder, self.memory_bytes, self.token_steps = Path(folder), memory_bytes, token_steps
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.folder / "lock", "a")  # noqa: SIM115
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            self._lock.close()
+            raise SpoolError(f"spool folder {self.folder}: in use by another process") from e
+        except OSError as e:
+            raise SpoolError(f"spool folder {self.folder}: cannot be used ({e.strerror})") from e
+        for torn in self.folder.glob("*.tmp"):
+            torn.unlink()
+        self.files = deque(sorted(self.folder.glob("*.msg")))
+        self.memory: deque[Message] = deque()
+        self.held = 0
+        self.next_seq = int(self.files[-1].stem.split("-")[0]) + 1 if self.files else 0
+
+    def __len__(self) -> int:
+        return len(self.memory) + len(self.files)
+
+    def add(self, message: Message) -> None:
+        """Number the message and put it at the end."""
+        message.seq = self.next_seq
+        if self.files or self.held + message.size > self.memory_bytes:
+            self._write(message)
+        else:
+            self.memory.append(message)
+            self.held += message.size
+        self.next_seq += 1
+
+    def first(self) -> Message | None:
+        """The oldest message; it stays until `done`. A file that cannot be read is put aside as `.bad`."""
+        if self.memory:
+            return self.memory[0]
+        while self.files:
+            try:
+                return self._read(self.files[0])
+            except (OSError, ValueError, TypeError) as e:
+                path = self.files.popleft()
+                log.error("spooled record %s cannot be read (%s); put aside as %s.bad", path, e, path.name)
+                if path.exists():
+                    path.rename(path.with_name(path.name + ".bad"))
+        return None
+
+    def find(self, kind: str, run: str, step: int) -> Message | None:
+        """The newest waiting message of a kind and step."""
+        for message in reversed(self.memory):
+            if (message.kind, message.run, message.step) == (kind, run, step):
+                return message
+        for path in reversed(self.files):
+            if path.stem.endswith(f"-{kind}"):
+                message = self._read(path)
+                if (message.run, message.step) == (run, step):
+                    return message
+        return None
+
+    def done(self, message: Message) -> None:
+        """Forget the oldest message."""
+        if self.memory and self.memory[0] is message:
+            self.memory.popleft()
+            self.held -= message.size
+        else:
+            self.files.popleft().unlink()
+
+    def oldest(self) -> int | None:
+        """Number of the oldest message that waits."""
+        if self.memory:
+            return self.memory[0].seq
+        return int(self.files[0].stem.split("-")[0]) if self.files else None
+
+    def close(self) -> None:
+        """Write what is in memory to disk, for the next process."""
+        for message in self.memory:
+            self._write(message)
+        self.memory.clear()
+        self._lock.close()
+
+    def _write(self, message: Message) -> None:
+        path = self.folder / f"{message.seq:016d}-{message.kind}.msg"
+        head = orjson.dumps([message.kind, message.run, message.step, message.method, message.path])
+        try:
+            with open(path.with_suffix(".tmp"), "wb") as out:
+                out.write(len(head).to_bytes(4, "big") + head + message.body)
+                out.flush()
+                os.fsync(out.fileno())
+            path.with_suffix(".tmp").rename(path)
+        except OSError as e:
+            raise SpoolError(f"spool folder {self.folder}: cannot be written ({e.strerror}), and the service is away") from e
+        self.files.append(path)
+        if message.kind == "tokens":  # the service keeps those of the newest steps only
+            waiting = [f for f in list(self.files)[1:] if f.stem.endswith("tokens")]  # the first may be on its way
+            for old in waiting[: -self.token_steps]:
+                self.files.remove(old)
+                old.unlink()
+
+    def _read(self, path: Path) -> Message:
+        raw = path.read_bytes()
+        size = int.from_bytes(raw[:4], "big")
+        body = raw[4 + size :]
+        return Message(*orjson.loads(raw[4 : 4 + size]), lambda: body, len(body), int(path.stem.split("-")[0]))

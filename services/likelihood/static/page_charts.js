@@ -1,0 +1,339 @@
+// How one chart is drawn: curves of one or several runs, phases shaded, alarms marked.
+(() => {
+  "use strict";
+  const U = window.Unspiral;
+  const { node, number } = U;
+  const HEIGHT = 190;
+
+  const LINES_LIGHT = { right: "#1f9d6b", wrong: "#d1434f", soft: "#8a93a3", a: "#2a5db0", b: "#d1832a", c: "#8e44ad", d: "#2e8b57", e: "#00838f", f: "#c2185b" };
+  const LINES_DARK = { right: "#4cc38a", wrong: "#ff7b7b", soft: "#98a3b5", a: "#7fb0ff", b: "#f0a95a", c: "#c792ea", d: "#5fd39b", e: "#4dd0e1", f: "#ff7eb0" };
+  const lineColour = (line, index) => (U.dark() ? LINES_DARK : LINES_LIGHT)[line.colour || "abcdef"[index % 6]];
+  const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 4], [1, 5]];
+  const faint = (colour, alpha) => colour + Math.round(alpha * 255).toString(16).padStart(2, "0");
+
+  const smoothed = (values, span) => {
+    if (span < 2) return values;
+    const out = new Array(values.length).fill(null);
+    const held = [];
+    for (let i = 0; i < values.length; i++) {
+      if (values[i] === null) continue;
+      held.push(values[i]);
+      if (held.length > span) held.shift();
+      out[i] = held.reduce((a, b) => a + b, 0) / held.length;
+    }
+    return out;
+  };
+
+  class Chart {
+    constructor(definition, app) {
+      this.definition = definition;
+      this.app = app;
+      this.hidden = new Set();
+      this.place = node("span", { class: "unit" }, definition.unit);
+      this.legend = node("div", { class: "legend" });
+      this.plot = node("div", { class: "plot", tabindex: "0", role: "img", onkeydown: (e) => this.key(e) });
+      this.table = node("details", { class: "values", ontoggle: () => this.fillTable() }, node("summary", {}, "Values"), node("div"));
+      this.figure = node(
+        "figure",
+        {},
+        node("figcaption", {}, node("strong", {}, definition.title), this.place),
+        definition.note ? node("p", { class: "note" }, definition.note) : null,
+        this.legend,
+        this.plot,
+        this.table,
+      );
+      new ResizeObserver(() => this.resize()).observe(this.plot);
+    }
+
+    // All (run, line) pairs that have data, and whether there is any.
+    update(runs) {
+      const names = new Set(runs.flatMap((r) => Object.keys(r.series.series)));
+      this.lines = this.definition.lines(names);
+      this.runs = runs;
+      this.curves = this.lines.flatMap((line, l) =>
+        runs
+          .filter((r) => r.series.series[line.key])
+          .map((run) => ({ run, line, l, colour: runs.length > 1 ? run.colour : lineColour(line, l), dash: runs.length > 1 ? DASHES[l % DASHES.length] : [] })),
+      );
+      this.figure.hidden = !this.curves.length;
+      if (this.curves.length) this.draw();
+      return this.curves.length > 0;
+    }
+
+    columns() {
+      const tables = [];
+      const series = [{}];
+      const bands = [];
+      this.legendSeries = new Map();
+      const quiet = this.curves.length <= 3;
+      for (const run of this.runs) {
+        const table = [run.series.step];
+        for (const curve of this.curves.filter((c) => c.run === run)) {
+          const data = run.series.series[curve.line.key];
+          const show = !this.hidden.has(this.id(curve));
+          if (quiet && data.min) {
+            this.band(table, series, bands, data.max, data.min, curve.colour, show);
+          } else if (quiet && this.app.smooth > 1 && !curve.line.sparse) {
+            table.push(data.mean);
+            series.push({ stroke: faint(curve.colour, 0.28), width: 1, spanGaps: true, points: { show: false }, show });
+          }
+          table.push(curve.line.sparse ? data.mean : smoothed(data.mean, this.app.smooth));
+          this.legendSeries.set(this.id(curve), series.length);
+          series.push({ stroke: curve.colour, width: 2, dash: curve.dash, spanGaps: true, points: { show: Boolean(curve.line.sparse) || run.series.step.length < 3, size: 6 }, show });
+        }
+        const spread = (this.definition.spread || []).map((key) => run.series.series[key]);
+        if (spread.length && spread.every(Boolean)) {
+          this.band(table, series, bands, spread[1].mean, spread[0].mean, this.curves.find((c) => c.run === run)?.colour || "#888888", true);
+        }
+        tables.push(table);
+      }
+      return { data: tables.length > 1 ? uPlot.join(tables) : tables[0], series, bands };
+    }
+
+    band(table, series, bands, high, low, colour, show) {
+      const plain = { stroke: "#00000000", width: 0, spanGaps: true, points: { show: false }, show };
+      table.push(high, low);
+      series.push(plain, { ...plain });
+      bands.push({ series: [series.length - 2, series.length - 1], fill: faint(colour, 0.16) });
+    }
+
+    id(curve) {
+      return `${curve.run.run}\n${curve.line.key}`;
+    }
+
+    draw() {
+      const { data, series, bands } = this.columns();
+      const shape = JSON.stringify([series.map((s) => [s.stroke, s.width, s.show, s.dash]), bands.length, this.logarithmic(data), U.dark()]);
+      if (this.u && shape === this.shape) {
+        this.u.setData(data, false);
+        this.rescale();
+      } else {
+        this.shape = shape;
+        this.u?.destroy();
+        this.u = new uPlot(this.options(data, series, bands), data, this.plot);
+        this.rescale();
+      }
+      this.drawLegend();
+      this.describe();
+      if (this.table.open) this.fillTable();
+    }
+
+    rescale() {
+      const [min, max] = this.app.range();
+      this.u.setScale("x", { min, max });
+    }
+
+    logarithmic(data) {
+      if (!this.definition.log) return false;
+      const values = data.slice(1).flat().filter((v) => v !== null && v !== undefined).sort((a, b) => a - b);
+      return values.length > 4 && values[0] > 0 && values[values.length - 1] > 40 * values[Math.floor(values.length / 2)];
+    }
+
+    options(data, series, bands) {
+      const axis = { stroke: U.colour("soft"), grid: { stroke: U.colour("grid"), width: 1 }, ticks: { stroke: U.colour("line"), width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
+      const log = this.logarithmic(data);
+      return {
+        width: Math.max(200, this.plot.clientWidth),
+        height: HEIGHT,
+        legend: { show: false },
+        padding: [8, 10, 0, 0],
+        cursor: {
+          drag: { x: true, y: false, setScale: false },
+          sync: { key: "unspiral", setSeries: false, filters: { pub: (kind) => kind === "mousemove" || kind === "mouseleave" } },
+          points: { size: 6 },
+          y: false,
+          bind: { dblclick: () => () => this.app.zoom(null) },
+        },
+        scales: {
+          x: { time: false },
+          y: log ? { distr: 3 } : { range: (u, low, high) => this.yRange(low, high) },
+        },
+        axes: [
+          { ...axis, size: 28, space: 60 },
+          { ...axis, size: 52, values: (u, marks) => marks.map((v) => (v === null ? "" : this.tick(v))) },
+        ],
+        series,
+        bands,
+        hooks: {
+          drawClear: [(u) => this.shade(u)],
+          draw: [(u) => this.marks(u)],
+          setCursor: [(u) => this.follow(u)],
+          setSelect: [(u) => this.select(u)],
+        },
+      };
+    }
+
+    tick(v) {
+      const a = Math.abs(v);
+      return (a >= 10000 ? `${v / 1000}k` : String(Number(v.toPrecision(5)))).replace("-", "−");
+    }
+
+    yRange(low, high) {
+      if (low === null || high === null || (low === 0 && high === 0)) return [0, 1];
+      if (this.definition.zero) [low, high] = [Math.min(low, 0), Math.max(high, 0)];
+      const pad = (high - low || Math.abs(high) || 1) * 0.06;
+      return [low < 0 || !this.definition.zero ? low - pad : low, high > 0 || !this.definition.zero ? high + pad : high];
+    }
+
+    // Phases: the whole height for one run, a strip a run at the top for several.
+    shade(u) {
+      const { ctx, bbox } = u;
+      const strip = 5 * devicePixelRatio;
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+      ctx.clip();
+      this.app.selected.forEach((run, i) => {
+        for (const band of run.bands) {
+          if (band.phase === "healthy") continue;
+          const from = u.valToPos(band.first - 0.5, "x", true);
+          const to = u.valToPos(band.last + 0.5, "x", true);
+          ctx.globalAlpha = this.app.selected.length > 1 ? 0.75 : Number(U.colour("shade"));
+          ctx.fillStyle = U.colour(band.phase);
+          const one = this.app.selected.length === 1;
+          ctx.fillRect(from, one ? bbox.top : bbox.top + i * (strip + 1), to - from, one ? bbox.height : strip);
+        }
+      });
+      ctx.restore();
+    }
+
+    // A threshold, and a dashed line where an alarm was raised.
+    marks(u) {
+      const { ctx, bbox } = u;
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+      ctx.clip();
+      ctx.lineWidth = devicePixelRatio;
+      const limit = this.definition.limit;
+      if (limit && u.scales.y.min < limit[0] && limit[0] < u.scales.y.max) {
+        const y = u.valToPos(limit[0], "y", true);
+        ctx.strokeStyle = ctx.fillStyle = U.colour("acceleration");
+        ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+        ctx.beginPath();
+        ctx.moveTo(bbox.left, y);
+        ctx.lineTo(bbox.left + bbox.width, y);
+        ctx.stroke();
+        ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
+        ctx.textAlign = "left";
+        ctx.fillText(limit[1], bbox.left + 4 * devicePixelRatio, y - 3 * devicePixelRatio);
+      }
+      ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
+      const seen = new Set();
+      for (const run of this.app.selected) {
+        for (const alarm of run.alarms) {
+          if (seen.has(`${run.run} ${alarm.step}`)) continue;
+          seen.add(`${run.run} ${alarm.step}`);
+          const x = u.valToPos(alarm.step, "x", true);
+          ctx.globalAlpha = 0.65;
+          ctx.strokeStyle = this.app.selected.length > 1 ? run.colour : U.colour("acceleration");
+          ctx.beginPath();
+          ctx.moveTo(x, bbox.top);
+          ctx.lineTo(x, bbox.top + bbox.height);
+          ctx.stroke();
+        }
+      }
+      ctx.restore();
+    }
+
+    select(u) {
+      if (u.select.width < 6) return;
+      const range = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")];
+      u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+      this.app.zoom(range);
+    }
+
+    follow(u) {
+      const index = u.cursor.idx;
+      this.place.textContent = index === null || index === undefined ? this.definition.unit : `step ${u.data[0][index]}`;
+      for (const [id, at] of this.legendSeries) {
+        const output = this.outputs?.get(id);
+        if (output) output.textContent = number(this.near(u.data[at], index));
+      }
+    }
+
+    near(values, index) {
+      for (let i = index ?? values.length - 1; i >= 0; i--) if (values[i] !== null && values[i] !== undefined) return values[i];
+      return null;
+    }
+
+    drawLegend() {
+      const shape = this.curves.map((c) => this.id(c) + c.colour).join() + [...this.hidden].join();
+      if (shape === this.legendShape) return this.follow(this.u);
+      this.legendShape = shape;
+      this.outputs = new Map();
+      const several = this.runs.length > 1;
+      this.legend.replaceChildren(
+        ...this.curves.map((curve) => {
+          const id = this.id(curve);
+          const output = node("output");
+          this.outputs.set(id, output);
+          const line = `<svg width="20" height="8" aria-hidden="true"><line x1="0" y1="4" x2="20" y2="4" stroke="${curve.colour}" stroke-width="2.5" stroke-dasharray="${curve.dash.join(" ")}"/></svg>`;
+          const label = several ? (this.lines.length > 1 ? `${curve.run.run}: ${curve.line.label}` : curve.run.run) : curve.line.label;
+          const button = node("button", { type: "button", "aria-pressed": String(!this.hidden.has(id)), title: "Show or hide", onclick: () => this.toggle(id) });
+          button.innerHTML = line;
+          button.append(label, output);
+          return button;
+        }),
+      );
+      this.follow(this.u);
+    }
+
+    toggle(id) {
+      if (!this.hidden.delete(id)) this.hidden.add(id);
+      this.draw();
+    }
+
+    describe() {
+      const parts = this.curves.slice(0, 8).map((curve) => {
+        const values = curve.run.series.series[curve.line.key].mean;
+        const known = values.filter((v) => v !== null);
+        if (!known.length) return "";
+        const low = Math.min(...known);
+        const at = curve.run.series.step[values.indexOf(low)];
+        return `${curve.run.run}, ${curve.line.label}: first ${number(known[0])}, last ${number(known[known.length - 1])}, lowest ${number(low)} at step ${at}`;
+      });
+      this.plot.setAttribute("aria-label", `${this.definition.title}, ${this.definition.unit}. ${parts.join(". ")}`);
+    }
+
+    fillTable() {
+      if (!this.table.open) return;
+      const { data } = this.u;
+      const stepSize = Math.max(1, Math.ceil(data[0].length / 40));
+      const columns = this.curves.map((c) => this.legendSeries.get(this.id(c)));
+      const head = node("tr", {}, node("th", { scope: "col" }, "step"), ...this.curves.map((c) => node("th", { scope: "col", class: "n" }, this.runs.length > 1 ? `${c.run.run} ${c.line.label}` : c.line.label)));
+      const rows = [];
+      for (let i = 0; i < data[0].length; i += stepSize) {
+        rows.push(node("tr", {}, node("th", { scope: "row" }, String(data[0][i])), ...columns.map((at) => node("td", { class: "n" }, number(data[at][i])))));
+      }
+      this.table.lastElementChild.replaceChildren(node("table", {}, node("thead", {}, head), node("tbody", {}, ...rows)));
+    }
+
+    key(event) {
+      const { u } = this;
+      const index = u.cursor.idx ?? u.data[0].length - 1;
+      const [min, max] = this.app.range();
+      const centre = u.data[0][index];
+      const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -1e9, End: 1e9 };
+      if (event.key in moves) {
+        const next = Math.min(u.data[0].length - 1, Math.max(0, index + moves[event.key]));
+        u.setCursor({ left: u.valToPos(u.data[0][next], "x"), top: 10 });
+      } else if (event.key === "+" || event.key === "=") {
+        this.app.zoom([centre - (max - min) / 4, centre + (max - min) / 4]);
+      } else if (event.key === "-") {
+        this.app.zoom([centre - (max - min), centre + (max - min)]);
+      } else if (event.key === "0" || event.key === "Escape") {
+        this.app.zoom(null);
+      } else {
+        return;
+      }
+      event.preventDefault();
+    }
+
+    resize() {
+      if (this.u && this.plot.clientWidth && this.plot.clientWidth !== this.u.width) this.u.setSize({ width: this.plot.clientWidth, height: HEIGHT });
+    }
+  }
+
+  U.Chart = Chart;
+})();

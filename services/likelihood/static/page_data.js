@@ -1,0 +1,133 @@
+// Where the page's data come from: a frozen report, or the running service.
+(() => {
+  "use strict";
+  const U = (window.Unspiral = {});
+  const POINTS = 1200;
+
+  class FrozenSource {
+    constructor(data) {
+      this.live = false;
+      this.data = data;
+      this.differences = data.differences || [];
+    }
+    async runs() {
+      return this.data.runs;
+    }
+    async load(name) {
+      return this.data.runs.find((r) => r.run === name);
+    }
+    preselected(runs) {
+      return runs.map((r) => r.run);
+    }
+    remember() {}
+    listen() {}
+  }
+
+  class LiveSource {
+    constructor() {
+      this.live = true;
+      this.differences = [];
+    }
+    async get(path) {
+      const answer = await fetch(path, { credentials: "same-origin" });
+      if (answer.status === 401) {
+        location.href = "/login";
+      }
+      if (!answer.ok) {
+        throw new Error(`${path}: ${answer.status}`);
+      }
+      return answer.json();
+    }
+    runs() {
+      return this.get("/v1/runs");
+    }
+    async load(name, range) {
+      const at = `/v1/runs/${encodeURIComponent(name)}`;
+      const part = range ? `&first=${Math.max(0, Math.floor(range[0]))}&last=${Math.max(0, Math.ceil(range[1]))}` : "";
+      const [summary, series, phase, alarms, events] = await Promise.all([
+        this.get(`${at}/summary`),
+        this.get(`${at}/series?points=${POINTS}${part}`),
+        this.get(`${at}/phase`),
+        this.get(`${at}/alarms`),
+        this.get(`${at}/events?limit=200`),
+      ]);
+      return { ...summary, series, bands: phase.bands, phase: phase.phase, since: phase.since, alarms, events };
+    }
+    // The runs in the address, else the one that was updated last.
+    preselected(runs) {
+      const wanted = new URLSearchParams(location.hash.slice(1)).get("runs");
+      const names = (wanted ? wanted.split(",") : []).filter((n) => runs.some((r) => r.run === n));
+      return names.length ? names : runs.slice(0, 1).map((r) => r.run);
+    }
+    remember(names) {
+      history.replaceState(null, "", `#runs=${names.join(",")}`);
+    }
+    listen(on) {
+      const stream = new EventSource("/v1/stream");
+      stream.onopen = () => on("open", {});
+      stream.onerror = () => on("lost", {});
+      for (const kind of ["step", "alarm", "cleared", "event", "reset"]) {
+        stream.addEventListener(kind, (e) => on(kind, JSON.parse(e.data)));
+      }
+    }
+  }
+
+  const frozen = document.getElementById("frozen");
+  U.source = frozen ? new FrozenSource(JSON.parse(frozen.textContent)) : new LiveSource();
+
+  // Add one step to curves that are not thinned. False: read them anew instead.
+  U.append = (run, event) => {
+    const { step, stride, series } = run.series;
+    if (stride !== 1 || step.length > 2 * POINTS || (step.length && event.step <= step[step.length - 1])) {
+      return false;
+    }
+    step.push(event.step);
+    for (const [name, value] of Object.entries(event.metrics)) {
+      series[name] = series[name] || { mean: new Array(step.length - 1).fill(null) };
+      series[name].mean.push(value);
+    }
+    for (const curve of Object.values(series)) {
+      while (curve.mean.length < step.length) curve.mean.push(null);
+    }
+    const band = run.bands[run.bands.length - 1];
+    if (band && band.phase === event.phase) {
+      band.last = event.step;
+    } else {
+      run.bands.push({ phase: event.phase, first: event.step, last: event.step });
+      run.since = event.step;
+    }
+    Object.assign(run, { phase: event.phase, last_step: event.step, steps: run.steps + 1, metrics: event.metrics });
+    return true;
+  };
+
+  U.number = (v) => {
+    if (v === null || v === undefined || Number.isNaN(v)) return "–";
+    const a = Math.abs(v);
+    if (a !== 0 && (a < 0.001 || a >= 100000)) return v.toExponential(1).replace(/-/g, "−");
+    if (Number.isInteger(v)) return String(v);
+    return v.toFixed(a < 0.1 ? 4 : a < 10 ? 3 : 1).replace(/^-/, "−");
+  };
+  U.node = (tag, attributes = {}, ...children) => {
+    const out = document.createElement(tag);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (key.startsWith("on")) out.addEventListener(key.slice(2), value);
+      else if (value !== null && value !== undefined && value !== false) out.setAttribute(key, value);
+    }
+    out.append(...children.filter((c) => c !== null && c !== undefined));
+    return out;
+  };
+  U.colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  U.NOT_CURVES = ["step", "attempt", "policy_version", "phase"];
+  U.PHASES = {
+    healthy: "likelihood of right answers steady or rising",
+    stagnation: "it slips while reward still holds or rises",
+    decay: "earlier right answers lose likelihood",
+    acceleration: "they lose it ever faster",
+    collapsed: "reward under half of its best, or no finite gradient",
+    recovering: "the fall has stopped",
+  };
+  const RUNS_LIGHT = ["#2a5db0", "#d1632a", "#2e8b57", "#8e44ad", "#b8860b", "#c2185b", "#00838f", "#5d4037"];
+  const RUNS_DARK = ["#6aa8ff", "#f5985a", "#5fd39b", "#c792ea", "#e5c453", "#ff7eb0", "#4dd0e1", "#bca08f"];
+  U.dark = () => document.documentElement.dataset.theme === "dark";
+  U.runColour = (index) => (U.dark() ? RUNS_DARK : RUNS_LIGHT)[index % 8];
+})();

@@ -1,0 +1,371 @@
+"""What must hold for every loss on any batch."""
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.algorithms import entropy_bonus, kl_k3, llds_loss, policy_loss
+
+POLICY_KINDS = ("grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo")
+GATES = ("action", "response", "token")
+SEEDS = st.integers(0, 2**32 - 1)
+many = functools.partial(settings, max_examples=40, deadline=None, derandomize=True, database=None)
+
+
+def batch(seed: int, rows: int | None = None) -> dict[str, torch.Tensor]:
+    """Random trajectories: runs of action tokens with gaps between, some rows empty, all advantages' signs; float64."""
+    g = torch.Generator().manual_seed(seed)
+    b = int(torch.randint(1, 6, (), generator=g)) if rows is None else rows
+    t = int(torch.randint(1, 14, (), generator=g))
+    ids = torch.full((b, t), -1)
+    for row in range(b):
+        if b > 1 and torch.rand((), generator=g) < 0.15:
+            continue  # an empty row
+        at, action = int(torch.randint(0, 3, (), generator=g)), 0
+        while at < t:
+            length = int(torch.randint(1, 5, (), generator=g))
+            ids[row, at : at + length] = action
+            at, action = at + length + int(torch.randint(1, 3, (), generator=g)), action + 1
+    old = -3 * torch.rand(b, t, generator=g, dtype=torch.float64)
+    draw = functools.partial(torch.randn, b, t, generator=g, dtype=torch.float64)
+    return {
+        "logp": old + 0.4 * draw(),
+        "logp_old": old,
+        "logp_ref": old + 0.4 * draw(),
+        "weights": torch.rand(b, t, generator=g, dtype=torch.float64) * 2,
+        "answer": torch.rand(b, t, generator=g) < 0.3,
+        "entropy": torch.rand(b, t, generator=g, dtype=torch.float64),
+        "advantages": torch.randint(-1, 2, (b,), generator=g) * torch.rand(b, generator=g, dtype=torch.float64),
+        "ids": ids,
+    }
+
+
+def llds(x, **options):
+    return llds_loss(x["logp"], x["logp_old"], x["advantages"], x["ids"], **options)
+
+
+def policy(kind, x, weights="weights"):
+    return policy_loss(
+        kind,
+        x["logp"],
+        x["logp_old"],
+        x["advantages"],
+        x["ids"],
+        clip_low=0.2,
+        clip_high=0.28,
+        max_response_tokens=50,
+        importance_weights=x[weights] if weights else None,
+    )
+
+
+LOSSES = {
+    **{kind: functools.partial(policy, kind) for kind in POLICY_KINDS},
+    **{f"llds/{g}/{d}": functools.partial(llds, gate=g, denominator=d) for g in GATES for d in ("preserved", "all")},
+    "llds/weighted": lambda x: llds(x, answer_mask=x["answer"], answer_weight=0.3),
+    "llds/min_drop": lambda x: llds(x, min_drop=0.2),
+    "kl": lambda x: kl_k3(x["logp"], x["logp_ref"], x["ids"]),
+    "entropy": lambda x: entropy_bonus(x["logp"], x["ids"]),
+}
+each_loss = pytest.mark.parametrize("name", LOSSES)
+each_gate = pytest.mark.parametrize("gate", GATES)
+
+
+def evaluate(name: str, x: dict) -> tuple[torch.Tensor, float, torch.Tensor]:
+    """Sum, count and gradient."""
+    x = {**x, "logp": x["logp"].detach().requires_grad_()}
+    term = LOSSES[name](x)
+    (grad,) = torch.autograd.grad(term.loss_sum, x["logp"])
+    return term.loss_sum.detach(), term.count, grad
+
+
+@each_loss
+@many()
+@given(SEEDS)
+def test_gradient_is_exactly_0_outside_the_mask_and_nan_there_changes_no_bit(name, seed):
+    x = batch(seed)
+    outside = x["ids"] < 0
+    loss, count, grad = evaluate(name, x)
+    assert (grad[outside] == 0).all()
+    for poison in (torch.nan, torch.inf, -torch.inf):
+        floats = ("logp", "logp_old", "logp_ref", "weights")
+        poisoned = {k: v.masked_fill(outside, poison) if k in floats else v for k, v in x.items()}
+        loss_p, count_p, grad_p = evaluate(name, poisoned)
+        assert torch.equal(loss, loss_p) and count == count_p and torch.equal(grad, grad_p)
+
+
+@each_loss
+@many()
+@given(SEEDS)
+def test_order_of_rows_and_padding_leave_sums_unchanged(name, seed):
+    x = batch(seed)
+    g = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(x["ids"]), generator=g)
+    t = x["ids"].shape[1]
+    columns = torch.sort(torch.randperm(t + 4, generator=g)[:t]).values  # padding left, right and between
+
+    def move(k: str, v: torch.Tensor) -> torch.Tensor:
+        v = v[order]
+        if v.ndim == 1:
+            return v
+        wide = torch.full((len(v), t + 4), -1 if k == "ids" else 0, dtype=v.dtype)
+        wide[:, columns] = v
+        return wide
+
+    loss, count, grad = evaluate(name, x)
+    loss_m, count_m, grad_m = evaluate(name, {k: move(k, v) for k, v in x.items()})
+    assert count == count_m
+    assert torch.allclose(loss, loss_m, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(grad[order], grad_m[:, columns], rtol=1e-12, atol=1e-12)
+
+
+@each_loss
+@many()
+@given(SEEDS, st.integers(1, 4))
+def test_any_split_of_a_batch_leaves_sum_count_and_gradient_unchanged(name, seed, size):
+    x = batch(seed)
+    loss, count, grad = evaluate(name, x)
+    parts = [evaluate(name, {k: v[i : i + size] for k, v in x.items()}) for i in range(0, len(x["ids"]), size)]
+    assert sum(p[1] for p in parts) == count
+    assert torch.allclose(sum(p[0] for p in parts), loss, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(torch.cat([p[2] for p in parts]), grad, rtol=1e-12, atol=1e-14)
+
+
+@each_loss
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0), (3, 5)])
+def test_an_empty_mask_gives_loss_0_count_0_and_a_finite_zero_gradient(name, shape):
+    x = {k: torch.full(shape, torch.nan) for k in ("logp", "logp_old", "logp_ref", "weights")}
+    x |= {"ids": torch.full(shape, -1), "answer": torch.ones(shape, dtype=torch.bool), "advantages": torch.ones(shape[0])}
+    loss, count, grad = evaluate(name, x)
+    assert loss == 0 and count == 0 and grad.shape == shape and (grad == 0).all()
+
+
+@each_loss
+def test_a_single_token_row(name):
+    x = {k: torch.tensor([[v]]) for k, v in {"logp": -1.5, "logp_old": -1.0, "logp_ref": -1.0, "weights": 1.0}.items()}
+    x |= {"ids": torch.tensor([[0]]), "answer": torch.tensor([[True]]), "advantages": torch.tensor([2.0])}
+    ratio = torch.tensor(-0.5).exp().item()
+    objective = -2 * ratio
+    wanted = {
+        **dict.fromkeys(POLICY_KINDS, objective),
+        **dict.fromkeys((k for k in LOSSES if k.startswith("llds")), 0.5),
+        "cispo": 0.8 * 2 * 1.5,
+        "llds/weighted": 0.5 * 0.3,
+        "kl": torch.tensor(0.5).exp().item() - 1.5,
+        "entropy": 1.5,
+    }
+    loss, count, _ = evaluate(name, x)
+    assert loss.item() == pytest.approx(wanted[name], rel=1e-6)
+    assert count == (50 if name == "dr_grpo" else 1)
+
+
+@each_loss
+@many(max_examples=15)
+@given(SEEDS)
+def test_float32_agrees_with_float64(name, seed):
+    x = batch(seed)
+    loss, count, _ = evaluate(name, x)
+    single = {k: v.float() if v.is_floating_point() else v for k, v in x.items()}
+    loss_s, count_s, _ = evaluate(name, single)
+    assert count == count_s and loss_s.dtype == torch.float32
+    assert loss_s.item() == pytest.approx(loss.item(), rel=1e-5, abs=1e-5)
+
+
+@each_loss
+def test_half_precision_log_probs_are_summed_in_fp32(name):
+    x = {k: v.bfloat16() if v.is_floating_point() else v for k, v in batch(11, rows=5).items()}
+    loss, _, grad = evaluate(name, x)
+    wanted, _, _ = evaluate(name, {k: v.float() if v.is_floating_point() else v for k, v in x.items()})
+    assert loss.dtype == torch.float32 and grad.dtype == torch.bfloat16
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+
+
+@each_gate
+@many()
+@given(SEEDS)
+def test_llds_is_0_while_the_policy_is_the_anchor(gate, seed):
+    x = batch(seed)
+    logp = x["logp"].requires_grad_()
+    term = llds({**x, "logp_old": logp.detach()}, gate=gate)
+    (grad,) = torch.autograd.grad(term.loss_sum, logp)
+    assert term.loss_sum == 0 and (grad == 0).all() and term.stats["active_tokens"] == term.stats["active_actions"] == 0
+
+
+@each_gate
+@many()
+@given(SEEDS)
+def test_llds_never_touches_rows_of_negative_advantage(gate, seed):
+    x = batch(seed)
+    wrong = x["advantages"] < 0
+    loss, count, grad = evaluate(f"llds/{gate}/preserved", x)
+    assert (grad[wrong] == 0).all()
+    x["logp"] = torch.where(wrong[:, None], x["logp"] - 7, x["logp"])
+    again = evaluate(f"llds/{gate}/preserved", x)
+    assert torch.equal(loss, again[0]) and count == again[1] and torch.equal(grad, again[2])
+
+
+@each_gate
+@many()
+@given(SEEDS, st.floats(0, 3))
+def test_llds_is_one_sided_and_raising_a_log_prob_never_raises_it(gate, seed, rise):
+    x = batch(seed)
+    loss, _, grad = evaluate(f"llds/{gate}/preserved", x)
+    assert loss >= 0 and ((grad == 0) | (grad == -1)).all()
+    g = torch.Generator().manual_seed(seed)
+    where = torch.rand(x["ids"].shape, generator=g) < 0.5
+    higher, _, _ = evaluate(f"llds/{gate}/preserved", {**x, "logp": x["logp"] + rise * where})
+    assert higher <= loss
+
+
+@many(max_examples=100)
+@given(SEEDS, st.sampled_from(GATES), st.sampled_from([0.0, 0.15]), st.sampled_from([1.0, 0.4]), st.booleans())
+def test_llds_equals_plain_loops(seed, gate, min_drop, weight, choose):
+    x = batch(seed)
+    chosen = x["advantages"] > 0 if choose else None
+    options = {"answer_mask": x["answer"], "answer_weight": weight} if weight != 1.0 else {}
+    term = llds(x, gate=gate, min_drop=min_drop, preserved=chosen, **options)
+
+    total, active, actions, kept = 0.0, 0, set(), 0
+    for b, row in enumerate(x["ids"].tolist()):
+        if not (x["advantages"][b] > 0 if choose else x["advantages"][b] >= 0):
+            continue
+        drops = [(x["logp_old"][b, t] - x["logp"][b, t]).item() for t in range(len(row))]
+        drops = [0.0 if abs(d) <= min_drop else d for d in drops]
+        for t, action in enumerate(row):
+            if action < 0:
+                continue
+            kept += 1
+            unit = {"token": [t], "response": [u for u, a in enumerate(row) if a >= 0]}.get(
+                gate, [u for u, a in enumerate(row) if a == action]
+            )
+            if sum(drops[u] for u in unit) > 0 and drops[t] > 0:
+                total += drops[t] * (weight if x["answer"][b, t] else 1.0)
+                active += 1
+                actions.add((b, action))
+    assert term.loss_sum.item() == pytest.approx(total, rel=1e-12)
+    assert (term.count, term.stats["active_tokens"], term.stats["active_actions"]) == (kept, active, len(actions))
+
+
+@pytest.mark.parametrize(("gate", "opened"), [("action", [0, 1]), ("response", [0, 1])])
+def test_the_gate_opens_exactly_above_0(gate, opened):
+    """Drops of +1/2 and -1/2 are exact in binary: the sum is 0 and the gate shut; one bit more and it opens."""
+    ids, old = torch.tensor([[0, 0]]), torch.zeros(1, 2)
+    for extra, is_open in zip((0.0, 2**-24), opened, strict=True):
+        logp = torch.tensor([[-0.5 - extra, 0.5]])
+        term = llds_loss(logp, old, torch.ones(1), ids, gate=gate)
+        assert term.stats["active_tokens"] == is_open and (term.loss_sum > 0) == bool(is_open)
+    assert llds_loss(torch.tensor([[-0.5, 0.5]]), old, torch.ones(1), ids, gate="token").loss_sum == 0.5
+
+
+def test_gates_of_actions_do_not_mix_across_actions_or_rows():
+    ids = torch.tensor([[0, -1, 1], [0, -1, 1]])
+    drop = torch.tensor([[1.0, 9.0, -3.0], [-3.0, 9.0, 2.0]])
+    by_action = llds_loss(-drop, torch.zeros(2, 3), torch.ones(2), ids)
+    assert by_action.loss_sum == 3 and by_action.stats["active_actions"] == 2
+    assert llds_loss(-drop, torch.zeros(2, 3), torch.ones(2), ids, gate="response").loss_sum == 0
+
+
+def test_preserved_right_leaves_groups_that_learnt_nothing_alone():
+    advantages, ids = torch.tensor([0.7, 0.0, -0.7]), torch.tensor([[0], [0], [0]])
+    drop = torch.tensor([[1.0], [1.0], [1.0]])
+    paper = llds_loss(-drop, torch.zeros(3, 1), advantages, ids)
+    right = llds_loss(-drop, torch.zeros(3, 1), advantages, ids, preserved=advantages > 0)
+    assert (paper.loss_sum, paper.count, right.loss_sum, right.count) == (2, 2, 1, 1)
+
+
+def test_min_drop_ignores_the_noise_of_re_scoring():
+    g = torch.Generator().manual_seed(0)
+    old = torch.randn(8, 20, generator=g)
+    noisy, ids = old + 1e-5 * torch.randn(8, 20, generator=g), torch.zeros(8, 20, dtype=torch.long)
+    assert llds_loss(noisy, old, torch.ones(8), ids).stats["active_tokens"] > 20
+    quiet = llds_loss(noisy, old, torch.ones(8), ids, min_drop=1e-4)
+    assert quiet.loss_sum == 0 and quiet.stats["active_tokens"] == 0
+    fallen = noisy - torch.nn.functional.one_hot(torch.tensor(3), 20) * 0.5
+    assert llds_loss(fallen, old, torch.ones(8), ids, min_drop=1e-4).stats["active_tokens"] == 8
+    quarter = (torch.tensor([[-0.25]]), torch.zeros(1, 1), torch.ones(1), torch.zeros(1, 1, dtype=torch.long))
+    assert llds_loss(*quarter, min_drop=0.25).loss_sum == 0 and llds_loss(*quarter, min_drop=0.2).loss_sum == 0.25
+
+
+@pytest.mark.parametrize("distance", [100.0, -100.0])
+def test_k3_is_finite_and_flat_far_from_the_reference(distance):
+    logp = torch.full((1, 3), -120.0, requires_grad=True)
+    term = kl_k3(logp, logp.detach() + distance, torch.tensor([[0, 0, -1]]))
+    (grad,) = torch.autograd.grad(term.loss_sum, logp)
+    wanted = 2 * (torch.tensor(distance / 10).exp().item() - distance / 10 - 1)
+    assert term.loss_sum.item() == pytest.approx(wanted, rel=1e-6) and (grad == 0).all()
+
+
+@many()
+@given(SEEDS)
+def test_k3_is_never_negative_and_0_at_the_reference(seed):
+    x = batch(seed)
+    assert kl_k3(x["logp"], x["logp_ref"], x["ids"]).loss_sum >= 0
+    assert kl_k3(x["logp"], x["logp"], x["ids"]).loss_sum == 0
+
+
+@pytest.mark.parametrize("kind", POLICY_KINDS)
+def test_no_gradient_reaches_old_log_probs_advantages_or_weights(kind):
+    x = batch(3, rows=4)
+    leaves = {k: x[k].requires_grad_() for k in ("logp", "logp_old", "advantages", "weights")}
+    policy(kind, x).loss_sum.backward()
+    assert [k for k, v in leaves.items() if v.grad is not None] == ["logp"]
+
+
+@pytest.mark.parametrize("kind", POLICY_KINDS)
+def test_an_advantage_of_0_gives_no_policy_gradient_and_keeps_its_tokens_in_the_count(kind):
+    x = batch(5, rows=3)
+    full = evaluate(kind, x)
+    x["advantages"] = torch.zeros(3, dtype=torch.float64)
+    loss, count, grad = evaluate(kind, x)
+    assert loss == 0 and (grad == 0).all() and count == full[1] > 0
+    assert (evaluate("kl", x)[2] != 0).any()  # the KL to the reference still acts on such groups
+
+
+@pytest.mark.parametrize("kind", POLICY_KINDS)
+def test_a_weight_of_1_changes_no_bit_and_weights_change_no_count(kind):
+    x = batch(7, rows=4)
+    plain, weighted = policy(kind, x, weights=None), policy(kind, x)
+    ones = policy(kind, {**x, "weights": torch.ones_like(x["weights"])})
+    assert torch.equal(plain.loss_sum, ones.loss_sum) and plain.count == weighted.count
+    assert not torch.equal(plain.loss_sum, weighted.loss_sum)
+
+
+def test_clip_fraction_counts_the_tokens_without_gradient():
+    log = torch.tensor([1.5, 1.1, 0.5, 0.9]).log()
+    logp = torch.stack([log, log]).requires_grad_()
+    term = policy_loss(
+        "grpo",
+        logp,
+        torch.zeros(2, 4),
+        torch.tensor([1.0, -1.0]),
+        torch.zeros(2, 4, dtype=torch.long),
+        clip_low=0.2,
+        clip_high=0.2,
+    )
+    (grad,) = torch.autograd.grad(term.loss_sum, logp)
+    assert (grad == 0).sum() == term.stats["clipped_tokens"] == 2 and term.stats["clip_fraction"] == 0.25
+    assert term.stats["ratio_max"] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: policy("ppo", x), "unknown policy loss 'ppo'; known: grpo, grpo_seq"),
+        (
+            lambda x: policy_loss("dr_grpo", x["logp"], x["logp"], x["advantages"], x["ids"], clip_low=0.2, clip_high=0.2),
+            "dr_grpo needs",
+        ),
+        (lambda x: llds(x, gate="turn"), "unknown LLDS gate 'turn'; known: action, response, token"),
+        (lambda x: llds(x, denominator="none"), "unknown LLDS denominator"),
+        (lambda x: llds(x, min_drop=-1.0), "min_drop must be >= 0"),
+        (lambda x: llds(x, answer_weight=0.5), "answer_weight needs answer_mask"),
+        (lambda x: llds({**x, "advantages": x["logp"]}), r"expected \[B\]"),
+        (lambda x: llds({**x, "logp_old": x["logp_old"][:1]}), r"expected \[B, T\]"),
+        (lambda x: kl_k3(x["logp"], x["logp"], x["ids"][0]), r"action_ids must be \[B, T\]"),
+    ],
+)
+def test_calls_that_make_no_sense_are_refused_with_what_is_accepted(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(batch(1, rows=3))

@@ -1,0 +1,118 @@
+"""The configuration: what a user may write, and the one line that he gets for a mistake."""
+
+import json
+
+import pytest
+
+from trainer.config import Config, ConfigError, dump_config, load_config, parse_config
+
+BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "retriever": {"corpus": "c.jsonl"}}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(BASE))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("learner.lrr=1", "learner.lrr: unknown key; did you mean lr?"),
+        ("rollot.workers=2", "rollot: unknown key; did you mean rollout?"),
+        ("algorithm.llds.lamda=1", "algorithm.llds.lamda: unknown key; did you mean lambda?"),
+        ("learner.lr=fast", "learner.lr: Input should be a valid number, unable to parse string as a number (got 'fast')"),
+        ("rollout.workers=0", "rollout.workers: Input should be greater than or equal to 1 (got 0)"),
+        ("rollout.workers=many", "rollout.workers"),
+        (
+            "algorithm.loss=ppo",
+            "algorithm.loss: Input should be 'grpo', 'grpo_seq', 'dr_grpo', 'dapo', 'gspo' or 'cispo' (got 'ppo')",
+        ),
+        ("retriever.url=http://x", "retriever: give one of url, index, corpus; got url and corpus"),
+        ("run.name=../x", "run.name"),
+        ("model=x", "model"),
+        ("model.path=", "model.path: Input should be a valid string (got None)"),
+        ("nonsense", "override 'nonsense': expected key=value, such as learner.lr=1e-5"),
+        ("seed.x=1", "override 'seed.x=1': seed is a value, not a section"),
+        ("learner.lr=[1", "override 'learner.lr=[1': value is not YAML"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_key(file, override, expected):
+    if override == "seed.x=1":
+        file.write_text(json.dumps(BASE | {"seed": 1}))
+    with pytest.raises(ConfigError) as e:
+        load_config(file, [override])
+    assert str(e.value).startswith(expected)
+    assert "\n" not in str(e.value)
+    assert e.value.exit_code == 2
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(ConfigError, match=r"^model: required, and not given$"):
+        parse_config({k: v for k, v in BASE.items() if k != "model"})
+
+
+def test_a_missing_file_a_non_mapping_and_broken_yaml_are_told_apart(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "none.yaml")
+    (tmp_path / "list.yaml").write_text("- a\n")
+    with pytest.raises(ConfigError, match="expected sections"):
+        load_config(tmp_path / "list.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [1\n")
+    with pytest.raises(ConfigError, match="not YAML"):
+        load_config(tmp_path / "bad.yaml")
+
+
+def test_words_like_off_and_numbers_like_1e_4_mean_what_they_look_like(file):
+    config = load_config(file, ["algorithm.importance.mode=off", "learner.lr=1e-4", "algorithm.llds.answer_weight=off"])
+    assert config.algorithm.importance.mode == "off"
+    assert config.learner.lr == 1e-4
+
+
+@pytest.mark.parametrize("top", ["top_p=0.9", "top_k=50"])
+def test_samplers_that_change_the_support_are_refused(file, top):
+    with pytest.raises(ConfigError, match=f"rollout.{top.split('=')[0]}"):
+        load_config(file, [f"rollout.{top}"])
+
+
+def test_llds_that_can_never_act_is_refused_with_the_reason(file):
+    with pytest.raises(ConfigError, match="can never act with one optimiser step a batch"):
+        load_config(file, ["learner.minibatches_per_batch=1"])
+    for way_out in ("learner.epochs=2", "algorithm.llds.anchor=snapshot", "algorithm.llds.lambda=0"):
+        load_config(file, ["learner.minibatches_per_batch=1", way_out])
+    with pytest.raises(ConfigError, match="compares the weights with themselves"):
+        load_config(
+            file, ["learner.minibatches_per_batch=1", "algorithm.llds.anchor=snapshot", "algorithm.llds.snapshot_every=1"]
+        )
+
+
+def test_more_minibatches_than_trajectories_are_refused(file):
+    with pytest.raises(ConfigError, match="more than the 4 trajectories"):
+        load_config(file, ["rollout.prompts_per_step=2", "rollout.group_size=2", "learner.minibatches_per_batch=5"])
+
+
+def test_staleness_turns_the_importance_correction_on_unless_the_user_chose(file):
+    assert load_config(file, ["rollout.max_staleness=1"]).algorithm.importance.mode == "token"
+    assert load_config(file, ["rollout.max_staleness=1", "algorithm.importance.mode=off"]).algorithm.importance.mode == "off"
+    assert load_config(file).algorithm.importance.mode == "off"
+
+
+def test_what_is_dumped_loads_as_the_same_configuration(file, tmp_path):
+    config = load_config(file, ["algorithm.llds.lambda=0.3", "rollout.workers=all", "algorithm.llds.min_drop=0.001"])
+    again = tmp_path / "again.yaml"
+    again.write_text(dump_config(config))
+    assert load_config(again) == config
+
+
+def test_the_schema_describes_every_key():
+    def undescribed(schema, path=""):
+        for name, field in schema.get("properties", {}).items():
+            if "$ref" in field or "allOf" in field:
+                continue
+            if "description" not in field and not any("$ref" in str(o) for o in field.get("anyOf", [])):
+                yield f"{path}{name}"
+
+    schema = Config.model_json_schema(by_alias=True)
+    missing = [n for name, d in schema["$defs"].items() for n in undescribed(d, f"{name}.")]
+    assert missing == []

@@ -1,0 +1,68 @@
+"""The demo learns, and what it learns is to search."""
+
+import json
+import re
+
+import pytest
+from end_to_end import command, finish, metrics
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """`unspiral demo`, once; the runs' folder and what was printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    code, out = finish(command("demo", "--dir", folder), 800)
+    assert code == 0, out
+    return folder, out
+
+
+def test_held_out_exact_match_rises(demo):
+    folder, out = demo
+    summary = json.loads((folder / "demo-0" / "summary.json").read_text())
+    assert summary["em_after_sampled"] - summary["em_before_sampled"] >= 0.3
+    assert summary["em_after"] - summary["em_before"] >= 0.2
+    assert summary["phase"] == "healthy"
+    for label, suffix in (("sampled, T = 1", "_sampled"), ("greedy", "")):
+        assert re.search(rf"{label}\s+{summary[f'em_before{suffix}']:.3f}\s+{summary[f'em_after{suffix}']:.3f}", out), out
+    report = re.search(r"report: (\S+)", out.splitlines()[-1])
+    assert report and (folder / "demo-0" / "report.html").samefile(report[1])
+
+
+def test_the_policy_learns_to_search_and_sampler_and_learner_agree_throughout(demo):
+    steps = metrics(demo[0] / "demo-0")
+    assert steps[-1]["rollout/searches"] > steps[0]["rollout/searches"]
+    assert max(s["mismatch/abs_logp"] for s in steps) < 1e-4
+    assert max(s["leak/logp_entropy"] for s in steps) < 0.1
+
+
+def test_with_documents_shuffled_between_queries_the_gain_is_gone(demo):
+    """Each title keeps its place, and gets the facts of another document: a policy that knew answers would keep its score."""
+    folder, _ = demo
+    rows = [json.loads(line) for line in (folder / "lab" / "world_1000000_corpus.jsonl").read_text().splitlines()]
+    titles, bodies = zip(*(r["contents"].split("\n", 1) for r in rows), strict=True)
+    for kind in ("town", "guild", "person"):  # facts of the same kind change places, so that the form stays what it was
+        word = {"town": "river", "guild": "colour", "person": "born"}[kind]
+        mine = [i for i, b in enumerate(bodies) if word in b.split()]
+        for i, j in zip(mine, mine[1:] + mine[:1], strict=True):
+            rows[i]["contents"] = f"{titles[i]}\n{bodies[j]}"
+    shuffled = folder / "shuffled.jsonl"
+    shuffled.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    out_file = folder / "scores.json"
+    code, out = finish(
+        command(
+            "eval",
+            "--config",
+            folder / "demo-0" / "config.yaml",
+            "--checkpoint",
+            sorted((folder / "demo-0" / "checkpoints").iterdir())[-1],
+            "--out",
+            out_file,
+            f"evaluation.retriever.corpus={shuffled}",
+            "run.name=shuffled",
+        ),
+        300,
+    )
+    assert code == 0, out
+    assert json.loads(out_file.read_text())["overall"]["em"] < 0.1

@@ -1,0 +1,165 @@
+"""The whole system from the command line: real Ray, vLLM, DeepSpeed, retriever and store."""
+
+import json
+import os
+import signal
+import sqlite3
+import time
+
+import pytest
+from end_to_end import command, configuration, events, finish, laboratory, metrics, reproducible
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def files(folder):
+    return laboratory(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(files, folder):
+    """One whole run; its folder."""
+    code, out = finish(command("train", "--config", configuration(files, folder, "whole")))
+    assert code == 0, out
+    return folder / "whole"
+
+
+def test_a_run_leaves_what_the_docs_promise(undisturbed):
+    steps = metrics(undisturbed)
+    assert [s["step"] for s in steps] == [1, 2, 3, 4, 5, 6]
+    for name in (
+        "config.yaml",
+        "events.jsonl",
+        "likelihood.db",
+        "summary.json",
+        "report.html",
+        "trajectories/step_000001.jsonl",
+    ):
+        assert (undisturbed / name).is_file(), name
+    assert [p.name for p in sorted((undisturbed / "checkpoints").iterdir())] == ["step_000004", "step_000006"]
+    summary = json.loads((undisturbed / "summary.json").read_text())
+    assert summary["steps"] == 6
+    assert summary["exit"] == 0
+    promised = [
+        "step",
+        "reward/mean",
+        "reward/em",
+        "displacement/mean",
+        "displacement/share_negative",
+        "leak/logp_entropy",
+        "entropy",
+        "grad_norm",
+        "ratio/max",
+        "policy/clip_fraction",
+        "kl/sampler",
+        "mismatch/abs_logp",
+        "llds/loss",
+        "llds/active_tokens",
+        "llds/active_actions",
+        "groups/zero_variance",
+        "rollout/tokens_per_s",
+        "rollout/length",
+        "rollout/searches",
+        "rollout/valid",
+        "time/rollout",
+        "time/logprob",
+        "time/update",
+        "time/sync",
+        "time/step",
+        "phase",
+    ]
+    assert [k for k in promised if k not in steps[0]] == []
+    assert all(any(k in s for s in steps) for k in ("logp/right", "logp/wrong", "logp/right_action_0"))
+    assert "probe/lag" in steps[3]
+    assert "probe/fixed" in steps[5]
+
+
+def test_sampler_and_learner_agree_at_every_step(undisturbed):
+    """After each sync the sampler's log-probs are the learner's: a stale weight or cache would show here."""
+    for step in metrics(undisturbed):
+        assert step["mismatch/abs_logp"] < 1e-4
+        assert step["grad_norm"] > 0
+
+
+def test_llds_acts_after_the_first_optimiser_step_alone(undisturbed):
+    steps = metrics(undisturbed)
+    assert all(s["llds/active_tokens_step_0"] == 0 for s in steps)
+    assert sum(s["llds/active_tokens"] for s in steps) > 0
+
+
+def test_the_store_holds_each_trajectory_once(undisturbed):
+    with sqlite3.connect(undisturbed / "likelihood.db") as db:
+        uids = [r[0] for r in db.execute("select uid from trajectory")]
+    written = [
+        json.loads(line)["uid"] for f in sorted(undisturbed.glob("trajectories/*.jsonl")) for line in f.read_text().splitlines()
+    ]
+    assert len(uids) == len(set(uids)) == 6 * 12
+    assert sorted(uids) == sorted(written)
+
+
+def test_after_kill_9_a_resumed_run_has_the_metrics_of_an_undisturbed_one(files, folder, undisturbed):
+    """Same seed, same run: the steps before the kill, and those after the resume, are the undisturbed run's to the last bit."""
+    config = configuration(files, folder, "killed")
+    process = command("train", "--config", config)
+    run, deadline = folder / "killed", time.monotonic() + 200
+    while len(metrics(run)) < 3:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = metrics(run)
+    code, out = finish(command("train", "--config", config, "--resume", "latest"))
+    assert code == 0, out
+    after, whole = metrics(run), metrics(undisturbed)
+    assert [s["step"] for s in after] == [1, 2, 3, 4, 5, 6]
+    assert [reproducible(s) for s in before] == [reproducible(s) for s in whole[: len(before)]]
+    assert [reproducible(s) for s in after] == [reproducible(s) for s in whole]
+    resumed = events(run, "resume")
+    assert len(resumed) == 1
+    assert after[-1]["attempt"] == 1
+    assert after[0]["attempt"] == 0
+
+
+def test_sigterm_ends_cleanly_with_a_checkpoint(files, folder):
+    process = command(
+        "train", "--config", configuration(files, folder, "stopped", trainer={"checkpoint_every": 0, "steps": 500})
+    )
+    run, deadline = folder / "stopped", time.monotonic() + 200
+    while len(metrics(run)) < 2:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    code, out = finish(process, 120)
+    assert code == 143, out
+    assert "Traceback" not in out
+    assert json.loads((run / "summary.json").read_text())["exit"] == 143
+    assert len(list((run / "checkpoints").glob("step_*"))) == 1
+
+
+def test_a_retriever_that_is_down_at_the_start_is_waited_for_then_status_3(files, folder):
+    retriever = {"corpus": None, "url": "http://127.0.0.1:9", "start_timeout_seconds": 2}
+    code, out = finish(command("train", "--config", configuration(files, folder, "down", retriever=retriever)), 120)
+    assert code == 3, out
+    assert "waiting for the retriever at http://127.0.0.1:9" in out
+    assert out.strip().splitlines()[-1].startswith("unspiral: retriever at http://127.0.0.1:9: not ready after 2 s")
+    assert "Traceback" not in out
+
+
+def test_evaluation_scores_every_row_of_a_checkpoint(files, folder, undisturbed):
+    out_file = folder / "scores.json"
+    checkpoint = undisturbed / "checkpoints" / "step_000006"
+    code, out = finish(
+        command("eval", "--config", undisturbed / "config.yaml", "--checkpoint", checkpoint, "--limit", 7, "--out", out_file)
+    )
+    assert code == 0, out
+    scores = json.loads(out_file.read_text())
+    assert scores["overall"]["n"] == 7
+    assert sum(s["n"] for s in scores["sources"].values()) == 7

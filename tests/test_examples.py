@@ -1,0 +1,81 @@
+"""What a newcomer copies first: the example configurations, and the commands of the README."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from trainer.cli import app
+from trainer.config import load_config, parse_config
+from trainer.lab.demo import LabFiles, demo_config
+from trainer.models import resolve_file
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda f: f.name)
+def test_an_example_loads(file):
+    assert load_config(file).run.name == file.stem
+
+
+def test_the_demo_as_a_file_is_the_demo_as_a_command():
+    names = ("lab:0", "lab:train_corpus:0", "lab:train_questions:0", "lab:eval_corpus:0", "lab:eval_questions:0")
+    expected = parse_config(demo_config(LabFiles(*map(Path, names)), folder=Path("runs"), name="demo", seed=0))
+    assert load_config(ROOT / "examples" / "demo.yaml") == expected
+
+
+def test_the_demo_file_names_files_that_can_be_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNSPIRAL_CACHE", str(tmp_path))
+    config = load_config(ROOT / "examples" / "demo.yaml")
+    named = (config.data.train, config.data.eval, config.retriever.corpus, config.evaluation.retriever.corpus)
+    assert len({resolve_file(name) for name in named}) == 4
+    assert all(Path(resolve_file(name)).is_file() for name in named)
+
+
+def commands(text):
+    """Commands of ours in fenced blocks, continuation lines joined, as lists of words."""
+    for block in re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words and re.match(r"^[A-Z_]+=", words[0]):  # variables set for the command
+                words.pop(0)
+            cut = next((i for i, w in enumerate(words) if w in ("|", "&&", ";", "&", ">")), len(words))
+            for start in (["unspiral"], ["python", "-m", "trainer"], ["$", "unspiral"]):
+                if words[: len(start)] == start:
+                    yield words[len(start) : cut]
+
+
+def fault(words):
+    """Why click would not take these words; None where it would."""
+    command = typer.main.get_command(app)
+    context = command.make_context("unspiral", [], resilient_parsing=True)
+    words = list(words)
+    while hasattr(command, "commands"):
+        if not words or words[0] == "--help":
+            return None
+        if words[0] not in command.commands:
+            return f"no command {words[0]}"
+        name = words.pop(0)
+        command = command.commands[name]
+        context = command.make_context(name, [], parent=context, resilient_parsing=True)
+    flags = {f for p in command.params for f in (*p.opts, *p.secondary_opts)} | {"--help"}
+    unknown = [w for w in words if w.startswith("--") and w.split("=")[0] not in flags]
+    return f"no option {unknown[0]}" if unknown else None
+
+
+def test_a_command_that_does_not_exist_is_noticed():
+    text = "```\nunspiral train \\\n  --config x.yaml a=1  # so\nunspiral trian\nUNSPIRAL_CACHE=x python -m trainer demo --fall && ls\n```\n"
+    found = list(commands(text))
+    assert found == [["train", "--config", "x.yaml", "a=1"], ["trian"], ["demo", "--fall"]]
+    assert [fault(words) for words in found] == [None, "no command trian", "no option --fall"]
+
+
+@pytest.mark.parametrize("file", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda f: f.name)
+def test_the_commands_of_the_documents_exist(file):
+    found = list(commands(file.read_text(encoding="utf-8")))
+    if not found:
+        pytest.skip(f"{file.name} shows no command of ours yet")
+    assert [(words, why) for words in found if (why := fault(words))] == []

@@ -1,0 +1,79 @@
+"""The lines between the rooms, as a plain install meets them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+BLOCK = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def without(absent, code):
+    """Run code in a fresh interpreter in which the named packages cannot be imported."""
+    script = BLOCK.format(absent=set(absent)) + code
+    return subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "redis", "faiss", "sentence_transformers", "pandas")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "retriever_service.server",
+        "retriever_service.client",
+        "retriever_service.cli",
+        "services.likelihood.server",
+        "services.likelihood.client",
+        "services.likelihood.report",
+        "services.contracts",
+        "services.settings",
+        "trainer.cli",
+        "trainer.config",
+        "trainer.doctor",
+    ],
+)
+def test_a_plain_install_imports(module):
+    done = without(HEAVY, f"import {module}")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [["--help"], ["index", "--help"], ["serve", "retriever", "--help"], ["config", "schema"]])
+def test_a_plain_install_runs_the_light_commands(command):
+    done = without(HEAVY, f"from trainer.cli import main; main({command!r})")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_a_command_that_needs_an_extra_says_which(tmp_path):
+    config = tmp_path / "c.yaml"
+    config.write_text("{model: {path: m}, data: {train: t}, retriever: {corpus: c}}")
+    done = without(HEAVY, f"from trainer.cli import main; main(['train', '--config', {str(config)!r}])")
+    assert done.returncode == 3
+    assert "pip install 'unspiral[cpu]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_algorithms_import_nothing_but_torch():
+    done = without([p for p in HEAVY if p != "torch"], "import trainer.algorithms")
+    assert done.returncode == 0, done.stderr
+
+
+def test_files_stay_small_enough_to_read():
+    long = [
+        f"{p.relative_to(ROOT)}: {n}"
+        for room in ("trainer", "services", "retriever_service")
+        for p in sorted((ROOT / room).rglob("*.py"))
+        if (n := len(p.read_text(encoding="utf-8").splitlines())) > 400
+    ]
+    assert long == []

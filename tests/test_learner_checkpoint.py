@@ -1,0 +1,109 @@
+"""Checkpoints on disk: only whole ones count."""
+
+import json
+
+import pytest
+
+from trainer import checkpoint
+from trainer.checkpoint import CheckpointError, fault, latest, prune, require_whole, written_aside
+
+
+def write(run, step, text="weights"):
+    path = run / "checkpoints" / f"step_{step:06d}"
+    with written_aside(path) as folder:
+        (folder / "weights").mkdir()
+        (folder / "weights" / "model.safetensors").write_text(text * 100)
+        (folder / "state.json").write_text(json.dumps({"step": step}))
+    return path
+
+
+def test_the_newest_checkpoint_is_chosen(tmp_path):
+    assert latest(tmp_path) is None
+    write(tmp_path, 9)
+    newest = write(tmp_path, 10)
+    assert latest(tmp_path) == newest
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_000009", "step_000010"]
+
+
+def _truncate(p):
+    (p / "weights" / "model.safetensors").write_text("weights")
+
+
+def _flip(p):
+    data = bytearray((p / "weights" / "model.safetensors").read_bytes())
+    data[50] ^= 1
+    (p / "weights" / "model.safetensors").write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "tear",
+    [
+        _truncate,
+        _flip,
+        lambda p: (p / "state.json").unlink(),
+        lambda p: (p / "manifest.json").unlink(),
+        lambda p: (p / "manifest.json").write_text('{"files": {"sta'),
+    ],
+    ids=["truncated", "bit flipped", "file gone", "no manifest", "manifest torn"],
+)
+def test_a_torn_checkpoint_is_never_chosen_and_is_refused_by_name(tmp_path, tear):
+    older, newer = write(tmp_path, 5), write(tmp_path, 10)
+    tear(newer)
+    assert latest(tmp_path) == older
+    with pytest.raises(CheckpointError, match="step_000010 is torn or changed") as e:
+        require_whole(newer)
+    assert e.value.exit_code == 2 and "\n" not in str(e.value)
+
+
+def test_an_interrupted_write_leaves_what_was_there(tmp_path):
+    path = write(tmp_path, 5)
+    with pytest.raises(RuntimeError, match="disk"), written_aside(path) as folder:
+        (folder / "state.json").write_text("half")
+        raise RuntimeError("disk")
+    assert fault(path) is None and json.loads((path / "state.json").read_text()) == {"step": 5}
+    assert [p.name for p in path.parent.iterdir()] == ["step_000005"]
+
+
+def test_writing_a_step_again_replaces_it_and_the_old_one_serves_if_the_rename_never_came(tmp_path):
+    path = write(tmp_path, 5, "first")
+    write(tmp_path, 5, "other")
+    assert (path / "weights" / "model.safetensors").read_text().startswith("other")
+    path.rename(path.with_name("step_000005.old"))  # killed between the two renames
+    assert latest(tmp_path) == path.with_name("step_000005.old")
+
+
+def test_prune_keeps_the_newest_whole_ones(tmp_path):
+    for step in (1, 2, 3, 4):
+        write(tmp_path, step)
+    _truncate(tmp_path / "checkpoints" / "step_000004")
+    (tmp_path / "checkpoints" / ".tmp-step_000005-99").mkdir()
+    (tmp_path / "checkpoints" / "notes").mkdir()
+    prune(tmp_path, 2)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["notes", "step_000002", "step_000003"]
+
+
+def test_an_export_does_not_overwrite_what_is_no_export(tmp_path):
+    model, out = tmp_path / "model", tmp_path / "out"
+    model.mkdir()
+    (model / "config.json").write_text('{"torch_dtype": "bfloat16", "hidden_size": 4}')
+    (model / "model.safetensors").write_text("old weights")
+    out.mkdir()
+    (out / "thesis.txt").write_text("keep me")
+    with pytest.raises(CheckpointError, match="no earlier export"), checkpoint.exported(out, model, dtype="float32", about={}):
+        pass
+    assert (out / "thesis.txt").read_text() == "keep me"
+
+
+def test_shards_come_back_whole(tmp_path):
+    import torch
+
+    tensors = {f"layer.{i}": torch.randn(10, i + 1) for i in range(7)}
+    writer = checkpoint.TensorWriter(tmp_path, shard_bytes=150)
+    for name, tensor in tensors.items():
+        writer.add(name, tensor)
+    writer.finish()
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    read = checkpoint.TensorReader(tmp_path)
+    assert sorted(read.names) == sorted(tensors) and all(torch.equal(read(n), t) for n, t in tensors.items())
+    with pytest.raises(CheckpointError, match=r"no tensor layer\.9"):
+        read("layer.9")

@@ -1,0 +1,68 @@
+"""Rows to optimiser steps, ranks and micro-batches."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learner_world import make_batch
+
+from services.contracts import TokenBatch
+from trainer.packing import deal, make_microbatch, minibatches
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
+    ranks=st.integers(1, 4),
+    budget=st.integers(1, 200),
+)
+def test_every_row_is_dealt_once_within_the_token_budget_and_ranks_stay_in_step(lengths, ranks, budget):
+    lengths = np.asarray(lengths)
+    dealt = deal(list(range(len(lengths))), lengths, ranks, budget)
+    assert sorted(b for packs in dealt for rows in packs for b in rows) == list(range(len(lengths)))
+    assert len({len(packs) for packs in dealt}) == 1 and len(dealt) == ranks
+    for rows in (rows for packs in dealt for rows in packs):
+        assert len(rows) <= 1 or len(rows) * max(lengths[b] for b in rows) <= budget
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=st.integers(0, 50), parts=st.integers(1, 12))
+def test_minibatches_keep_the_order_and_differ_by_one_row_at_most(rows, parts):
+    cut = minibatches(list(range(rows)), parts)
+    assert [b for part in cut for b in part] == list(range(rows))
+    assert len(cut) == min(rows, parts)
+    assert max(map(len, cut), default=0) - min(map(len, cut), default=0) <= 1
+
+
+def test_ranks_get_nearly_equal_numbers_of_tokens():
+    lengths = np.random.default_rng(0).integers(10, 200, 64)
+    tokens = [sum(int(lengths[b]) for rows in packs for b in rows) for packs in deal(list(range(64)), lengths, 4, 10**6)]
+    assert max(tokens) / min(tokens) < 1.05
+
+
+def test_a_microbatch_holds_the_rows_unchanged_and_gives_them_back():
+    batch = make_batch(6, seed=3)
+    batch.extra["answer_mask"] = batch.action_ids == 1
+    m = make_microbatch(batch, [4, 0, 5], torch.device("cpu"))
+    for i, b in enumerate([4, 0, 5]):
+        place, n = batch.row(b), m.lengths[i]
+        assert m.input_ids[i, :n].tolist() == batch.token_ids[place].tolist()
+        assert m.action_ids[i, :n].tolist() == batch.action_ids[place].tolist()
+        assert m.answer_mask[i, :n].tolist() == batch.extra["answer_mask"][place].tolist()
+        assert (m.action_ids[i, n:] == -1).all() and not m.answer_mask[i, n:].any()
+        assert m.advantages[i] == batch.extra["advantages"][b]
+    expected = np.concatenate([batch.logp_sampler[batch.row(b)] for b in [4, 0, 5]])
+    assert (m.unpad(m.logp_sampler) == expected).all()
+    assert len(m.at[0]) == sum(int((batch.action_ids[batch.row(b)] >= 0).sum()) for b in [4, 0, 5])
+
+
+def test_an_empty_microbatch_has_no_action():
+    m = make_microbatch(make_batch(2), [], torch.device("cpu"))
+    assert m.input_ids.shape == (1, 2) and len(m.at[0]) == 0 and len(m.unpad(torch.ones(1, 2))) == 0
+
+
+def test_an_action_without_a_prompt_is_refused_by_name():
+    batch = TokenBatch(["lonely"], np.array([0, 3]), np.array([1, 2, 3], np.int32), np.array([0, 0, -1], np.int16))
+    with pytest.raises(ValueError, match="trajectory lonely: its first token is an action"):
+        make_microbatch(batch, [0], torch.device("cpu"))

@@ -1,0 +1,61 @@
+"""docs/monitor.md says what is."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from likelihood_series import fall, healthy
+
+from services.likelihood.monitor import PHASES, PhaseMonitor
+from services.likelihood.records import StepRecord
+from services.settings import MonitorRules
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
+
+
+def first_alarms(run):
+    monitor = PhaseMonitor()
+    return [a.step for m in run for a in monitor.update(m).alarms if a.rule == "likelihood"]
+
+
+def lab(name):
+    return first_alarms(map(json.loads, (ROOT / "tests" / "data" / "lab" / f"{name}.jsonl").read_text().splitlines()))
+
+
+def test_the_table_of_recorded_runs_is_what_the_monitor_does():
+    shown = [re.findall(r"\d+", row.split("|")[2]) for row in PAGE.splitlines() if row.startswith(("| GRPO", "| LLDS .5, lr"))]
+    names = [("g15n_0", "g15n_1"), ("grpo_0", "grpo_1", "grpo_2"), ("padmask_g15_0",), ("llds5_0", "llds5_1")]
+    for cells, runs in zip(shown, names, strict=True):
+        found = [str(step) for name in runs for step in lab(name)[: 2 if name in ("g15n_0", "padmask_g15_0") else 1]]
+        assert cells == found, runs
+    assert all(lab(name) == [] for name in ("l15n_0", "l15n_1", "llds5_2"))
+
+
+def test_the_leads_of_made_up_runs_are_as_stated():
+    for rate, delay, low, high in ((0.04, 6, 1, 3), (0.02, 15, 7, 12), (0.01, 60, 55, 62)):
+        for seed in range(10):
+            run, lost = fall(seed, rate=rate, delay=delay)
+            assert low <= lost - first_alarms(run)[0] <= high
+    assert all(first_alarms(healthy(seed, lag_noise=0.05)) == [] for seed in range(10))
+
+
+def test_phases_and_thresholds_named_there_exist():
+    rules = MonitorRules()
+    for phase in PHASES:
+        assert f"| {phase} |" in PAGE
+    for stated, value in (
+        ("-.08", rules.lag_nats),
+        ("-.015", rules.flat_nats),
+        (".15 nats", rules.fixed_drop_nats),
+        ("-.25", rules.acceleration_nats),
+    ):
+        assert stated in PAGE and float(stated.split()[0]) == value
+
+
+def test_the_example_post_is_accepted():
+    body = re.search(r"-d '(.*?)'\n", PAGE, re.S)[1]
+    record = StepRecord.model_validate_json(body)
+    assert record.trajectories[0].actions[0].documents == ["d7"]

@@ -1,0 +1,161 @@
+"""The phase monitor: phases and alarms on made-up and on recorded runs."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from likelihood_series import fall, healthy, series
+
+from services.likelihood.monitor import PhaseMonitor
+
+LAB = Path(__file__).parent / "data" / "lab"
+FELL = {"g15n_0": 103, "g15n_1": 84, "grpo_0": 29, "grpo_1": 32, "grpo_2": 20, "padmask_g15_0": 117}
+"""Recorded falls: step at which the mean of 8 rewards was under .85 of its maximum for 3 steps."""
+HELD = ("l15n_0", "l15n_1", "llds5_2")
+
+
+def replay(run, monitor=None):
+    monitor = monitor or PhaseMonitor()
+    states = [monitor.update(m) for m in run]
+    return [s.phase for s in states], [a for s in states for a in s.alarms]
+
+
+def lab(name):
+    return [json.loads(line) for line in (LAB / f"{name}.jsonl").read_text().splitlines()]
+
+
+def changes(phases):
+    return sum(a != b for a, b in pairwise(phases))
+
+
+def test_twenty_healthy_runs_raise_no_alarm():
+    for seed in range(20):
+        phases, alarms = replay(healthy(seed))
+        assert alarms == [], (seed, alarms[0].seen)
+        assert set(phases) <= {"healthy", "stagnation"}
+
+
+@pytest.mark.parametrize(
+    ("rate", "delay", "least"), [(0.04, 6, 1), (0.02, 15, 5), (0.01, 60, 20)], ids=["fast", "middle", "slow"]
+)
+def test_a_fall_of_likelihood_alarms_before_reward_has_lost_15_percent(rate, delay, least):
+    leads = []
+    for seed in range(20):
+        run, lost = fall(seed, rate=rate, delay=delay)
+        _, alarms = replay(run)
+        assert alarms and alarms[0].rule == "likelihood" and alarms[0].step >= 100
+        leads.append(lost - alarms[0].step)
+    assert min(leads) > 0
+    assert np.median(leads) >= least
+
+
+def test_a_fall_goes_through_decay_and_acceleration_to_collapse_without_flapping():
+    phases, alarms = replay(fall(3, rate=0.03, delay=25)[0])
+    order = [p for p, q in zip(phases, [None, *phases], strict=False) if p != q and p not in ("healthy", "stagnation")]
+    assert order == ["decay", "acceleration", "collapsed"]
+    assert [a.rule for a in alarms] == ["likelihood", "acceleration", "collapse"]
+
+
+def test_likelihood_that_slips_slowly_while_reward_holds_is_stagnation():
+    n = 200
+    level = np.where(np.arange(n) < 100, -0.03, -0.03 - 0.006 * (np.arange(n) - 100))
+    reward = 0.3 + 0.5 * (1 - np.exp(-np.arange(n) / 40))
+    phases, _ = replay(series(np.random.default_rng(0), level, reward, lag_noise=0.015)[:122])
+    assert phases[-1] == "stagnation" and changes(phases) <= 4
+
+
+def test_a_fall_that_stops_is_recovering_and_then_healthy():
+    n = 300
+    level = -0.03 - np.clip((np.arange(n) - 80) * 0.03, 0, 0.6) + np.clip((np.arange(n) - 130) * 0.004, 0, 0.5)
+    phases, alarms = replay(series(np.random.default_rng(1), level, np.full(n, 0.7)))
+    assert {"decay", "recovering"} <= set(phases) and phases[-1] == "healthy"
+    assert alarms[0].cleared is not None and alarms[0].cleared > alarms[0].step
+    assert changes(phases) <= 6
+
+
+@pytest.mark.parametrize("name", FELL)
+def test_recorded_falls_alarm_before_the_reward_fell(name):
+    _, alarms = replay(lab(name))
+    assert alarms[0].rule == "likelihood" and alarms[0].step < FELL[name]
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_recorded_runs_that_held_raise_no_alarm(name):
+    phases, alarms = replay(lab(name))
+    assert alarms == [] and set(phases) <= {"healthy", "stagnation"}
+
+
+@pytest.mark.parametrize("name", FELL)
+def test_shuffled_rewards_leave_the_alarm_where_it_was(name):
+    run = lab(name)
+    rewards = [m["reward/mean"] for m in run]
+    random.Random(0).shuffle(rewards)
+    shuffled = [{**m, "reward/mean": r} for m, r in zip(run, rewards, strict=True)]
+    first, again = replay(run)[1][0], replay(shuffled)[1][0]
+    assert (again.rule, again.step, again.since) == (first.rule, first.step, first.since)
+
+
+def test_a_decaying_likelihood_without_probes_still_triggers_decay_then_collapse():
+    run = [{k: v for k, v in m.items() if not k.startswith("probe/")} for m in fall(0, rate=0.03, delay=25)[0]]
+    phases, alarms = replay(run)
+    assert phases.index("decay") < phases.index("collapsed")
+    assert alarms[0].metric == "displacement/share_negative" and alarms[0].rule == "likelihood"
+
+
+def test_with_llds_on_the_share_of_falling_answers_is_not_read():
+    run = [{"step": i, "displacement/share_negative": 0.9, "llds/active_tokens": 0.2} for i in range(60)]
+    assert replay(run)[1] == []
+
+
+def test_gradients_that_are_not_finite_collapse_the_run_and_alarm():
+    run = healthy(0, 60)
+    for i in range(40, 45):
+        run[i]["grad_norm"] = None if i % 2 else float("nan")
+    phases, alarms = replay(run)
+    assert phases[41] == "collapsed" and phases[40] != "collapsed" and phases[-1] == "recovering"
+    assert [(a.rule, a.step, a.since) for a in alarms] == [("nonfinite", 41, 40)]
+
+
+def test_equal_rewards_with_all_ratios_clipped_alarm():
+    run = healthy(0, 60)
+    for m in run[30:]:
+        m |= {"groups/zero_variance": 1.0, "policy/clip_fraction": 1.0}
+    alarms = replay(run)[1]
+    assert [(a.rule, a.step, a.since) for a in alarms] == [("dead_batch", 32, 30)]
+
+
+def test_a_leak_between_sampler_and_learner_alarms():
+    run = healthy(0, 80)
+    for m in run[40:]:
+        m["leak/logp_entropy"] = 0.5
+    alarms = replay(run)[1]
+    assert [a.rule for a in alarms] == ["leak"] and 40 < alarms[0].step < 50 and "Mask" in alarms[0].advice
+
+
+def test_missing_and_null_metrics_are_tolerated():
+    assert (
+        replay([{}, {"step": 1, "probe/lag": None}, {"step": 2, "reward/mean": "x"}, {"step": 9, "entropy": float("nan")}])[0]
+        == ["healthy"] * 4
+    )
+
+
+def test_a_state_dict_goes_on_exactly_where_it_was_taken():
+    run = lab("grpo_1")
+    whole, alarms = replay(run)
+    first, second = PhaseMonitor(), PhaseMonitor()
+    start, _ = replay(run[:30], first)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    rest, later = replay(run[30:], second)
+    assert start + rest == whole
+    assert [a.step for a in later] == [a.step for a in alarms if a.step >= 30]
+
+
+def test_an_alarm_says_what_since_when_how_sure_and_what_to_do():
+    alarm = replay(lab("grpo_2"))[1][0]
+    assert alarm.metric == "probe/lag" and alarm.since <= alarm.step and alarm.sure in ("medium", "high")
+    assert "nats a token" in alarm.seen and f"step {alarm.since}" in alarm.advice and "llds.lambda" in alarm.advice

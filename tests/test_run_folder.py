@@ -1,0 +1,87 @@
+"""A run's files: whole lines, one owner, and no step twice after a resume."""
+
+import json
+
+import pytest
+
+from services.contracts import Action, Observation, Question, Trajectory
+from trainer.config import ConfigError, parse_config
+from trainer.run_folder import RunFolder
+
+
+@pytest.fixture
+def config(tmp_path):
+    return parse_config(
+        {
+            "run": {"dir": str(tmp_path), "name": "r"},
+            "model": {"path": "m"},
+            "data": {"train": "t"},
+            "retriever": {"corpus": "c"},
+        }
+    )
+
+
+def steps_of(folder):
+    return [json.loads(line)["step"] for line in folder.metrics_path.read_text().splitlines()]
+
+
+def test_metrics_are_json_whatever_the_value(config):
+    folder = RunFolder(config)
+    folder.open(resume=False)
+    folder.metrics({"step": 1, "a": float("nan"), "b": float("inf"), "phase": "healthy"})
+    assert json.loads(folder.metrics_path.read_text()) == {"step": 1, "a": None, "b": None, "phase": "healthy"}
+    folder.close()
+
+
+def test_a_resumed_run_forgets_later_steps_and_a_torn_line(config):
+    folder = RunFolder(config)
+    folder.open(resume=False)
+    for step in range(1, 6):
+        folder.metrics({"step": step})
+        folder.trajectories(step, [], [])
+    with open(folder.metrics_path, "a") as f:
+        f.write('{"step": 6, "rew')
+    folder.close()
+    folder = RunFolder(config)
+    folder.open(resume=True)
+    folder.cut_after(3)
+    assert steps_of(folder) == [1, 2, 3]
+    assert sorted(p.stem for p in (folder.path / "trajectories").iterdir()) == ["step_000001", "step_000002", "step_000003"]
+    folder.metrics({"step": 4})
+    assert steps_of(folder) == [1, 2, 3, 4]
+    folder.close()
+
+
+def test_a_line_after_a_torn_one_stays_whole(config):
+    folder = RunFolder(config)
+    folder.open(resume=False)
+    (folder.path / "events.jsonl").write_text('{"event": "torn')
+    folder.event("join", worker="w0")
+    last = (folder.path / "events.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["worker"] == "w0"
+    folder.close()
+
+
+def test_a_folder_has_one_owner_and_is_not_overwritten(config):
+    first = RunFolder(config)
+    first.open(resume=False)
+    with pytest.raises(ConfigError, match="in use by another running process"):
+        RunFolder(config).open(resume=True)
+    first.metrics({"step": 1})
+    first.close()
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder(config).open(resume=False)
+
+
+def test_trajectories_are_written_for_people(config):
+    folder = RunFolder(config)
+    folder.open(resume=False)
+    question = Question("q", "who?", ("Ada",), "nq")
+    search = Action([1], [-0.1], 3, "search", "<search>x</search>", "x", ["d1"])
+    answer = Action([2], [-0.1], 3, "answer", "<answer>Ada</answer>")
+    folder.trajectories(1, [Trajectory("u", "g", question, [0], [search, Observation([9], "docs"), answer], "answer")], [1.0])
+    record = json.loads((folder.path / "trajectories" / "step_000001.jsonl").read_text())
+    assert [s["by"] for s in record["segments"]] == ["model", "environment", "model"]
+    assert record["segments"][0]["documents"] == ["d1"]
+    assert record["reward"] == 1.0
+    folder.close()

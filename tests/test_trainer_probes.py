@@ -1,0 +1,89 @@
+"""The probes: which trajectories are scored again, and that their numbers go back where they belong."""
+
+import numpy as np
+import pytest
+
+from services.contracts import TokenBatch
+from services.settings import ProbeSettings
+from trainer.probes import FREEZE_BY_STEP, Probes, join
+
+
+class Store:
+    """Token arrays of past steps, as the likelihood client serves them."""
+
+    def __init__(self):
+        self.steps = {}
+
+    def get_tokens(self, run, step):
+        return self.steps.get(step)
+
+
+def batch(step, lengths, right):
+    n = sum(lengths)
+    return TokenBatch(
+        [f"{step}-{i}" for i in range(len(lengths))],
+        np.cumsum([0, *lengths]),
+        np.arange(n, dtype=np.int32),
+        np.zeros(n, np.int16),
+        logp_old=np.full(n, -1.0, np.float32),
+        extra={"right": np.asarray(right)},
+    )
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+def test_displacement_goes_back_to_the_rows_that_were_scored(store, tmp_path):
+    probes = Probes(ProbeSettings(displacement_size=2, fixed_size=0), store, "r", tmp_path)
+    b = batch(1, [2, 3, 1], [False, False, False])
+    parts = probes.parts(1, b)
+    joined = join(list(parts.values()))
+    assert joined.uid == ["1-0", "1-2"]
+    read = probes.read(b, parts, np.asarray([-2.0, -3.0, -4.0], np.float32))
+    assert read.rows == [0, 2]
+    np.testing.assert_array_equal(read.logp_new, np.asarray([-2, -3, np.nan, np.nan, np.nan, -4], np.float32))
+
+
+def test_the_lag_probe_is_the_mean_change_a_token_of_earlier_right_trajectories(store, tmp_path):
+    store.steps[3] = batch(3, [2, 2, 4], [True, False, True])
+    probes = Probes(ProbeSettings(lag_steps=5, fixed_size=0), store, "r", tmp_path)
+    b = batch(8, [1], [False])
+    parts = probes.parts(8, b)
+    assert parts["lag"].uid == ["3-0", "3-2"]
+    logp = np.concatenate([np.zeros(1), np.asarray([-1.5, -1.5, -1.25, -1.25, -1.25, -1.25])]).astype(np.float32)
+    assert probes.read(b, parts, logp).metrics["probe/lag"] == pytest.approx((2 * -0.5 + 4 * -0.25) / 6)
+    assert "lag" not in probes.parts(5, b), "no step 0"
+    assert "lag" not in probes.parts(9, b), "step 4 is not in the store"
+
+
+def test_the_fixed_set_is_frozen_once_full_and_survives_a_resume(store, tmp_path):
+    settings = ProbeSettings(fixed_size=3)
+    probes = Probes(settings, store, "r", tmp_path)
+    assert "fixed" not in probes.parts(1, batch(1, [1, 1], [True, False]))
+    assert probes.parts(2, batch(2, [1, 1, 1], [True, True, True]))["fixed"].uid == ["1-0", "2-0", "2-1"]
+    assert probes.parts(3, batch(3, [1], [True]))["fixed"].uid == ["1-0", "2-0", "2-1"]
+    resumed = Probes(settings, store, "r", tmp_path)
+    resumed.restore(3)
+    assert resumed.fixed.uid == ["1-0", "2-0", "2-1"]
+    earlier = Probes(settings, store, "r", tmp_path)
+    earlier.restore(1)
+    assert earlier.fixed.uid == ["1-0"]
+    assert earlier.parts(2, batch(2, [1, 1, 1], [True, True, True]))["fixed"].uid == ["1-0", "2-0", "2-1"]
+
+
+def test_the_fixed_set_closes_after_some_steps_however_small(store, tmp_path):
+    probes = Probes(ProbeSettings(fixed_size=100), store, "r", tmp_path)
+    for step in range(1, FREEZE_BY_STEP + 1):
+        assert "fixed" not in probes.parts(step, batch(step, [1], [True]))
+    after = probes.parts(FREEZE_BY_STEP + 1, batch(FREEZE_BY_STEP + 1, [1], [True]))
+    assert len(after["fixed"]) == FREEZE_BY_STEP
+
+
+def test_no_probe_between_its_steps(store, tmp_path):
+    probes = Probes(ProbeSettings(every=2), store, "r", tmp_path)
+    b = batch(1, [1], [True])
+    assert probes.parts(1, b) == {}
+    assert probes.read(b, {}, np.zeros(0, np.float32)).rows == []
+    assert "displacement" in probes.parts(2, b)

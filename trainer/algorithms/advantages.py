@@ -1,0 +1,65 @@
+"""Advantages: how much better a trajectory did than the others that answered the same prompt."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+AdvantageKind = Literal["grpo", "dr_grpo", "rloo"]
+
+
+def group_advantages(rewards: Tensor, group_ids: Tensor, kind: AdvantageKind) -> Tensor:
+    """One advantage for each trajectory; the same holds for each of its action tokens.
+
+    rewards [B], group_ids [B] (any integers, rows in any order), result [B] in the rewards' float dtype:
+
+    - `grpo` (arXiv 2402.03300): `(r - mean) / (std + 1e-6)`, unbiased std; a group of one gives `r / (1 + 1e-6)`.
+    - `dr_grpo` (arXiv 2503.20783): `r - mean`; a group of one gives 0.
+    - `rloo` (arXiv 2402.14740): `r -` mean of the others; a group of one gives 0.
+
+    Where all rewards of a group of two or more are equal the advantage is exactly 0. A reward that is not finite is left out of
+    its group's statistics and gets 0 (the caller removes that row from every loss); a group that so loses all but one gives 0.
+
+    >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 7, 9, 9]), "dr_grpo")
+    tensor([ 0.6667, -0.3333, -0.3333,  0.0000,  0.0000])
+    """
+    if kind not in get_args(AdvantageKind):
+        raise ValueError(f"unknown advantage {kind!r}; known: {', '.join(get_args(AdvantageKind))}")
+    group, finite, born, left, equal = _groups(rewards, group_ids)
+    r = torch.where(finite, rewards.double(), 0.0)
+    zeros, n, others = r.new_zeros(len(born)), left.clamp(min=1).double(), (left - 1).clamp(min=1).double()
+    mean = zeros.scatter_add(0, group, r) / n
+    centred = torch.where(finite, r - mean[group], 0.0)
+    if kind == "grpo":
+        variance = zeros.scatter_add(0, group, centred**2) / others
+        several = centred / (variance.sqrt()[group] + 1e-6)
+        alone = r / (1 + 1e-6)
+    else:
+        several = centred * (n / others)[group] if kind == "rloo" else centred
+        alone = torch.zeros_like(r)
+    result = torch.where((left < 2)[group] | equal[group], 0.0, several)
+    result = torch.where((born == 1)[group] & finite, alone, result)
+    return result.to(rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype())
+
+
+def zero_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """True [B] for trajectories of groups that teach nothing: two or more members, all finite rewards equal (or none finite).
+
+    What `groups/zero_variance` counts and DAPO's dynamic sampling (arXiv 2503.14476, section 3.2) replaces."""
+    group, _, born, left, equal = _groups(rewards, group_ids)
+    return ((born > 1) & (equal | (left == 0)))[group]
+
+
+def _groups(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, ...]:
+    """(group of each row, row is finite, and by group: members, finite members, whether those are all equal)."""
+    if rewards.ndim != 1 or rewards.shape != group_ids.shape:
+        raise ValueError(f"rewards and group_ids must both be [B], not {tuple(rewards.shape)} and {tuple(group_ids.shape)}")
+    _, group, born = torch.unique(group_ids, return_inverse=True, return_counts=True)
+    finite = torch.isfinite(rewards)
+    left = torch.zeros_like(born).scatter_add(0, group, finite.long())
+    r = rewards.double()
+    high = r.new_full((len(born),), -torch.inf).scatter_reduce(0, group, torch.where(finite, r, -torch.inf), "amax")
+    low = r.new_full((len(born),), torch.inf).scatter_reduce(0, group, torch.where(finite, r, torch.inf), "amin")
+    return group, finite, born, left, high == low

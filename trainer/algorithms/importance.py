@@ -1,0 +1,60 @@
+"""The gap between the sampler's log-probs and the learner's, and its correction (truncated importance sampling)."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.terms import check_shapes, select
+
+ImportanceMode = Literal["off", "token", "sequence_mask"]
+
+
+class Mismatch(NamedTuple):
+    """How far the learner's log-probs lie from the sampler's. Means over `tokens`; weigh by it to join several."""
+
+    abs_logp: float
+    """Mean |logp_old - logp_sampler|, nats a token."""
+    kl: float
+    """KL(sampler || learner), nats a token, estimated as k3 with the difference clamped to +-10."""
+    tokens: float
+
+
+def importance_weights(
+    logp_old: Tensor, logp_sampler: Tensor, action_ids: Tensor, *, mode: ImportanceMode = "token", cap: float = 2.0
+) -> Tensor:
+    """Weights [B, T] for `policy_loss`, without gradient, 1 outside the mask.
+
+    logp_old, logp_sampler [B, T] in nats: the learner's before its first step, and those of the engine that sampled.
+    `token`: `min(exp(logp_old - logp_sampler), cap)`. `sequence_mask`: 0 for each token of a trajectory whose geometric-mean ratio
+    lies outside [1/cap, cap], else 1. `off`: 1.
+    """
+    if mode not in get_args(ImportanceMode):
+        raise ValueError(f"unknown importance mode {mode!r}; known: {', '.join(get_args(ImportanceMode))}")
+    if not cap > 1:
+        raise ValueError(f"cap must be > 1, not {cap}")
+    check_shapes(action_ids, logp_old, logp_sampler)
+    mask = action_ids >= 0
+    with torch.no_grad():
+        difference = select(mask, logp_old) - select(mask, logp_sampler)
+        if mode == "token":
+            return difference.exp().clamp(max=cap)
+        if mode == "off":
+            return torch.ones_like(difference)
+        ratio = (difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).exp()
+        kept = (ratio >= 1 / cap) & (ratio <= cap)
+        return torch.where(mask & ~kept, 0.0, torch.ones_like(difference))
+
+
+def sampler_mismatch(logp_old: Tensor, logp_sampler: Tensor, action_ids: Tensor) -> Mismatch:
+    """Mean |logp_old - logp_sampler| and the k3 KL of it, over action tokens; 0 on an empty mask. Shapes as above."""
+    check_shapes(action_ids, logp_old, logp_sampler)
+    mask = action_ids >= 0
+    with torch.no_grad():
+        difference = (select(mask, logp_old) - select(mask, logp_sampler)).double()
+        near = difference.clamp(-10, 10)
+        sums = torch.stack([difference.abs().sum(), (torch.expm1(near) - near).sum(), mask.sum()])
+    absolute, kl, tokens = sums.tolist()
+    return Mismatch(absolute / max(tokens, 1.0), kl / max(tokens, 1.0), tokens)

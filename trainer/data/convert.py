@@ -1,0 +1,139 @@
+"""From one question file format to another. Formats go by the file's ending."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from services.contracts import Question
+from trainer.data.errors import DataError
+from trainer.data.questions import Questions, nothing_in, parsed, suffix_of
+
+SEARCH_R1_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info", "id", "question", "golden_answers")
+"""What every row of a parquet file that we write has; the source's other columns follow."""
+
+
+def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False) -> Questions:
+    """Write the questions of `src` to `dst`: `.parquet` in Search-R1's columns, `.jsonl` and `.jsonl.gz` as FlashRAG has them.
+
+    Written aside and renamed. Other columns of the source are kept (in parquet as JSON text where their values have no common type).
+    Raises DataError, also for the first malformed row, unless `skip_bad`.
+    """
+    src, dst = Path(src), Path(dst)
+    suffix = suffix_of(dst)
+    if dst.exists() and src.exists() and dst.samefile(src):
+        raise DataError(f"{dst}: is the source itself; give another file to write")
+    rows: list[tuple[dict[str, Any], Question]] = []
+    problems: list[str] = []
+    for item in parsed(src, all_columns=True):
+        if isinstance(item, str):
+            if not skip_bad:
+                raise DataError(item)
+            problems.append(item)
+        else:
+            rows.append((item[0].fields, item[1]))
+    if not rows:
+        raise DataError(nothing_in(src, problems))
+    aside = dst.with_name(f".{dst.name}.{os.getpid()}")
+    try:
+        dst.parent.mkdir(parents=True, exist_ok=True)
+        if suffix == ".parquet":
+            _write_parquet(rows, aside)
+        else:
+            _write_json(rows, aside, suffix)
+        aside.replace(dst)
+    except OSError as e:
+        raise DataError(f"{dst}: cannot be written: {e.strerror or e}") from e
+    finally:
+        aside.unlink(missing_ok=True)
+    return Questions([q for _, q in rows], len(problems))
+
+
+def _write_json(rows: list[tuple[dict[str, Any], Question]], path: Path, suffix: str) -> None:
+    with (gzip.open if suffix.endswith(".gz") else open)(path, "wt", encoding="utf-8") as f:
+        for fields, question in rows:
+            f.write(json.dumps(_flash_rag(fields, question), ensure_ascii=False, default=str) + "\n")
+
+
+def _flash_rag(fields: dict[str, Any], question: Question) -> dict[str, Any]:
+    from services.rollout.templates.search_r1 import user_turn
+
+    row = {"id": question.id, "question": question.text, "golden_answers": list(question.golden_answers)}
+    row["data_source"] = question.data_source
+    row |= {k: v for k, v in fields.items() if k not in SEARCH_R1_COLUMNS and v is not None}
+    if question.prompt is not None and question.prompt != user_turn(question.text):
+        row["prompt"] = [
+            {"role": "user", "content": question.prompt}
+        ]  # another wording than the template's: it must not be lost
+    return row
+
+
+def _write_parquet(rows: list[tuple[dict[str, Any], Question]], path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = list(zip(*(_search_r1(*row, number=i) for i, row in enumerate(rows)), strict=True))
+    text, texts = pyarrow.string(), pyarrow.list_(pyarrow.string())
+    types = [
+        text,
+        pyarrow.list_(pyarrow.struct([("role", text), ("content", text)])),
+        text,
+        pyarrow.struct([("style", text), ("ground_truth", pyarrow.struct([("target", texts)]))]),
+        pyarrow.struct([("split", text), ("index", pyarrow.int64())]),
+        text,
+        text,
+        texts,
+    ]
+    arrays = {name: pyarrow.array(column, kind) for name, column, kind in zip(SEARCH_R1_COLUMNS, columns, types, strict=True)}
+    for name in dict.fromkeys(k for fields, _ in rows for k in fields if k not in SEARCH_R1_COLUMNS):
+        arrays[name] = _column([fields.get(name) for fields, _ in rows])
+    parquet.write_table(pyarrow.table(arrays), path)
+
+
+def _search_r1(fields: dict[str, Any], question: Question, *, number: int) -> tuple[Any, ...]:
+    from services.rollout.templates.search_r1 import user_turn
+
+    golden = list(question.golden_answers)
+    info = fields.get("extra_info") if isinstance(fields.get("extra_info"), dict) else {}
+    index = info.get("index")
+    return (
+        question.data_source,
+        [{"role": "user", "content": question.prompt or user_turn(question.text)}],
+        fields.get("ability") or "fact-reasoning",
+        {"style": "rule", "ground_truth": {"target": golden}},
+        {"split": info.get("split") or "train", "index": number if index is None else index},
+        question.id,
+        question.text,
+        golden,
+    )
+
+
+def _column(values: list[Any]) -> Any:
+    """A column of the values, or of their JSON text where parquet has no type for all of them (mixed kinds, empty objects)."""
+    import pyarrow
+
+    try:
+        array = pyarrow.array(values)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
+        array = None
+    if array is None or any(_is_empty_struct(t) for t in _types(array.type)):
+        return pyarrow.array(
+            [None if v is None else json.dumps(v, ensure_ascii=False, default=str) for v in values], pyarrow.string()
+        )
+    return array
+
+
+def _types(kind: Any) -> Iterator[Any]:
+    yield kind
+    for i in range(kind.num_fields):
+        yield from _types(kind.field(i).type)
+
+
+def _is_empty_struct(kind: Any) -> bool:
+    import pyarrow
+
+    return pyarrow.types.is_struct(kind) and kind.num_fields == 0

@@ -1,0 +1,84 @@
+"""The order in which a run takes its questions, and how a resumed run goes on in it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from services.contracts import Question
+from trainer.data.errors import DataError
+
+
+class PromptCursor:
+    """Goes through the questions pass after pass. Each pass has its own order, which seed and pass alone decide (on any machine).
+
+    The state is a few numbers and a checksum of the questions, so that a resumed run takes exactly the prompts that an undisturbed one takes.
+    """
+
+    def __init__(self, questions: list[Question], seed: int, shuffle: bool) -> None:
+        if not questions:
+            raise DataError("data.train: no questions")
+        self.questions, self.seed, self.shuffle = questions, seed, shuffle
+        self.epoch, self.position = 0, 0
+        self.checksum = _checksum(questions)
+        self._order = self._order_of(0)
+
+    def take(self, n: int) -> list[Question]:
+        """The next n questions; past the end of a pass the next one begins."""
+        taken: list[Question] = []
+        while len(taken) < n:
+            if self.position == len(self.questions):
+                self.epoch, self.position = self.epoch + 1, 0
+                self._order = self._order_of(self.epoch)
+            indices = self._order[self.position : self.position + n - len(taken)]
+            taken += [self.questions[i] for i in indices]
+            self.position += len(indices)
+        return taken
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "questions": len(self.questions),
+            "checksum": self.checksum,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where that state was taken. Raises DataError where data set, seed or shuffling are others now, or something is missing."""
+        mine = self.state_dict()
+        missing = sorted(mine.keys() - state.keys())
+        if missing:
+            raise DataError(
+                f"prompt cursor: the saved state lacks {', '.join(missing)}; the run cannot go on with the same prompts"
+            )
+        for key, name in (("seed", "seed"), ("shuffle", "data.shuffle")):
+            if state[key] != mine[key]:
+                raise DataError(
+                    f"{name}: the run began with {state[key]} and cannot go on with {mine[key]}: its prompts would be others"
+                )
+        if state["checksum"] != mine["checksum"]:
+            raise DataError(
+                f"data.train: not the questions that the run began with ({state['questions']} then, {mine['questions']} now, checksums "
+                f"{state['checksum']} and {mine['checksum']}); resume with the same file, or begin a new run"
+            )
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        self._order = self._order_of(self.epoch)
+
+    def _order_of(self, epoch: int) -> list[int]:
+        indices = range(len(self.questions))
+        if not self.shuffle:
+            return list(indices)
+        # Sorting by hashes: unlike a generator's shuffle, the same in every version of Python and NumPy.
+        salt = f"{self.seed}:{epoch}:"
+        return sorted(indices, key=lambda i: hashlib.blake2b(f"{salt}{i}".encode(), digest_size=8).digest())
+
+
+def _checksum(questions: list[Question]) -> str:
+    """Of ids and texts in order: a file whose rows are merely numbered has the same ids after an edit."""
+    digest = hashlib.blake2b(digest_size=8)
+    for q in questions:
+        digest.update(f"{q.id}\0{q.text}\0".encode())
+    return digest.hexdigest()

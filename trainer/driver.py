@@ -1,0 +1,289 @@
+"""The training loop.
+
+One step, as data flows:
+
+    prompts ─> pool of rollout workers ─> trajectories ─> rewards ─> advantages
+                     ^                                                  │
+       weights v+1   │                                                  v
+    sync <── learner: pi_old, then several optimiser steps of GRPO + lambda * LLDS ──> batch and probes scored again
+                                                                        │
+                       metrics.jsonl, likelihood store, phase monitor <─┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from services.likelihood.actions import MonitorAction, MonitorActions
+from services.likelihood.monitor import PhaseMonitor, PhaseState
+from services.likelihood.records import EventRecord, StepRecord
+from services.likelihood.step_metrics import step_metrics, trajectory_records
+from trainer.algorithms import answer_beta
+from trainer.batches import Prepared, prepare
+from trainer.checkpoint import drop_after, latest, prune
+from trainer.evaluate import evaluate
+from trainer.probes import Probes, Rescored, join
+from trainer.progress import Progress
+from trainer.sampling import BatchSampler, RolloutBatch
+from trainer.system import System
+
+
+class StoppedByMonitor(Exception):
+    """The monitor ended the run (monitor.action=stop)."""
+
+    exit_code = 4
+
+
+class Driver:
+    """Runs the loop over a started system. What a checkpoint must hold beside the learner's own state is in `state_dict`."""
+
+    def __init__(self, system: System, progress: Progress) -> None:
+        self.system, self.config, self.progress = system, system.config, progress
+        self.sampler = BatchSampler(self.config, system.pool, system.cursor, system.reward)
+        self.probes = Probes(self.config.probe, system.store, self.config.run.name, system.folder.path)
+        self.monitor = PhaseMonitor(self.config.monitor.rules)
+        self.actions = MonitorActions(self.config.monitor.action)
+        self.step = self.attempt = 0
+        self.cursor_state: dict[str, Any] = system.cursor.state_dict()
+        self.scores: dict[str, Any] = {}
+        self._ahead: deque[asyncio.Task[RolloutBatch]] = deque()
+
+    async def run(self) -> dict[str, Any]:
+        """All steps from where the run stands. Returns the summary."""
+        settings = self.config.trainer
+        await self.sync()
+        if settings.eval_at_ends and self.step == 0:
+            await self.evaluate("before")
+        try:
+            while self.step < settings.steps:
+                step = self.step + 1
+                action = await self.one_step(step)
+                if action and action.kind == "rollback" and not action.undo and await self.roll_back(action):
+                    continue
+                if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps:
+                    await self.evaluate(f"step{step}")
+                if settings.checkpoint_every and step % settings.checkpoint_every == 0:
+                    await self.checkpoint()
+                if action and action.kind == "stop":
+                    raise StoppedByMonitor(f"stopped by the monitor at step {step}: {action.why} (monitor.action=stop)")
+        finally:
+            await self.cancel_ahead()
+            await self.checkpoint()
+        if settings.eval_at_ends:
+            await self.evaluate("after")
+        return self.summary()
+
+    async def one_step(self, step: int) -> MonitorAction | None:
+        """Sample, update, sync, measure. Returns what the monitor wants done; a changed lambda or learning rate holds from the next step on."""
+        began, llds = time.monotonic(), self.config.algorithm.llds
+        llds_lambda = self.actions.lambda_of(llds.lambda_)
+        batch = await self.next_batch(step)
+        prepared = prepare(batch, self.config, self.system.tokenizer)
+        update, update_seconds = await self.on_learner(
+            self.system.learner.update,
+            prepared.tokens,
+            llds_lambda=llds_lambda,
+            lr_scale=self.actions.lr_scale,
+            answer_beta=answer_beta(
+                llds.answer_weight,
+                float(np.mean([t.searches for t in batch.trajectories])),
+                llds_lambda=llds_lambda,
+                answer_lambda=llds.answer_lambda,
+            ),
+        )
+        prepared.tokens.logp_old = update.logp_old
+        self.step, self.cursor_state = step, batch.cursor
+        sync_seconds = await self.sync()
+        rescored, score_seconds = await self.rescore(prepared)
+        metrics = self.measure(batch, prepared, update, rescored) | {
+            "llds/lambda": llds_lambda,
+            "learner/lr_scale": self.actions.lr_scale,
+            "time/rollout": batch.seconds,
+            "time/update": update_seconds,
+            "time/sync": sync_seconds,
+            "time/logprob": score_seconds,
+            "time/step": time.monotonic() - began,
+        }
+        state = self.record(batch, prepared, metrics, rescored)
+        action = self.actions.decide(state)
+        if action:
+            self.event(action.event())
+        return action
+
+    def event(self, event: EventRecord) -> None:
+        """Something that the monitor did: into the run's folder, the store and the terminal."""
+        self.system.folder.event(
+            event.kind, step=event.step, text=event.text, **{k: v for k, v in event.data.items() if k != "step"}
+        )
+        self.system.store.post_event(self.config.run.name, event)
+        self.progress.say(f"step {event.step}: {event.kind.replace('_', ' ')}: {event.text}")
+
+    async def roll_back(self, action: MonitorAction) -> bool:
+        """Go back to the newest whole checkpoint from before the fall, as the next attempt. False if none is kept: the run goes on as it is."""
+        folder, fell = self.system.folder.path, self.step
+        checkpoint = await asyncio.to_thread(latest, folder, before=action.before_step)
+        if checkpoint is None:
+            text = f"no checkpoint from before step {action.before_step} is kept (trainer.keep_checkpoints): going on"
+            self.event(EventRecord(step=fell, kind="monitor_rollback_impossible", text=text))
+            return False
+        await self.cancel_ahead()
+        actions = self.actions.state_dict()
+        state, _ = await self.on_learner(self.system.learner.load, checkpoint)
+        self.load_state_dict(state)
+        self.actions.load_state_dict(actions)
+        drop_after(folder, self.step)
+        await self.sync()
+        self.event(
+            EventRecord(
+                step=self.step,
+                kind="monitor_rolled_back",
+                text=f"from step {fell} to {checkpoint.name}, attempt {self.attempt}",
+            )
+        )
+        return True
+
+    async def next_batch(self, step: int) -> RolloutBatch:
+        """This step's batch. With max_staleness k, the k batches after it are being sampled while the learner updates."""
+        while len(self._ahead) <= min(self.config.rollout.max_staleness, self.config.trainer.steps - step):
+            self._ahead.append(asyncio.create_task(self.sampler.sample(step + len(self._ahead), self.progress.trajectory)))
+            await asyncio.sleep(0)  # batches take their prompts in order
+        self.progress.stage("rollout", step)
+        batch = await self._ahead.popleft()
+        return batch.drop_older_than((step - 1) - self.config.rollout.max_staleness)
+
+    async def cancel_ahead(self) -> None:
+        for task in self._ahead:
+            task.cancel()
+        await asyncio.gather(*self._ahead, return_exceptions=True)
+        self._ahead.clear()
+
+    async def on_learner(self, call: Any, *args: Any, **kwargs: Any) -> tuple[Any, float]:
+        """A learner's call in a thread, so that rollouts go on; its result and its seconds."""
+        self.progress.stage(call.__name__.replace("_", " "), self.step)
+        began = time.monotonic()
+        return await asyncio.to_thread(call, *args, **kwargs), time.monotonic() - began
+
+    async def sync(self) -> float:
+        """Give the workers the learner's weights, as version = completed steps; before the first rollout too. Seconds."""
+        began = time.monotonic()
+        update, _ = await self.on_learner(self.system.learner.publish_weights, self.step)
+        await self.system.pool.sync(update)
+        return time.monotonic() - began
+
+    async def rescore(self, prepared: Prepared) -> tuple[Rescored, float]:
+        """Score the batch (or a sample of it) and the probes under the new weights, in one pass of the learner."""
+        parts = await asyncio.to_thread(self.probes.parts, self.step, prepared.tokens)
+        logp, seconds = np.zeros(0, np.float32), 0.0
+        if parts:
+            scored, seconds = await self.on_learner(self.system.learner.score, join(list(parts.values())))
+            logp = scored.logp
+        return self.probes.read(prepared.tokens, parts, logp), seconds
+
+    def measure(self, batch: RolloutBatch, prepared: Prepared, update: Any, rescored: Rescored) -> dict[str, Any]:
+        """All metrics of the step but its times and its phase."""
+        likelihood = step_metrics(
+            prepared.tokens,
+            update.logp_old,
+            batch.rewards.tolist(),
+            prepared.advantages,
+            batch.trajectories,
+            entropy=update.entropy_old,
+            logp_new=rescored.logp_new if rescored.rows else None,
+            rescored=rescored.rows,
+            rollout_seconds=batch.seconds,
+        )
+        own = {"step": self.step, "attempt": self.attempt, "policy_version": self.step, "reward/em": float(batch.em.mean())}
+        return own | likelihood | update.metrics | rescored.metrics | batch.counts
+
+    def record(self, batch: RolloutBatch, prepared: Prepared, metrics: dict[str, Any], rescored: Rescored) -> PhaseState:
+        """Name the phase, write the run's files, and give the store its copy, which it takes in the background."""
+        folder, store, run = self.system.folder, self.system.store, self.config.run.name
+        numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
+        state = self.monitor.update(numbers)
+        metrics["phase"] = state.phase
+        for alarm in state.alarms:
+            folder.event("alarm", at_step=self.step, **alarm.as_dict())
+        folder.metrics(metrics)
+        folder.trajectories(self.step, batch.trajectories, batch.rewards.tolist())
+        records = trajectory_records(
+            batch.trajectories,
+            prepared.tokens,
+            prepared.tokens.logp_old,
+            batch.rewards.tolist(),
+            prepared.advantages,
+            rescored.logp_new if rescored.rows else None,
+            rescored.rows,
+        )
+        store.post_step(
+            run,
+            StepRecord.model_construct(
+                step=self.step, attempt=self.attempt, policy_version=self.step - 1, metrics=numbers, trajectories=records
+            ),
+        )
+        store.put_tokens(run, self.step, prepared.tokens, self.attempt)
+        self.progress.step(metrics, state.alarms)
+        return state
+
+    async def evaluate(self, tag: str) -> None:
+        """Held-out scores, greedy and (if asked for) sampled; logged as events, kept for the summary."""
+        modes = ("greedy", "sampled") if self.config.evaluation.sampled else ("greedy",)
+        for mode in modes if self.system.eval_questions else ():
+            self.progress.stage(f"evaluation, {mode}", self.step)
+            scores, _ = await evaluate(
+                self.system.pool,
+                self.system.eval_questions,
+                tag=f"{tag}-{mode}",
+                temperature=0.0 if mode == "greedy" else self.config.rollout.temperature,
+                seed=self.config.seed,
+                retriever_url=self.system.eval_retriever_url,
+            )
+            self.scores[f"{tag}/{mode}"] = scores["overall"]
+            self.system.folder.event("evaluation", step=self.step, tag=tag, mode=mode, **scores)
+            self.progress.evaluation(tag, mode, scores)
+
+    async def checkpoint(self) -> None:
+        """Save everything that a resumed run needs, then prune older ones. Nothing to do where this step is saved already."""
+        folder = self.system.folder.path
+        target = folder / "checkpoints" / f"step_{self.step:06d}"
+        if self.step == 0 or target.exists():
+            return
+        await asyncio.to_thread(self.system.store.flush, 60.0)
+        await self.on_learner(self.system.learner.save, target, self.state_dict())
+        prune(folder, self.config.trainer.keep_checkpoints)
+        self.system.folder.event("checkpoint", step=self.step, path=str(target.relative_to(folder)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "attempt": self.attempt,
+            "cursor": self.cursor_state,
+            "monitor": self.monitor.state_dict(),
+            "actions": self.actions.state_dict(),
+            "scores": self.scores,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the checkpoint's step, as the next attempt."""
+        self.step, self.scores = state["step"], state["scores"]
+        self.attempt = max(state["attempt"], self.system.folder.last_attempt()) + 1
+        self.cursor_state = state["cursor"]
+        self.system.cursor.load_state_dict(self.cursor_state)
+        self.monitor.load_state_dict(state["monitor"])
+        self.actions.load_state_dict(state["actions"])
+        self.probes.restore(self.step)
+        self.system.folder.cut_after(self.step)
+        self.system.folder.event("resume", step=self.step, attempt=self.attempt)
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds, but seconds and exit status."""
+        out: dict[str, Any] = {"steps": self.step, "phase": self.monitor.phase}
+        for when in ("before", "after"):
+            for mode, suffix in (("greedy", ""), ("sampled", "_sampled")):
+                if f"{when}/{mode}" in self.scores:
+                    out[f"em_{when}{suffix}"] = self.scores[f"{when}/{mode}"]["em"]
+        return out

@@ -1,0 +1,121 @@
+"""The laboratory as files and as configuration: what `unspiral demo` and `unspiral demo --collapse` run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.lab.warm_start import Progress, WarmStart, warm_start
+from trainer.lab.world import make_world
+from trainer.models import cache_dir
+
+TRAIN_WORLD, EVAL_WORLD = 0, 1_000_000
+"""Worlds of a seed: trained on is `TRAIN_WORLD + seed`, held out is `EVAL_WORLD + seed`. The warm start's have negative seeds."""
+EVAL_QUESTIONS = 200
+
+
+FILE_KINDS = ("train_questions", "eval_questions", "train_corpus", "eval_corpus")
+
+
+class LabNameError(ValueError):
+    """A `lab:` name in a configuration that stands for no file."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class LabFiles:
+    """Everything that a run of the laboratory reads."""
+
+    model: Path
+    train_corpus: Path
+    train_questions: Path
+    eval_corpus: Path
+    eval_questions: Path
+
+
+def lab_model(seed: int, *, fresh: bool = False, progress: Progress | None = None) -> Path:
+    """The warm-started policy of a seed (`model.path=lab:SEED`), trained at the first call, then cached."""
+    return warm_start(WarmStart(seed=seed), fresh=fresh, progress=progress)
+
+
+def world_files(folder: Path, seed: int) -> tuple[Path, Path]:
+    """Corpus and questions of a world, written to `folder` (`world_SEED_corpus.jsonl`, `world_SEED_questions.jsonl`)."""
+    corpus, questions = folder / f"world_{seed}_corpus.jsonl", folder / f"world_{seed}_questions.jsonl"
+    if not (corpus.is_file() and questions.is_file()):
+        folder.mkdir(parents=True, exist_ok=True)
+        world = make_world(seed)
+        for write, path in ((world.write_corpus, corpus), (world.write_questions, questions)):
+            aside = path.with_suffix(f".{os.getpid()}.tmp")  # two runs may start at once
+            write(aside)
+            aside.rename(path)
+    return corpus, questions
+
+
+def prepare(folder: Path, seed: int, *, fresh: bool = False, progress: Progress | None = None) -> LabFiles:
+    """Worlds into `folder`, warm-started model into the cache."""
+    train, held_out = world_files(folder, TRAIN_WORLD + seed), world_files(folder, EVAL_WORLD + seed)
+    return LabFiles(lab_model(seed, fresh=fresh, progress=progress), *train, *held_out)
+
+
+def lab_name(name: str) -> tuple[str, int]:
+    """Kind and seed of `lab:KIND:SEED`, a file of the laboratory in a configuration. Raises LabNameError."""
+    kind, _, seed = name.removeprefix("lab:").partition(":")
+    if kind not in FILE_KINDS or not seed.isdecimal() or int(seed) >= EVAL_WORLD:
+        raise LabNameError(
+            f"{name}: expected lab:KIND:SEED, KIND one of {', '.join(FILE_KINDS)}, SEED a whole number below {EVAL_WORLD:,}, "
+            "such as lab:train_questions:0"
+        )
+    return kind, int(seed)
+
+
+def lab_path(name: str) -> Path:
+    """The file of `lab:KIND:SEED`, written to the cache at the first call. Raises LabNameError."""
+    kind, seed = lab_name(name)
+    which, what = kind.split("_")
+    files = world_files(cache_dir() / "lab" / "worlds", (TRAIN_WORLD if which == "train" else EVAL_WORLD) + seed)
+    return files[("corpus", "questions").index(what)]
+
+
+def _config(files: LabFiles, *, folder: Path, name: str, seed: int) -> dict[str, Any]:
+    return {
+        "run": {"name": name, "dir": str(folder)},
+        "seed": seed,
+        "model": {"path": str(files.model)},
+        "data": {"train": str(files.train_questions), "eval": str(files.eval_questions)},
+        "retriever": {"corpus": str(files.train_corpus)},
+        "evaluation": {"retriever": {"corpus": str(files.eval_corpus)}, "limit": EVAL_QUESTIONS, "sampled": True},
+        "rollout": {
+            "template": "lab",
+            "prompts_per_step": 16,
+            "group_size": 5,
+            "max_turns": 3,
+            "topk": 2,
+            "max_response_tokens": 24,
+            "max_obs_tokens": 40,
+            "max_prompt_tokens": 32,
+            "max_model_tokens": 256,
+            "kv_cache_gib": 0.5,
+        },
+        "learner": {"lr": 1e-4, "minibatches_per_batch": 4, "epochs": 2, "tokens_per_microbatch": 4096, "zero_stage": 0},
+        "algorithm": {"loss": "grpo", "llds": {"lambda": 0.2}},
+    }
+
+
+def demo_config(files: LabFiles, *, folder: Path, name: str, seed: int, steps: int | None = None) -> dict[str, Any]:
+    """16 prompts x 5, 8 optimiser steps a batch, lr 1e-4, LLDS-A .2; 12 steps."""
+    return _config(files, folder=folder, name=name, seed=seed) | {"trainer": {"steps": steps or 12, "checkpoint_every": 0}}
+
+
+def collapse_config(
+    files: LabFiles, *, folder: Path, name: str, seed: int, llds_lambda: float, steps: int | None = None
+) -> dict[str, Any]:
+    """Settings under which plain GRPO falls: lr 3e-4, 8 prompts x 5 in mini-batches of 8, 10 optimiser steps a batch; 90 steps."""
+    raw = _config(files, folder=folder, name=name, seed=seed)
+    raw["rollout"] |= {"prompts_per_step": 8}
+    raw["learner"] |= {"lr": 3e-4, "minibatches_per_batch": 5, "epochs": 2}
+    raw["algorithm"] = {"loss": "grpo", "llds": {"lambda": llds_lambda}}
+    raw["evaluation"] |= {"limit": 100}
+    return raw | {"trainer": {"steps": steps or 90, "checkpoint_every": 0, "eval_every": 15}}

@@ -1,0 +1,252 @@
+"""`unspiral demo` and `unspiral demo --collapse`: runs of the real system, and what is printed about them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from services.likelihood.report import write_report
+from trainer.config import Config, dump_config, parse_config
+from trainer.lab.demo import LabFiles, collapse_config, demo_config, prepare
+
+ARMS = {"grpo": 0.0, "llds": 0.5}
+"""The two arms of the collapse study: they differ in algorithm.llds.lambda alone."""
+ARM_TIMEOUT_SECONDS = 3600.0
+
+
+class ArmFailed(RuntimeError):
+    """One arm of the study ended badly."""
+
+    exit_code = 1
+
+
+def prepared(console: Console, folder: Path, seed: int, fresh: bool) -> LabFiles:
+    """World, questions and warm-started model, with a progress bar for the warm start."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("warm start: teaching the tag format", total=None)
+        return prepare(
+            folder, seed, fresh=fresh, progress=lambda done, total, loss: bars.update(task, completed=done, total=total)
+        )
+
+
+def fresh_config(raw: dict[str, Any]) -> Config:
+    """The configuration, with an earlier demo of the same name cleared away: a demo is made to be run again."""
+    config = parse_config(raw)
+    shutil.rmtree(config.run_dir, ignore_errors=True)
+    return config
+
+
+def run_demo(
+    folder: Path, seed: int, *, steps: int | None = None, fresh: bool = False, console: Console | None = None
+) -> dict[str, Any]:
+    """Warm start, then the whole system for a few steps; prints scores before and after, the phase, and where the report lies."""
+    from trainer.run import train
+
+    console = console or Console()
+    began = time.monotonic()
+    console.print(
+        "A made-up encyclopaedia, a tiny language model that has seen the search tags, and the real system around it."
+    )
+    files = prepared(console, folder / "lab", seed, fresh)
+    console.print(f"warm start done after {time.monotonic() - began:.0f} s; model in {files.model}")
+    config = fresh_config(demo_config(files, folder=folder, name=f"demo-{seed}", seed=seed, steps=steps))
+    summary = train(config, console=console)
+    table = Table(
+        title="exact match on held-out questions (another world: nothing can be known without searching)",
+        title_justify="left",
+        box=None,
+    )
+    for column in ("", "before", "after", "change"):
+        table.add_column(column, justify="right")
+    for label, suffix in (("sampled, T = 1", "_sampled"), ("greedy", "")):
+        before, after = summary[f"em_before{suffix}"], summary[f"em_after{suffix}"]
+        table.add_row(label, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
+    console.print(table)
+    console.print(f"phase {summary['phase']}, {summary['steps']} steps, {time.monotonic() - began:.0f} s in all")
+    console.print(f"report: {(config.run_dir / 'report.html').resolve()}", soft_wrap=True)
+    return summary
+
+
+def run_collapse(
+    folder: Path, seeds: list[int], *, steps: int | None = None, fresh: bool = False, console: Console | None = None
+) -> list[dict[str, Any]]:
+    """GRPO without and with LLDS under settings in which plain GRPO falls; both arms run at the same time, a core each."""
+    console = console or Console()
+    console.print(
+        "Two arms for each seed, equal but for algorithm.llds.lambda (0 and 0.5). What to expect: with LLDS the fall is smaller and later, not impossible."
+    )
+    rows, folders = [], []
+    for seed in seeds:
+        files = prepared(console, folder / "lab", seed, fresh)
+        configs = {
+            arm: fresh_config(
+                collapse_config(files, folder=folder, name=f"collapse-{seed}-{arm}", seed=seed, steps=steps, llds_lambda=value)
+            )
+            for arm, value in ARMS.items()
+        }
+        run_arms(console, folder, configs)
+        folders += [c.run_dir for c in configs.values()]
+        rows += [arm_result(c.run_dir, arm, seed) for arm, c in configs.items()]
+        write_report(folders, folder / "collapse.html")
+    print_study(console, rows)
+    console.print(f"report: {(folder / 'collapse.html').resolve()}", soft_wrap=True)
+    (folder / "collapse.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return rows
+
+
+def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None:
+    """Run the arms as processes of their own, and show their steps and rewards while they run."""
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    columns = (
+        TextColumn("{task.description:>5}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[seen]}"),
+        TimeRemainingColumn(),
+    )
+    try:
+        for arm, config in configs.items():
+            file = folder / f"{config.run.name}.yaml"
+            file.write_text(dump_config(config), encoding="utf-8")
+            with open(folder / f"{config.run.name}.log", "wb") as log:
+                command = [sys.executable, "-m", "trainer", "train", "--config", str(file)]
+                processes[arm] = subprocess.Popen(
+                    command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"RAY_ADDRESS": ""}
+                )
+        deadline = time.monotonic() + ARM_TIMEOUT_SECONDS
+        with Bars(*columns, console=console) as bars:
+            tasks = {arm: bars.add_task(arm, total=c.trainer.steps, seen="starting") for arm, c in configs.items()}
+            while any(p.poll() is None for p in processes.values()):
+                if time.monotonic() > deadline:
+                    raise ArmFailed(f"the arms did not end within {ARM_TIMEOUT_SECONDS:.0f} s; logs in {folder}")
+                for arm, config in configs.items():
+                    if steps := read_metrics(config.run_dir):
+                        last = steps[-1]
+                        bars.update(
+                            tasks[arm], completed=last["step"], seen=f"reward {last['reward/mean']:.2f}  {last['phase']}"
+                        )
+                time.sleep(1.0)
+            for arm, config in configs.items():
+                bars.update(tasks[arm], completed=len(read_metrics(config.run_dir)))
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in processes.values():
+            process.wait(60)
+    for arm, process in processes.items():
+        if process.returncode:
+            raise ArmFailed(f"{arm}: exit status {process.returncode}; see {folder / configs[arm].run.name}.log")
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """Steps written so far; a line that is being written is left out."""
+    file = run / "metrics.jsonl"
+    if not file.exists():
+        return []
+    lines = file.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines if line]
+
+
+def arm_result(run: Path, arm: str, seed: int) -> dict[str, Any]:
+    """What the study's table shows of one arm. The last columns are means of the last 15 steps."""
+    steps = read_metrics(run)
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines() if line]
+    scores: dict[str, list[float]] = {"greedy": [], "sampled": []}
+    for e in events:
+        if e["event"] == "evaluation":
+            scores[e["mode"]].append(e["overall"]["em"])
+
+    def tail(key: str) -> float | None:
+        values = [s[key] for s in steps[-15:] if s.get(key) is not None]
+        return statistics.fmean(values) if values else None
+
+    probes = [s["probe/fixed"] for s in steps if s.get("probe/fixed") is not None]
+    return {
+        "seed": seed,
+        "arm": arm,
+        "steps": len(steps),
+        "reward_peak": max(moving_mean([s["reward/mean"] for s in steps], 8), default=None),
+        "reward_end": tail("reward/mean"),
+        "collapse_step": collapse_step([s["reward/mean"] for s in steps]),
+        "first_alarm": next((e["at_step"] for e in events if e["event"] == "alarm"), None),
+        "probe_change": probes[-1] - max(probes) if probes else None,
+        "logp_right": tail("logp/right"),
+        "share_falling": tail("displacement/share_negative"),
+        "entropy": tail("entropy"),
+    } | {
+        f"em_{mode}_{when}": value
+        for mode, v in scores.items()
+        if v
+        for when, value in (("start", v[0]), ("best", max(v)), ("end", v[-1]))
+    }
+
+
+def moving_mean(values: list[float], width: int) -> list[float]:
+    return [statistics.fmean(values[i - width : i]) for i in range(width, len(values) + 1)]
+
+
+def collapse_step(rewards: list[float], width: int = 8) -> int | None:
+    """First step at which the mean of 8 rewards is under half of its running maximum, for 8 steps."""
+    best, low = 0.0, 0
+    for i, value in enumerate(moving_mean(rewards, width)):
+        best = max(best, value)
+        low = low + 1 if value < best / 2 else 0
+        if low == width:
+            return i + 1  # the run of low means began `width` - 1 means earlier; the mean at index j ends at step j + width
+    return None
+
+
+STUDY_COLUMNS = (
+    ("reward, peak", "reward_peak", "{:.2f}"),
+    ("end", "reward_end", "{:.2f}"),
+    ("collapse at step", "collapse_step", "{:d}"),
+    ("first alarm", "first_alarm", "{:d}"),
+    ("EM sampled start", "em_sampled_start", "{:.2f}"),
+    ("best", "em_sampled_best", "{:.2f}"),
+    ("end", "em_sampled_end", "{:.2f}"),
+    ("EM greedy end", "em_greedy_end", "{:.2f}"),
+    ("fixed probe, fall", "probe_change", "{:+.2f}"),
+    ("share falling", "share_falling", "{:.2f}"),
+)
+
+
+def print_study(console: Console, rows: list[dict[str, Any]]) -> None:
+    """Both arms of each seed, and their medians."""
+    table = Table(
+        title="GRPO without and with LLDS, all else equal (ends: mean of the last 15 steps)", title_justify="left", box=None
+    )
+    table.add_column("seed", justify="right")
+    table.add_column("arm")
+    for name, _, _ in STUDY_COLUMNS:
+        table.add_column(name, justify="right")
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        return ["-" if row.get(key) is None else form.format(row[key]) for _, key, form in STUDY_COLUMNS]
+
+    for row in rows:
+        table.add_row(str(row["seed"]), row["arm"], *cells(row))
+    if len(rows) > 2:
+        for arm in ARMS:
+            mine = [r for r in rows if r["arm"] == arm]
+            median = {}
+            for _, key, form in STUDY_COLUMNS:
+                values = [r[key] for r in mine if r.get(key) is not None]
+                whole = len(values) == len(mine)  # a median over those that collapsed alone would mislead
+                median[key] = (round if form == "{:d}" else float)(statistics.median(values)) if whole else None
+            table.add_row("median", arm, *cells(median))
+    console.print(table)
+    console.print("collapse: the mean of 8 rewards stays under half of its maximum for 8 steps; '-' = not within the run.")

