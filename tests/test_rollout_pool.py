@@ -246,13 +246,14 @@ async def test_a_retriever_that_stays_down_is_an_error_in_the_end(cluster, quick
         assert len(await p.rollout(requests("up", 2))) == 2
 
 
-async def test_workers_come_and_go_during_a_run(cluster, quick, policy, search):
-    async with pool(policy, search, workers=1) as p:
+async def test_workers_come_and_go_during_a_run(cluster, quick, policy, search, monkeypatch):
+    async with pool(policy, search, workers="all") as p:
         await p.start()
         model, update = published(policy, 1)
         await p.sync(update)
-        await p.scale(2)
-        assert [w.state for w in p.workers()] == ["ready", "starting"]
+        # A node joins, so that "all" are two.
+        monkeypatch.setattr(placement, "count", lambda settings, supply: 2)
+        await until(lambda: [w.state for w in p.workers()] == ["ready", "starting"])
         await until(lambda: len(ready(p)) == 2)
         assert await difference(p, "w1.1", model) < 1e-4
         search.delay = 1.0

@@ -47,6 +47,7 @@ class Membership:
         self._settings, self._sync_settings, self._on_event, self._on_change = settings, sync, on_event, on_change
         self._worker_arguments = worker_arguments | {"sync": sync}
         self.target = 0
+        self._follow_cluster = settings.workers == "all"
         self.version = 0
         self._members: dict[int, Member] = {}
         self._starting: dict[int, asyncio.Task] = {}
@@ -124,6 +125,7 @@ class Membership:
         await asyncio.gather(*(self._end(m) for m in members))
 
     async def scale(self, n: int) -> None:
+        self._follow_cluster = False
         self.target = n
         self._given_up.clear()
         self._crashes.clear()
@@ -135,6 +137,7 @@ class Membership:
         member = self.get(id)
         if member.state == "draining":
             return
+        self._follow_cluster = False
         self.target = max(0, self.target - 1)
         await self._retire(member)
 
@@ -275,6 +278,9 @@ class Membership:
         pings: dict[Member, asyncio.Task] = {}
         try:
             while True:
+                if self._follow_cluster:
+                    # A node that joined or left; one worker at least is always wanted.
+                    self.target = max(1, placement.count(self._settings, ray.cluster_resources()))
                 await self._trim()
                 self._fill()
                 for member in self._members.values():
