@@ -124,3 +124,13 @@ def test_the_report_opens_without_a_network_and_shows_both_runs(tmp_path):
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
         browser.close()
     assert asked == [] and errors == []
+
+
+def test_a_run_that_has_not_made_a_step_yet_has_a_report(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "events.jsonl").write_text(
+        '{"event": "evaluation", "step": 0, "mode": "greedy", "overall": {"em": 0.25, "n": 200}}\n'
+    )
+    (run,) = frozen(write_report([tmp_path], tmp_path / "r.html"))["runs"]
+    assert run["series"]["step"] == [] and run["phase"] == "healthy"
+    assert run["events"] == [{"step": 0, "kind": "evaluation", "text": ", greedy: EM 0.250, n 200"}]
