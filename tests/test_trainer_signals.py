@@ -42,11 +42,11 @@ def test_a_signal_cancels_the_task_and_a_second_does_not_cut_its_clean_stop_shor
 def test_children_are_ended_on_sigterm_and_killed_where_they_do_not_listen(monkeypatch):
     monkeypatch.setattr(show, "ARM_END_SECONDS", 0.5)
     processes = {}
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(Stopped), raised_by_signals(), show.ended(processes):
         processes["stubborn"] = subprocess.Popen(STUBBORN, stdout=subprocess.PIPE)
         processes["stubborn"].stdout.readline()
         processes["other"] = subprocess.Popen(SLEEP)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()  # both are up
         time.sleep(30)
     assert processes["stubborn"].returncode == -signal.SIGKILL
     assert processes["other"].returncode == -signal.SIGTERM
