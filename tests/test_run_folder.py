@@ -85,3 +85,14 @@ def test_trajectories_are_written_for_people(config):
     assert record["segments"][0]["documents"] == ["d1"]
     assert record["reward"] == 1.0
     folder.close()
+
+
+def test_a_password_of_an_address_does_not_reach_the_folder(config):
+    config.store.url = "redis://u:secret@h/0"
+    folder = RunFolder(config)
+    folder.open(resume=False)
+    folder.close()
+    text = (folder.path / "config.yaml").read_text()
+    assert "secret" not in text
+    assert "redis://***@h/0" in text
+    assert folder.config.store.url == "redis://u:secret@h/0"

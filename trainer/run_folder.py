@@ -48,7 +48,7 @@ class RunFolder:
             raise ConfigError(
                 f"run.name: {self.path} holds a run already; choose another run.name, or go on with it by --resume latest"
             )
-        (self.path / "config.yaml").write_text(dump_config(self.config), encoding="utf-8")
+        (self.path / "config.yaml").write_text(dump_config(self.config, secrets=False), encoding="utf-8")
 
     def close(self) -> None:
         if self._lock:

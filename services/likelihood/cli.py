@@ -38,7 +38,7 @@ def serve_likelihood(
         store=store, host=host, port=port, token_steps=token_steps, rules=read_rules(rules),
         tensorboard=str(tensorboard) if tensorboard else None, wandb=wandb,
     )  # fmt: skip
-    serve_forever(settings, announce=lambda line: typer.echo(line, err=True))
+    raise typer.Exit(serve_forever(settings, announce=lambda line: typer.echo(line, err=True)))
 
 
 def report(
