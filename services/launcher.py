@@ -106,5 +106,7 @@ def start_retriever(index: str | Path, *, topk: int, name: str, timeout_seconds:
 def start_likelihood(
     store: str, *, token_steps: int, name: str, rules: MonitorRules | None = None, timeout_seconds: float = 60.0
 ) -> Service:
-    """Serve a likelihood store (`sqlite:PATH` or a redis address) on a free port of the driver's node."""
-    return _start(_LikelihoodActor, name, timeout_seconds, store, _host(), token_steps, rules or MonitorRules())
+    """Serve a likelihood store (`sqlite:PATH` or a redis address) on a free port of the driver's node.
+
+    On loopback, however many nodes there are: only the driver talks to it, and a wider address would ask for a token."""
+    return _start(_LikelihoodActor, name, timeout_seconds, store, "127.0.0.1", token_steps, rules or MonitorRules())

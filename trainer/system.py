@@ -166,13 +166,10 @@ async def start_serving(
 
 
 @asynccontextmanager
-async def start_system(config: Config, folder: RunFolder, say: Say) -> AsyncIterator[System]:
-    """Start everything; on leaving, end everything that was started here."""
-    model, train, reward = (
-        models.resolve(config.model.path),
-        load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad),
-        make_reward(config.reward.kind),
-    )
+async def start_system(config: Config, model: Path, folder: RunFolder, say: Say) -> AsyncIterator[System]:
+    """Start everything, on the model's folder; on leaving, end everything that was started here."""
+    train = load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad)
+    reward = make_reward(config.reward.kind)
     check_room(config, model)
     cursor = PromptCursor(train.rows, config.seed, config.data.shuffle)
     async with start_serving(config, model, say, lambda event: folder.event(**event)) as serving, AsyncExitStack() as stack:
