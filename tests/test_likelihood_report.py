@@ -48,6 +48,17 @@ def test_a_report_is_one_file_with_the_runs_their_phases_and_what_differs(tmp_pa
     assert "step" not in plain["series"]["series"]
 
 
+def test_a_report_names_phases_by_the_rules_that_the_run_used(tmp_path):
+    folder = run_folder(tmp_path, "plain", "grpo_1", 0.0)
+    with open(folder / "config.yaml", "a") as f:
+        f.write("monitor: {rules: {lag_nats: -50, acceleration_nats: -60, collapse_share: 0.0001, flat_nats: -50}}\n")
+    (run,) = frozen(write_report([folder], tmp_path / "report.html"))["runs"]
+    assert run["phase"] == "healthy" and "likelihood" not in [a["rule"] for a in run["alarms"]]
+    (folder / "config.yaml").write_text("monitor: {rules: {lag_nats: 1}}\n")
+    with pytest.raises(RunFileError, match=r"plain/config\.yaml: monitor\.rules: lag_nats"):
+        write_report([folder], tmp_path / "report.html")
+
+
 def test_names_that_are_markup_stay_text(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "</script><script>alert(1)</script>": 1.0}\n')
     html = write_report([tmp_path], tmp_path / "r.html").read_text(encoding="utf-8")

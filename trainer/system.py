@@ -188,13 +188,9 @@ async def start_serving(
 
 
 @asynccontextmanager
-async def start_system(config: Config, folder: RunFolder, say: Say) -> AsyncIterator[System]:
-    """Start everything; on leaving, end everything that was started here."""
-    model, train, reward = (
-        models.resolve(config.model.path),
-        questions_of(config, config.data.train, say),
-        make_reward(config.reward.kind),
-    )
+async def start_system(config: Config, model: Path, folder: RunFolder, say: Say) -> AsyncIterator[System]:
+    """Start everything, on the model's folder; on leaving, end everything that was started here."""
+    train, reward = questions_of(config, config.data.train, say), make_reward(config.reward.kind)
     check_room(config, model)
     await asyncio.to_thread(check_prompts, "data.train", train, load_tokenizer(model), config.rollout)
     cursor = PromptCursor(train, config.seed, config.data.shuffle)

@@ -110,7 +110,7 @@ def replay(
     run = read_run(metrics)
     if not run.metrics:
         raise LikelihoodError(f"{metrics}: no steps in it")
-    codes, alarms = run.replay(read_rules(rules))
+    codes, alarms = run.replay(read_rules(rules) if rules else None)
     found = series.bands(codes, run.metrics[0]["step"], list(PHASES))
     if as_json:
         body = {"run": run.name, "steps": len(run.metrics), "phases": found, "alarms": alarms}
