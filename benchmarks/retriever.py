@@ -219,23 +219,19 @@ def ranks(args: argparse.Namespace) -> None:
     documents = [Counter(analyzer.terms(index.documents.get(row)[1])) for row in range(index.info.passages)]
     lengths = [sum(d.values()) for d in documents]
     mean, n = sum(lengths) / len(lengths), len(documents)
-    frequency = Counter(term for d in documents for term in d)
+    postings: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for row, document in enumerate(documents):
+        for term, tf in document.items():
+            postings[term].append((row, tf))
     questions = read_questions(args.questions)
     questions = questions[:: max(1, len(questions) // 200)][:200]
     same = close = 0
     for question in questions:
-        terms = analyzer.terms(question["question"])
-        scores = {}
-        for row, document in enumerate(documents):
-            score = sum(
-                math.log(1 + (n - frequency[t] + 0.5) / (frequency[t] + 0.5))
-                * document[t]
-                / (document[t] + 0.9 * (0.6 + 0.4 * lengths[row] / mean))
-                for t in terms
-                if t in document
-            )
-            if score:
-                scores[row] = score
+        scores: dict[int, float] = defaultdict(float)
+        for term in analyzer.terms(question["question"]):
+            idf = math.log(1 + (n - len(postings[term]) + 0.5) / (len(postings[term]) + 0.5))
+            for row, tf in postings[term]:
+                scores[row] += idf * tf / (tf + 0.9 * (0.6 + 0.4 * lengths[row] / mean))
         expected = sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:10]
         got = index.ranker.rank([question["question"]], 10)[0]
         same += [row for row, _ in got] == [row for row, _ in expected]
