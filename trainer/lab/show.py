@@ -248,5 +248,5 @@ def print_study(console: Console, rows: list[dict[str, Any]]) -> None:
                 whole = len(values) == len(mine)  # a median over those that collapsed alone would mislead
                 median[key] = (round if form == "{:d}" else float)(statistics.median(values)) if whole else None
             table.add_row("median", arm, *cells(median))
-    console.print(table)
+    console.print(table, width=max(console.width, 130), crop=False, soft_wrap=False)  # a file or a pipe is given 80 columns
     console.print("collapse: the mean of 8 rewards stays under half of its maximum for 8 steps; '-' = not within the run.")
