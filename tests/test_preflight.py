@@ -25,7 +25,12 @@ def model(tmp_path):
 @pytest.fixture
 def config(tmp_path):
     return parse_config(
-        {"run": {"dir": str(tmp_path / "x" / "y")}, "model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"corpus": "c"}}
+        {
+            "run": {"dir": str(tmp_path / "x" / "y")},
+            "model": {"path": "m"},
+            "data": {"train": "t"},
+            "retriever": {"corpus": "c"},
+        }
     )
 
 
@@ -34,7 +39,9 @@ def test_parameters_are_counted_from_the_headers(model):
 
 
 def test_too_little_disk_and_too_little_memory_name_the_keys(model, config):
-    with pytest.raises(NotEnoughRoom, match=r"^run\.dir: .* 0\.0 GiB free; 0\.\d GiB are needed .*trainer\.keep_checkpoints") as e:
+    with pytest.raises(
+        NotEnoughRoom, match=r"^run\.dir: .* 0\.0 GiB free; 0\.\d GiB are needed .*trainer\.keep_checkpoints"
+    ) as e:
         check_room(config, model, disk_free=1 << 20, memory_free=64 * GIB)
     assert e.value.exit_code == 3
     assert "\n" not in str(e.value)
