@@ -106,9 +106,12 @@ def serve_in_thread(settings: ServeSettings) -> RunningServer:
 def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = print) -> int:
     """Run the service in the foreground until SIGINT or SIGTERM, and return the exit status (130, 143)."""
     received: list[int] = []
+    servers: list[uvicorn.Server] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
         received.append(number)
+        for server in servers:  # one that is starting has no handlers of its own yet
+            server.should_exit = True
 
     with ExitStack() as parts:
         # uvicorn handles both signals while it runs, and raises them again after the drain: then they land here, and all is closed.
@@ -116,8 +119,9 @@ def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = pri
             parts.callback(signal.signal, number, signal.signal(number, remember))
         app, sock = _assembled(settings, parts)
         announce(f"likelihood service: {url_of(settings.host, sock)} (store {settings.store}; page at /, API at /docs)")
+        servers.append(uvicorn.Server(_config(app)))
         if not received:
-            uvicorn.Server(_config(app)).run(sockets=[sock])
+            servers[0].run(sockets=[sock])
     return 128 + received[-1] if received else 0
 
 
