@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 TORCH="torch==2.13.0+cpu"
 TORCH_INDEX="https://download.pytorch.org/whl/cpu"
-EXTRAS=${EXTRAS:-cpu,models,dense,redis,tensorboard,dev}
+EXTRAS=${EXTRAS:-cpu,models,dense,qdrant,redis,tensorboard,dev}
 
 say() { echo "setup: $*"; }
 fail() { echo "setup: $*" >&2; exit 3; }
