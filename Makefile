@@ -15,7 +15,7 @@ study: setup
 	$(PY) -m trainer demo --collapse
 
 test: setup lint
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 lint: setup
 	.venv/bin/ruff check .

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 TORCH="torch==2.13.0+cpu"
 TORCH_INDEX="https://download.pytorch.org/whl/cpu"
-EXTRAS=${EXTRAS:-cpu,models,dense,redis,tensorboard,dev}
+EXTRAS=${EXTRAS:-cpu,models,dense,qdrant,redis,tensorboard,dev}
 
 say() { echo "setup: $*"; }
 fail() { echo "setup: $*" >&2; exit 3; }
@@ -22,7 +22,12 @@ if [ ! -x .venv/bin/python ]; then
   done
   [ -n "$python" ] || fail "Python 3.11 or 3.12 is needed; looked for ${PYTHON:-python3, python3.11, python3.12} on the PATH (set PYTHON=/path/to/python)"
   say "making .venv with $("$python" --version)"
-  "$python" -m venv .venv || fail "python -m venv failed (on Debian: apt-get install python3-venv)"
+  made_here=$([ -e .venv ] && echo no || echo yes)
+  "$python" -m venv .venv || {
+    # where ensurepip is missing it leaves a .venv without pip, which the next call would take for a good one
+    if [ "$made_here" = yes ]; then rm -rf .venv; fi
+    fail "python -m venv failed (on Debian: apt-get install python3-venv)"
+  }
 fi
 
 free_mib=$(df -Pm . | awk 'NR == 2 {print $4}')
@@ -38,7 +43,12 @@ if [[ ",$EXTRAS," == *,cpu,* ]] && ! .venv/bin/python -c 'import torch' 2>/dev/n
     fail "$TORCH for $(.venv/bin/python --version) was found neither where pip is configured to look (index${PIP_FIND_LINKS:+, PIP_FIND_LINKS=$PIP_FIND_LINKS}) nor at $TORCH_INDEX"
 fi
 
+# uv reads neither pip.conf nor PIP_INDEX_URL: it is handed pip's index.
+index=${PIP_INDEX_URL:-$(.venv/bin/python -m pip config get global.index-url 2>/dev/null || true)}
+if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX=$index; fi
+
 say "installing unspiral[$EXTRAS]"
-.venv/bin/uv pip install --quiet --python .venv/bin/python --overrides overrides.txt --editable ".[$EXTRAS]"
+.venv/bin/uv pip install --quiet --python .venv/bin/python --overrides overrides.txt --editable ".[$EXTRAS]" ||
+  fail "unspiral[$EXTRAS] could not be installed; uv's reason is above (its index: UV_DEFAULT_INDEX, else pip's, else PyPI)"
 touch .venv/.ready
 say "done, $(du -sh .venv | cut -f1) in .venv"

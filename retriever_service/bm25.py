@@ -13,7 +13,7 @@ import bm25s
 import numpy as np
 
 from .analysis import Analyzer, AnalyzerSettings, TermIds
-from .bm25_kernel import rank
+from .bm25_kernel import RANGE_ROWS, rank
 from .errors import IndexInvalid
 
 FOLDER, MAXIMA_FILE = "bm25", "maxima.npy"
@@ -33,6 +33,7 @@ class BM25Ranker:
         self._term_ids = TermIds(Analyzer(analyzer), index.vocab_dict.get)
         # Plain arrays over the same pages: the kernel would compile once more for numpy's memmap class.
         self._data, self._indices, self._indptr = (np.asarray(index.scores[key]) for key in ("data", "indices", "indptr"))
+        self._sums = np.zeros(RANGE_ROWS, np.float32)
         self._passages = int(index.scores["num_docs"])
 
     def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
@@ -46,7 +47,7 @@ class BM25Ranker:
         counts = np.empty(size, np.int64)
         rank(
             self._data, self._indices, self._indptr, self._maxima, self._passages, np.array(terms, np.int64),
-            np.array(starts, np.int64), rows, scores, counts,
+            np.array(starts, np.int64), rows, scores, counts, self._sums,
         )  # fmt: skip
         return [list(zip(r, s))[:n] for r, s, n in zip(rows.tolist(), scores.tolist(), counts.tolist())]  # noqa: B905
 

@@ -57,6 +57,21 @@ def count_above(values, least):
 
 
 @compiled
+def starting_floor(sums, topk):
+    """A score that more than `topk` rows exceed, or 0: so that a first range is not searched from nothing."""
+    bits = sums.view(np.int32)  # floats that are not negative compare as their bits do, and integers become vector instructions
+    most = np.int32(0)
+    for i in range(len(bits)):
+        most = max(most, bits[i])
+    high = np.array([most]).view(np.float32)[0]
+    for share in (0.8, 0.6, 0.4):
+        floor = np.float32(high * share)
+        if count_above(sums, floor) >= topk:
+            return floor
+    return np.float32(0)
+
+
+@compiled
 def add(data, indices, at, end, low, high, weight, sums, touched, count):
     """Add one term's postings of the rows [low, high) to `sums`. Returns where the term goes on, and how many rows were touched."""
     if at < end and indices[at] < low:
@@ -137,6 +152,8 @@ def search_range(
         at[added], count = add(data, indices, at[added], end[added], low, high, weight[added], sums, touched, count)
         added += 1
     few = count < FEW
+    if floor == 0 and added == n and not few:
+        floor = starting_floor(sums[:width], len(best))
     if few:
         sort_few(touched, count)
     for block in range(0, count if few else width, 1 if few else _BLOCK):
@@ -174,18 +191,18 @@ def search_range(
 
 
 @compiled
-def rank(data, indices, indptr, maxima, n_docs, terms, starts, rows, scores, counts):
+def rank(data, indices, indptr, maxima, n_docs, terms, starts, rows, scores, counts, sums):
     """The best rows of each query: `rows` int32 and `scores` float32 [queries, topk] are filled, `counts` [queries] says how far.
 
     Query q has the terms `terms[starts[q]:starts[q + 1]]`. Term t has the postings `indptr[t]` to `indptr[t + 1]` of `indices` (rows,
-    ascending) and `data` (scores); `maxima[t]` is its highest score.
+    ascending) and `data` (scores); `maxima[t]` is its highest score. `sums` float32 [RANGE_ROWS] is all zero before and after.
     """
     queries, total = len(starts) - 1, len(terms)
     term, weight = np.empty(total, np.int64), np.empty(total, np.float32)
     at, end = np.empty(total, np.int64), np.empty(total, np.int64)
     bound = np.empty(total + queries, np.float64)
     n, floor = np.empty(queries, np.int64), np.zeros(queries, np.float32)
-    sums, touched = np.zeros(min(RANGE_ROWS, n_docs), np.float32), np.empty(FEW, np.int64)
+    touched = np.empty(FEW, np.int64)
     for q in range(queries):
         a, b = starts[q], starts[q + 1]
         n[q] = order_terms(terms[a:b], maxima, indptr, term[a:b], weight[a:b], bound[a + q : b + q + 1], at[a:b], end[a:b])

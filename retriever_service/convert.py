@@ -36,20 +36,19 @@ def convert_index(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> tuple[IndexInfo, dict[int, float]]:
-    """Make the index `out` of type `kind` from `source`: a dense index folder of type Flat, or a FAISS file, which needs `corpus`.
+    """Make the index `out` of type `kind` from `source`: a dense or hybrid index folder of type Flat, or a FAISS file, which needs `corpus`.
 
-    Returns its description and the recall at 1, 3 and 10 against the exact search: over the questions of `queries` (JSONL with
+    The result is a dense index. Returns its description and the recall at 1, 3 and 10 against the exact search: over the questions of `queries` (JSONL with
     `question`, or one a line; needs the model), else over `sample` vectors between stored ones, which is a harder test than questions.
     """
     source, out, tell = Path(source), Path(out), progress or (lambda stage, share, text: None)
     if source.is_dir():
         info = verify(source, corpus)
-        if info.backend != "dense" or info.settings["type"] != "Flat":
-            raise BadSetting(
-                f"index {source}: is {info.backend} {info.settings.get('type', '')}; only a dense one of type Flat converts"
-            )
+        if info.settings.get("type") != "Flat":
+            kind_of = f"{info.backend} {info.settings.get('type', '')}".strip()
+            raise BadSetting(f"index {source}: is {kind_of}; only vectors of type Flat convert")
         flat_path, corpus = source / FOLDER / INDEX_FILE, Path(corpus or info.corpus)
-        settings = dict(info.settings)
+        settings = {name: info.settings[name] for name in ("encoder", "fingerprint")}
         if not corpus.is_file():
             raise CorpusError(f"corpus {corpus} of index {source}: no such file; give its place with --corpus")
     else:

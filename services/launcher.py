@@ -87,15 +87,15 @@ def _start(cls: type, name: str, timeout_seconds: float, *args: Any) -> Service:
         raise ServiceError(f"{name}: did not start: {reason}") from e
 
 
-def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> None:
-    """Index a corpus by BM25 into `out`; an index of the same corpus that is there already is kept."""
+def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> int:
+    """Index a corpus by BM25 into `out`; an index of the same corpus that is there already is kept. Malformed lines left out."""
     from retriever_service.build import build_index
     from retriever_service.errors import IndexInvalid
 
     try:
-        build_index(corpus, out, skip_bad=skip_bad)
+        return build_index(corpus, out, skip_bad=skip_bad).skipped
     except IndexInvalid:  # of another corpus, or torn
-        build_index(corpus, out, skip_bad=skip_bad, overwrite=True)
+        return build_index(corpus, out, skip_bad=skip_bad, overwrite=True).skipped
 
 
 def start_retriever(index: str | Path, *, topk: int, name: str, timeout_seconds: float) -> Service:
@@ -106,5 +106,8 @@ def start_retriever(index: str | Path, *, topk: int, name: str, timeout_seconds:
 def start_likelihood(
     store: str, *, token_steps: int, name: str, rules: MonitorRules | None = None, timeout_seconds: float = 60.0
 ) -> Service:
-    """Serve a likelihood store (`sqlite:PATH` or a redis address) on a free port of the driver's node."""
-    return _start(_LikelihoodActor, name, timeout_seconds, store, _host(), token_steps, rules or MonitorRules())
+    """Serve a likelihood store (`sqlite:PATH` or a redis address) on a free port of the driver's node.
+
+    On loopback always: the driver alone talks to it, and beyond the machine the service would demand a token.
+    """
+    return _start(_LikelihoodActor, name, timeout_seconds, store, "127.0.0.1", token_steps, rules or MonitorRules())

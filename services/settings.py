@@ -104,7 +104,7 @@ class StoreSettings(Settings):
     """The likelihood store."""
 
     url: str | None = None
-    """`sqlite:PATH`, or the http address of a running likelihood service. None: `likelihood.db` in the run's folder."""
+    """`sqlite:PATH`, `redis://HOST:PORT/DB`, or the http address of a running likelihood service. None: `likelihood.db` in the run's folder."""
     token_steps: int = Field(8, ge=1)
     """Steps whose token arrays are kept, for the probes."""
 

@@ -79,7 +79,7 @@ def make_config(model: Path, **sections: dict) -> Config:
             "minibatches_per_batch": 2,
             "epochs": 2,
             "tokens_per_microbatch": 64,
-            "start_timeout_seconds": 120,
+            "start_timeout_seconds": 400,
         },
     }
     for name, values in sections.items():

@@ -116,3 +116,32 @@ def test_the_schema_describes_every_key():
     schema = Config.model_json_schema(by_alias=True)
     missing = [n for name, d in schema["$defs"].items() for n in undescribed(d, f"{name}.")]
     assert missing == []
+
+
+def test_an_action_on_lambda_that_could_never_act_is_refused(file):
+    without_llds = ["monitor.action=raise_lambda", "algorithm.llds.lambda=0", "learner.minibatches_per_batch=1"]
+    with pytest.raises(ConfigError, match=r"^monitor\.action=raise_lambda can never act with one optimiser step a batch"):
+        load_config(file, without_llds)
+    for way_out in ("learner.epochs=2", "algorithm.llds.anchor=snapshot"):
+        load_config(file, [*without_llds, way_out])
+
+
+def test_a_lag_that_a_running_service_does_not_keep_is_refused(file):
+    with pytest.raises(ConfigError, match=r"^probe\.lag_steps=8 must be below store\.token_steps=8"):
+        load_config(file, ["store.url=http://h:8100", "probe.lag_steps=8"])
+    load_config(file, ["store.url=http://h:8100", "probe.lag_steps=8", "store.token_steps=9"])
+    load_config(file, ["probe.lag_steps=8"])  # a service that the run starts keeps as many as the probe needs
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://u:secret@h:6379/0", "redis://***@h:6379/0"),
+        ("redis://:secret@h/0?socket_timeout=3&password=secret", "redis://***@h/0?socket_timeout=3&password=***"),
+        ("http://h:8100/a@b", "http://h:8100/a@b"),
+    ],
+)
+def test_passwords_in_addresses_are_masked_where_the_configuration_is_shown(file, url, shown):
+    config = load_config(file, [f"store.url={url!r}"])
+    assert f"url: {shown}" in dump_config(config, secrets=False).replace("'", "")
+    assert url in dump_config(config).replace("'", "")

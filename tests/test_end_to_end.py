@@ -127,10 +127,9 @@ def test_after_kill_9_a_resumed_run_has_the_metrics_of_an_undisturbed_one(files,
     assert after[0]["attempt"] == 0
 
 
-def test_sigterm_ends_cleanly_with_a_checkpoint(files, folder):
-    process = command(
-        "train", "--config", configuration(files, folder, "stopped", trainer={"checkpoint_every": 0, "steps": 500})
-    )
+def test_sigterm_ends_after_the_step_with_a_checkpoint_from_which_the_run_goes_on(files, folder):
+    config = configuration(files, folder, "stopped", trainer={"checkpoint_every": 0, "steps": 500})
+    process = command("train", "--config", config)
     run, deadline = folder / "stopped", time.monotonic() + 200
     while len(metrics(run)) < 2:
         assert process.poll() is None, process.communicate()[0]
@@ -141,7 +140,14 @@ def test_sigterm_ends_cleanly_with_a_checkpoint(files, folder):
     assert code == 143, out
     assert "Traceback" not in out
     assert json.loads((run / "summary.json").read_text())["exit"] == 143
-    assert len(list((run / "checkpoints").glob("step_*"))) == 1
+    done = [s["step"] for s in metrics(run)]
+    assert done == list(range(1, len(done) + 1))
+    assert [p.name for p in (run / "checkpoints").glob("step_*")] == [f"step_{done[-1]:06d}"]
+    last = done[-1] + 2
+    code, out = finish(command("train", "--config", config, "--resume", "latest", f"trainer.steps={last}"))
+    assert code == 0, out
+    assert [s["step"] for s in metrics(run)] == list(range(1, last + 1))
+    assert [s["attempt"] for s in metrics(run)] == [0] * done[-1] + [1] * 2
 
 
 def test_a_retriever_that_is_down_at_the_start_is_waited_for_then_status_3(files, folder):

@@ -23,7 +23,7 @@ from learner_world import (
 from trainer.learner import LearnerError, LearnerGroup, LearnerPlacementError, RankActor
 from trainer.model_folder import ModelFolderError
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(500), pytest.mark.filterwarnings("ignore::FutureWarning")]
 PROBE = {"betas": (0.0, 0.999), "grad_clip": 1e9}
 
 

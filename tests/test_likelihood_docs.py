@@ -21,8 +21,8 @@ def first_alarms(run):
     return [a.step for m in run for a in monitor.update(m).alarms if a.rule == "likelihood"]
 
 
-def lab(name):
-    return first_alarms(map(json.loads, (ROOT / "tests" / "data" / "lab" / f"{name}.jsonl").read_text().splitlines()))
+def lab(name, folder="lab"):
+    return first_alarms(map(json.loads, (ROOT / "tests" / "data" / folder / f"{name}.jsonl").read_text().splitlines()))
 
 
 def test_the_table_of_recorded_runs_is_what_the_monitor_does():
@@ -32,6 +32,13 @@ def test_the_table_of_recorded_runs_is_what_the_monitor_does():
         found = [str(step) for name in runs for step in lab(name)[: 2 if name in ("g15n_0", "padmask_g15_0") else 1]]
         assert cells == found, runs
     assert all(lab(name) == [] for name in ("l15n_0", "l15n_1", "llds5_2"))
+
+
+def test_the_table_of_new_runs_is_what_the_monitor_does():
+    rows = [row for row in PAGE.splitlines() if row.startswith(("| plain GRPO", "| LLDS .5, seed"))]
+    shown = [re.findall(r"\d+", row.split("|")[2]) for row in rows]
+    found = {name: [str(s) for s in lab(f"collapse-{name}", "demo_runs")] for name in ("0-grpo", "1-grpo", "1-llds", "0-llds")}
+    assert shown == [found["0-grpo"] + found["1-grpo"], found["1-llds"], found["0-llds"]]
 
 
 def test_the_leads_of_made_up_runs_are_as_stated():

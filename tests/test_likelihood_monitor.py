@@ -17,6 +17,8 @@ LAB = Path(__file__).parent / "data" / "lab"
 FELL = {"g15n_0": 103, "g15n_1": 84, "grpo_0": 29, "grpo_1": 32, "grpo_2": 20, "padmask_g15_0": 117}
 """Recorded falls: step at which the mean of 8 rewards was under .85 of its maximum for 3 steps."""
 HELD = ("l15n_0", "l15n_1", "llds5_2")
+NEW = {"collapse-0-grpo": 27, "collapse-1-grpo": 34, "collapse-1-llds": 43}
+"""Falls of the real system (`unspiral demo --collapse`), recorded after the thresholds were set; the same criterion."""
 
 
 def replay(run, monitor=None):
@@ -26,7 +28,8 @@ def replay(run, monitor=None):
 
 
 def lab(name):
-    return [json.loads(line) for line in (LAB / f"{name}.jsonl").read_text().splitlines()]
+    folder = LAB.parent / "demo_runs" if name.startswith("collapse") else LAB
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
 
 
 def changes(phases):
@@ -78,10 +81,10 @@ def test_a_fall_that_stops_is_recovering_and_then_healthy():
     assert changes(phases) <= 6
 
 
-@pytest.mark.parametrize("name", FELL)
+@pytest.mark.parametrize("name", FELL | NEW)
 def test_recorded_falls_alarm_before_the_reward_fell(name):
     _, alarms = replay(lab(name))
-    assert alarms[0].rule == "likelihood" and alarms[0].step < FELL[name]
+    assert alarms[0].rule == "likelihood" and alarms[0].step < (FELL | NEW)[name]
 
 
 @pytest.mark.parametrize("name", HELD)
@@ -90,7 +93,7 @@ def test_recorded_runs_that_held_raise_no_alarm(name):
     assert alarms == [] and set(phases) <= {"healthy", "stagnation"}
 
 
-@pytest.mark.parametrize("name", FELL)
+@pytest.mark.parametrize("name", FELL | NEW)
 def test_shuffled_rewards_leave_the_alarm_where_it_was(name):
     run = lab(name)
     rewards = [m["reward/mean"] for m in run]

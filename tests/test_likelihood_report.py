@@ -48,6 +48,17 @@ def test_a_report_is_one_file_with_the_runs_their_phases_and_what_differs(tmp_pa
     assert "step" not in plain["series"]["series"]
 
 
+def test_a_report_names_phases_by_the_rules_that_the_run_used(tmp_path):
+    folder = run_folder(tmp_path, "plain", "grpo_1", 0.0)
+    with open(folder / "config.yaml", "a") as f:
+        f.write("monitor: {rules: {collapse_share: 0.0001}}\n")
+    (run,) = frozen(write_report([folder], tmp_path / "report.html"))["runs"]
+    assert "collapsed" not in {b["phase"] for b in run["bands"]}  # by the default rules it is
+    (folder / "config.yaml").write_text("monitor: {rules: {lag_nats: 1}}\n")
+    with pytest.raises(RunFileError, match=r"plain/config\.yaml: monitor\.rules: lag_nats"):
+        write_report([folder], tmp_path / "report.html")
+
+
 def test_names_that_are_markup_stay_text(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "</script><script>alert(1)</script>": 1.0}\n')
     html = write_report([tmp_path], tmp_path / "r.html").read_text(encoding="utf-8")
@@ -124,3 +135,13 @@ def test_the_report_opens_without_a_network_and_shows_both_runs(tmp_path):
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
         browser.close()
     assert asked == [] and errors == []
+
+
+def test_a_run_that_has_not_made_a_step_yet_has_a_report(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "events.jsonl").write_text(
+        '{"event": "evaluation", "step": 0, "mode": "greedy", "overall": {"em": 0.25, "n": 200}}\n'
+    )
+    (run,) = frozen(write_report([tmp_path], tmp_path / "r.html"))["runs"]
+    assert run["series"]["step"] == [] and run["phase"] == "healthy"
+    assert run["events"] == [{"step": 0, "kind": "evaluation", "text": ", greedy: EM 0.250, n 200"}]

@@ -8,6 +8,7 @@ import threading
 import time
 
 import httpx
+import psutil
 import pytest
 
 from retriever_service.index import Index
@@ -157,12 +158,14 @@ def test_the_token_is_asked_for_only_if_configured_and_never_for_health(small_in
             assert client.post("/retrieve", json={"queries": []}, headers={"authorization": "Bearer s3cret"}).status_code == 200
 
 
-async def test_64_concurrent_posts_are_each_answered_with_their_own_documents(server, small_index):
+@pytest.mark.parametrize("clients", [64, 256])
+async def test_concurrent_posts_are_each_answered_with_their_own_documents(server, small_index, clients):
     index = Index(small_index)
     titles = [contents.split("\n")[0].strip('"') for contents in PASSAGES.values()]
-    queries = [[titles[(7 * i + j) % len(titles)] for j in range(1 + i % 4)] for i in range(64)]
+    queries = [[titles[(7 * i + j) % len(titles)] for j in range(1 + i % 4)] for i in range(clients)]
     expected = [index.search(q, 1 + i % 5) for i, q in enumerate(queries)]
-    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=30) as client:
+    limits = httpx.Limits(max_connections=clients)
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60, limits=limits) as client:
         answers = await asyncio.gather(
             *(
                 client.post("/retrieve", json={"queries": q, "topk": 1 + i % 5, "return_scores": True})
@@ -253,3 +256,21 @@ def test_one_query_that_breaks_the_search_fails_its_own_request_only(small_index
             thread.join()
         assert {q: a.status_code for q, a in answers.items()} == {"river": 200, "poison": 500, "Dove": 200, "mayor": 200}
         assert answers["poison"].json()["detail"] == "internal error: RuntimeError"
+
+
+async def test_memory_and_file_descriptors_stay_flat_over_many_requests(small_index):
+    process, queries = psutil.Process(), [row.split("\n")[0] for row in PASSAGES.values()]
+    with serve_in_thread(ServerSettings(index=str(small_index), port=0, cache_size=50)) as running:
+
+        async def some(count):
+            async with httpx.AsyncClient(base_url=running.url, trust_env=False, timeout=30) as client:
+                for begin in range(0, count, 20):
+                    bodies = [{"query": f"{queries[(begin + i) % len(queries)]} {begin}"} for i in range(20)]
+                    assert all(
+                        a.status_code == 200 for a in await asyncio.gather(*(client.post("/retrieve", json=b) for b in bodies))
+                    )
+
+        await some(200)
+        memory, descriptors = process.memory_info().rss, process.num_fds()
+        await some(800)
+        assert process.memory_info().rss - memory < 10 * 2**20 and process.num_fds() <= descriptors + 2

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from services.contracts import Action, Observation, Question, TokenBatch, Trajectory
 from trainer.rewards import answer_mask
@@ -48,7 +49,7 @@ def byte_level():
 
 
 TOKENIZER = byte_level()
-VISIBLE = {c: b for b, c in transformers.convert_slow_tokenizer.bytes_to_unicode().items()}
+VISIBLE = {c: b for b, c in bytes_to_unicode().items()}
 BYTES = {i: bytes(VISIBLE[c] for c in name) for name, i in TOKENIZER.get_vocab().items() if name != "<|end|>"}
 ID = {b: i for i, b in BYTES.items()}
 

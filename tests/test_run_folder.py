@@ -52,6 +52,35 @@ def test_a_resumed_run_forgets_later_steps_and_a_torn_line(config):
     folder.close()
 
 
+def test_a_torn_event_is_gone_after_the_folder_is_taken_again(config):
+    folder = RunFolder(config)
+    assert not folder.begun()
+    folder.open(resume=False)
+    folder.event("join", worker="w0")
+    with open(folder.path / "events.jsonl", "a") as f:
+        f.write('{"event": "torn')
+    folder.event("join", worker="w1")
+    folder.close()
+    folder.open(resume=True)
+    assert folder.begun()
+    folder.event("join", worker="w2")
+    folder.close()
+    lines = (folder.path / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["worker"] for line in lines] == ["w0", "w1", "w2"]
+
+
+def test_the_last_step_is_the_last_one_that_was_recorded_whole(config):
+    folder = RunFolder(config)
+    assert folder.last_step() == 0
+    folder.open(resume=False)
+    folder.metrics({"step": 9, "a": 1.0})
+    folder.metrics({"step": 10, "a": 1.0})
+    with open(folder.metrics_path, "a") as f:
+        f.write('{"step": 11, "rew')
+    assert folder.last_step() == 10
+    folder.close()
+
+
 def test_a_line_after_a_torn_one_stays_whole(config):
     folder = RunFolder(config)
     folder.open(resume=False)
@@ -85,3 +114,14 @@ def test_trajectories_are_written_for_people(config):
     assert record["segments"][0]["documents"] == ["d1"]
     assert record["reward"] == 1.0
     folder.close()
+
+
+def test_a_password_of_an_address_does_not_reach_the_folder(config):
+    config.store.url = "redis://u:secret@h/0"
+    folder = RunFolder(config)
+    folder.open(resume=False)
+    folder.close()
+    text = (folder.path / "config.yaml").read_text()
+    assert "secret" not in text
+    assert "redis://***@h/0" in text
+    assert folder.config.store.url == "redis://u:secret@h/0"

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from services.likelihood.actions import MonitorAction
+from services.weight_sync.base import WeightSyncError
 from trainer.checkpoint import drop_after, latest, step_folder, written_aside
 from trainer.config import parse_config
 from trainer.driver import Driver, StoppedByMonitor
 from trainer.run_folder import RunFolder
+from trainer.stopping import StopSignals
 
 
 class Learner:
@@ -30,19 +32,28 @@ class Learner:
 
 
 class Pool:
+    """Takes versions as the real one does: the same or a lower one is refused."""
+
+    def __init__(self):
+        self.versions = []
+
     async def sync(self, update):
-        self.version = update
+        if self.versions and update <= self.versions[-1]:
+            raise WeightSyncError(f"version {update} is not newer than {self.versions[-1]}: versions only go up")
+        self.versions.append(update)
 
 
 class Scripted(Driver):
     """Steps do nothing but count; at the given calls the monitor wants something."""
 
     def __init__(self, system, wants):
-        super().__init__(system, SimpleNamespace(stage=lambda *a: None, say=lambda text: None, trajectory=None))
+        progress = SimpleNamespace(stage=lambda *a: None, say=lambda text: None, trajectory=None)
+        super().__init__(system, progress, StopSignals(progress.say))
         self.wants, self.trace = wants, []
 
     async def one_step(self, step):
-        self.step = step
+        self.step, self.version = step, self.version + 1
+        await self.sync()
         self.trace.append((self.attempt, step))
         self.system.folder.metrics({"step": step, "attempt": self.attempt})
         action = self.wants.get(len(self.trace))
@@ -92,7 +103,8 @@ def test_a_rollback_goes_on_from_before_the_fall_as_the_next_attempt(tmp_path):
     assert driver.actions.lr_scale == 0.5  # what was tried is remembered
     lines = [json.loads(line) for line in made.folder.metrics_path.read_text().splitlines()]
     assert [m["step"] for m in lines] == list(range(1, 13)) and [m["attempt"] for m in lines] == [0] * 4 + [1] * 8
-    assert made.posted == ["monitor_rollback", "monitor_rolled_back"] and made.pool.version == 4
+    assert made.posted == ["monitor_rollback", "monitor_rolled_back"]
+    assert made.pool.versions == [*range(10), 10, *range(11, 19)]  # 10 is step 4's weights again, under a version of their own
     assert [e["event"] for e in events(made) if e["event"].startswith(("monitor", "resume"))] == [
         "monitor_rollback",
         "resume",
@@ -127,6 +139,41 @@ def test_an_attempt_that_died_before_its_first_checkpoint_is_counted(tmp_path):
         resumed = Scripted(made, {})
         resumed.load_state_dict(state)
         assert resumed.attempt == expected
+
+
+def test_a_resumed_run_counts_versions_as_an_undisturbed_one(tmp_path):
+    made = system(tmp_path)
+    driver = Scripted(made, {})
+    driver.config.trainer.steps = 4
+    asyncio.run(driver.run())
+    made.pool = Pool()  # new workers
+    resumed = Scripted(made, {})
+    resumed.load_state_dict(made.learner.load(step_folder(made.folder.path, 2)))
+    resumed.config.trainer.steps = 6
+    asyncio.run(resumed.run())
+    assert made.pool.versions == [2, 3, 4, 5, 6]
+
+
+def test_going_on_from_an_older_checkpoint_drops_the_later_ones_of_the_abandoned_branch(tmp_path):
+    made = system(tmp_path)
+    asyncio.run(Scripted(made, {}).run())
+    made.pool = Pool()
+    resumed = Scripted(made, {})
+    resumed.load_state_dict(made.learner.load(step_folder(made.folder.path, 4)))
+    assert latest(made.folder.path) == step_folder(made.folder.path, 4)
+    asyncio.run(resumed.run())
+    assert made.learner.load(latest(made.folder.path))["attempt"] == 1
+
+
+def test_a_run_begun_anew_without_a_checkpoint_is_the_next_attempt_and_leaves_nothing_of_the_dead_one(tmp_path):
+    made = system(tmp_path)
+    made.folder.metrics({"step": 1, "attempt": 0})
+    torn = step_folder(made.folder.path, 2)
+    torn.mkdir(parents=True)
+    driver = Scripted(made, {})
+    driver.begin_attempt()
+    assert (driver.attempt, driver.step, made.folder.last_step()) == (1, 0, 0) and not torn.exists()
+    assert [(e["event"], e["step"], e["attempt"]) for e in events(made)] == [("resume", 0, 1)]
 
 
 def test_latest_before_a_step_and_dropping_later_ones(tmp_path):

@@ -68,10 +68,18 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Write the scores there as JSON; none: print them.")] = None,
 ) -> None:
     """Score held-out questions by greedy decoding: exact match and F1 for each data source, every row once."""
-    from trainer.config import load_config
+    from trainer.config import ConfigError, load_config
 
     settings = load_config(config, overrides or [])
     from trainer.evaluate import run_eval
+
+    if out:  # before the scoring, not after it
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise ConfigError(f"--out {out}: its folder cannot be made: {e.strerror}") from e
+        if out.is_dir():
+            raise ConfigError(f"--out {out}: is a folder; expected the name of a file")
 
     scores = run_eval(settings, checkpoint=checkpoint, data=data, limit=limit, say=lambda text: typer.echo(text, err=True))
     text = json.dumps(scores, indent=1)
@@ -113,7 +121,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="Folder to make.")],
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder."""
-    from trainer.learner import export_checkpoint
+    from trainer.checkpoint import export_checkpoint
 
     export_checkpoint(checkpoint, out)
     typer.echo(f"written to {out}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -180,7 +181,7 @@ class EvalSettings(Settings):
     """Evaluation during a run and in `unspiral eval`."""
 
     limit: int | None = Field(None, ge=1)
-    """Questions scored during a run; None is all."""
+    """Questions scored during a run; None is all. `unspiral eval` scores all, or as many as its --limit."""
     sampled: bool = False
     """Score at the sampling temperature also (greedy is always scored)."""
     retriever: RetrieverSettings | None = None
@@ -241,6 +242,18 @@ class Config(Settings):
             raise ValueError(
                 "algorithm.llds.snapshot_every=1 with one optimiser step a batch compares the weights with themselves: LLDS can never act. "
                 "Set algorithm.llds.snapshot_every above 1"
+            )
+        compares_with_itself = steps == 1 and (llds.anchor == "batch_start" or llds.snapshot_every == 1)
+        if self.monitor.action == "raise_lambda" and compares_with_itself:
+            raise ValueError(
+                "monitor.action=raise_lambda can never act with one optimiser step a batch: the weights are still those that LLDS compares with. "
+                "Set learner.minibatches_per_batch or learner.epochs above 1, or algorithm.llds.anchor=snapshot with snapshot_every above 1"
+            )
+        served_elsewhere = (self.store.url or "").startswith(("http://", "https://"))
+        if served_elsewhere and self.probe.lag_steps >= self.store.token_steps:
+            raise ValueError(
+                f"probe.lag_steps={self.probe.lag_steps} must be below store.token_steps={self.store.token_steps}, the steps that the running "
+                "service at store.url keeps (its --token-steps; raise both), or the lag probe never finds its step"
             )
         limit = self.rollout.max_response_tokens * (self.rollout.max_turns + 1)
         if self.algorithm.overlong.tokens > limit:
@@ -307,8 +320,21 @@ def parse_config(raw: dict[str, Any]) -> Config:
         raise ConfigError(_one_line(e)) from e
 
 
-def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML."""
+_USER_INFO = re.compile(r"(?<=://)[^/?#]*@")
+_SECRET_PARAMETER = re.compile(r"(?i)([?&][^=&#]*(?:password|passwd|token|secret|api_?key)[^=&#]*=)[^&#]*")
+
+
+def without_secrets(value: Any) -> Any:
+    """A nested value of the configuration, with user and password of its addresses masked: it may be shown to others."""
+    if isinstance(value, dict):
+        return {k: without_secrets(v) for k, v in value.items()}
+    if isinstance(value, str) and "://" in value:
+        return _SECRET_PARAMETER.sub(r"\1***", _USER_INFO.sub("***@", value))
+    return value
+
+
+def dump_config(config: Config, *, secrets: bool = True) -> str:
+    """The resolved configuration as YAML; without `secrets`, passwords in addresses are masked."""
     from io import StringIO
 
     from ruamel.yaml import YAML
@@ -316,7 +342,8 @@ def dump_config(config: Config) -> str:
     yaml, out = YAML(typ="safe", pure=True), StringIO()
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False
-    yaml.dump(config.model_dump(mode="json", by_alias=True), out)
+    raw = config.model_dump(mode="json", by_alias=True)
+    yaml.dump(raw if secrets else without_secrets(raw), out)
     return out.getvalue()
 
 

@@ -27,9 +27,11 @@ from trainer.algorithms import answer_beta
 from trainer.batches import Prepared, prepare
 from trainer.checkpoint import drop_after, latest, prune
 from trainer.evaluate import evaluate
+from trainer.learner import LearnerError
 from trainer.probes import Probes, Rescored, join
 from trainer.progress import Progress
 from trainer.sampling import BatchSampler, RolloutBatch
+from trainer.stopping import StopSignals
 from trainer.system import System
 
 
@@ -42,13 +44,17 @@ class StoppedByMonitor(Exception):
 class Driver:
     """Runs the loop over a started system. What a checkpoint must hold beside the learner's own state is in `state_dict`."""
 
-    def __init__(self, system: System, progress: Progress) -> None:
-        self.system, self.config, self.progress = system, system.config, progress
+    def __init__(self, system: System, progress: Progress, stop: StopSignals) -> None:
+        self.system, self.config, self.progress, self.stop = system, system.config, progress, stop
         self.sampler = BatchSampler(self.config, system.pool, system.cursor, system.reward)
         self.probes = Probes(self.config.probe, system.store, self.config.run.name, system.folder.path)
         self.monitor = PhaseMonitor(self.config.monitor.rules)
         self.actions = MonitorActions(self.config.monitor.action)
         self.step = self.attempt = 0
+        self.version = 0
+        """Of the learner's weights: one more after each step and after a rollback, since the workers take no lower one."""
+        self.whole = True
+        """Whether learner, cursor, monitor and files stand at the end of the same step, which a checkpoint may then hold."""
         self.cursor_state: dict[str, Any] = system.cursor.state_dict()
         self.scores: dict[str, Any] = {}
         self._ahead: deque[asyncio.Task[RolloutBatch]] = deque()
@@ -60,23 +66,34 @@ class Driver:
         if settings.eval_at_ends and self.step == 0:
             await self.evaluate("before")
         try:
-            while self.step < settings.steps:
-                step = self.step + 1
-                action = await self.one_step(step)
-                if action and action.kind == "rollback" and not action.undo and await self.roll_back(action):
-                    continue
-                if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps:
-                    await self.evaluate(f"step{step}")
-                if settings.checkpoint_every and step % settings.checkpoint_every == 0:
-                    await self.checkpoint()
-                if action and action.kind == "stop":
-                    raise StoppedByMonitor(f"stopped by the monitor at step {step}: {action.why} (monitor.action=stop)")
+            while self.step < settings.steps and not self.stop.requested:
+                with self.stop.step_in_hand():
+                    await self.advance(self.step + 1)
+        except LearnerError:
+            self.whole = False  # nothing can be saved, and trying would hide the cause
+            raise
         finally:
             await self.cancel_ahead()
-            await self.checkpoint()
-        if settings.eval_at_ends:
+            if self.whole:
+                await self.checkpoint()
+        if settings.eval_at_ends and not self.stop.requested:
             await self.evaluate("after")
         return self.summary()
+
+    async def advance(self, step: int) -> None:
+        """One step, then what is due after it. Cut short inside the step or a rollback, the run is not whole."""
+        settings, self.whole = self.config.trainer, False
+        action = await self.one_step(step)
+        rolled_back = bool(action) and action.kind == "rollback" and not action.undo and await self.roll_back(action)
+        self.whole = True
+        if rolled_back:
+            return
+        if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps and not self.stop.requested:
+            await self.evaluate(f"step{step}")
+        if settings.checkpoint_every and step % settings.checkpoint_every == 0:
+            await self.checkpoint()
+        if action and action.kind == "stop":
+            raise StoppedByMonitor(f"stopped by the monitor at step {step}: {action.why} (monitor.action=stop)")
 
     async def one_step(self, step: int) -> MonitorAction | None:
         """Sample, update, sync, measure. Returns what the monitor wants done; a changed lambda or learning rate holds from the next step on."""
@@ -97,7 +114,7 @@ class Driver:
             ),
         )
         prepared.tokens.logp_old = update.logp_old
-        self.step, self.cursor_state = step, batch.cursor
+        self.step, self.version, self.cursor_state = step, self.version + 1, batch.cursor
         sync_seconds = await self.sync()
         rescored, score_seconds = await self.rescore(prepared)
         metrics = self.measure(batch, prepared, update, rescored) | {
@@ -136,7 +153,7 @@ class Driver:
         state, _ = await self.on_learner(self.system.learner.load, checkpoint)
         self.load_state_dict(state)
         self.actions.load_state_dict(actions)
-        drop_after(folder, self.step)
+        self.version += 1
         await self.sync()
         self.event(
             EventRecord(
@@ -154,7 +171,7 @@ class Driver:
             await asyncio.sleep(0)  # batches take their prompts in order
         self.progress.stage("rollout", step)
         batch = await self._ahead.popleft()
-        return batch.drop_older_than((step - 1) - self.config.rollout.max_staleness)
+        return batch.drop_older_than(self.version - self.config.rollout.max_staleness)
 
     async def cancel_ahead(self) -> None:
         for task in self._ahead:
@@ -169,9 +186,9 @@ class Driver:
         return await asyncio.to_thread(call, *args, **kwargs), time.monotonic() - began
 
     async def sync(self) -> float:
-        """Give the workers the learner's weights, as version = completed steps; before the first rollout too. Seconds."""
+        """Give the workers the learner's weights, as `version`; before the first rollout too. Seconds."""
         began = time.monotonic()
-        update, _ = await self.on_learner(self.system.learner.publish_weights, self.step)
+        update, _ = await self.on_learner(self.system.learner.publish_weights, self.version)
         await self.system.pool.sync(update)
         return time.monotonic() - began
 
@@ -197,7 +214,7 @@ class Driver:
             rescored=rescored.rows,
             rollout_seconds=batch.seconds,
         )
-        own = {"step": self.step, "attempt": self.attempt, "policy_version": self.step, "reward/em": float(batch.em.mean())}
+        own = {"step": self.step, "attempt": self.attempt, "policy_version": self.version, "reward/em": float(batch.em.mean())}
         return own | likelihood | update.metrics | rescored.metrics | batch.counts
 
     def record(self, batch: RolloutBatch, prepared: Prepared, metrics: dict[str, Any], rescored: Rescored) -> PhaseState:
@@ -222,7 +239,7 @@ class Driver:
         store.post_step(
             run,
             StepRecord.model_construct(
-                step=self.step, attempt=self.attempt, policy_version=self.step - 1, metrics=numbers, trajectories=records
+                step=self.step, attempt=self.attempt, policy_version=self.version - 1, metrics=numbers, trajectories=records
             ),
         )
         store.put_tokens(run, self.step, prepared.tokens, self.attempt)
@@ -261,6 +278,7 @@ class Driver:
         return {
             "step": self.step,
             "attempt": self.attempt,
+            "version": self.version,
             "cursor": self.cursor_state,
             "monitor": self.monitor.state_dict(),
             "actions": self.actions.state_dict(),
@@ -269,15 +287,22 @@ class Driver:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the checkpoint's step, as the next attempt."""
-        self.step, self.scores = state["step"], state["scores"]
-        self.attempt = max(state["attempt"], self.system.folder.last_attempt()) + 1
+        self.step, self.scores, self.attempt = state["step"], state["scores"], state["attempt"]
+        self.version = max(self.version, state["version"])
         self.cursor_state = state["cursor"]
         self.system.cursor.load_state_dict(self.cursor_state)
         self.monitor.load_state_dict(state["monitor"])
         self.actions.load_state_dict(state["actions"])
+        self.begin_attempt()
+
+    def begin_attempt(self) -> None:
+        """Number this attempt, and forget what earlier ones left of the steps that come now."""
+        folder = self.system.folder
+        self.attempt = max(self.attempt, folder.last_attempt()) + 1
         self.probes.restore(self.step)
-        self.system.folder.cut_after(self.step)
-        self.system.folder.event("resume", step=self.step, attempt=self.attempt)
+        folder.cut_after(self.step)
+        drop_after(folder.path, self.step)
+        folder.event("resume", step=self.step, attempt=self.attempt)
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds, but seconds and exit status."""

@@ -60,19 +60,23 @@ def run_eval(
     limit: int | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """`unspiral eval`: greedy scores of a checkpoint's weights (or of model.path) on `data` (or data.eval)."""
+    """`unspiral eval`: greedy scores of a checkpoint's weights (or of model.path) on `data` (or data.eval): all rows, or `limit`.
+
+    Raises Stopped after a clean stop by SIGINT or SIGTERM.
+    """
     from trainer import models
-    from trainer.learner import export_checkpoint
+    from trainer.checkpoint import export_checkpoint
+    from trainer.signals import cancelled_by_signals, raised_by_signals
     from trainer.system import start_serving
 
     updates = {"data": config.data.model_copy(update={"eval": str(data) if data else config.data.eval})}
-    updates["evaluation"] = config.evaluation.model_copy(update={"limit": limit or config.evaluation.limit})
+    updates["evaluation"] = config.evaluation.model_copy(update={"limit": limit})
     config = config.model_copy(update=updates)
     if config.data.eval is None:
         raise ConfigError("eval: no questions given; pass --data FILE or set data.eval")
 
     async def score(model: Path) -> dict[str, Any]:
-        async with start_serving(config, model, say, lambda event: None) as serving:
+        async with cancelled_by_signals(say), start_serving(config, model, say, lambda event: None) as serving:
             say("starting rollout workers")
             await serving.pool.start()
             say(f"scoring {len(serving.eval_questions)} questions")
@@ -89,5 +93,6 @@ def run_eval(
     if checkpoint is None:
         return asyncio.run(score(models.resolve(config.model.path)))
     with tempfile.TemporaryDirectory(prefix="unspiral-eval-") as folder:
-        export_checkpoint(checkpoint, Path(folder) / "model")
+        with raised_by_signals():
+            export_checkpoint(checkpoint, Path(folder) / "model")
         return asyncio.run(score(Path(folder) / "model"))

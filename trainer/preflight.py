@@ -1,14 +1,19 @@
-"""Is there room for the run? Asked before anything slow starts."""
+"""What can be wrong with a run, asked before anything slow starts: room, files of the retriever, length of the prompts."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from trainer.config import Config
+from services.contracts import Question
+from services.rollout.loop import PromptTooLongError, prompt_of
+from services.rollout.templates import make_template
+from services.settings import RolloutSettings
+from trainer.config import Config, ConfigError
 
 GIB = 1 << 30
 
@@ -17,6 +22,26 @@ class NotEnoughRoom(RuntimeError):
     """Disk or memory is too small for the run."""
 
     exit_code = 3
+
+
+def check_retrievers(config: Config) -> None:
+    """Raises ConfigError where an index folder or a corpus file is not there."""
+    for key, settings in (("retriever", config.retriever), ("evaluation.retriever", config.evaluation.retriever)):
+        if settings and settings.index and not Path(settings.index).is_dir():
+            raise ConfigError(f"{key}.index: {settings.index}: no such folder; expected one that `unspiral index build` made")
+        corpus = settings.corpus if settings else None
+        if corpus and not corpus.startswith("lab:") and not Path(corpus).is_file():
+            raise ConfigError(f"{key}.corpus: {corpus}: no such file; expected JSONL, gzipped or not, or Parquet")
+
+
+def check_prompts(key: str, questions: list[Question], tokenizer: Any, settings: RolloutSettings) -> None:
+    """Raises PromptTooLongError for the first question whose prompt is too long, TemplateError. `key` says where questions are from."""
+    template = make_template(settings.template, tokenizer, settings)
+    for question in questions:
+        try:
+            prompt_of(question, template, settings)
+        except PromptTooLongError as e:
+            raise PromptTooLongError(f"{key}: {e}") from None
 
 
 def parameter_count(model: Path) -> int:

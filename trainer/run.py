@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from trainer import models
 from trainer.checkpoint import latest
 from trainer.config import Config, ConfigError
 from trainer.driver import Driver
 from trainer.progress import Progress
 from trainer.run_folder import RunFolder
+from trainer.stopping import Interrupted, StopSignals, interruptible
 from trainer.system import start_system
-
-
-class Interrupted(Exception):
-    """The run was ended by a signal, cleanly. The exit status is 128 + the signal's number."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}; go on with --resume latest")
-        self.exit_code = 128 + number
 
 
 def checkpoint_of(resume: str, folder: Path) -> Path | None:
@@ -42,59 +36,66 @@ def train(config: Config, *, resume: str | None = None, console: Console | None 
     """Run it. Returns the summary; raises Interrupted, StoppedByMonitor, or an error that has an `exit_code`."""
     folder = RunFolder(config)
     checkpoint = checkpoint_of(resume, folder.path) if resume else None
+    again = resume is not None and folder.begun()
     folder.open(resume=resume is not None)
     began, driver_box = time.monotonic(), []
+    progress = Progress(config.trainer.steps, console)
     try:
-        with Progress(config.trainer.steps, console) as progress:
+        with progress:
             progress.say(f"run folder: {folder.path.resolve()}")
-            summary = asyncio.run(_train(config, folder, checkpoint, progress, driver_box))
-        return _finish(folder, summary, began, 0)
+            with interruptible():  # a warm start or conversion takes minutes, and would keep an event loop from hearing signals
+                model = models.resolve(config.model.path)
+            summary = asyncio.run(_train(config, model, folder, checkpoint, again, progress, driver_box))
+        return _finish(folder, summary, began, 0, progress.say)
     except BaseException as error:
-        if driver_box:
-            _finish(folder, driver_box[0].summary(), began, getattr(error, "exit_code", 1))
+        summary = (driver_box[0].summary() if driver_box else {}) | {"steps": folder.last_step()}
+        code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+        _finish(folder, summary, began, code, progress.say)
         raise
     finally:
         folder.close()
 
 
 async def _train(
-    config: Config, folder: RunFolder, checkpoint: Path | None, progress: Progress, box: list[Driver]
+    config: Config,
+    model: Path,
+    folder: RunFolder,
+    checkpoint: Path | None,
+    again: bool,
+    progress: Progress,
+    box: list[Driver],
 ) -> dict[str, Any]:
-    task, received = asyncio.current_task(), []
-
-    def stop(number: int) -> None:
-        if not received:  # a second signal must not cut the clean stop short
-            received.append(number)
-            progress.say(f"{signal.Signals(number).name}: finishing up")
-            task.cancel()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
-    try:
-        async with start_system(config, folder, progress.say) as system:
-            driver = Driver(system, progress)
-            box.append(driver)
-            if checkpoint:
-                driver.load_state_dict(await asyncio.to_thread(system.learner.load, checkpoint))
-                progress.say(f"resumed from {checkpoint}")
-            else:
-                folder.cut_after(0)
-            return await driver.run()
-    except asyncio.CancelledError:
-        if received:
-            raise Interrupted(received[0]) from None
-        raise
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+    """again: the folder was used by an earlier attempt."""
+    with StopSignals(progress.say) as stop:
+        try:
+            async with start_system(config, model, folder, progress.say) as system:
+                driver = Driver(system, progress, stop)
+                box.append(driver)
+                if checkpoint:
+                    driver.load_state_dict(await asyncio.to_thread(system.learner.load, checkpoint))
+                    progress.say(f"resumed from {checkpoint}")
+                elif again:
+                    driver.begin_attempt()
+                    progress.say(f"no whole checkpoint to resume from: starting anew, as attempt {driver.attempt}")
+                summary = await driver.run()
+                stop.settle()
+                return summary
+        except asyncio.CancelledError:
+            if stop.number is None:
+                raise
+            raise Interrupted(stop.number) from None
 
 
-def _finish(folder: RunFolder, summary: dict[str, Any], began: float, exit_code: int) -> dict[str, Any]:
+def _finish(
+    folder: RunFolder, summary: dict[str, Any], began: float, exit_code: int, say: Callable[[str], None]
+) -> dict[str, Any]:
     from services.likelihood.report import write_report
 
     summary |= {"seconds": round(time.monotonic() - began, 1), "exit": exit_code}
     folder.summary(summary)
     if folder.metrics_path.exists():
-        write_report([folder.path], folder.path / "report.html")
+        try:
+            write_report([folder.path], folder.path / "report.html")
+        except Exception as error:  # the run's own outcome stands, whatever is wrong with its report
+            say(f"warning: no report was written: {error}")
     return summary

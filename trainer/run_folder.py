@@ -11,6 +11,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -48,7 +49,8 @@ class RunFolder:
             raise ConfigError(
                 f"run.name: {self.path} holds a run already; choose another run.name, or go on with it by --resume latest"
             )
-        (self.path / "config.yaml").write_text(dump_config(self.config), encoding="utf-8")
+        self._keep_lines(self.path / "events.jsonl", lambda event: True)
+        (self.path / "config.yaml").write_text(dump_config(self.config, secrets=False), encoding="utf-8")
 
     def close(self) -> None:
         if self._lock:
@@ -108,6 +110,15 @@ class RunFolder:
                 f.write(json.dumps(record, ensure_ascii=False) + "\n")
         os.replace(aside, folder / f"step_{step:06d}.jsonl")
 
+    def begun(self) -> bool:
+        """Whether a run was here before."""
+        return any((self.path / name).exists() for name in ("metrics.jsonl", "events.jsonl"))
+
+    def last_step(self) -> int:
+        """The last step that was recorded whole, 0 without any."""
+        lines = self.metrics_path.read_text(encoding="utf-8", errors="replace") if self.metrics_path.exists() else ""
+        return max((int(n) for n in re.findall(r'^\{"step": (\d+)\b.*\}$', lines, re.MULTILINE)), default=0)
+
     def last_attempt(self) -> int:
         """The highest attempt that was begun in this folder: one that was killed before its first checkpoint counts too."""
         attempts = [0]
@@ -118,21 +129,27 @@ class RunFolder:
         return max(attempts)
 
     def cut_after(self, step: int) -> None:
-        """Forget the metrics and trajectories of later steps, and a torn last line: a resumed run writes them anew."""
-        if self.metrics_path.exists():
-            kept = []
-            for line in self.metrics_path.read_text(encoding="utf-8", errors="replace").splitlines():
-                try:
-                    if json.loads(line)["step"] <= step:
-                        kept.append(line)
-                except (json.JSONDecodeError, KeyError):
-                    continue  # torn by a kill
-            aside = self.metrics_path.with_suffix(".tmp")
-            aside.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-            os.replace(aside, self.metrics_path)
+        """Forget the metrics and trajectories of later steps, and torn lines: a resumed run writes them anew."""
+        self._keep_lines(self.metrics_path, lambda metrics: metrics["step"] <= step)
         for file in self.path.glob("trajectories/step_*.jsonl"):
             if int(file.stem.removeprefix("step_")) > step:
                 file.unlink()
+
+    @staticmethod
+    def _keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Write the file anew with the wanted lines alone; those torn by a kill go too."""
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+            try:
+                if wanted(json.loads(line)):
+                    kept.append(line)
+            except (json.JSONDecodeError, KeyError):
+                continue
+        aside = path.with_suffix(".tmp")
+        aside.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        os.replace(aside, path)
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
         line = json.dumps(record, ensure_ascii=False) + "\n"

@@ -27,11 +27,17 @@ from trainer import models
 from trainer.config import Config
 from trainer.data import PromptCursor, load_questions
 from trainer.learner import LearnerGroup
-from trainer.preflight import check_room
+from trainer.preflight import check_prompts, check_retrievers, check_room
 from trainer.rewards import Reward, make_reward
 from trainer.run_folder import RunFolder
 
 Say = Callable[[str], None]
+
+
+class RayUnavailable(RuntimeError):
+    """There is no Ray to work on."""
+
+    exit_code = 3
 
 
 @dataclass
@@ -58,25 +64,31 @@ class System(Serving):
 
 
 def connect_ray(say: Say) -> None:
-    """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), else start a local Ray that ends with this process."""
+    """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), else start a local Ray that ends with this process.
+
+    Raises RayUnavailable.
+    """
     # Ray turns token authentication on by itself and then leaves a token file behind, which makes later clients that were
     # not told the same answer 401. Both sides must be told: a cluster's owner by RAY_AUTH_MODE, our own local Ray here.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     address = os.environ.get("RAY_ADDRESS")
     say(f"joining Ray at {address}" if address else "starting a local Ray")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    ray.init(
-        address=address or "local",
-        include_dashboard=None if address else False,
-        log_to_driver=False,
-        configure_logging=False,
-        runtime_env={"env_vars": worker_environment()} if address else None,
-    )
-    for (
-        number,
-        handler,
-    ) in handlers.items():  # Ray puts its own in their place, which end the process in the middle of a clean stop
-        signal.signal(number, handler)
+    try:
+        ray.init(
+            address=address or "local",
+            include_dashboard=None if address else False,
+            log_to_driver=False,
+            configure_logging=False,
+            runtime_env={"env_vars": worker_environment()} if address else None,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as e:
+        reason = " ".join(str(e).split())[:300]
+        what = f"RAY_ADDRESS={address}: cannot join that cluster" if address else "a local Ray did not start"
+        raise RayUnavailable(f"{what}: {reason}") from e
+    finally:  # Ray puts its own handlers in their place, which end the process in the middle of a clean stop
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def worker_environment() -> dict[str, str]:
@@ -100,7 +112,10 @@ async def retriever_address(settings: RetrieverSettings, name: str, config: Conf
         if index is None:
             index = str(config.run_dir / f"{name}_index")
             say(f"indexing {settings.corpus}")
-            await asyncio.to_thread(index_corpus, models.resolve_file(settings.corpus), index, skip_bad=settings.skip_bad)
+            corpus = models.resolve_file(settings.corpus)
+            skipped = await asyncio.to_thread(index_corpus, corpus, index, skip_bad=settings.skip_bad)
+            if skipped:
+                say(f"{settings.corpus}: {skipped:,} malformed lines left out (skip_bad)")
         service = await asyncio.to_thread(
             start_retriever,
             index,
@@ -137,17 +152,23 @@ async def likelihood_store(config: Config, stack: AsyncExitStack) -> LikelihoodC
     return store
 
 
+def questions_of(config: Config, file: str, say: Say) -> list[Question]:
+    """The questions of a file; says how many malformed rows were left out."""
+    loaded = load_questions(models.resolve_file(file), skip_bad=config.data.skip_bad)
+    if loaded.skipped:
+        say(f"{file}: {loaded.skipped:,} malformed rows left out (data.skip_bad)")
+    return loaded.rows
+
+
 @asynccontextmanager
 async def start_serving(
     config: Config, model: Path, say: Say, on_event: Callable[[dict[str, Any]], None]
 ) -> AsyncIterator[Serving]:
     """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended."""
-    held_out = (
-        load_questions(models.resolve_file(config.data.eval), skip_bad=config.data.skip_bad).rows[: config.evaluation.limit]
-        if config.data.eval
-        else []
-    )
+    check_retrievers(config)
+    held_out = questions_of(config, config.data.eval, say)[: config.evaluation.limit] if config.data.eval else []
     tokenizer = load_tokenizer(model)
+    await asyncio.to_thread(check_prompts, "data.eval", held_out, tokenizer, config.rollout)
     async with AsyncExitStack() as stack:
         connect_ray(say)
         stack.callback(ray.shutdown)
@@ -159,6 +180,7 @@ async def start_serving(
             model_path=str(model),
             retriever_url=url,
             retriever_timeout_seconds=config.retriever.timeout_seconds,
+            sync=config.weight_sync,
             on_event=on_event,
         )
         stack.push_async_callback(pool.close)
@@ -166,15 +188,12 @@ async def start_serving(
 
 
 @asynccontextmanager
-async def start_system(config: Config, folder: RunFolder, say: Say) -> AsyncIterator[System]:
-    """Start everything; on leaving, end everything that was started here."""
-    model, train, reward = (
-        models.resolve(config.model.path),
-        load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad),
-        make_reward(config.reward.kind),
-    )
+async def start_system(config: Config, model: Path, folder: RunFolder, say: Say) -> AsyncIterator[System]:
+    """Start everything, on the model's folder; on leaving, end everything that was started here."""
+    train, reward = questions_of(config, config.data.train, say), make_reward(config.reward.kind)
     check_room(config, model)
-    cursor = PromptCursor(train.rows, config.seed, config.data.shuffle)
+    await asyncio.to_thread(check_prompts, "data.train", train, load_tokenizer(model), config.rollout)
+    cursor = PromptCursor(train, config.seed, config.data.shuffle)
     async with start_serving(config, model, say, lambda event: folder.event(**event)) as serving, AsyncExitStack() as stack:
         store = await likelihood_store(config, stack)
         learner = LearnerGroup(config, model_path=str(model), reference=config.algorithm.kl > 0)

@@ -64,7 +64,7 @@ def describe(rule: Rule, monitor: PhaseMonitor) -> Alarm:
         if rule == "acceleration":
             started = monitor.open.get("likelihood")
             since, threshold = (started.since if started else since), r.acceleration_nats
-            seen = f"the fall speeds up: {seen}"
+            seen = "the fall is already fast" if started and started.step == step else f"the fall speeds up: {seen}"
     elif rule == "collapse":
         metric, since, value, threshold = (
             "reward/mean",

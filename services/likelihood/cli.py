@@ -38,7 +38,7 @@ def serve_likelihood(
         store=store, host=host, port=port, token_steps=token_steps, rules=read_rules(rules),
         tensorboard=str(tensorboard) if tensorboard else None, wandb=wandb,
     )  # fmt: skip
-    serve_forever(settings, announce=lambda line: typer.echo(line, err=True))
+    raise typer.Exit(serve_forever(settings, announce=lambda line: typer.echo(line, err=True)))
 
 
 def report(
@@ -110,7 +110,7 @@ def replay(
     run = read_run(metrics)
     if not run.metrics:
         raise LikelihoodError(f"{metrics}: no steps in it")
-    codes, alarms = run.replay(read_rules(rules))
+    codes, alarms = run.replay(read_rules(rules) if rules else None)
     found = series.bands(codes, run.metrics[0]["step"], list(PHASES))
     if as_json:
         body = {"run": run.name, "steps": len(run.metrics), "phases": found, "alarms": alarms}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -101,12 +103,26 @@ def serve_in_thread(settings: ServeSettings) -> RunningServer:
     return RunningServer(url_of(settings.host, sock), server, thread, parts)
 
 
-def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = print) -> None:
-    """Run the service in the foreground until SIGINT or SIGTERM."""
+def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = print) -> int:
+    """Run the service in the foreground until SIGINT or SIGTERM, and return the exit status (130, 143)."""
+    received: list[int] = []
+    servers: list[uvicorn.Server] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for server in servers:  # one that is starting has no handlers of its own yet
+            server.should_exit = True
+
     with ExitStack() as parts:
+        # uvicorn handles both signals while it runs, and raises them again after the drain: then they land here, and all is closed.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            parts.callback(signal.signal, number, signal.signal(number, remember))
         app, sock = _assembled(settings, parts)
         announce(f"likelihood service: {url_of(settings.host, sock)} (store {settings.store}; page at /, API at /docs)")
-        uvicorn.Server(_config(app)).run(sockets=[sock])
+        servers.append(uvicorn.Server(_config(app)))
+        if not received:
+            servers[0].run(sockets=[sock])
+    return 128 + received[-1] if received else 0
 
 
 def _assembled(settings: ServeSettings, parts: ExitStack) -> tuple[FastAPI, socket.socket]:

@@ -15,7 +15,7 @@ from services.likelihood.run_files import RunFiles, differences, read_run
 from services.settings import MonitorRules
 
 STATIC = Path(__file__).parent / "static"
-POINTS = 3000
+POINTS = 2000
 """Most points of a curve in the file."""
 MOST_EVENTS = 500
 FROZEN_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"

@@ -48,9 +48,18 @@ class RunFiles:
                     out.setdefault(name, np.full(size, np.nan))[step - first] = value
         return out, first
 
+    def rules(self) -> MonitorRules:
+        """The thresholds that the run itself used, by its configuration. Raises RunFileError naming the key."""
+        section = self.config.get("monitor")
+        rules = section.get("rules") if isinstance(section, dict) else None
+        try:
+            return MonitorRules.model_validate(rules or {})
+        except ValidationError as e:
+            raise RunFileError(f"{self.name}/config.yaml: monitor.rules: {one_line(e)}") from e
+
     def replay(self, rules: MonitorRules | None = None) -> tuple[np.ndarray, list[dict]]:
-        """The monitor over the recorded metrics: phase codes [last - first + 1] (NaN where no step is), and the alarms."""
-        monitor, steps = PhaseMonitor(rules), [m["step"] for m in self.metrics]
+        """The monitor over the recorded metrics, by the run's own rules if no others are given: phase codes [last - first + 1] (NaN where no step is), and the alarms."""
+        monitor, steps = PhaseMonitor(rules or self.rules()), [m["step"] for m in self.metrics]
         codes = np.full(steps[-1] - steps[0] + 1 if steps else 0, np.nan)
         alarms = []
         for metrics in self.metrics:

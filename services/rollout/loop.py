@@ -19,6 +19,7 @@ from services.contracts import Action, FinishReason, Trajectory, TrajectoryReque
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
+    from services.contracts import Question
     from services.rollout.engine import Engine
     from services.rollout.templates import Template
     from services.settings import RolloutSettings
@@ -69,13 +70,19 @@ async def run_trajectory(
     raise error
 
 
-async def _sample(request, attempt, engine, template, search, settings) -> Trajectory:
-    prompt = template.prompt_ids(request.question)
+def prompt_of(question: Question, template: Template, settings: RolloutSettings) -> list[int]:
+    """The question's prompt as token ids. Raises PromptTooLongError."""
+    prompt = template.prompt_ids(question)
     if len(prompt) > min(settings.max_prompt_tokens, settings.max_model_tokens - 1):
         raise PromptTooLongError(
-            f"question {request.question.id}: its prompt has {len(prompt)} tokens; rollout.max_prompt_tokens={settings.max_prompt_tokens}, "
+            f"question {question.id}: its prompt has {len(prompt)} tokens; rollout.max_prompt_tokens={settings.max_prompt_tokens}, "
             f"rollout.max_model_tokens={settings.max_model_tokens}"
         )
+    return prompt
+
+
+async def _sample(request, attempt, engine, template, search, settings) -> Trajectory:
+    prompt = prompt_of(request.question, template, settings)
     ids, segments = list(prompt), []
     finish: FinishReason = "turns"
     for turn in range(settings.max_turns + 1):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class WeightSyncError(RuntimeError):
     """Weights did not reach a worker."""
 
+    exit_code = 1
+
 
 class WeightMismatchError(WeightSyncError):
     """The weights sent are not those of this model; the message names the first that differ. The engine was not touched."""

@@ -7,6 +7,7 @@ its engine maps and loads. The store keeps a version for as long as anyone holds
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 import time
@@ -15,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from services.contracts import WeightUpdate
 from services.weight_sync.base import WeightMismatchError, WeightSyncError
@@ -85,6 +88,7 @@ class SharedMemoryReceiver:
     def __init__(self, model_path: str, timeout_seconds: float):
         self._model_path, self._timeout_seconds = model_path, timeout_seconds
         self._shapes: tuple[dict[str, tuple[int, ...]], set[str]] | None = None
+        remove_orphans()
 
     def receive(self, update: WeightUpdate) -> Path:
         if update.backend != BACKEND:
@@ -95,7 +99,7 @@ class SharedMemoryReceiver:
             self._shapes = model_shapes(self._model_path)
         sent = {name: shape for bucket in update.payload for name, _, shape in bucket.tensors}
         check_shapes(sent, *self._shapes, update.version)
-        folder = Path(tempfile.mkdtemp(prefix="unspiral-weights-", dir=_place(update.nbytes)))
+        folder = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=_place(update.nbytes)))
         try:
             deadline = time.monotonic() + self._timeout_seconds
             for i, bucket in enumerate(update.payload):
@@ -107,6 +111,21 @@ class SharedMemoryReceiver:
 
     def release(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=False)
+
+
+def _prefix() -> str:
+    """What weight folders begin with. Containers may share /dev/shm: a process id means something in its own namespace only."""
+    namespace = Path("/proc/self/ns/pid")
+    return f"unspiral-weights-{namespace.stat().st_ino if namespace.exists() else 0}-"
+
+
+def remove_orphans() -> None:
+    """Remove weight folders of processes that are gone: a worker killed between receive and release leaves a whole copy."""
+    prefix = _prefix()
+    for folder in (f for place in {_MEMORY, Path(tempfile.gettempdir())} for f in place.glob(f"{prefix}*-*")):
+        owner = folder.name.removeprefix(prefix).split("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _place(nbytes: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -9,6 +10,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,16 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from services.likelihood.report import write_report
-from trainer.config import Config, dump_config, parse_config
+from trainer.config import Config, ConfigError, dump_config, parse_config
 from trainer.lab.demo import LabFiles, collapse_config, demo_config, prepare
+from trainer.signals import raised_by_signals
 
 ARMS = {"grpo": 0.0, "llds": 0.5}
 """The two arms of the collapse study: they differ in algorithm.llds.lambda alone."""
-ARM_TIMEOUT_SECONDS = 3600.0
+ARM_START_SECONDS, ARM_STEP_SECONDS = 600.0, 40.0
+"""Longest that the arms may take: so long, and so long for each step."""
+ARM_END_SECONDS = 60.0
+"""Longest that an arm which was told to end may take; then it is killed."""
 
 
 class ArmFailed(RuntimeError):
@@ -43,9 +50,20 @@ def prepared(console: Console, folder: Path, seed: int, fresh: bool) -> LabFiles
 
 
 def fresh_config(raw: dict[str, Any]) -> Config:
-    """The configuration, with an earlier demo of the same name cleared away: a demo is made to be run again."""
+    """The configuration, with an earlier demo of the same name cleared away: a demo is made to be run again.
+
+    Raises ConfigError where that demo is still running.
+    """
     config = parse_config(raw)
-    shutil.rmtree(config.run_dir, ignore_errors=True)
+    if config.run_dir.is_dir():
+        with open(config.run_dir / ".lock", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                raise ConfigError(
+                    f"{config.run_dir} is in use by another running process; choose another --dir or --seed"
+                ) from e
+            shutil.rmtree(config.run_dir, ignore_errors=True)
     return config
 
 
@@ -108,7 +126,10 @@ def run_collapse(
 
 
 def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None:
-    """Run the arms as processes of their own, and show their steps and rewards while they run."""
+    """Run the arms as processes of their own, and show their steps and rewards while they run.
+
+    Raises ArmFailed as soon as one ends badly, Stopped after SIGINT or SIGTERM; the others are ended first.
+    """
     processes: dict[str, subprocess.Popen[bytes]] = {}
     columns = (
         TextColumn("{task.description:>5}"),
@@ -117,7 +138,7 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
         TextColumn("{task.fields[seen]}"),
         TimeRemainingColumn(),
     )
-    try:
+    with raised_by_signals(), ended(processes):
         for arm, config in configs.items():
             file = folder / f"{config.run.name}.yaml"
             file.write_text(dump_config(config), encoding="utf-8")
@@ -126,12 +147,13 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
                 processes[arm] = subprocess.Popen(
                     command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"RAY_ADDRESS": ""}
                 )
-        deadline = time.monotonic() + ARM_TIMEOUT_SECONDS
+        limit = ARM_START_SECONDS + ARM_STEP_SECONDS * max(c.trainer.steps for c in configs.values())
+        deadline = time.monotonic() + limit
         with Bars(*columns, console=console) as bars:
             tasks = {arm: bars.add_task(arm, total=c.trainer.steps, seen="starting") for arm, c in configs.items()}
-            while any(p.poll() is None for p in processes.values()):
+            while running(processes, folder, configs):
                 if time.monotonic() > deadline:
-                    raise ArmFailed(f"the arms did not end within {ARM_TIMEOUT_SECONDS:.0f} s; logs in {folder}")
+                    raise ArmFailed(f"the arms did not end within {limit:.0f} s; logs in {folder}")
                 for arm, config in configs.items():
                     if steps := read_metrics(config.run_dir):
                         last = steps[-1]
@@ -141,15 +163,36 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
                 time.sleep(1.0)
             for arm, config in configs.items():
                 bars.update(tasks[arm], completed=len(read_metrics(config.run_dir)))
+
+
+def running(processes: dict[str, subprocess.Popen[bytes]], folder: Path, configs: dict[str, Config]) -> bool:
+    """Whether an arm still runs. Raises ArmFailed for one that ended badly."""
+    codes = {arm: process.poll() for arm, process in processes.items()}
+    for arm, code in codes.items():
+        if code:
+            raise ArmFailed(f"{arm}: exit status {code}; see {folder / configs[arm].run.name}.log")
+    return None in codes.values()
+
+
+@contextmanager
+def ended(processes: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
+    """On leaving, no process is left: those that still run are told to end, and killed where they don't in time."""
+    try:
+        yield
     finally:
         for process in processes.values():
             if process.poll() is None:
                 process.terminate()
-        for process in processes.values():
-            process.wait(60)
-    for arm, process in processes.items():
-        if process.returncode:
-            raise ArmFailed(f"{arm}: exit status {process.returncode}; see {folder / configs[arm].run.name}.log")
+        deadline = time.monotonic() + ARM_END_SECONDS
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                for process in processes.values():
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            for process in processes.values():
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -248,5 +291,5 @@ def print_study(console: Console, rows: list[dict[str, Any]]) -> None:
                 whole = len(values) == len(mine)  # a median over those that collapsed alone would mislead
                 median[key] = (round if form == "{:d}" else float)(statistics.median(values)) if whole else None
             table.add_row("median", arm, *cells(median))
-    console.print(table)
+    console.print(table, width=max(console.width, 130), crop=False, soft_wrap=False)  # a file or a pipe is given 80 columns
     console.print("collapse: the mean of 8 rewards stays under half of its maximum for 8 steps; '-' = not within the run.")

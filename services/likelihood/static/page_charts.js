@@ -257,30 +257,39 @@
       return null;
     }
 
+    // One entry a line; its value for each run, in the run's colour. With one line, one entry a run.
     drawLegend() {
       const shape = this.curves.map((c) => this.id(c) + c.colour).join() + [...this.hidden].join();
       if (shape === this.legendShape) return this.follow(this.u);
       this.legendShape = shape;
       this.outputs = new Map();
-      const several = this.runs.length > 1;
+      const byLine = this.runs.length > 1 && this.lines.length > 1;
+      const entries = byLine ? this.lines.map((line) => this.curves.filter((c) => c.line === line)) : this.curves.map((c) => [c]);
       this.legend.replaceChildren(
-        ...this.curves.map((curve) => {
-          const id = this.id(curve);
-          const output = node("output");
-          this.outputs.set(id, output);
-          const line = `<svg width="20" height="8" aria-hidden="true"><line x1="0" y1="4" x2="20" y2="4" stroke="${curve.colour}" stroke-width="2.5" stroke-dasharray="${curve.dash.join(" ")}"/></svg>`;
-          const label = several ? (this.lines.length > 1 ? `${curve.run.run}: ${curve.line.label}` : curve.run.run) : curve.line.label;
-          const button = node("button", { type: "button", "aria-pressed": String(!this.hidden.has(id)), title: "Show or hide", onclick: () => this.toggle(id) });
-          button.innerHTML = line;
-          button.append(label, output);
+        ...entries.map((curves) => {
+          const [{ line, run, dash, colour }] = curves;
+          const stroke = byLine ? U.colour("soft") : colour;
+          const shown = curves.some((c) => !this.hidden.has(this.id(c)));
+          const button = node("button", { type: "button", "aria-pressed": String(shown), title: "Show or hide", onclick: () => this.toggle(curves) });
+          button.innerHTML = `<svg width="20" height="8" aria-hidden="true"><line x1="0" y1="4" x2="20" y2="4" stroke="${stroke}" stroke-width="2.5" stroke-dasharray="${dash.join(" ")}"/></svg>`;
+          button.append(byLine || this.runs.length === 1 ? line.label : run.run);
+          for (const curve of curves) {
+            const output = node("output", { style: byLine ? `color:${curve.colour}` : null, title: curve.run.run });
+            this.outputs.set(this.id(curve), output);
+            button.append(output);
+          }
           return button;
         }),
       );
       this.follow(this.u);
     }
 
-    toggle(id) {
-      if (!this.hidden.delete(id)) this.hidden.add(id);
+    toggle(curves) {
+      const show = curves.every((c) => this.hidden.has(this.id(c)));
+      for (const curve of curves) {
+        if (show) this.hidden.delete(this.id(curve));
+        else this.hidden.add(this.id(curve));
+      }
       this.draw();
     }
 

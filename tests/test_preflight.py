@@ -1,0 +1,96 @@
+"""Asked before anything slow starts: is there room for the run? And what the terminal shows while it goes on."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from trainer.config import parse_config
+from trainer.doctor import check_config, run_doctor
+from trainer.preflight import GIB, NotEnoughRoom, check_room, parameter_count
+from trainer.progress import Progress, duration
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The header of a safetensors file with 3 x 4 + 10 = 22 parameters."""
+    header = {"__metadata__": {"format": "pt"}, "a": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}
+    header["b"] = {"dtype": "F32", "shape": [10], "data_offsets": [48, 88]}
+    body = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(body).to_bytes(8, "little") + body + bytes(88))
+    return tmp_path
+
+
+@pytest.fixture
+def config(tmp_path):
+    return parse_config(
+        {
+            "run": {"dir": str(tmp_path / "x" / "y")},
+            "model": {"path": "m"},
+            "data": {"train": "t"},
+            "retriever": {"corpus": "c"},
+        }
+    )
+
+
+def test_parameters_are_counted_from_the_headers(model):
+    assert parameter_count(model) == 22
+
+
+def test_too_little_disk_and_too_little_memory_name_the_keys(model, config):
+    with pytest.raises(
+        NotEnoughRoom, match=r"^run\.dir: .* 0\.0 GiB free; 0\.\d GiB are needed .*trainer\.keep_checkpoints"
+    ) as e:
+        check_room(config, model, disk_free=1 << 20, memory_free=64 * GIB)
+    assert e.value.exit_code == 3
+    assert "\n" not in str(e.value)
+    with pytest.raises(NotEnoughRoom, match=r"^memory: 1\.0 GiB are free; about \d\.\d GiB are needed .*rollout\.workers"):
+        check_room(config, model, disk_free=64 * GIB, memory_free=GIB)
+    check_room(config, model, disk_free=64 * GIB, memory_free=64 * GIB)
+
+
+def test_what_is_needed_grows_with_workers(model, config):
+    check_room(config, model, disk_free=64 * GIB, memory_free=4 * GIB)
+    config.rollout.workers = 8
+    with pytest.raises(NotEnoughRoom, match="8 rollout workers"):
+        check_room(config, model, disk_free=64 * GIB, memory_free=4 * GIB)
+
+
+def test_without_a_terminal_each_step_is_a_line(config):
+    out = io.StringIO()
+    with Progress(10, Console(file=out, width=200)) as progress:
+        progress.stage("rollout", 1)
+        metrics = {"step": 1, "reward/mean": 0.5, "logp/right": -0.25, "logp/wrong": None, "phase": "healthy", "time/step": 2.0}
+        progress.step(metrics, [])
+        progress.step(metrics | {"step": 2}, [])
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("step  reward  logp right  logp wrong")
+    assert lines[1].split() == ["1", "0.500", "-0.250", "-", "-", "-", "-", "-", "2.0", "healthy", "0m18s"]
+    assert lines[2].endswith("0m16s")
+
+
+def test_on_a_terminal_there_is_a_live_table():
+    out = io.StringIO()
+    with Progress(10, Console(file=out, width=160, force_terminal=True)) as progress:
+        progress.step({"step": 3, "reward/mean": 0.5, "phase": "decay", "time/step": 60.0}, [])
+    assert "step 3 of 10, 7m00s left" in out.getvalue()
+    assert "decay" in out.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0m00s"), (61, "1m01s"), (3600, "1h00m")])
+def test_durations_are_readable(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_the_doctor_names_a_broken_configuration_and_answers_3(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("{model: {path: ./nowhere}, data: {train: ./none.jsonl}, retriever: {corpus: c}}")
+    bad = {f.what: f.seen for f in check_config(file) if f.level == "bad"}
+    assert bad["model.path"] == "./nowhere"
+    assert bad["data.train"] == "./none.jsonl"
+    out = io.StringIO()
+    assert run_doctor(file, Console(file=out, width=200)) == 3
+    assert "no such file or folder" in out.getvalue()
+    file.write_text("{model: 1}")
+    assert any("model" in f.advice for f in check_config(file) if f.level == "bad")

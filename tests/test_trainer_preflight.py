@@ -1,0 +1,124 @@
+"""What is asked before anything slow starts: files of the retriever, prompts, the place for the scores, Ray."""
+
+import signal
+
+import pytest
+
+from services.contracts import Question
+from services.rollout.loop import PromptTooLongError
+from services.settings import RolloutSettings
+from trainer import system
+from trainer.cli import main
+from trainer.config import ConfigError, parse_config
+from trainer.preflight import check_prompts, check_retrievers
+
+BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
+
+
+class Words:
+    """A tokenizer: one word, one token."""
+
+    def encode(self, text, add_special_tokens=False):
+        return list(range(len(text.split())))
+
+
+def test_a_prompt_that_is_too_long_is_named_with_its_tokens_and_the_key():
+    questions = [Question("short", "who ?", ("a",), "nq", None), Question("long", "word " * 9, ("a",), "nq", None)]
+    settings = RolloutSettings(template="lab", max_prompt_tokens=8, max_obs_tokens=16)
+    check_prompts("data.train", questions[:1], Words(), settings)
+    with pytest.raises(PromptTooLongError) as e:
+        check_prompts("data.train", questions, Words(), settings)
+    assert str(e.value).startswith("data.train: question long: its prompt has ")
+    assert "rollout.max_prompt_tokens=8" in str(e.value)
+    assert e.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("key", "kind"), [("index", "folder"), ("corpus", "file")])
+def test_an_index_or_corpus_that_is_not_there_is_said_before_ray_starts(tmp_path, key, kind):
+    nowhere = str(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=rf"^retriever\.{key}: {nowhere}: no such {kind}"):
+        check_retrievers(parse_config(BASE | {"retriever": {key: nowhere}}))
+    elsewhere = {"retriever": {"corpus": "lab:train_corpus:0"}, "evaluation": {"retriever": {key: nowhere}}}
+    with pytest.raises(ConfigError, match=rf"^evaluation\.retriever\.{key}: "):
+        check_retrievers(parse_config(BASE | elsewhere))
+
+
+def test_malformed_rows_that_are_left_out_are_counted_aloud(tmp_path):
+    file = tmp_path / "q.jsonl"
+    file.write_text('{"question": "who?", "golden_answers": ["a"]}\n{"question": 3}\n')
+    config = parse_config(
+        {"model": {"path": "m"}, "data": {"train": str(file), "skip_bad": True}, "retriever": {"url": "http://x"}}
+    )
+    said = []
+    assert len(system.questions_of(config, str(file), said.append)) == 1
+    assert said == [f"{file}: 1 malformed rows left out (data.skip_bad)"]
+
+
+def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(monkeypatch):
+    def refuse(**kwargs):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise ConnectionError("ray client\nconnection timeout")
+
+    monkeypatch.setattr(system.ray, "init", refuse)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(system.RayUnavailable) as e:
+        system.connect_ray(lambda text: None)
+    assert str(e.value) == "RAY_ADDRESS=10.0.0.9:6379: cannot join that cluster: ray client connection timeout"
+    assert e.value.exit_code == 3
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.fixture
+def scored(tmp_path, monkeypatch):
+    """`unspiral eval` with the scoring itself replaced; the keyword arguments that it was called with."""
+    calls = []
+
+    def score(settings, **kwargs):
+        calls.append(kwargs)
+        return {"overall": {"em": 0.5, "f1": 0.5, "n": 2}}
+
+    monkeypatch.setattr("trainer.evaluate.run_eval", score)
+    config = tmp_path / "c.yaml"
+    config.write_text("{model: {path: m}, data: {train: t.jsonl}, retriever: {url: 'http://x'}}")
+
+    def call(out):
+        with pytest.raises(SystemExit) as e:
+            main(["eval", "--config", str(config), "--out", str(out)])
+        return e.value.code, calls
+
+    return call
+
+
+def test_the_folder_of_the_scores_is_made(scored, tmp_path):
+    assert scored(tmp_path / "a" / "b" / "x.json")[0] == 0
+    assert (tmp_path / "a" / "b" / "x.json").is_file()
+
+
+def test_a_place_where_scores_cannot_be_written_is_refused_before_the_scoring(scored, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert scored(tmp_path / "file" / "x.json") == (2, [])
+    assert scored(tmp_path) == (2, [])
+
+
+@pytest.mark.parametrize(("limit", "rows"), [(None, None), (3, 3)])
+def test_eval_scores_every_row_unless_it_is_given_a_limit(monkeypatch, limit, rows):
+    from trainer.evaluate import run_eval
+
+    class Seen(Exception):
+        pass
+
+    def serving(config, model, say, on_event):
+        raise Seen(config.evaluation.limit)
+
+    monkeypatch.setattr(system, "start_serving", serving)
+    monkeypatch.setattr("trainer.models.resolve", lambda path: path)
+    raw = {
+        "model": {"path": "m"},
+        "data": {"train": "t", "eval": "e"},
+        "retriever": {"url": "http://x"},
+        "evaluation": {"limit": 7},
+    }
+    with pytest.raises(Seen) as e:
+        run_eval(parse_config(raw), limit=limit)
+    assert e.value.args == (rows,)

@@ -1,0 +1,290 @@
+"""How a run ends before its time: signals, a lost learner, a step cut short. Scripted steps on a real run folder, real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from rich.console import Console
+from test_trainer_monitor_actions import Pool, Scripted, events, rollback, system
+
+from services import launcher
+from trainer import run as runs
+from trainer import stopping
+from trainer.checkpoint import drop_after, latest, step_folder
+from trainer.config import ConfigError
+from trainer.learner import LearnerError
+from trainer.models import ModelError
+from trainer.stopping import Interrupted, StopSignals
+
+
+class Halting(Scripted):
+    """At one step something happens between the update and the step's record."""
+
+    def __init__(self, system, at, halt, wants=None):
+        super().__init__(system, wants or {})
+        self.at, self.halt = at, halt
+
+    async def one_step(self, step):
+        if step == self.at:
+            self.step, self.version = step, self.version + 1
+            await self.halt(self)
+            self.version -= 1
+        return await super().one_step(step)
+
+
+def checkpoints(made):
+    return sorted(p.name for p in (made.folder.path / "checkpoints").glob("step_*"))
+
+
+async def listened(driver):
+    """The driver's run under its signals, as `train` does it."""
+    with driver.stop as stop:
+        try:
+            await driver.run()
+            stop.settle()
+        except asyncio.CancelledError:
+            raise Interrupted(stop.number) from None
+
+
+async def send(number):
+    os.kill(os.getpid(), number)
+    await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_first_signal_ends_the_run_after_the_step_in_hand_with_its_checkpoint(tmp_path, number, code):
+    made = system(tmp_path)
+    driver = Halting(made, 3, lambda d: send(number))
+    with pytest.raises(Interrupted) as caught:
+        asyncio.run(listened(driver))
+    assert caught.value.exit_code == code
+    assert made.folder.last_step() == 3 and checkpoints(made) == ["step_000002", "step_000003"]
+
+
+def test_a_second_signal_cuts_the_step_short_and_nothing_half_done_is_saved(tmp_path):
+    made = system(tmp_path)
+
+    async def twice(driver):
+        await send(signal.SIGTERM)
+        await send(signal.SIGINT)
+        raise AssertionError("goes on after the second signal")
+
+    with pytest.raises(Interrupted) as caught:
+        asyncio.run(listened(Halting(made, 4, twice)))
+    assert caught.value.exit_code == 143  # the first one's
+    assert made.folder.last_step() == 3 and checkpoints(made) == ["step_000002"]
+
+
+def test_a_step_that_does_not_end_within_the_grace_is_cut_short(tmp_path, monkeypatch):
+    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.05)
+    made = system(tmp_path)
+
+    async def stuck(driver):
+        await send(signal.SIGTERM)
+        await asyncio.sleep(30)
+
+    with pytest.raises(Interrupted):
+        asyncio.run(listened(Halting(made, 4, stuck)))
+    assert checkpoints(made) == ["step_000002"]
+
+
+def test_the_grace_ends_with_the_step(tmp_path, monkeypatch):
+    """Its timer must not cut what comes after: the checkpoint."""
+    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.1)
+    made = system(tmp_path)
+    save = made.learner.save
+
+    def slow(path, state):
+        time.sleep(0.3)
+        save(path, state)
+
+    made.learner.save = slow
+    made.config.trainer.checkpoint_every = 0
+    with pytest.raises(Interrupted):
+        asyncio.run(listened(Halting(made, 3, lambda d: send(signal.SIGTERM))))
+    assert checkpoints(made) == ["step_000003"]
+
+
+def test_where_no_step_is_in_hand_the_first_signal_ends_the_run_at_once(tmp_path):
+    made = system(tmp_path)
+    driver = Scripted(made, {})
+
+    async def evaluate(tag):
+        await send(signal.SIGTERM)
+        raise AssertionError("goes on after the signal")
+
+    driver.evaluate, driver.config.trainer.eval_at_ends = evaluate, True
+    with pytest.raises(Interrupted):
+        asyncio.run(listened(driver))
+    assert driver.trace == []
+
+
+def test_signals_do_not_cut_the_clean_end_short(tmp_path):
+    async def ends():
+        with StopSignals(print) as stop:
+            stop.settle()
+            await send(signal.SIGTERM)
+            return "whole"
+
+    assert asyncio.run(ends()) == "whole"
+
+
+def test_a_lost_learner_is_not_asked_to_save(tmp_path):
+    made, saved = system(tmp_path), []
+    made.learner.save = lambda path, state: saved.append(path.name)
+
+    async def lost(driver):
+        raise LearnerError("learner rank 0 of 1 died (update)")
+
+    with pytest.raises(LearnerError, match="died"):
+        asyncio.run(Halting(made, 3, lost).run())
+    assert saved == ["step_000002"]
+
+
+def test_a_learner_lost_in_a_save_is_not_asked_again(tmp_path):
+    made, asked = system(tmp_path), []
+
+    def save(path, state):
+        asked.append(path.name)
+        raise LearnerError("learner rank 0 of 1 died (save)")
+
+    made.learner.save = save
+    with pytest.raises(LearnerError, match="died"):
+        asyncio.run(Scripted(made, {}).run())
+    assert asked == ["step_000002"]
+
+
+def test_a_rollback_cut_short_is_not_saved_as_the_step_it_left(tmp_path):
+    made = system(tmp_path)
+    driver = Scripted(made, {5: rollback(5, 4)})
+
+    def load(path):
+        raise KeyError("cut short")
+
+    made.learner.load = load
+    with pytest.raises(KeyError):
+        asyncio.run(driver.run())
+    assert checkpoints(made) == ["step_000002", "step_000004"]
+
+
+# -- train(): what a run leaves, however it ends
+
+
+def started(made, monkeypatch, driver_class=Scripted):
+    """`train` over the scripted system: a new pool at each start."""
+
+    @asynccontextmanager
+    async def start(config, model, folder, say):
+        made.config, made.folder, made.pool = config, folder, Pool()
+        yield made
+
+    monkeypatch.setattr(runs, "start_system", start)
+    monkeypatch.setattr(runs.models, "resolve", lambda path: path)
+    monkeypatch.setattr(runs, "Driver", lambda s, progress, stop: driver_class(s, {}))
+
+
+def summary(made):
+    return json.loads((made.folder.path / "summary.json").read_text())
+
+
+def trained(made, **options):
+    out = io.StringIO()
+    result = runs.train(made.config, console=Console(file=out, width=200), **options)
+    return result, out.getvalue()
+
+
+def test_resume_without_a_checkpoint_says_so_and_is_the_next_attempt(tmp_path, monkeypatch):
+    made = system(tmp_path)
+    made.folder.metrics({"step": 1, "attempt": 0})
+    made.folder.close()
+    started(made, monkeypatch)
+    _, out = trained(made, resume="latest")
+    assert "no whole checkpoint to resume from: starting anew, as attempt 1" in out
+    lines = [json.loads(line) for line in made.folder.metrics_path.read_text().splitlines()]
+    assert [(m["step"], m["attempt"]) for m in lines] == [(s, 1) for s in range(1, 13)]
+    drop_after(made.folder.path, 4)
+    trained(made, resume="latest")
+    assert [(e["step"], e["attempt"]) for e in events(made) if e["event"] == "resume"] == [(0, 1), (4, 2)]
+    assert latest(made.folder.path) == step_folder(made.folder.path, 12)
+
+
+def test_resume_in_an_unused_folder_is_a_first_attempt(tmp_path, monkeypatch):
+    made = system(tmp_path / "unused")
+    made.folder.close()
+    (made.folder.path / "config.yaml").unlink()
+    started(made, monkeypatch)
+    trained(made, resume="latest")
+    assert [e for e in events(made) if e["event"] == "resume"] == []
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_a_summary(tmp_path, monkeypatch):
+    made = system(tmp_path)
+    made.folder.close()
+    started(made, monkeypatch)
+
+    def resolve(path):
+        raise ModelError("model.path m: no such folder")
+
+    monkeypatch.setattr(runs.models, "resolve", resolve)
+    with pytest.raises(ModelError):
+        trained(made)
+    assert summary(made)["steps"] == 0 and summary(made)["exit"] == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_heard_while_the_model_is_made(tmp_path, monkeypatch, number, code):
+    made = system(tmp_path)
+    made.folder.close()
+    started(made, monkeypatch)
+    before = signal.getsignal(number)
+
+    def resolve(path):
+        os.kill(os.getpid(), number)
+        for _ in range(1000):
+            pass
+        raise AssertionError("goes on after the signal")
+
+    monkeypatch.setattr(runs.models, "resolve", resolve)
+    with pytest.raises(Interrupted) as caught:
+        trained(made)
+    assert caught.value.exit_code == code == summary(made)["exit"]
+    assert signal.getsignal(number) is before
+
+
+def test_a_report_that_fails_is_a_warning(tmp_path, monkeypatch):
+    made = system(tmp_path)
+    made.folder.close()
+
+    class Spoilt(Scripted):
+        async def run(self):
+            result = await super().run()
+            (self.system.folder.path / "events.jsonl").write_text('{"torn\n{"event": "x"}\n')
+            return result
+
+    started(made, monkeypatch, Spoilt)
+    result, out = trained(made)
+    assert result["exit"] == 0 and result["steps"] == 12
+    assert "warning: no report was written" in out and "events.jsonl:1: not JSON" in out
+
+
+def test_a_folder_in_use_is_left_as_it_is(tmp_path, monkeypatch):
+    made = system(tmp_path)  # holds it
+    started(made, monkeypatch)
+    with pytest.raises(ConfigError, match="in use"):
+        trained(made)
+    assert not (made.folder.path / "summary.json").exists()
+
+
+def test_the_likelihood_service_is_bound_to_loopback_on_a_cluster_of_many_nodes(monkeypatch):
+    asked = []
+    monkeypatch.setattr(launcher.ray, "nodes", lambda: [{"Alive": True}, {"Alive": True}])
+    monkeypatch.setattr(launcher, "_start", lambda cls, name, timeout, *args: asked.append(args))
+    launcher.start_likelihood("sqlite:x.db", token_steps=8, name="n")
+    assert asked[0][1] == "127.0.0.1"

@@ -1,0 +1,100 @@
+"""How a run is stopped from outside, by SIGINT (Ctrl-C) or SIGTERM.
+
+The first signal lets the step in hand come to its end, so that it is recorded and saved; the second, or the first where no step is
+in hand, ends the run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STEP_GRACE_SECONDS = 60.0
+"""Longest wait for the step in hand after the first signal."""
+
+
+class Interrupted(Exception):
+    """The run was ended by a signal, cleanly. The exit status is 128 + the signal's number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}; go on with --resume latest")
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, on the main thread without an event loop, a signal raises Interrupted where the code stands."""
+
+    def stop(number: int, _: Any) -> None:
+        raise Interrupted(number)
+
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class StopSignals:
+    """Listens, as a context inside a running event loop, on behalf of the task that enters it."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.number: int | None = None
+        """The first signal that came."""
+        self._in_step = self._deaf = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> StopSignals:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        for number in SIGNALS:
+            self._loop.add_signal_handler(number, self.receive, number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in SIGNALS:
+            self._loop.remove_signal_handler(number)
+
+    @property
+    def requested(self) -> bool:
+        """Whether no further step should begin."""
+        return self.number is not None
+
+    @contextmanager
+    def step_in_hand(self) -> Iterator[None]:
+        """Inside, the first signal waits for the end, STEP_GRACE_SECONDS at most."""
+        self._in_step = True
+        try:
+            yield
+        finally:
+            self._in_step = False
+            if self._timer:
+                self._timer.cancel()
+
+    def receive(self, number: int) -> None:
+        """What a signal does."""
+        if self._deaf:
+            return
+        name, first = signal.Signals(number).name, self.number is None
+        self.number = number if first else self.number
+        if first and self._in_step:
+            self.say(f"{name}: finishing this step, for {STEP_GRACE_SECONDS:g} s at most; a second signal stops at once")
+            self._timer = self._loop.call_later(STEP_GRACE_SECONDS, self._cancel)
+        else:
+            self.say(f"{name}: stopping")
+            self._cancel()
+
+    def settle(self) -> None:
+        """The run's work is done: signals no longer cut its clean end short. Raises Interrupted where one came before."""
+        self._deaf = True
+        if self.number is not None:
+            raise Interrupted(self.number)
+
+    def _cancel(self) -> None:
+        self._deaf = True  # what is started must still be ended
+        self._task.cancel()
