@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
 from services.contracts import WorkerInfo
@@ -62,7 +62,7 @@ class Member:
             if isinstance(cause, EngineDeadError):
                 raise WorkerLostError(f"worker {self.id}: {cause}") from None
             raise cause from None
-        except RayActorError as e:
+        except RayError as e:  # it died, or Ray ended it because memory ran short
             raise WorkerLostError(f"worker {self.id}: {one_line(e)}") from None
         except (TimeoutError, asyncio.CancelledError):
             ray.cancel(ref)
