@@ -17,7 +17,7 @@ LAB = Path(__file__).parent / "data" / "lab"
 FELL = {"g15n_0": 103, "g15n_1": 84, "grpo_0": 29, "grpo_1": 32, "grpo_2": 20, "padmask_g15_0": 117}
 """Recorded falls: step at which the mean of 8 rewards was under .85 of its maximum for 3 steps."""
 HELD = ("l15n_0", "l15n_1", "llds5_2")
-NEW = {"collapse-0-grpo": 27, "collapse-1-grpo": 34, "collapse-1-llds": 43}
+NEW = {"collapse-0-grpo": 27, "collapse-1-grpo": 34, "collapse-1-llds": 43, "collapse-2-grpo": 26}
 """Falls of the real system (`unspiral demo --collapse`), recorded after the thresholds were set; the same criterion."""
 
 

@@ -1,6 +1,6 @@
 """The likelihood store's cost: what a learner waits for, and how long a page of 10^7 stored actions takes.
 
-    python benchmarks/likelihood_store.py [--steps 1000] [--trajectories 2560] [--actions 4] [--stores sqlite redis]
+    python benchmarks/likelihood.py [--steps 1000] [--trajectories 2560] [--actions 4] [--stores sqlite redis]
 
 Prints, for each store: seconds that making the records, `post_step` and `put_tokens` hold the learner up (target: under .05 together), seconds until the
 service has stored the step, rows filled, and seconds of every request that the live page makes for the whole run (target: under .2
