@@ -99,7 +99,7 @@ class _Load:
         loop = asyncio.get_running_loop()
         for _ in range(self.clients):
             await loop.create_connection(lambda: _Connection(self), host, port)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not self.running:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(self.warm_up)

@@ -39,14 +39,15 @@ def build_index(
     vector_type: str = "Flat",
     nprobe: int | None = None,
     ef_search: int | None = None,
+    encoder_dtype: str = "auto",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> IndexInfo:
     """Index `corpus` (JSONL, gzipped or not, or Parquet) into the folder `out`.
 
     A build that was interrupted goes on where it was; an index that is already there with the same corpus and settings is kept as
-    it is. Memory is bounded by the vocabulary, not by the passages. `model`, `family`, `vector_type`, `nprobe` and `ef_search` are
-    for `dense` and `hybrid`, the options from `language` to `b` for `bm25` and `hybrid`.
+    it is. Memory is bounded by the vocabulary, not by the passages. The options from `language` to `b`
+    are for `bm25` and `hybrid`, those from `model` to `encoder_dtype` for `dense` and `hybrid`.
 
     Raises CorpusError (file, line, what was expected; `skip_bad` leaves such lines out and counts them), IndexInvalid where `out`
     holds something else and `overwrite` is not set, EnvironmentLacks where the disk is too small or another build is at work.
@@ -69,7 +70,7 @@ def build_index(
             raise BadSetting(f"backend {backend} needs a model: the folder or hub name of a sentence encoder (--model)")
         from .encoder import Encoder, EncoderSettings, family_of
 
-        encoder = Encoder(EncoderSettings(model, family_of(family, model)))
+        encoder = Encoder(EncoderSettings(model, family_of(family, model)), dtype=encoder_dtype)
         settings |= {"encoder": encoder.settings.as_dict(), "fingerprint": encoder.fingerprint, "type": vector_type}
         settings |= {"nprobe": nprobe, "ef_search": ef_search}
         sinks["dense"] = VectorSink(encoder)

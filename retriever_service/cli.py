@@ -57,6 +57,7 @@ VectorType = Annotated[
     str, typer.Option("--type", help="Flat, SQfp16, SQ8, IVF,Flat  IVF,SQ8  HNSW32, or a factory string of FAISS.")
 ]
 Nprobe = Annotated[int | None, typer.Option(min=1, help="Lists that a search of an IVF index visits.")]
+Dtype = Annotated[str, typer.Option(help="Numbers of the encoder: auto, float32, bfloat16, float16.")]
 EfSearch = Annotated[int | None, typer.Option(min=1, help="Width of a search in an HNSW index.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another index in the folder.")]
@@ -81,6 +82,7 @@ def build(
     vector_type: VectorType = "Flat",
     nprobe: Nprobe = None,
     ef_search: EfSearch = None,
+    encoder_dtype: Dtype = "auto",
     overwrite: Overwrite = False,
 ) -> None:
     """Index a corpus. An interrupted build goes on where it was."""
@@ -89,7 +91,8 @@ def build(
     with _progress() as tell:
         info = build_index(
             corpus, out, backend=backend, skip_bad=skip_bad, language=language, stem=stem, stop_words=stop_words, k1=k1, b=b,
-            model=model, family=family, vector_type=vector_type, nprobe=nprobe, ef_search=ef_search, overwrite=overwrite, progress=tell,
+            model=model, family=family, vector_type=vector_type, nprobe=nprobe, ef_search=ef_search, encoder_dtype=encoder_dtype,
+            overwrite=overwrite, progress=tell,
         )  # fmt: skip
     _report(out, info)
 
@@ -209,6 +212,7 @@ def serve_retriever(
         str | None, typer.Option("--retriever_model", "--retriever-model", help="Encoder: folder or hub name.")
     ] = None,
     faiss_gpu: Annotated[bool, typer.Option("--faiss_gpu", "--faiss-gpu", help="Search a dense index on all GPUs.")] = False,
+    encoder_dtype: Dtype = "auto",
     reranker: Annotated[
         str | None, typer.Option(help="Cross-encoder (folder or hub name) that orders the best passages anew.")
     ] = None,
@@ -222,6 +226,8 @@ def serve_retriever(
     token_env: Annotated[str | None, typer.Option(help="Ask for the token that is in this environment variable.")] = None,
 ) -> None:
     """Serve an index over HTTP: Search-R1's /retrieve and /rerank, a search page, /healthz, /readyz, /metrics, /docs."""
+    from pydantic import ValidationError
+
     from .launch import run
     from .settings import ServerSettings
 
@@ -229,12 +235,17 @@ def serve_retriever(
         raise BadSetting("serve retriever: --index is missing; expected a folder made by `unspiral index build`")
     if token_env and not os.environ.get(token_env):
         raise BadSetting(f"--token-env {token_env}: that variable is not set")
-    settings = ServerSettings(
-        index=index, corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk, retriever_name=retriever_name,
-        retriever_model=retriever_model, faiss_gpu=faiss_gpu, reranker=reranker, rerank_depth=rerank_depth, workers=workers,
-        batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued, cache_size=cache_size,
-        request_timeout_seconds=timeout_seconds, token=os.environ[token_env] if token_env else None,
-    )  # fmt: skip
+    try:
+        settings = ServerSettings(
+            index=index, corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk, retriever_name=retriever_name,
+            retriever_model=retriever_model, encoder_dtype=encoder_dtype, faiss_gpu=faiss_gpu, reranker=reranker,
+            rerank_depth=rerank_depth, workers=workers,
+            batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued, cache_size=cache_size,
+            request_timeout_seconds=timeout_seconds, token=os.environ[token_env] if token_env else None,
+        )  # fmt: skip
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadSetting(f"--{first['loc'][0]} {first['input']}: {first['msg']}") from None
 
     def started(url: str, what: str) -> None:
         _out.print(f"retriever: {what} at {url}, documentation at {url}/docs", soft_wrap=True, highlight=False)

@@ -90,9 +90,11 @@ class DenseRanker:
         return " ".join(query.split())
 
 
-def open_dense(folder: Path, settings: dict, passages: int, *, model: str | None = None, gpu: bool = False) -> DenseRanker:
+def open_dense(
+    folder: Path, settings: dict, passages: int, *, model: str | None = None, gpu: bool = False, dtype: str = "auto"
+) -> DenseRanker:
     """The ranker of an index folder. `model` names another place of the same encoder; another encoder is refused."""
-    encoder = Encoder(EncoderSettings(**settings["encoder"] | ({"model": model} if model else {})))
+    encoder = Encoder(EncoderSettings(**settings["encoder"] | ({"model": model} if model else {})), dtype=dtype)
     if settings["fingerprint"] and encoder.fingerprint != settings["fingerprint"]:
         raise IndexInvalid(
             f"index {folder}: was not made by the encoder {encoder.settings.model}; give its own with --retriever_model"

@@ -101,7 +101,7 @@ def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
 class Index:
     """An open index folder. `search` must be called from one thread at a time.
 
-    `model` names another place of the encoder of a dense index, `gpu` searches it on the GPUs, `reranker` is a cross-encoder that
+    `model` names another place of the encoder of a dense index, `dtype` its numbers, `gpu` searches it on the GPUs, `reranker` is a cross-encoder that
     orders the best `rerank_depth` passages anew.
     """
 
@@ -112,13 +112,14 @@ class Index:
         *,
         model: str | None = None,
         gpu: bool = False,
+        dtype: str = "auto",
         reranker: Reranker | None = None,
         rerank_depth: int = 20,
     ) -> None:
         folder = Path(folder)
         self.info = verify(folder, corpus)
         self.documents = Documents(folder / TEXT_FILE, folder / OFFSETS_FILE)
-        self.ranker = _open_ranker(folder, self.info, model, gpu)
+        self.ranker = _open_ranker(folder, self.info, model, gpu, dtype)
         self.reranker, self._depth = reranker, rerank_depth
         self.quick = self.ranker.quick and reranker is None
         self.ranker.rank(["warm up"], 1)  # compiles the kernel, or loads it compiled
@@ -147,7 +148,7 @@ class Index:
         self.documents.close()
 
 
-def _open_ranker(folder: Path, info: IndexInfo, model: str | None, gpu: bool) -> Ranker:
+def _open_ranker(folder: Path, info: IndexInfo, model: str | None, gpu: bool, dtype: str) -> Ranker:
     """The ranker of a folder. What a backend needs is imported only for it: numba for BM25, torch and FAISS for dense."""
     rankers: list[Ranker] = []
     if info.backend in ("bm25", "hybrid"):
@@ -158,5 +159,5 @@ def _open_ranker(folder: Path, info: IndexInfo, model: str | None, gpu: bool) ->
     if info.backend in ("dense", "hybrid"):
         from .dense import open_dense
 
-        rankers.append(open_dense(folder, info.settings, info.passages, model=model, gpu=gpu))
+        rankers.append(open_dense(folder, info.settings, info.passages, model=model, gpu=gpu, dtype=dtype))
     return rankers[0] if len(rankers) == 1 else HybridRanker(rankers)

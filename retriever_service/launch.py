@@ -190,4 +190,5 @@ def worker_app():
     settings.token = os.environ.get(_TOKEN_VARIABLE)
     app = create_app(settings)
     app.state.on_failure = lambda error: os._exit(STARTUP_FAILURE)
+    app.state.load_first = True  # so that it accepts no request before it can answer, while another worker could
     return app

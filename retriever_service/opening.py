@@ -36,7 +36,7 @@ def open_index(settings: ServerSettings):
         from .rerank import CrossEncoderReranker
 
         reranker = CrossEncoderReranker(settings.reranker)
-    second = {"reranker": reranker, "rerank_depth": settings.rerank_depth}
+    second = {"reranker": reranker, "rerank_depth": settings.rerank_depth, "dtype": settings.encoder_dtype}
     encoder = {"name": settings.retriever_name, "model": settings.retriever_model}
     if settings.index.startswith(REMOTE_PREFIX):
         from .remote import QdrantIndex

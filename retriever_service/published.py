@@ -76,6 +76,7 @@ class PublishedIndex(Index):
         name: str | None,
         model: str | None,
         gpu: bool = False,
+        dtype: str = "auto",
         reranker=None,
         rerank_depth: int = 20,
     ) -> None:
@@ -87,7 +88,7 @@ class PublishedIndex(Index):
                 f"index {path} is a FAISS file: it needs --corpus_path (the JSONL it was made from) and --retriever_model"
             )
         self.documents = open_corpus_documents(Path(corpus))
-        encoder = Encoder(EncoderSettings(model, family_of(name, model)))
+        encoder = Encoder(EncoderSettings(model, family_of(name, model)), dtype=dtype)
         self.ranker = DenseRanker(Path(path), encoder, self.documents.count, gpu=gpu)
         self.reranker, self._depth, self.quick = reranker, rerank_depth, False
         size = Path(path).stat().st_size

@@ -50,7 +50,14 @@ class QdrantIndex:
     quick = False
 
     def __init__(
-        self, address: str, *, name: str | None, model: str | None, reranker: Reranker | None = None, rerank_depth: int = 20
+        self,
+        address: str,
+        *,
+        name: str | None,
+        model: str | None,
+        dtype: str = "auto",
+        reranker: Reranker | None = None,
+        rerank_depth: int = 20,
     ) -> None:
         if not model:
             raise BadSetting(
@@ -58,7 +65,7 @@ class QdrantIndex:
             )
         self._address, self.reranker, self._depth = address, reranker, rerank_depth
         self._client, self._collection = connect(address)
-        self._encoder = Encoder(EncoderSettings(model, family_of(name, model)))
+        self._encoder = Encoder(EncoderSettings(model, family_of(name, model)), dtype=dtype)
         count, dimension = self._call(self._describe)
         if dimension != self._encoder.dimension:
             raise BadSetting(

@@ -61,10 +61,11 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loading = asyncio.create_task(_load_or_report(service, app.state.on_failure))
+        if app.state.load_first:
+            await loading
         try:
             yield
         finally:
-            app.state.stopping = True
             await asyncio.wait({loading})
             await service.stop()
 
@@ -76,7 +77,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
         lifespan=lifespan,
     )
     app.state.service = service
-    app.state.on_failure = None
+    app.state.on_failure, app.state.load_first = None, False
     install_error_handlers(app, service.metrics)
     app.add_endpoint(
         JsonEndpoint("/retrieve", service.retrieve, settings, service.metrics),

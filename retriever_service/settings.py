@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 
@@ -18,6 +20,8 @@ class ServerSettings(BaseModel):
     """The encoder's family where the index does not say: e5, bge, contriever or auto. For an index folder, its backend."""
     retriever_model: str | None = None
     """Folder or hub name of the encoder; None takes the one that a dense index was made with."""
+    encoder_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Numbers of the encoder: `auto` is float16 on a GPU and float32 on a CPU."""
     faiss_gpu: bool = False
     """Search a dense index on all GPUs, in half precision."""
     reranker: str | None = None

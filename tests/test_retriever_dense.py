@@ -67,6 +67,16 @@ def test_families_have_their_prefixes_and_pooling(tiny_encoder, family, query, p
     )
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_encoders_are_close_and_wrong_ones_named(tiny_encoder, dtype):
+    exact = Encoder(EncoderSettings(tiny_encoder, "e5")).queries(QUERIES)
+    half = Encoder(EncoderSettings(tiny_encoder, "e5"), dtype=dtype).queries(QUERIES)
+    assert half.dtype == np.float32 and np.all(np.sum(exact * half, 1) > 0.999)
+    np.testing.assert_allclose(np.linalg.norm(half, axis=1), 1, atol=1e-6)
+    with pytest.raises(BadSetting, match="accepted are auto, float32, bfloat16, float16"):
+        Encoder(EncoderSettings(tiny_encoder, "e5"), dtype="int3")
+
+
 def test_the_family_is_read_from_upstreams_names():
     assert family_of("e5", "/models/x") == family_of(None, "intfloat/e5-base-v2") == "e5"
     assert family_of(None, "BAAI/bge-small-en-v1.5") == "bge" and family_of(None, "all-MiniLM-L6-v2") == "auto"
