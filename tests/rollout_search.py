@@ -13,14 +13,14 @@ from fastapi.responses import JSONResponse
 
 
 class Search:
-    """`queries` seen so far. Each waits `delay` seconds, the very next one `next_delay`; `down` answers 503."""
+    """`queries` seen so far. While `hold` is set no query is answered, while `hold_first` is set the first one is not; `down` answers 503."""
 
     def __init__(self, url: str):
         self.url = url
         self.reset()
 
     def reset(self) -> None:
-        self.queries, self.delay, self.next_delay, self.down = [], 0.0, 0.0, False
+        self.queries, self.hold, self.hold_first, self.down = [], False, False, False
 
 
 @contextmanager
@@ -36,8 +36,9 @@ def search_server():
         state.queries += body["queries"]
         if state.down:
             return JSONResponse({"detail": "down"}, 503)
-        delay, state.next_delay = state.next_delay or state.delay, 0.0
-        await asyncio.sleep(delay)
+        first = len(state.queries) == len(body["queries"])
+        while state.hold or (first and state.hold_first):
+            await asyncio.sleep(0.02)
         hits = [
             [{"document": {"id": f"d{len(q)}", "contents": f'"n{len(q) % 40}"\nborn n3 river n4'}, "score": 1.0}]
             for q in body["queries"]

@@ -61,7 +61,13 @@ def requests(name: str, n: int, group: int = 5):
 
 @asynccontextmanager
 async def pool(policy, search, *, retriever_timeout=20, sync_timeout=60, **changes):
-    settings = {"engine": "transformers", "workers": 1, "kv_cache_gib": 0.1, "max_turns": 2} | changes
+    settings = {
+        "engine": "transformers",
+        "workers": 1,
+        "kv_cache_gib": 0.1,
+        "max_turns": 2,
+        "start_timeout_seconds": 800,
+    } | changes
     settings = RolloutSettings(template="lab", max_obs_tokens=32, max_response_tokens=16, max_model_tokens=128, **settings)
     events = []
     made = RolloutPool(
@@ -104,6 +110,15 @@ async def difference(pool, worker, model, temperature=1.0):
     )
 
 
+@asynccontextmanager
+async def searching(search, n):
+    """Searches are held; on leaving, `n` trajectories wait for theirs."""
+    search.reset()
+    search.hold = True
+    yield
+    await until(lambda: len(search.queries) >= n)
+
+
 def ready(pool):
     return [w for w in pool.workers() if w.state == "ready"]
 
@@ -121,12 +136,16 @@ async def test_a_pool_of_vllm_workers(cluster, policy, search):
         assert [(w.id, w.policy_version, w.state) for w in p.workers()] == [("w0.1", 0, "ready"), ("w1.1", 0, "ready")]
         await p.rollout(requests("warm", 10))
 
-        # One search that takes 5 s delays no other trajectory.
-        search.next_delay, started, seconds = 5.0, time.monotonic(), {}
-        done = await p.rollout(requests("slow", 40), on_done=lambda t: seconds.update({t.uid: time.monotonic() - started}))
+        # One search that takes 5 s and more delays no other trajectory.
+        search.reset()
+        search.hold_first, seen, started = True, [], time.monotonic()
+        batch = asyncio.create_task(p.rollout(requests("slow", 40), on_done=lambda t: seen.append(t.uid)))
+        await until(lambda: len(seen) == 39)
+        await asyncio.sleep(max(0.0, 5 - (time.monotonic() - started)))
+        assert len(seen) == 39 and not batch.done()
+        search.hold_first = False
+        done = await batch
         assert [t.uid for t in done] == [r.uid for r in requests("slow", 40)]
-        *others, slowest = sorted(seconds.values())
-        assert slowest >= 5.0 and max(others) < 3.0
         assert all(t.finish == "answer" and t.searches == 1 for t in done)
         groups = {t.group: {u.worker for u in done if u.group == t.group} for t in done}
         assert all(len(workers) == 1 for workers in groups.values()), "samples of a group share a prefix cache"
@@ -149,11 +168,11 @@ async def test_a_pool_of_vllm_workers(cluster, policy, search):
         # A worker is killed in mid-batch: the batch completes, each uid once; its engine does not outlive it.
         victim, engines = p.workers()[0], children(p.workers()[0].pid)
         assert engines
-        search.delay = 0.5
         seen = []
-        batch = asyncio.create_task(p.rollout(requests("kill", 40), on_done=lambda t: seen.append(t.uid)))
-        await asyncio.sleep(0.3)
+        async with searching(search, 40):
+            batch = asyncio.create_task(p.rollout(requests("kill", 40), on_done=lambda t: seen.append(t.uid)))
         os.kill(victim.pid, signal.SIGKILL)
+        search.hold = False
         done = await batch
         assert sorted(seen) == [t.uid for t in done] == [r.uid for r in requests("kill", 40)]
         lost = {e["uid"] for e in events_of(p, "trajectory_retry")}
@@ -162,8 +181,14 @@ async def test_a_pool_of_vllm_workers(cluster, policy, search):
         assert not psutil.wait_procs(engines, timeout=20)[1], "an engine outlives its worker"
         assert not psutil.pid_exists(victim.pid)
 
-        processes = [psutil.Process(w.pid) for w in ready(p)]
-        processes += [c for process in processes for c in process.children(recursive=True)]
+        # The engine of the other dies under its living worker: the next ping finds out, and the worker goes.
+        survivor = psutil.Process(p._membership.get("w1.1").info.pid)
+        processes = [survivor, *survivor.children(recursive=True)]
+        for engine in processes[1:]:
+            engine.kill()
+        await until(lambda: [e["worker"] for e in events_of(p, "worker_lost")] == ["w0.1", "w1.1"])
+        assert "engine process is dead" in events_of(p, "worker_lost")[1]["reason"]
+
         await p.close()
         await p.close()
         assert not psutil.wait_procs(processes, timeout=10)[1]
@@ -218,19 +243,20 @@ async def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_serv
         assert not events_of(p, "worker_lost")
 
         # The retriever is down for a while: rollouts wait, and no empty observation is made of it.
+        search.reset()
         search.down = True
         batch = asyncio.create_task(p.rollout(requests("outage", 6)))
-        await asyncio.sleep(2)
+        await until(lambda: len(search.queries) >= 12)
         assert not batch.done()
         search.down = False
         assert all(a.document_ids for t in await batch for a in t.actions if a.kind == "search")
 
         # Weights arrive while trajectories run: each action keeps the version that made it.
-        search.delay = 1.0
-        batch = asyncio.create_task(p.rollout(requests("during", 6)))
-        await asyncio.sleep(0.5)
+        async with searching(search, 6):
+            batch = asyncio.create_task(p.rollout(requests("during", 6)))
         model, update = published(policy, 4)
         await p.sync(update)
+        search.hold = False
         assert {tuple(a.policy_version for a in t.actions) for t in await batch} == {(3, 4)}
 
 
@@ -256,12 +282,12 @@ async def test_workers_come_and_go_during_a_run(cluster, quick, policy, search, 
         await until(lambda: [w.state for w in p.workers()] == ["ready", "starting"])
         await until(lambda: len(ready(p)) == 2)
         assert await difference(p, "w1.1", model) < 1e-4
-        search.delay = 1.0
-        batch = asyncio.create_task(p.rollout(requests("drain", 10)))
-        await asyncio.sleep(0.3)
+        async with searching(search, 10):
+            batch = asyncio.create_task(p.rollout(requests("drain", 10)))
         draining = asyncio.create_task(p.drain("w0.1"))
         await asyncio.sleep(0.1)
         assert {w.id: w.state for w in p.workers()} == {"w0.1": "draining", "w1.1": "ready"}
+        search.hold = False
         assert {t.worker for t in await batch} == {"w0.1", "w1.1"}
         await draining
         assert [w.id for w in p.workers()] == ["w1.1"]
@@ -270,9 +296,12 @@ async def test_workers_come_and_go_during_a_run(cluster, quick, policy, search, 
             await p.drain("w0.1")
         assert {t.worker for t in await p.rollout(requests("after", 4))} == {"w1.1"}
 
-        batch = asyncio.create_task(p.rollout(requests("zero", 4)))
-        await asyncio.sleep(0.3)
-        await p.scale(0)
+        async with searching(search, 4):
+            batch = asyncio.create_task(p.rollout(requests("zero", 4)))
+        scaling = asyncio.create_task(p.scale(0))
+        await asyncio.sleep(0.1)
+        search.hold = False
+        await scaling
         assert {t.worker for t in await batch} == {"w1.1"}
         assert p.workers() == []
         with pytest.raises(NoWorkersError, match="scaled to 0") as e:
@@ -287,23 +316,23 @@ async def test_workers_come_and_go_during_a_run(cluster, quick, policy, search, 
 
 async def test_a_worker_that_hangs_is_found_out_and_replaced(cluster, quick, policy, search, monkeypatch):
     """Stopped in mid-trajectory, then another one in mid-sync."""
-    monkeypatch.setattr(membership, "SILENCE_SECONDS", 8.0)
-    async with pool(policy, search, workers=2, sync_timeout=5) as p:
+    monkeypatch.setattr(membership, "SILENCE_SECONDS", 10.0)
+    async with pool(policy, search, workers=2, sync_timeout=10) as p:
         await p.start()
-        search.delay = 0.5
-        batch = asyncio.create_task(p.rollout(requests("hang", 10)))
-        await asyncio.sleep(0.3)
+        async with searching(search, 10):
+            batch = asyncio.create_task(p.rollout(requests("hang", 10)))
         stopped = p.workers()[0]
         os.kill(stopped.pid, signal.SIGSTOP)
+        search.hold = False
         done = await asyncio.wait_for(batch, 60)
         assert sorted(t.uid for t in done) == [r.uid for r in requests("hang", 10)]
-        assert "has not answered for 8 s" in events_of(p, "worker_lost")[0]["reason"]
+        assert "has not answered for 10 s" in events_of(p, "worker_lost")[0]["reason"]
         await until(lambda: len(ready(p)) == 2)
         assert not psutil.pid_exists(stopped.pid) and ready(p)[0].pid != stopped.pid
         os.kill(p.workers()[1].pid, signal.SIGSTOP)
         model, update = published(policy, 1)
         await p.sync(update)
-        assert "within weight_sync.timeout_seconds=5" in events_of(p, "sync_failed")[0]["reason"]
+        assert "within weight_sync.timeout_seconds=10" in events_of(p, "sync_failed")[0]["reason"]
         assert {t.worker for t in await p.rollout(requests("rest", 4))} == {"w0.2"}, (
             "who did not take the weights does not serve"
         )
@@ -317,9 +346,8 @@ async def test_a_crash_loop_is_bounded_and_reported(cluster, quick, search, tmp_
     async with pool(policy, search, workers=1) as p:
         await p.start()
         os.rename(policy.path, tmp_path / "gone")
-        search.delay = 5.0
-        batch = asyncio.create_task(p.rollout(requests("lost", 2)))
-        await asyncio.sleep(0.3)
+        async with searching(search, 2):
+            batch = asyncio.create_task(p.rollout(requests("lost", 2)))
         os.kill(p.workers()[0].pid, signal.SIGKILL)
         with pytest.raises(NoWorkersError, match="replacements ended one after the other") as e:
             await asyncio.wait_for(batch, 60)
@@ -351,10 +379,10 @@ async def test_lockstep_gives_the_same_run_also_when_a_worker_dies(cluster, quic
         await p.start()
         batch = requests("same", 20)
         first = await p.rollout(batch)
-        search.delay = 0.5
-        again = asyncio.create_task(p.rollout(batch))
-        await asyncio.sleep(0.3)
+        async with searching(search, 20):
+            again = asyncio.create_task(p.rollout(batch))
         os.kill(p.workers()[1].pid, signal.SIGKILL)
+        search.hold = False
         seen = []
         second = await again
         third = await p.rollout(batch, on_done=lambda t: seen.append(t.uid))
