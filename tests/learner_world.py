@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -122,6 +123,9 @@ class TestableRank(LearnerRank):
     def weights(self) -> dict[str, torch.Tensor]:
         """Weights in the compute dtype, by name, gathered in small buckets."""
         return {name: tensor.clone() for name, tensor in self.engine.iter_weights(4096)}
+
+    def nap(self, seconds: float) -> None:
+        time.sleep(seconds if self.rank == 1 else 0)
 
     def break_publisher(self) -> None:
         class Broken:

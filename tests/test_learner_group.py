@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-from learner_actors import FailingActor, SilentActor
+from learner_actors import FailingActor
 from learner_world import (
     TestableRank,
     given_old,
@@ -226,11 +226,11 @@ def test_a_rank_whose_start_fails_is_named_within_seconds(cluster, model):
     assert time.monotonic() - began < 30
 
 
-def test_a_rank_that_never_joins_is_named_after_the_timeout(cluster, model):
-    group = LearnerGroup(make_config(model, learner={"ranks": 2, "start_timeout_seconds": 20}), model_path=str(model))
-    group.actor_class = SilentActor
-    with pytest.raises(LearnerError, match=r"learner rank 1 of 2 did not load the model and join the others within 20 s"):
-        group.start()
+def test_a_rank_that_does_not_answer_is_named_after_the_timeout(pair, model):
+    pair.renew(make_config(model, learner={"ranks": 2, "step_timeout_seconds": 2}))
+    with pytest.raises(LearnerError, match=r"learner rank 1 of 2 did not nap within 2 s"):
+        pair._call("nap", 6)
+    pair.renew(make_config(model, learner={"ranks": 2}))
 
 
 def test_more_ranks_than_the_cluster_holds_are_refused_with_demand_and_supply(cluster, model):

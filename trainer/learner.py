@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from services.contracts import TokenBatch, WeightUpdate
 from trainer.checkpoint import export_checkpoint
@@ -133,7 +133,7 @@ class LearnerGroup:
         actors, self._actors = self._actors, []
         if not actors:
             return
-        with contextlib.suppress(RayActorError, RayTaskError, ray.exceptions.GetTimeoutError):
+        with contextlib.suppress(RayError):  # also GetTimeoutError: a rank that hangs is killed below
             ray.get([a.call.remote("shutdown") for a in actors], timeout=5)
         for actor in actors:
             ray.kill(actor)
@@ -216,10 +216,10 @@ class LearnerGroup:
             raise LearnerError(
                 f"learner rank {rank} of {self.ranks}: {what} failed: {type(e.cause).__name__}: {e.cause}"
             ) from e
-        except RayActorError as e:
-            cause = getattr(e, "cause", None) or e
-            lines = [line for line in str(cause).strip().splitlines() if line.strip()]
-            raise LearnerError(f"learner rank {rank} of {self.ranks} died ({what}): {lines[-1].strip()}") from e
+        except RayError as e:  # it died in its __init__, was killed, ran out of memory, or its node is gone
+            text = str(getattr(e, "cause", None) or e).strip()
+            line = text.splitlines()[0 if isinstance(e, ray.exceptions.OutOfMemoryError) else -1].strip()
+            raise LearnerError(f"learner rank {rank} of {self.ranks} died ({what}): {type(e).__name__}: {line}") from e
 
     def _gather(self, batch: TokenBatch, scored: list[Any]) -> tuple[np.ndarray, np.ndarray]:
         """Each rank's rows back to their places."""
