@@ -31,6 +31,7 @@ async def cancelled_by_signals(say: Callable[[str], None]) -> AsyncIterator[None
             task.cancel()
 
     loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
         loop.add_signal_handler(number, stop, number)
     try:
@@ -40,8 +41,9 @@ async def cancelled_by_signals(say: Callable[[str], None]) -> AsyncIterator[None
             raise Stopped(received[0]) from None
         raise
     finally:
-        for number in SIGNALS:
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, handler)
 
 
 @contextmanager
