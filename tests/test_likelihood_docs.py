@@ -37,8 +37,9 @@ def test_the_table_of_recorded_runs_is_what_the_monitor_does():
 def test_the_table_of_new_runs_is_what_the_monitor_does():
     rows = [row for row in PAGE.splitlines() if row.startswith(("| plain GRPO", "| LLDS .5, seed"))]
     shown = [re.findall(r"\d+", row.split("|")[2]) for row in rows]
-    found = {name: [str(s) for s in lab(f"collapse-{name}", "demo_runs")] for name in ("0-grpo", "1-grpo", "1-llds", "0-llds")}
-    assert shown == [found["0-grpo"] + found["1-grpo"], found["1-llds"], found["0-llds"]]
+    names = ("0-grpo", "1-grpo", "2-grpo", "1-llds", "2-llds", "0-llds")
+    found = {name: [str(s) for s in lab(f"collapse-{name}", "demo_runs")] for name in names}
+    assert shown == [found["0-grpo"] + found["1-grpo"] + found["2-grpo"], *(found[name] for name in names[3:])]
 
 
 def test_the_leads_of_made_up_runs_are_as_stated():
