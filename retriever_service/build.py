@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -60,8 +61,8 @@ def build_index(
     settings: dict = {}
     sinks: dict[str, PostingsSink | VectorSink] = {}
     if backend != "dense":
-        if not k1 > 0 or not 0 <= b <= 1:
-            raise BadSetting(f"k1 {k1}, b {b}: k1 must be above 0 and b from 0 to 1")
+        if not 0 < k1 < math.inf or not 0 <= b <= 1:
+            raise BadSetting(f"k1 {k1}, b {b}: k1 must be a number above 0 and b from 0 to 1")
         analyzer = Analyzer(AnalyzerSettings(language, stem, stop_words))
         settings |= {"analyzer": analyzer.settings.as_dict(), "k1": k1, "b": b}
         sinks["bm25"] = PostingsSink(analyzer)
@@ -147,8 +148,15 @@ def build_folder(
         _require_same(out, key)
         yield None
         return
+    if out.exists():
+        _require_replaceable(out)
+    if not out.name:
+        raise BadSetting(f"--out {out}: expected a folder that can be renamed, such as index/")
     work = out.with_name(out.name + ".building")
-    work.mkdir(parents=True, exist_ok=True)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadSetting(f"--out {out}: the folder {work} cannot be made ({error.strerror}); give another place") from None
     _require_disk(work, size)
     with _locked(work):
         build = Build(corpus, work, key, skip_bad, tell)
@@ -165,10 +173,16 @@ def _check_type(dimension: int, vector_type: str) -> None:
     make_type(dimension, vector_type, 100_000)
 
 
+def _require_replaceable(out: Path) -> None:
+    """`--overwrite` replaces an index or an empty folder, never somebody's other files."""
+    if not out.is_dir() or (not (out / META_FILE).is_file() and any(out.iterdir())):
+        raise IndexInvalid(f"{out}: exists and is no index, so --overwrite does not replace it; give another folder")
+
+
 def _require_same(out: Path, key: dict) -> None:
     """Raise IndexInvalid unless `out` is the index asked for."""
     if not (out / META_FILE).exists():
-        raise IndexInvalid(f"{out}: exists and is no index; give another folder, or --overwrite to replace it")
+        raise IndexInvalid(f"{out}: exists and is no index; give another folder")
     have = asdict(verify(out))
     if different := [k for k in ("backend", "corpus_sha256", "settings") if have[k] != key[k]]:
         raise IndexInvalid(f"{out}: holds an index with other {' and '.join(different)}; give another folder, or --overwrite")

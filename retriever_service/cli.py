@@ -41,7 +41,7 @@ def _progress() -> Iterator[Callable[[str, float, str], None]]:
 
 def _report(out: Path, info) -> None:
     kind = " ".join([info.backend, *([info.settings["type"]] if "type" in info.settings else [])])
-    _out.print(f"{out}: {info.passages:,} passages, {kind}, {info.bytes / 2**20:,.1f} MiB", soft_wrap=True)
+    _out.print(f"{out}: {info.passages:,} passages, {kind}, {info.bytes / 2**20:,.1f} MiB", soft_wrap=True, markup=False)
     if info.skipped:
         text = f"{info.skipped:,} malformed lines were left out, the first: {info.skipped_reasons[0]}"
         _err.print(text, markup=False, soft_wrap=True)
@@ -128,7 +128,7 @@ def convert(
         )  # fmt: skip
     _report(out, info)
     over = f"the questions of {queries}" if queries else f"{min(sample, info.passages):,} vectors between stored ones"
-    _out.print(f"recall of the exact search, over {over}: {as_percent(measured)}", soft_wrap=True)
+    _out.print(f"recall of the exact search, over {over}: {as_percent(measured)}", soft_wrap=True, markup=False)
 
 
 @index_app.command("push")
@@ -141,7 +141,7 @@ def push(
 
     with _progress() as tell:
         points = push_index(index, to, lambda done, of: tell("push", done / of, f"{done:,} points"))
-    _out.print(f"{to}: {points:,} points", soft_wrap=True)
+    _out.print(f"{to}: {points:,} points", soft_wrap=True, markup=False)
 
 
 @index_app.command("info")
@@ -248,6 +248,6 @@ def serve_retriever(
         raise BadSetting(f"--{first['loc'][0]} {first['input']}: {first['msg']}") from None
 
     def started(url: str, what: str) -> None:
-        _out.print(f"retriever: {what} at {url}, documentation at {url}/docs", soft_wrap=True, highlight=False)
+        _out.print(f"retriever: {what} at {url}, documentation at {url}/docs", soft_wrap=True, highlight=False, markup=False)
 
     raise typer.Exit(run(settings, started))

@@ -131,8 +131,8 @@ def _open_parquet(path: Path):
 
     try:
         return pq.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise CorpusError(f"{path}: damaged Parquet file: {error}") from None
+    except (pa.ArrowException, OSError) as error:
+        raise CorpusError(f"{path}: damaged Parquet file: {' '.join(str(error).split())}") from None
 
 
 def _read_parquet(path: Path, skip_bad: bool, skipped: Skipped, start: int) -> Iterator[Passage]:
@@ -146,8 +146,8 @@ def _read_parquet(path: Path, skip_bad: bool, skipped: Skipped, start: int) -> I
         if row + rows <= start:
             row += rows
             continue
-        for batch in file.iter_batches(4096, row_groups=[group], columns=columns):
-            for values in batch.to_pylist():
+        for rows_read in _batches(path, file, group, columns):
+            for values in rows_read:
                 row += 1
                 if row <= start:
                     continue
@@ -157,6 +157,16 @@ def _read_parquet(path: Path, skip_bad: bool, skipped: Skipped, start: int) -> I
                     _bad(f"{path}: row {row}: {error}; expected {EXPECTED}", skip_bad, skipped)
                     continue
                 yield Passage(identity, contents, row, row)
+
+
+def _batches(path: Path, file, group: int, columns: list[str]) -> Iterator[list[dict]]:
+    import pyarrow as pa
+
+    try:
+        for batch in file.iter_batches(4096, row_groups=[group], columns=columns):
+            yield batch.to_pylist()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path}: damaged Parquet file, row group {group + 1}: {' '.join(str(error).split())}") from None
 
 
 def _bad(reason: str, skip_bad: bool, skipped: Skipped) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
@@ -117,18 +118,24 @@ def run(settings: ServerSettings, on_start: Callable[[str, str], None] = lambda 
     what = check_settings(settings)
     sock = bind(settings.host, settings.port)
     received: list[int] = []
+    servers: list[uvicorn.Server] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
         received.append(number)
+        for server in servers:  # the signal came before uvicorn took over: it must not be lost
+            server.should_exit = True
 
     # uvicorn handles both signals while it runs, and raises them again after the drain: then they land here.
     before = {s: signal.signal(s, remember) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         on_start(url_of(sock, settings.host), what)
-        if settings.workers > 1:
+        if settings.workers > 1 and not received:
             received += _run_workers(settings, sock)
-        else:
-            _run_one(settings, sock)
+        elif not received:
+            app = create_app(settings)
+            servers.append(uvicorn.Server(_config(app, settings)))
+            if not received:
+                _run_one(app, servers[0], sock)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -136,10 +143,7 @@ def run(settings: ServerSettings, on_start: Callable[[str, str], None] = lambda 
     return 128 + received[-1] if received else 0
 
 
-def _run_one(settings: ServerSettings, sock: socket.socket) -> None:
-    app = create_app(settings)
-    server = uvicorn.Server(_config(app, settings))
-
+def _run_one(app: FastAPI, server: uvicorn.Server, sock: socket.socket) -> None:
     def give_up(error: Exception) -> None:
         server.should_exit = True
 

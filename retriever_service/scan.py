@@ -111,7 +111,10 @@ class Scanner:
         path = self.folder / PROGRESS_FILE
         if not path.exists():
             return None
-        state = ScanState(**orjson.loads(path.read_bytes()))
+        try:
+            state = ScanState(**orjson.loads(path.read_bytes()))
+        except (orjson.JSONDecodeError, TypeError):  # torn, or of another version: start anew
+            return None
         whole = all((self.folder / n).exists() and (self.folder / n).stat().st_size >= size for n, size in state.sizes.items())
         return state if state.key == key and whole else None
 

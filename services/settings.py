@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Settings(BaseModel):
     """A section of the configuration: unknown keys refused, values checked again on assignment."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True, populate_by_name=True)
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, validate_assignment=True, populate_by_name=True, allow_inf_nan=False
+    )
 
 
 class RetrieverSettings(Settings):
@@ -107,6 +109,15 @@ class StoreSettings(Settings):
     """`sqlite:PATH`, `redis://HOST:PORT/DB`, or the http address of a running likelihood service. None: `likelihood.db` in the run's folder."""
     token_steps: int = Field(8, ge=1)
     """Steps whose token arrays are kept, for the probes."""
+
+    @field_validator("url")
+    @classmethod
+    def _known(cls, url: str | None) -> str | None:
+        if url == "" or (
+            url and "://" in url and not url.startswith(("http://", "https://", "redis://", "rediss://", "unix://"))
+        ):
+            raise ValueError("expected sqlite:PATH, redis://HOST:PORT/DB, or the http address of a likelihood service")
+        return url
 
 
 class ProbeSettings(Settings):

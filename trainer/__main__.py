@@ -1,3 +1,16 @@
-from trainer.cli import main
+"""`python -m trainer` and the command `unspiral`. Ctrl-C while the program still loads ends it in silence, too."""
 
-main()
+import sys
+
+
+def main() -> None:
+    try:
+        from trainer.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -76,17 +76,18 @@ def fault(path: Path, *, checksums: bool = True) -> str | None:
     """What is wrong with a checkpoint, or None. checksums=False compares sizes alone."""
     try:
         files = json.loads((path / MANIFEST).read_text())["files"]
+        expectations = [(name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
     except FileNotFoundError:
         return f"no {MANIFEST}"
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         return f"{MANIFEST} can't be read ({e})"
-    for name, expected in files.items():
+    for name, size, sha256 in expectations:
         f = path / name
         if not f.is_file():
             return f"{name} is missing"
-        if f.stat().st_size != expected["bytes"]:
-            return f"{name} has {f.stat().st_size} bytes, expected {expected['bytes']}"
-        if checksums and _sha256(f) != expected["sha256"]:
+        if f.stat().st_size != size:
+            return f"{name} has {f.stat().st_size} bytes, expected {size}"
+        if checksums and _sha256(f) != sha256:
             return f"{name} does not match its checksum"
     return None
 

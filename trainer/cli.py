@@ -6,6 +6,7 @@ monitor; 130 and 143 after a clean stop by SIGINT and SIGTERM.
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -36,6 +37,8 @@ app.add_typer(likelihood_app, name="likelihood")
 app.add_typer(monitor_app, name="monitor")
 app.add_typer(config_app, name="config")
 app.command("report")(report)
+
+MACHINE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="Configuration file (YAML).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to it, such as learner.lr=1e-5 run.name=mine.")]
@@ -158,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         result: Any = app(args=argv, standalone_mode=False, prog_name="unspiral")
         code = result if isinstance(result, int) else 0
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         code = 130
     except Exception as error:
         if hasattr(error, "format_message"):  # click: bad usage
@@ -173,6 +176,9 @@ def main(argv: list[str] | None = None) -> int:
                 file=sys.stderr,
             )
             code = 3
+        elif isinstance(error, OSError) and error.filename is not None:  # a path that cannot be read, written or made
+            print(f"unspiral: {error.filename}: {error.strerror}", file=sys.stderr)
+            code = 3 if error.errno in MACHINE_FULL else 2
         else:
             raise
     sys.exit(code)

@@ -29,7 +29,7 @@ class ConfigError(ValueError):
 class RunSettings(Settings):
     """Where a run lies: `dir/name`."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)
     """Name of the run; letters, digits, dot, dash and underscore."""
     dir: str = "runs"
     """Folder of all runs."""
@@ -214,7 +214,7 @@ class Config(Settings):
     """A whole run."""
 
     run: RunSettings = RunSettings()
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     """Seed of everything random."""
     model: ModelSettings
     data: DataSettings
@@ -292,7 +292,7 @@ def load_config(path: str | Path, overrides: list[str] = ()) -> Config:
         raw = yaml.load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"{path}: cannot be read ({e.strerror if isinstance(e, OSError) else e})") from e
-    except YAMLError as e:
+    except (YAMLError, ValueError, RecursionError) as e:  # ValueError: a date or number that is none
         raise ConfigError(f"{path}: not YAML: {' '.join(str(e).split())}") from e
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected sections (run, model, data, ...), got {type(raw).__name__}")
@@ -307,7 +307,7 @@ def load_config(path: str | Path, overrides: list[str] = ()) -> Config:
                 raise ConfigError(f"override {item!r}: {part} is a value, not a section")
         try:
             node[parts[-1]] = yaml.load(value) if value else None
-        except YAMLError as e:
+        except (YAMLError, ValueError, RecursionError) as e:
             raise ConfigError(f"override {item!r}: value is not YAML") from e
     return parse_config(raw)
 

@@ -17,7 +17,7 @@ WAITING = 10_000
 
 
 class MirrorError(LikelihoodError):
-    """A tracker that is not installed."""
+    """A tracker that is not installed, or cannot write."""
 
     exit_code = 3
 
@@ -46,6 +46,10 @@ class TensorBoardMirror:
             EventFileWriter,
         )
         self._open: dict[str, Any] = {}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as e:  # now, not at the first step, when nobody looks any more
+            raise MirrorError(f"tensorboard {folder}: cannot be written ({e.strerror}); expected a folder") from e
 
     def step(self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None) -> None:
         if run not in self._open:

@@ -12,7 +12,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-MAX_STEP = 2**31 - 1
+MAX_STEP = 1_000_000
+"""A curve is held densely, 8 bytes a step: one post of a far-off step must not cost gigabytes."""
+MAX_COUNT = 2**31 - 1
 MAX_METRICS = 2000
 MAX_TRAJECTORIES = 50_000
 MAX_ACTIONS = 1000
@@ -71,7 +73,7 @@ class Record(BaseModel):
 class ActionRecord(Record):
     """One contiguous run of tokens that the model wrote."""
 
-    tokens: int = Field(ge=0)
+    tokens: int = Field(ge=0, le=MAX_COUNT)
     """Tokens of the action."""
     logp_before: LogProb
     """Summed log-prob under the weights before the update, in nats."""
@@ -90,7 +92,7 @@ class TrajectoryRecord(Record):
     """Shared by the samples of one prompt occurrence."""
     reward: Finite | None = None
     advantage: Finite
-    tool_rounds: int = Field(0, ge=0)
+    tool_rounds: int = Field(0, ge=0, le=MAX_COUNT)
     """Searches (or other tool calls) that were carried out."""
     actions: list[ActionRecord] = Field(max_length=MAX_ACTIONS)
 
@@ -99,9 +101,9 @@ class StepRecord(Record):
     """One training step. Several posts of the same step and attempt are merged (data-parallel ranks may post their own part)."""
 
     step: int = Field(ge=0, le=MAX_STEP)
-    attempt: int = Field(0, ge=0, le=MAX_STEP)
+    attempt: int = Field(0, ge=0, le=MAX_COUNT)
     """0, and one more each time the run is resumed: it supersedes all steps of lower attempts from its own first step on."""
-    policy_version: int | None = Field(None, ge=0)
+    policy_version: int | None = Field(None, ge=0, le=MAX_COUNT)
     """Version of the weights that the step started from."""
     metrics: Annotated[dict[str, float | None], AfterValidator(_metrics)] = Field(default_factory=dict)
     """By name. A value that is not finite is stored as null."""

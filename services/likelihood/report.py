@@ -101,9 +101,12 @@ def _add_evaluations(run: RunFiles) -> None:
     """Held-out scores are events; the page shows them as curves, `eval/em_greedy` and `eval/em_sampled`."""
     by_step = {m["step"]: m for m in run.metrics}
     for event in run.events:
-        metrics = by_step.get(max(event.get("step") or 0, run.metrics[0]["step"])) if run.metrics else None
-        score = event.get("em", (event.get("overall") or {}).get("em"))
-        if event.get("event") == "evaluation" and metrics is not None and score is not None:
+        step, overall = event.get("step") or 0, event.get("overall")
+        if event.get("event") != "evaluation" or not run.metrics or not isinstance(step, int):
+            continue
+        metrics = by_step.get(max(step, run.metrics[0]["step"]))
+        score = event.get("em", overall.get("em") if isinstance(overall, dict) else None)
+        if metrics is not None and score is not None:
             metrics[f"eval/em_{event.get('mode', 'greedy')}"] = score
 
 

@@ -12,7 +12,7 @@ import orjson
 from pydantic import ValidationError
 
 from services.likelihood.monitor import PHASES, PhaseMonitor
-from services.likelihood.records import LikelihoodError, one_line
+from services.likelihood.records import MAX_STEP, LikelihoodError, one_line
 from services.settings import MonitorRules
 
 NOT_CURVES = ("step", "attempt", "policy_version")
@@ -75,22 +75,26 @@ def read_run(path: Path) -> RunFiles:
     by_step: dict[int, dict[str, Any]] = {}
     for number, row in read_jsonl(metrics):
         step = row.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise RunFileError(f"{metrics}:{number}: expected an object with a whole number `step` >= 0")
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
+            raise RunFileError(f"{metrics}:{number}: expected an object with a whole number `step` from 0 to {MAX_STEP}")
         by_step.pop(step, None)
         by_step[step] = row
     run = RunFiles(path.name if path.is_dir() else path.stem, [by_step[s] for s in sorted(by_step)])
     if not path.is_dir():
+        if not run.metrics:
+            raise RunFileError(f"{path}: no steps in it; expected a run's folder or its metrics.jsonl")
         return run
     if (folder / "events.jsonl").exists():
         run.events = [row for _, row in read_jsonl(folder / "events.jsonl")]
     if (folder / "summary.json").exists():
         try:
             run.summary = orjson.loads((folder / "summary.json").read_bytes())
+            if not isinstance(run.summary, dict):
+                raise RunFileError(f"{folder / 'summary.json'}: expected a JSON object")
         except (orjson.JSONDecodeError, OSError) as e:
             raise RunFileError(f"{folder / 'summary.json'}: not JSON ({e})") from e
     if (folder / "config.yaml").exists():
-        run.config = read_yaml(folder / "config.yaml")
+        run.config = _plain(read_yaml(folder / "config.yaml"))
     return run
 
 
@@ -113,7 +117,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         loaded = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise RunFileError(f"{path}: cannot be read ({e.strerror})") from e
-    except (YAMLError, UnicodeDecodeError) as e:
+    except (YAMLError, ValueError, RecursionError) as e:  # ValueError: a date or number that is none
         raise RunFileError(f"{path}: not YAML ({' '.join(str(e).split())})") from e
     if not isinstance(loaded, dict):
         raise RunFileError(f"{path}: expected keys with values")
@@ -145,13 +149,26 @@ def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _lenient(line: bytes) -> Any:
-    """Python writes NaN and Infinity, which JSON has not."""
+    """Python writes NaN, Infinity and integers of any length, which JSON readers elsewhere do not take."""
     import json
 
     try:
-        return json.loads(line)
-    except ValueError:
+        row = json.loads(line, parse_int=lambda digits: int(digits) if len(digits) < 19 else float(digits))
+        json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError):
         return None
+    return row
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """YAML has more than JSON (dates, sets, keys that are lists, an anchor within itself): such values as text."""
+    if isinstance(value, dict) and depth < 20:
+        return {str(k): _plain(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, list) and depth < 20:
+        return [_plain(v, depth + 1) for v in value]
+    if isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 2**53):
+        return value
+    return str(value)
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import fastapi
 import orjson
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
@@ -23,6 +24,8 @@ from services.likelihood.auth import TokenGate
 from services.likelihood.exporters import ServiceMetrics
 from services.likelihood.mirrors import Mirroring
 from services.likelihood.records import (
+    MAX_COUNT,
+    MAX_STEP,
     EventRecord,
     LikelihoodError,
     RunInfo,
@@ -52,6 +55,7 @@ def _named(run: str) -> str:
 
 
 Run = Annotated[str, Depends(_named)]
+Step = Annotated[int, fastapi.Path(ge=0, le=MAX_STEP)]
 
 
 class TooLarge(LikelihoodError):
@@ -110,7 +114,9 @@ def create_app(
         return {"run": run}
 
     @app.put("/v1/runs/{run}/steps/{step}/tokens", status_code=201)
-    async def put_tokens(run: Run, step: int, request: Request, attempt: Annotated[int, Query(ge=0)] = 0) -> dict[str, Any]:
+    async def put_tokens(
+        run: Run, step: Step, request: Request, attempt: Annotated[int, Query(ge=0, le=MAX_COUNT)] = 0
+    ) -> dict[str, Any]:
         """Keep the token arrays of a step (npz: uid, offsets, token_ids, action_ids, logp_old), those of the newest steps only."""
         body = await _body(request, MAX_TOKEN_BYTES)
 
@@ -123,7 +129,7 @@ def create_app(
         return {"run": run, "step": step, "attempt": attempt, "trajectories": rows, "kept_steps": store.token_steps}
 
     @app.get("/v1/runs/{run}/steps/{step}/tokens", response_class=Response)
-    def get_tokens(run: Run, step: int) -> Response:
+    def get_tokens(run: Run, step: Step) -> Response:
         """The npz body of a step; 404 once it is no longer among the newest."""
         body = store.get_tokens(run, step)
         if body is None:
@@ -146,8 +152,8 @@ def create_app(
     def series(
         run: Run,
         names: Annotated[str | None, Query(description="metric names, separated by commas; all if left out")] = None,
-        first: Annotated[int | None, Query(ge=0)] = None,
-        last: Annotated[int | None, Query(ge=0)] = None,
+        first: Annotated[int | None, Query(ge=0, le=MAX_STEP)] = None,
+        last: Annotated[int | None, Query(ge=0, le=MAX_STEP)] = None,
         points: Annotated[int, Query(ge=2, le=MAX_POINTS)] = 1000,
     ) -> Response:
         """Curves: the value of each step, or mean, least and largest of each bucket of `stride` steps where there are more than `points`."""
@@ -172,13 +178,13 @@ def create_app(
 
     @app.get("/v1/runs/{run}/steps")
     def steps(
-        run: Run, first: Annotated[int, Query(ge=0)] = 0, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+        run: Run, first: Annotated[int, Query(ge=0, le=MAX_STEP)] = 0, limit: Annotated[int, Query(ge=1, le=1000)] = 100
     ) -> list[StoredStep]:
         """Stored steps from `first` on, without their trajectories."""
-        return store.steps(run, first, 2**31 - 1, limit)
+        return store.steps(run, first, MAX_STEP, limit)
 
     @app.get("/v1/runs/{run}/steps/{step}/trajectories", response_model=list[TrajectoryRecord])
-    def trajectories(run: Run, step: int) -> Response:
+    def trajectories(run: Run, step: Step) -> Response:
         """The trajectories of a step."""
         return Response(orjson.dumps(store.trajectories(run, step), default=vars), media_type="application/json")
 

@@ -26,12 +26,21 @@ class SQLiteFile:
             with self.writing() as db:
                 found = db.execute("PRAGMA user_version").fetchone()[0]
                 if found == 0:
+                    if db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+                        raise LikelihoodError(
+                            f"likelihood store {path}: a SQLite database of something else; give another file"
+                        )
                     for statement in filter(str.strip, schema.split(";")):
                         db.execute(statement)
                     db.execute(f"PRAGMA user_version = {version}")
         except (OSError, StoreError) as e:
             self.close()
-            raise StoreError(f"likelihood store {path}: cannot be opened ({getattr(e, 'strerror', None) or e})") from e
+            raise StoreError(
+                f"likelihood store {path}: cannot be opened ({e.__cause__ if isinstance(e, StoreError) else e.strerror})"
+            ) from e
+        except LikelihoodError:
+            self.close()
+            raise
         if found not in (0, version):
             self.close()
             raise LikelihoodError(

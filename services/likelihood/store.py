@@ -128,4 +128,7 @@ def open_store(url: str, token_steps: int = 8) -> LikelihoodStore:
         raise LikelihoodError(f"store {url!r}: expected a file path, sqlite:PATH or redis://HOST:PORT/DB")
     from services.likelihood.sqlite_store import SQLiteStore
 
-    return SQLiteStore(url.removeprefix("sqlite:"), token_steps)
+    path = url.removeprefix("sqlite:")
+    if not path:
+        raise LikelihoodError(f"store {url!r}: expected a file path, sqlite:PATH or redis://HOST:PORT/DB")
+    return SQLiteStore(path, token_steps)

@@ -43,7 +43,7 @@ def prune(
             store.delete_run(run)
             gone["runs"] += 1
         elif keep_steps is not None and info.last_step is not None:
-            gone["trajectories"] += store.delete_trajectories(run, info.last_step - keep_steps + 1)
+            gone["trajectories"] += store.delete_trajectories(run, max(0, info.last_step - keep_steps + 1))
     if any(gone.values()):
         store.compact()
     return gone

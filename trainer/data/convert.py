@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -49,7 +50,8 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False) -> Ques
     except OSError as e:
         raise DataError(f"{dst}: cannot be written: {e.strerror or e}") from e
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where it could not be written, it is not there
+            aside.unlink()
     return Questions([q for _, q in rows], len(problems))
 
 
@@ -100,12 +102,13 @@ def _search_r1(fields: dict[str, Any], question: Question, *, number: int) -> tu
     golden = list(question.golden_answers)
     info = fields.get("extra_info") if isinstance(fields.get("extra_info"), dict) else {}
     index = info.get("index")
+    kept = isinstance(index, int) and abs(index) < 2**63
     return (
         question.data_source,
         [{"role": "user", "content": question.prompt or user_turn(question.text)}],
-        fields.get("ability") or "fact-reasoning",
+        str(fields.get("ability") or "fact-reasoning"),
         {"style": "rule", "ground_truth": {"target": golden}},
-        {"split": info.get("split") or "train", "index": number if index is None else index},
+        {"split": str(info.get("split") or "train"), "index": index if kept else number},
         question.id,
         question.text,
         golden,
@@ -118,7 +121,7 @@ def _column(values: list[Any]) -> Any:
 
     try:
         array = pyarrow.array(values)
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):
         array = None
     if array is None or any(_is_empty_struct(t) for t in _types(array.type)):
         return pyarrow.array(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 COLUMNS = ("id", "question", "golden_answers", "data_source", "prompt", "reward_model", "extra_info")
 """What a question is made from."""
 BATCH_ROWS = 4096
+HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Escapes of surrogates: half a pair alone is no text, and can't be written again."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ def raw_rows(path: Path, *, all_columns: bool) -> Iterator[Row]:
         raise DataError(f"{path}: no such file; expected questions as {', '.join(SUFFIXES)}")
     try:
         yield from _parquet_rows(path, all_columns) if suffix == ".parquet" else _json_rows(path, suffix)
-    except (OSError, EOFError) as e:
+    except (OSError, EOFError, zlib.error) as e:
         raise DataError(f"{path}: cannot be read: {e}") from e
 
 
@@ -144,7 +148,9 @@ def _json_rows(path: Path, suffix: str) -> Iterator[Row]:
             place = f"{path}, line {line_number}"
             try:
                 fields = json.loads(line)
-            except ValueError as e:  # JSONDecodeError or UnicodeDecodeError
+                if HALF_PAIR.search(line):
+                    json.dumps(fields, ensure_ascii=False).encode()
+            except (ValueError, RecursionError) as e:  # JSONDecodeError, UnicodeDecodeError, UnicodeEncodeError
                 yield Row(place, number, None, f"expected a JSON object: {e}")
             else:
                 good = isinstance(fields, dict)
@@ -166,7 +172,7 @@ def _parquet_rows(path: Path, all_columns: bool) -> Iterator[Row]:
                 for fields in batch.to_pylist():
                     yield Row(f"{path}, row {number + 1}", number, fields)
                     number += 1
-    except pyarrow.ArrowException as e:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as e:
         raise DataError(f"{path}: not a readable parquet file: {' '.join(str(e).split())}") from e
 
 
