@@ -44,7 +44,7 @@ def fresh_search(search):
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -368,10 +368,10 @@ async def test_a_worker_that_the_cluster_has_no_room_for_is_an_error_with_demand
 ):
     monkeypatch.setattr(placement, "SCHEDULE_SECONDS", 2.0)
     async with pool(policy, search, tensor_parallel=99) as p:
-        with pytest.raises(UnschedulableError, match=r"asks for GPU 99; the cluster has CPU 8 free of 8, GPU 0 free of 0") as e:
+        with pytest.raises(UnschedulableError, match=r"asks for GPU 99; the cluster has CPU 3 free of 3, GPU 0 free of 0") as e:
             await asyncio.wait_for(p.start(), 30)
         assert e.value.exit_code == 3
-    assert ray.available_resources()["CPU"] == 8
+    assert ray.available_resources()["CPU"] == 3
 
 
 async def test_lockstep_gives_the_same_run_also_when_a_worker_dies(cluster, quick, policy, search):
