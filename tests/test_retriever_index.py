@@ -153,7 +153,7 @@ def test_empty_missing_and_ambiguous_corpora_are_refused(tmp_path):
 
 def test_bad_settings_say_what_is_accepted(tmp_path):
     for options, words in (
-        ({"k1": 0}, "k1 must be above 0"),
+        ({"k1": 0}, "k1 must be a number above 0"),
         ({"b": 2}, "b from 0 to 1"),
         ({"language": "klingon"}, "english"),
         ({"backend": "x"}, "bm25"),
