@@ -150,9 +150,9 @@ async def test_without_the_cache_reset_old_keys_and_values_would_be_used(asynchr
 
 
 async def started(engine, n: int, temperature=2.0):
-    """Long requests that are running now. (Many, since each may meet the end token at any moment.)"""
+    """Long requests that are running now: many, since each may meet the end token at any moment, and when the first has, all have begun."""
     tasks = [asyncio.create_task(call(engine, [1, i], n=n, stop=(), temperature=temperature, seed=None)) for i in range(4, 44)]
-    await asyncio.sleep(0.15)
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=60)
     return {i: task for i, task in zip(range(4, 44), tasks, strict=True) if not task.done()}
 
 
