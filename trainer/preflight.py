@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def check_room(config: Config, model: Path, *, disk_free: int | None = None, mem
             f"run.dir: {folder} has {disk_free / GIB:.1f} GiB free; {disk / GIB:.1f} GiB are needed for {config.trainer.keep_checkpoints} checkpoints "
             f"of {parameters / 1e6:.0f} M parameters (trainer.keep_checkpoints)"
         )
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or os.environ.get("RAY_ADDRESS"):  # on a cluster, learner and workers have nodes of their own
         return
     memory_free = psutil.virtual_memory().available if memory_free is None else memory_free
     workers = config.rollout.workers if isinstance(config.rollout.workers, int) else 1

@@ -118,7 +118,7 @@ def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = pri
         for number in (signal.SIGINT, signal.SIGTERM):
             parts.callback(signal.signal, number, signal.signal(number, remember))
         app, sock = _assembled(settings, parts)
-        announce(f"likelihood service: {url_of(settings.host, sock)} (store {settings.store}; page at /, API at /docs)")
+        announce(f"likelihood service: {url_of(settings.host, sock)} (store {without_password(settings.store)}; page at /, API at /docs)")
         servers.append(uvicorn.Server(_config(app)))
         if not received:
             servers[0].run(sockets=[sock])
@@ -146,6 +146,12 @@ def url_of(host: str, sock: socket.socket) -> str:
     """The address of a bound socket, as a client on this machine writes it."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{sock.getsockname()[1]}"
+
+
+def without_password(store: str) -> str:
+    """The store's address as it may be shown."""
+    scheme, separator, rest = store.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else store
 
 
 def _config(app: FastAPI) -> uvicorn.Config:

@@ -1,0 +1,183 @@
+"""Train as a Ray job: submit, show the log, and go on with `--resume latest` when the job, the learner or the head was lost.
+
+    python deploy/ray/submit.py [options] demo [a.b=c ...]
+    python deploy/ray/submit.py [options] train --config FILE [a.b=c ...] [--resume latest]
+
+FILE lies on the head, or in --working-dir, which is then uploaded. The exit status is the training's own; 3 where the cluster does not
+answer or lacks nodes. Ctrl-C or SIGTERM stops the job cleanly (a checkpoint is written) and is passed on as 130 or 143.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+from ray.job_submission import JobStatus, JobSubmissionClient
+from ray.util.state import list_nodes
+
+HERE = Path(__file__).resolve().parent
+FINAL = {0, 2, 4, 130, 143}
+"""Exit statuses after which trying again would change nothing."""
+POLL_SECONDS = 1.0
+
+
+class Unavailable(Exception):
+    """The cluster does not answer, or lacks nodes."""
+
+
+def say(text: str) -> None:
+    print(f"submit: {text}", file=sys.stderr, flush=True)
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="submit.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS", "http://127.0.0.1:8265"), help="of Ray's dashboard")
+    parser.add_argument("--retries", type=int, default=5, help="times that a lost run is gone on with")
+    parser.add_argument("--wait-for", action="append", default=[], metavar="RESOURCE=N", help="wait until the cluster has this much")
+    parser.add_argument("--wait-seconds", type=float, default=300.0, help="longest wait for the cluster and its nodes")
+    parser.add_argument("--working-dir", type=Path, help="folder to upload, less the excludes of runtime_env.yaml")
+    parser.add_argument("command", choices=("demo", "train"))
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help="as for `unspiral train`")
+    return parser.parse_args(argv)
+
+
+def training(command: str, rest: list[str], *, again: bool, stamp: str) -> list[str]:
+    """The command line of an attempt. A demo gets a run name of its own, so that it can be started any number of times."""
+    if command == "demo":
+        named = [] if any(r.startswith("run.name=") for r in rest) else [f"run.name=demo-{stamp}"]
+        rest = ["--config", str(HERE / "demo.yaml"), *named, *rest]
+    resume = ["--resume", "latest"] if again and "--resume" not in rest else []
+    return ["python", "-m", "trainer", "train", *rest, *resume]
+
+
+def runtime_env(working_dir: Path | None) -> dict[str, Any]:
+    """Excludes and the allow-list of variables from runtime_env.yaml; a listed variable that is set here takes its value from here."""
+    env: dict[str, Any] = yaml.safe_load((HERE / "runtime_env.yaml").read_text(encoding="utf-8"))
+    env["env_vars"] = {name: os.environ.get(name, value) for name, value in env["env_vars"].items()}
+    if working_dir:
+        return env | {"working_dir": str(working_dir)}
+    env.pop("excludes")
+    return env
+
+
+def connect(address: str, wanted: dict[str, float], limit: float) -> JobSubmissionClient:
+    """A client, once the cluster answers and has the resources wanted. Raises Unavailable that says what is missing."""
+    deadline, told = time.monotonic() + limit, ""
+    while True:
+        try:
+            client = JobSubmissionClient(address)
+            nodes = list_nodes(address=address, timeout=20, raise_on_missing_output=False)
+            have: dict[str, float] = {}
+            for node in nodes:
+                for name, n in (node.resources_total or {}).items() if node.state == "ALIVE" else ():
+                    have[name] = have.get(name, 0.0) + n
+            lacking = [f"{name} {have.get(name, 0.0):g} of {n:g}" for name, n in wanted.items() if have.get(name, 0.0) < n]
+            if not lacking:
+                return client
+            missing = f"the cluster at {address} lacks nodes: {', '.join(lacking)}"
+        except Exception as e:  # requests', aiohttp's and Ray's own errors, while a head starts
+            if "401" in str(e) or "authentication" in str(e).lower():
+                raise Unavailable(f"{address} refuses this client: set RAY_AUTH_MODE and RAY_AUTH_TOKEN as on the head") from e
+            missing = f"no Ray at {address}: {' '.join(str(e).split())[:200]}"
+        if time.monotonic() > deadline:
+            raise Unavailable(f"{missing} (waited {limit:g} s)")
+        if missing != told:
+            say(f"waiting: {missing}")
+            told = missing
+        time.sleep(POLL_SECONDS)
+
+
+class Job:
+    """One submitted job and how much of its log was shown."""
+
+    def __init__(self, client: JobSubmissionClient, id: str, patience: float):
+        self.client, self.id, self.patience, self.shown = client, id, patience, 0
+        self.signal: int | None = None
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+
+    def follow(self) -> int | None:
+        """Show the log until the job has ended; its exit status, None where it was lost."""
+        silent_since: float | None = None
+        asked = False
+        while True:
+            try:
+                if self.signal and not asked:
+                    say("stopping the job")
+                    self.client.stop_job(self.id)
+                    asked = True
+                info = self.client.get_job_info(self.id)
+                self.show()
+            except Exception as e:  # the head restarts, or forgot the job
+                if re.search(r"404|does not exist|No job", str(e)):
+                    say(f"the cluster no longer knows job {self.id}")
+                    return None
+                silent_since = silent_since or time.monotonic()
+                if time.monotonic() - silent_since > self.patience or self.signal:
+                    say(f"no answer from the cluster: {' '.join(str(e).split())[:200]}")
+                    return None
+            else:
+                silent_since = None
+                if info.status.is_terminal():
+                    self.show()
+                    if info.status == JobStatus.SUCCEEDED:
+                        return 0
+                    if self.signal:
+                        return 128 + self.signal
+                    if info.driver_exit_code is None:
+                        say(f"job {self.id} {info.status.lower()}: {' '.join((info.message or '').split())[:300]}")
+                        return 130 if info.status == JobStatus.STOPPED else None
+                    return info.driver_exit_code
+            time.sleep(POLL_SECONDS)
+
+    def show(self) -> None:
+        text = self.client.get_job_logs(self.id)
+        sys.stdout.write(text[self.shown :])
+        sys.stdout.flush()
+        self.shown = len(text)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = arguments(argv)
+    wanted = {name: float(n) for name, _, n in (item.partition("=") for item in args.wait_for)}
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    code: int | None = None
+    for attempt in range(args.retries + 1):
+        if attempt:
+            pause = min(30, 2**attempt)
+            say(f"going on with the run in {pause} s, retry {attempt} of {args.retries}")
+            time.sleep(pause)
+        try:
+            client = connect(args.address, wanted, args.wait_seconds)
+        except Unavailable as e:
+            say(str(e))
+            return 3
+        line = training(args.command, args.rest, again=attempt > 0, stamp=stamp)
+        id = client.submit_job(
+            entrypoint=shlex.join(line),
+            submission_id=f"unspiral-{stamp}-{os.getpid()}-{attempt}",
+            runtime_env=runtime_env(args.working_dir),
+        )
+        say(f"job {id}: {shlex.join(line)}")
+        job = Job(client, id, args.wait_seconds)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, job.stop)
+        code = job.follow()
+        if code in FINAL or job.signal:
+            break
+        say(f"the job was lost (exit status {code})" if code is None else f"the training ended with exit status {code}")
+    return 1 if code is None else code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
