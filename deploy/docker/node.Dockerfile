@@ -41,5 +41,5 @@ COPY trainer trainer
 COPY examples examples
 COPY deploy/ray deploy/ray
 RUN python -m compileall -q /app
-USER unspiral
+USER 10001
 CMD ["unspiral", "doctor"]

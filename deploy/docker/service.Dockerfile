@@ -32,6 +32,6 @@ COPY services services
 COPY trainer trainer
 COPY deploy/docker/build_index.py deploy/docker/build_index.py
 RUN python -m compileall -q /app
-USER unspiral
+USER 10001
 ENTRYPOINT ["unspiral"]
 CMD ["doctor"]
