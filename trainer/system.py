@@ -71,6 +71,8 @@ def connect_ray(say: Say) -> None:
     # Ray turns token authentication on by itself and then leaves a token file behind, which makes later clients that were
     # not told the same answer 401. Both sides must be told: a cluster's owner by RAY_AUTH_MODE, our own local Ray here.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    # A job may bring some of these variables itself (--runtime-env); Ray refuses the same name twice unless told which one holds.
+    os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     address = os.environ.get("RAY_ADDRESS")
     say(f"joining Ray at {address}" if address else "starting a local Ray")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

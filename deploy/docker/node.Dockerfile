@@ -32,7 +32,7 @@ RUN apt-get update -qq \
  && useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin unspiral \
  && install -d -o unspiral -g unspiral /cache /runs /index
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp/numba HOME=/tmp UNSPIRAL_CACHE=/cache \
-    OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0 HF_HUB_OFFLINE=1
+    OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0 HF_HUB_OFFLINE=1 UNSPIRAL_ROLE=node
 COPY --from=packages /opt/venv /opt/venv
 WORKDIR /app
 COPY retriever_service retriever_service

@@ -1,6 +1,6 @@
-# A service without torch and Ray: the retriever (EXTRAS empty) or the likelihood service (EXTRAS=redis).
+# A service without torch and Ray: the retriever (EXTRAS empty), or the likelihood service (ROLE=likelihood, EXTRAS=redis).
 #
-#   docker build -f deploy/docker/service.Dockerfile --build-arg EXTRAS=redis -t unspiral-likelihood .
+#   docker build -f deploy/docker/service.Dockerfile --build-arg ROLE=likelihood --build-arg EXTRAS=redis -t unspiral-likelihood .
 #
 # Index settings (PIP_INDEX_URL, ...) are arguments of the first stage alone: nothing of them is left in the image that is made.
 ARG PYTHON_IMAGE=python:3.11.13-slim-bookworm
@@ -22,7 +22,8 @@ RUN VENV=/opt/venv EDITABLE='' EXTRAS="${EXTRAS}" PYTHON=python3 deploy/setup_ve
  && echo /app > /opt/venv/lib/python3.11/site-packages/unspiral_code.pth
 
 FROM ${PYTHON_IMAGE}
-ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp/numba HOME=/tmp UNSPIRAL_CACHE=/cache
+ARG ROLE=retriever
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp/numba HOME=/tmp UNSPIRAL_CACHE=/cache UNSPIRAL_ROLE=${ROLE}
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin unspiral \
  && install -d -o unspiral -g unspiral /index /cache /runs /store
 COPY --from=packages /opt/venv /opt/venv

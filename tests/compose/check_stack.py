@@ -1,0 +1,344 @@
+"""Bring the compose stack up, use it, break it, and look whether it stands. Runs beside an engine: tests/compose/engine.sh WORK this.
+
+    check_stack.py WORK small     retriever, Redis and likelihood service alone: no torch
+    check_stack.py WORK demo      all of it: build, a demo job to its end, sizes and times
+    check_stack.py WORK chaos     a run meanwhile: scale up and down, each container killed, Redis cut off for 30 s, down and up
+
+Every step is printed with what was seen; the first that fails ends it with status 1. WORK/evidence.json keeps the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+NETWORK = "unspiral_internal"
+PORTS = ("RETRIEVER_PORT", "LIKELIHOOD_PORT", "CONTROL_PORT", "DASHBOARD_PORT")
+SERVICES = ("retriever", "likelihood", "redis", "rollout", "learner", "control", "ray-head")
+SMALL_RUN = (
+    "rollout.prompts_per_step=4 learner.epochs=1 learner.minibatches_per_batch=2 evaluation.limit=10 evaluation.sampled=false "
+    "trainer.eval_at_ends=false trainer.checkpoint_every=1 probe.displacement_size=16"
+).split()
+began = time.monotonic()
+evidence: dict[str, Any] = {}
+
+
+def say(text: str) -> None:
+    print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
+
+
+def docker(*words: str, check: bool = True, limit: float = 120) -> str:
+    done = subprocess.run(["docker", *words], cwd=ROOT, capture_output=True, text=True, timeout=limit)
+    if check and done.returncode:
+        raise SystemExit(f"docker {' '.join(words)}: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def compose(*words: str, check: bool = True, limit: float = 300) -> str:
+    return docker("compose", *words, check=check, limit=limit)
+
+
+def until(what: str, look: Callable[[], Any], limit: float) -> Any:
+    """The first true value that `look` gives; ends the check where none comes in time."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.5)
+    print(compose("ps", "-a", check=False), compose("logs", "--tail", "15", check=False), sep="\n")
+    raise SystemExit(f"not seen within {limit:g} s: {what}")
+
+
+def settings(work: Path) -> dict[str, str]:
+    """A .env of the check's own, with free ports."""
+    file = work / "stack.env"
+    if not file.exists():
+        lines = []
+        for line in (ROOT / ".env.example").read_text().splitlines():
+            if line.endswith(("PASSWORD=", "TOKEN=")):
+                line += os.urandom(24).hex()
+            lines.append(line)
+        file.write_text("\n".join(lines) + "\n")
+        file.chmod(0o600)
+    ports = {}
+    for name in PORTS:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            ports[name] = str(s.getsockname()[1])
+    os.environ |= {"COMPOSE_ENV_FILES": str(file), "UNSPIRAL_DATA": str(work / "data")} | ports
+    (work / "data").mkdir(exist_ok=True)
+    return dict(line.split("=", 1) for line in file.read_text().splitlines() if "=" in line and line[0] != "#") | ports
+
+
+def present() -> set[str]:
+    return set(compose("ps", "-a", "--services").split())
+
+
+def containers(service: str) -> list[dict[str, Any]]:
+    ids = compose("ps", "-aq", service).split()
+    return json.loads(docker("inspect", *ids)) if ids else []
+
+
+def state(service: str) -> tuple[str, str, str, int]:
+    """Id, start time, health and process id of a service's first container."""
+    first = containers(service)[0]
+    return first["Id"], first["State"]["StartedAt"], first["State"].get("Health", {}).get("Status", "none"), first["State"]["Pid"]
+
+
+def ask(port: str, path: str, token: str | None = None, body: Any = None) -> Any:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    if body is not None:
+        request.data = json.dumps(body).encode()
+        request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.load(answer)
+
+
+def status_of(port: str, path: str) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as e:
+        return e.code
+
+
+def up(*services: str, scale: int | None = None, limit: int = 180) -> float:
+    started = time.monotonic()
+    compose("up", "-d", "--wait", "--wait-timeout", str(limit), *(["--scale", f"rollout={scale}"] if scale else []), *services, limit=limit + 60)
+    return time.monotonic() - started
+
+
+def build(*services: str) -> None:
+    started = time.monotonic()
+    compose("build", *services, limit=590)
+    evidence["build_seconds"] = round(time.monotonic() - started, 1)
+    images = {}
+    for line in docker("images", "--format", "{{.Repository}}:{{.Tag}} {{.Size}}").splitlines():
+        name, size = line.split()
+        if name.startswith("unspiral-"):
+            images[name] = size
+            history = docker("history", "--no-trunc", name)
+            leaked = [v for v in ("PIP_FIND_LINKS", "127.0.0.1:18929") if v in history]
+            if leaked:
+                raise SystemExit(f"{name} keeps index settings: {leaked}")
+    evidence["images"] = images
+    say(f"built in {evidence['build_seconds']} s: {images}")
+
+
+def crash(service: str) -> dict[str, Any]:
+    """Kill a container's main process as the kernel would; wait until it is back and healthy."""
+    id, before, _, pid = state(service)
+    os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+
+    def back() -> bool:
+        now = state(service)
+        return now[0] == id and now[1] != before and now[2] == "healthy"
+
+    until(f"{service} healthy again", back, 120)
+    _, after, _, _ = state(service)
+    seen = {"service": service, "container": id[:12], "killed": f"kill -9 {pid}", "started_before": before, "started_after": after}
+    seen["seconds"] = round(time.monotonic() - killed, 1)
+    say(f"killed {service}: container {id[:12]} {seen['killed']}, StartedAt {before[11:19]} -> {after[11:19]}, healthy after {seen['seconds']} s")
+    evidence.setdefault("crashes", []).append(seen)
+    return seen
+
+
+def operators_kill(service: str) -> None:
+    """`docker kill` is an operator's stop: the engine leaves it at that, and `docker compose up -d` brings the container back."""
+    id, before, _, _ = state(service)
+    docker("kill", id)
+    until(f"{service} ended", lambda: not containers(service)[0]["State"]["Running"], 20)
+    time.sleep(3)
+    stayed = not containers(service)[0]["State"]["Running"]
+    seconds = up()
+    same, after, _, _ = state(service)
+    say(
+        f"docker kill {service} ({id[:12]}): {'stays down as Docker means it' if stayed else 'was restarted by the engine'}; "
+        f"compose up -d brings {same[:12]} back in {seconds:.1f} s, StartedAt {before[11:19]} -> {after[11:19]}"
+    )
+    evidence.setdefault("docker_kill", []).append({"service": service, "container": id[:12], "stayed_down": stayed, "started_after": after})
+
+
+class Run:
+    """A job in the background, and its folder as the head sees it."""
+
+    def __init__(self, name: str, *overrides: str):
+        self.name, self.log = name, open(Path(os.environ["STACK_WORK"]) / f"{name}.log", "w+")  # noqa: SIM115
+        command = ["docker", "compose", "run", "--rm", "-T", "job", "demo", f"run.name={name}", *overrides]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT)
+
+    def file(self, name: str) -> str:
+        return compose("exec", "-T", "ray-head", "cat", f"/runs/{self.name}/{name}", check=False)
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.file(name).splitlines() if line.endswith("}")]
+
+    def step(self) -> int:
+        return max((m["step"] for m in self.lines("metrics.jsonl")), default=0)
+
+    def attempt(self) -> int:
+        return max((e["attempt"] for e in self.lines("events.jsonl") if e["event"] == "resume"), default=0)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [e for e in self.lines("events.jsonl") if e["event"] == kind]
+
+    def goes_on(self, beyond: int, limit: float = 180) -> None:
+        """Two more steps than `beyond`, or than what a resumed attempt began with."""
+        since = time.monotonic()
+
+        def look() -> bool:
+            if self.process.poll() is not None:
+                raise SystemExit(f"the job ended with {self.process.returncode}:\n{self.tail(25)}")
+            return self.step() >= beyond + 2
+
+        until(f"step {beyond + 2} of {self.name}", look, limit)
+        say(f"  the run goes on: step {self.step()}, attempt {self.attempt()}, {time.monotonic() - since:.0f} s later")
+
+    def tail(self, n: int) -> str:
+        self.log.flush()
+        return "\n".join(Path(self.log.name).read_text().splitlines()[-n:])
+
+
+def small(env: dict[str, str]) -> None:
+    build("retriever", "likelihood")
+    seconds = up("retriever", "redis", "likelihood")
+    say(f"up and healthy in {seconds:.1f} s")
+    token, retriever, likelihood = env["UNSPIRAL_API_TOKEN"], env["RETRIEVER_PORT"], env["LIKELIHOOD_PORT"]
+    hit = ask(retriever, "/retrieve", body={"queries": ["guild"], "topk": 1, "return_scores": True})["result"][0][0]
+    say(f"retriever answers over the published port: document {hit['document']['id']}, score {hit['score']:.3f}")
+    assert status_of(likelihood, "/v1/runs") == 401 and status_of(likelihood, "/healthz") == 200
+    for step in range(1, 6):
+        ask(likelihood, "/v1/runs/posted/steps", token, {"step": step, "metrics": {"reward/mean": step / 10}, "trajectories": []})
+    for service in ("retriever", "likelihood"):
+        table = compose("exec", "-T", service, "unspiral", "doctor")
+        assert "BAD" not in table, table
+    say("likelihood service refuses strangers (401) and takes five steps with the token; the doctor is content in both containers")
+    for service in ("retriever", "likelihood", "redis"):
+        crash(service)
+    ask(retriever, "/retrieve", body={"queries": ["guild"], "topk": 1})
+    assert ask(likelihood, "/v1/runs/posted/summary", token)["step"] == 5
+    operators_kill("retriever")
+    secret = env["REDIS_PASSWORD"]
+    for service in ("redis", "likelihood"):
+        id = state(service)[0]
+        shown = docker("top", id, "-eo", "args") + docker("logs", id)
+        assert secret not in shown, f"the password shows in the processes or the log of {service}"
+    compose("down", "--timeout", "5")
+    seconds = up("retriever", "redis", "likelihood")
+    kept = ask(likelihood, "/v1/runs/posted/summary", token)
+    assert kept["step"] == 5
+    say(f"down and up in {seconds:.1f} s: the run's five steps are still there; no password in any process list or log")
+
+
+def demo(env: dict[str, str]) -> None:
+    build()
+    seconds = up()
+    evidence["up_seconds"] = round(seconds, 1)
+    say(f"up and healthy in {seconds:.1f} s")
+    for service in (s for s in SERVICES if s in present() and s != "redis"):
+        table = compose("exec", "-T", service, "unspiral", "doctor")
+        assert "BAD" not in table, f"{service}\n{table}"
+    say("the doctor is content in every container")
+    started = time.monotonic()
+    run = Run(f"demo-{int(time.time())}")
+    code = run.process.wait(timeout=500)
+    evidence["demo_seconds"] = round(time.monotonic() - started, 1)
+    print(run.tail(30))
+    assert code == 0, f"the demo job ended with {code}"
+    summary = json.loads(run.file("summary.json"))
+    evidence["demo"] = summary
+    say(f"docker compose run --rm job demo: exit 0 in {evidence['demo_seconds']} s, {summary}")
+    stored = ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/summary", env["UNSPIRAL_API_TOKEN"])
+    assert stored["step"] == summary["steps"], stored
+    say(f"the likelihood service holds its {stored['step']} steps, phase {stored['phase']}")
+    bad = subprocess.run(
+        ["docker", "compose", "run", "--rm", "-T", "job", "demo", "learner.lrr=1"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert bad.returncode == 2 and "did you mean lr" in bad.stdout, (bad.returncode, bad.stdout[-500:])
+    say("a mistake in the job's arguments: exit 2, and its one line reaches the terminal")
+    for line in docker("stats", "--no-stream", "--format", "{{.Name}} {{.MemUsage}}").splitlines():
+        say(f"  {line}")
+
+
+def chaos(env: dict[str, str]) -> None:
+    say(f"up in {up():.1f} s")
+    run = Run(f"chaos-{int(time.time())}", "trainer.steps=10000", *SMALL_RUN)
+    run.goes_on(0, limit=300)
+    say("scale rollout to 2")
+    compose("up", "-d", "--scale", "rollout=2", "--no-recreate")
+    until("a worker on the second node", lambda: any(e["worker"].startswith("w1.") for e in run.events("worker_join")), 120)
+    join = [e for e in run.events("worker_join") if e["worker"].startswith("w1.")][-1]
+    say(f"  {join['worker']} joined on {join['node']} with version {join['version']}")
+    run.goes_on(run.step())
+    both = {t["worker"].split(".")[0] for t in run.lines(f"trajectories/step_{run.step():06d}.jsonl")}
+    say(f"  trajectories of step {run.step()} come from {sorted(both)}")
+    say("scale rollout back to 1")
+    compose("up", "-d", "--scale", "rollout=1", "--no-recreate")
+    run.goes_on(run.step())
+    for service in (s for s in SERVICES if s in present()):
+        before = run.step()
+        crash(service)
+        run.goes_on(before, limit=240)
+    operators_kill("rollout")
+    run.goes_on(run.step())
+    id = state("redis")[0]
+    say("redis cut off from the network for 30 s")
+    before = run.step()
+    docker("network", "disconnect", NETWORK, id)
+    time.sleep(30)
+    docker("network", "connect", "--alias", "redis", NETWORK, id)
+    say(f"  connected again; the run is at step {run.step()}, it was at {before}")
+    run.goes_on(run.step())
+    last = run.step()
+    run.process.send_signal(signal.SIGTERM)
+    code = run.process.wait(timeout=150)
+    print(run.tail(6))
+    assert code in (143, 130), f"a stopped job ended with {code}"
+    steps = [m["step"] for m in run.lines("metrics.jsonl")]
+    assert steps == list(range(1, len(steps) + 1)), "each step once, in order"
+    say(f"job stopped by SIGTERM: exit {code}; metrics hold steps 1 to {len(steps)}, each once; {run.attempt()} resumed attempts")
+
+    def delivered() -> bool:
+        return ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/summary", env["UNSPIRAL_API_TOKEN"])["step"] == len(steps)
+
+    until("all steps in the likelihood store", delivered, 60)
+    say("the likelihood store holds the last of them")
+    assert last <= len(steps)
+    compose("down", "--timeout", "5")
+    say(f"down, and up again in {up():.1f} s")
+    assert delivered()
+    again = Run(run.name, f"trainer.steps={len(steps) + 2}", *SMALL_RUN, "--resume", "latest")
+    code = again.process.wait(timeout=240)
+    print(again.tail(6))
+    assert code == 0, f"the resumed job ended with {code}"
+    assert [m["step"] for m in again.lines("metrics.jsonl")] == list(range(1, len(steps) + 3))
+    say(f"nothing lost: the run went on from step {len(steps)} to {len(steps) + 2} and ended with exit 0")
+
+
+def main() -> None:
+    work, part = Path(sys.argv[1]).resolve(), sys.argv[2]
+    os.environ["STACK_WORK"] = str(work)
+    env = settings(work)
+    try:
+        {"small": small, "demo": demo, "chaos": chaos}[part](env)
+    finally:
+        evidence["seconds"] = round(time.monotonic() - began, 1)
+        (work / f"evidence-{part}.json").write_text(json.dumps(evidence, indent=1) + "\n")
+    say(f"{part}: all of it stands")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Dockerfiles, shell scripts, YAML and Kubernetes manifests under the linters and schemas of their kinds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+KUBERNETES = "1.31"
+
+
+def run(*command):
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def documents(text):
+    return [d for d in YAML(typ="safe").load_all(text) if d]
+
+
+@pytest.mark.parametrize("dockerfile", sorted(p.name for p in (ROOT / "deploy/docker").glob("*.Dockerfile")))
+def test_hadolint_finds_nothing(dockerfile):
+    done = run(BIN / "hadolint", f"deploy/docker/{dockerfile}")
+    assert done.returncode == 0 and not done.stdout, done.stdout
+
+
+def test_shellcheck_finds_nothing():
+    scripts = [p for folder in ("deploy", "tests") for p in sorted((ROOT / folder).rglob("*.sh"))] + [ROOT / ".ci/run"]
+    done = run(BIN / "shellcheck", *scripts)
+    assert done.returncode == 0, done.stdout
+
+
+def test_yamllint_finds_nothing():
+    done = run(BIN / "yamllint", "--strict", "docker-compose.yml", "deploy", "examples", "tests/compose")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture(scope="module", params=["cpu", "gpu"])
+def overlay(request):
+    done = run(BIN / "kubectl", "kustomize", f"deploy/kubernetes/overlays/{request.param}")
+    assert done.returncode == 0, done.stderr
+    return request.param, documents(done.stdout)
+
+
+def of_kind(objects, kind):
+    return {o["metadata"]["name"]: o for o in objects if o["kind"] == kind}
+
+
+def ray_pods(objects):
+    spec = of_kind(objects, "RayCluster")["unspiral"]["spec"]
+    return {"head": spec["headGroupSpec"]["template"]} | {g["groupName"]: g["template"] for g in spec["workerGroupSpecs"]}
+
+
+def job():
+    return documents((ROOT / "deploy/kubernetes/jobs/demo.yaml").read_text())[0]
+
+
+def pods(objects):
+    """Every pod template of the manifests by name."""
+    plain = {n: o["spec"]["template"] for kind in ("Deployment", "StatefulSet") for n, o in of_kind(objects, kind).items()}
+    return plain | ray_pods(objects) | {"submitter": job()["spec"]["submitterPodTemplate"]}
+
+
+def test_core_objects_are_valid_to_the_letter(overlay):
+    for thing in overlay[1]:
+        assert thing["metadata"].get("namespace", "unspiral") == "unspiral"
+        if not thing["apiVersion"].startswith("ray.io/"):
+            kubernetes_validate.validate(thing, KUBERNETES, strict=True)
+
+
+def test_pod_templates_of_ray_objects_are_valid_pods(overlay):
+    templates = ray_pods(overlay[1]) | {"submitter": job()["spec"]["submitterPodTemplate"]}
+    for name, template in templates.items():
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name} | template.get("metadata", {}), "spec": template["spec"]}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+def test_a_misspelt_key_of_a_pod_would_be_found(overlay):
+    spec = json.loads(json.dumps(ray_pods(overlay[1])["learner"]["spec"])) | {"securityContex": {}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}, KUBERNETES, strict=True)
+
+
+def test_pods_run_confined_with_probes_and_limits(overlay):
+    for name, template in pods(overlay[1]).items():
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] > 0, name
+        for container in [*spec["containers"], *spec.get("initContainers", [])]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False, name
+            assert container["securityContext"]["capabilities"]["drop"] == ["ALL"], name
+            assert container["resources"]["requests"] and container["resources"]["limits"]["memory"], name
+        if name != "submitter":
+            assert all(c.get("readinessProbe") and c.get("livenessProbe") for c in spec["containers"]), name
+
+
+def test_learner_and_rollout_are_groups_of_their_own_and_rollout_scales_within_bounds(overlay):
+    kind, objects = overlay
+    cluster = of_kind(objects, "RayCluster")["unspiral"]["spec"]
+    groups = {g["groupName"]: g for g in cluster["workerGroupSpecs"]}
+    assert cluster["enableInTreeAutoscaling"] is True
+    assert {n: json.loads(json.loads(g["rayStartParams"]["resources"])) for n, g in groups.items()} == {
+        "learner": {"learner": 1},
+        "rollout": {"rollout": 1},
+    }
+    assert groups["learner"]["minReplicas"] == groups["learner"]["maxReplicas"] == 1
+    assert 1 <= groups["rollout"]["minReplicas"] < groups["rollout"]["maxReplicas"]
+    for group in groups.values():
+        container = group["template"]["spec"]["containers"][0]
+        assert container["image"] == f"unspiral-node:{kind}"
+        assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (kind == "gpu")
+        assert group["rayStartParams"].get("num-gpus") == ("1" if kind == "gpu" else None)
+
+
+def test_ray_start_takes_the_parameters_and_the_pinned_version(overlay):
+    from ray.scripts.scripts import start
+
+    cluster = of_kind(overlay[1], "RayCluster")["unspiral"]["spec"]
+    pinned = next(line for line in (ROOT / "pyproject.toml").read_text().splitlines() if "ray[default]==" in line)
+    assert f"=={cluster['rayVersion']}" in pinned
+    for params in [cluster["headGroupSpec"]["rayStartParams"], *(g["rayStartParams"] for g in cluster["workerGroupSpecs"])]:
+        flags = [f"--{k}" if v == "true" else f"--{k}={json.loads(v) if v[0] == chr(34) else v}" for k, v in params.items()]
+        assert start.make_context("start", flags).params
+
+
+def test_services_budgets_autoscaler_and_claims_point_at_what_is_there(overlay):
+    objects = overlay[1]
+    templates = pods(objects)
+    labels = [t.get("metadata", {}).get("labels", {}) for t in templates.values()]
+    for kind, where in (("Service", lambda o: o["spec"]["selector"]), ("PodDisruptionBudget", lambda o: o["spec"]["selector"]["matchLabels"])):
+        for name, thing in of_kind(objects, kind).items():
+            assert any(where(thing).items() <= found.items() for found in labels), f"{kind} {name} selects nothing"
+    autoscaler = of_kind(objects, "HorizontalPodAutoscaler")["retriever"]["spec"]
+    assert autoscaler["scaleTargetRef"]["name"] in of_kind(objects, "Deployment")
+    claims = of_kind(objects, "PersistentVolumeClaim").keys()
+    for name, template in templates.items():
+        for volume in template["spec"].get("volumes", []):
+            assert "persistentVolumeClaim" not in volume or volume["persistentVolumeClaim"]["claimName"] in claims, name
+    assert of_kind(objects, "RayCluster").keys() == {job()["spec"]["clusterSelector"]["ray.io/cluster"]}
+
+
+def test_container_commands_are_those_of_the_compose_file(overlay):
+    services = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]
+    deployments = of_kind(overlay[1], "Deployment")
+    for name in ("retriever", "likelihood"):
+        assert deployments[name]["spec"]["template"]["spec"]["containers"][0]["args"] == services[name]["command"]
+    redis = of_kind(overlay[1], "StatefulSet")["redis"]["spec"]["template"]["spec"]["containers"][0]
+    assert redis["args"][0].replace("$", "$$") == services["redis"]["command"][2]
+    assert redis["image"] == services["redis"]["image"]
+
+
+def test_no_secret_lies_in_the_manifests(overlay):
+    secrets = {"REDIS_PASSWORD", "UNSPIRAL_API_TOKEN", "RAY_AUTH_TOKEN"}
+    assert not of_kind(overlay[1], "Secret")
+    for name, template in pods(overlay[1]).items():
+        for container in template["spec"]["containers"]:
+            for variable in container.get("env", []):
+                assert variable["name"] not in secrets or "secretKeyRef" in variable["valueFrom"], name
+
+
+def test_the_rayjob_goes_on_where_it_was():
+    from trainer.cli import app  # noqa: F401  (the command exists; its arguments are parsed below)
+
+    spec = job()["spec"]
+    words = spec["entrypoint"].split()
+    assert words[:4] == ["python", "-m", "trainer", "train"]
+    assert words[-2:] == ["--resume", "latest"]
+    assert spec["submitterConfig"]["backoffLimit"] >= 1
+    same = YAML(typ="safe").load((ROOT / "deploy/ray/runtime_env.yaml").read_text())["env_vars"]
+    assert YAML(typ="safe").load(spec["runtimeEnvYAML"])["env_vars"] == same

@@ -1,0 +1,72 @@
+"""deploy/ray: what a job uploads, which variables it passes on, and how its client goes on after a loss."""
+
+import importlib.util
+import zipfile
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parent.parent
+
+
+def submit():
+    spec = importlib.util.spec_from_file_location("submit", ROOT / "deploy/ray/submit.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_upload_is_the_code_and_small(tmp_path):
+    from ray._private.runtime_env.packaging import create_package
+
+    excludes = YAML(typ="safe").load((ROOT / "deploy/ray/runtime_env.yaml").read_text())["excludes"]
+    package = tmp_path / "package.zip"
+    create_package(str(ROOT), package, include_gitignore=True, excludes=excludes)
+    names = zipfile.ZipFile(package).namelist()
+    held = {name.split("/")[0] for name in names}
+    assert {"trainer/data/questions.py", "services/likelihood/static/live.html", "deploy/ray/demo.yaml"} <= set(names)
+    assert {"trainer", "services", "retriever_service", "examples", "deploy"} <= held
+    assert not held & {".git", ".venv", ".env", "runs", "tests", "docs", "data", "benchmarks"}
+    assert package.stat().st_size < 2_000_000
+
+
+def test_variables_pass_by_an_allow_list_without_secrets(monkeypatch):
+    for name in ("REDIS_PASSWORD", "UNSPIRAL_API_TOKEN", "RAY_AUTH_TOKEN", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "secret-value")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    env = submit().runtime_env(ROOT)
+    assert env["env_vars"] == {"HF_HUB_OFFLINE": env["env_vars"]["HF_HUB_OFFLINE"], "OMP_NUM_THREADS": "7", "RAY_JOB_STOP_WAIT_TIME_S": "90"}
+    assert "secret-value" not in str(env)
+    assert env["working_dir"] == str(ROOT) and env["excludes"]
+    assert submit().runtime_env(None).keys() == {"env_vars"}, "nothing is uploaded unless a folder is named"
+
+
+def test_ray_takes_the_runtime_environment():
+    from ray.runtime_env import RuntimeEnv
+
+    env = submit().runtime_env(None)
+    assert RuntimeEnv(**env).env_vars() == env["env_vars"]
+
+
+def test_a_demo_gets_a_name_of_its_own_and_a_retry_resumes_it():
+    lines = [submit().training("demo", ["trainer.steps=3"], again=again, stamp="20260101-000000") for again in (False, True)]
+    assert lines[0][:6] == ["python", "-m", "trainer", "train", "--config", str(ROOT / "deploy/ray/demo.yaml")]
+    assert lines[0][6:] == ["run.name=demo-20260101-000000", "trainer.steps=3"]
+    assert lines[1] == [*lines[0], "--resume", "latest"]
+    own = submit().training("train", ["--config", "c.yaml", "--resume", "latest"], again=True, stamp="x")
+    assert own == ["python", "-m", "trainer", "train", "--config", "c.yaml", "--resume", "latest"]
+    named = submit().training("demo", ["run.name=mine"], again=False, stamp="x")
+    assert [w for w in named if w.startswith("run.name=")] == ["run.name=mine"]
+
+
+def test_no_cluster_is_one_line_and_exit_status_3(capsys):
+    code = submit().main(["--address", "http://127.0.0.1:9", "--wait-seconds", "0.1", "demo"])
+    assert code == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert "no Ray at http://127.0.0.1:9" in lines[-1] and "waited 0.1 s" in lines[-1]
+
+
+@pytest.mark.parametrize("final", [0, 2, 4, 130, 143])
+def test_outcomes_that_a_retry_cannot_change_end_the_client(final):
+    assert final in submit().FINAL and 1 not in submit().FINAL and 3 not in submit().FINAL

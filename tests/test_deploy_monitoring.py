@@ -1,0 +1,116 @@
+"""Prometheus rules and Grafana dashboards: every expression parses, and every metric in them is one that a service serves."""
+
+import json
+import re
+from pathlib import Path
+
+import promql_parser
+import pytest
+from fastapi.testclient import TestClient
+from ruamel.yaml import YAML
+
+from retriever_service.metrics import Metrics
+from services.likelihood.records import StepRecord
+from services.likelihood.server import create_app
+from services.likelihood.store import open_store
+from services.settings import MonitorRules
+
+ROOT = Path(__file__).parent.parent
+LABELS = re.compile(r'unspiral_run_metric\{[^}]*name="([^"]+)"')
+
+
+def rules():
+    groups = YAML(typ="safe").load((ROOT / "deploy/prometheus/rules.yml").read_text())["groups"]
+    return {f"{g['name']}/{r.get('alert') or r['record']}": r for g in groups for r in g["rules"]}
+
+
+def dashboards():
+    return {p.stem: json.loads(p.read_text()) for p in sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))}
+
+
+EXPRESSIONS = {name: rule["expr"] for name, rule in rules().items()} | {
+    f"{board}: {panel['title']} {target['refId']}": target["expr"]
+    for board, content in dashboards().items()
+    for panel in content["panels"]
+    for target in panel["targets"]
+}
+
+
+def names(node):
+    """Metrics of a parsed expression."""
+    if isinstance(node, promql_parser.VectorSelector):
+        return {node.name}
+    if isinstance(node, promql_parser.MatrixSelector):
+        return names(node.vector_selector)
+    found = set()
+    for part in ("expr", "lhs", "rhs", "param"):
+        inner = getattr(node, part, None)
+        found |= names(inner) if inner is not None else set()
+    for argument in getattr(node, "args", None) or ():
+        found |= names(argument)
+    return found
+
+
+def parsed(expression):
+    return promql_parser.parse(expression.replace("$run", ".*"))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """Names of the samples that the services' /metrics hold, after one step was posted; `up` is Prometheus' own."""
+    store = open_store(str(tmp_path_factory.mktemp("metrics") / "likelihood.db"))
+    client = TestClient(create_app(store, None, MonitorRules(), None))
+    step = StepRecord(step=1, metrics={"reward/mean": 0.5}, trajectories=[])
+    assert client.post("/v1/runs/r/steps", json=step.model_dump(mode="json")).is_success
+    client.post("/v1/runs/r/steps", json={})
+    metrics = Metrics()
+    metrics.requests.labels("/retrieve", "200").inc()
+    pages = [client.get("/metrics").text, metrics.page().decode()]
+    from services.control.metrics import page as control_page
+
+    pages.append(control_page())
+    found = {line.split("{")[0].split(" ")[0] for page in pages for line in page.splitlines() if line and line[0] != "#"}
+    return found | {"up"}
+
+
+@pytest.mark.parametrize("where", EXPRESSIONS)
+def test_expressions_parse_and_name_metrics_that_exist(where, served):
+    found = names(parsed(EXPRESSIONS[where]))
+    recorded = {r["record"] for r in rules().values() if "record" in r}
+    assert found, "an expression without a metric"
+    assert found <= served | recorded
+
+
+def test_run_metrics_shown_are_those_that_a_run_writes():
+    design = (ROOT / "trainer/driver.py").read_text() + (ROOT / "services/likelihood/step_metrics.py").read_text()
+    design += "".join((ROOT / f).read_text() for f in ("trainer/probes.py", "trainer/update.py", "trainer/learner.py", "trainer/learner_rank.py"))
+    design += (ROOT / "trainer/sampling.py").read_text()
+    shown = {name for e in EXPRESSIONS.values() for name in LABELS.findall(e)}
+    assert len(shown) > 20
+    assert {n for n in shown if f'"{n}"' not in design} == set()
+
+
+def test_rules_say_what_to_look_at_and_scrapes_reach_services_of_the_compose_file():
+    for name, rule in rules().items():
+        assert "record" in rule or (rule["annotations"]["summary"] and rule["labels"]["severity"] in ("warning", "critical")), name
+    config = YAML(typ="safe").load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    services = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]
+    targets = {t for job in config["scrape_configs"] for s in job.get("static_configs", []) for t in s["targets"]}
+    assert {"retriever:8000", "likelihood:8100"} <= targets
+    scraped = {n for job in config["scrape_configs"] for s in job.get("dns_sd_configs", []) for n in s["names"]}
+    assert scraped | {t.split(":")[0] for t in targets} <= services.keys()
+    jobs = {job["job_name"] for job in config["scrape_configs"]}
+    assert set(re.findall(r"[a-z]+", re.search(r'up\{job=~"([^"]+)"', EXPRESSIONS["services/ServiceDown"])[1])) <= jobs
+
+
+def test_dashboards_have_unique_ids_and_use_the_provisioned_source():
+    source = YAML(typ="safe").load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][0]
+    provider = YAML(typ="safe").load((ROOT / "deploy/grafana/provisioning/dashboards/unspiral.yml").read_text())["providers"][0]
+    mounts = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]["grafana"]["volumes"]
+    assert any(f":{provider['options']['path']}:" in m for m in mounts)
+    uids = [b["uid"] for b in dashboards().values()]
+    assert len(set(uids)) == len(uids)
+    for board in dashboards().values():
+        ids = [p["id"] for p in board["panels"]]
+        assert len(set(ids)) == len(ids)
+        assert {t["datasource"]["uid"] for p in board["panels"] for t in p["targets"]} == {source["uid"]}
