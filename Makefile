@@ -1,6 +1,7 @@
 # make setup   .venv with everything (CPU)          make demo    watch a search agent learn
 # make test    the test suite                       make study   GRPO without and with LLDS, side by side
-.PHONY: setup demo test study lint clean
+# make test-compose   the stack of docker-compose.yml: built, used, broken in every way (15 minutes; docs/deploy.md)
+.PHONY: setup demo test test-compose study lint clean
 PY := .venv/bin/python
 
 setup: .venv/.ready
@@ -16,6 +17,13 @@ study: setup
 
 test: setup lint
 	$(PY) -m pytest -n 2 --dist loadfile
+
+# What it keeps for the next time (images and build layers, 15 GB) lies in COMPOSE_WORK; leave out parts with STACK="small demo".
+COMPOSE_WORK ?= /var/tmp/unspiral-compose
+STACK ?= small demo chaos
+test-compose: setup
+	@PYTHON=$(abspath $(PY)) tests/compose/engine.sh $(COMPOSE_WORK) \
+	  sh -ec 'for part in $(STACK); do $(abspath $(PY)) tests/compose/check_stack.py $(COMPOSE_WORK) $$part; done'
 
 lint: setup
 	.venv/bin/ruff check .

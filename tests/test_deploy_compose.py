@@ -54,7 +54,9 @@ def stack(checkout):
 
 def words(service):
     """Entrypoint and command, with the image's own entrypoint where the file names none. Compose doubles dollars."""
-    entrypoint = service.get("entrypoint") or (["unspiral"] if "retriever" in service["image"] or "likelihood" in service["image"] else [])
+    entrypoint = service.get("entrypoint") or (
+        ["unspiral"] if "retriever" in service["image"] or "likelihood" in service["image"] else []
+    )
     return [word.replace("$$", "$") for word in [*entrypoint, *(service.get("command") or [])]]
 
 
@@ -225,7 +227,9 @@ def test_containers_are_confined_and_come_back(stack):
 
 def test_volumes_are_named_and_their_folders_belong_to_the_images_user(stack):
     made = {
-        image: set(re.search(r"install -d -o unspiral -g unspiral ([\w/ ]+)", (ROOT / f"deploy/docker/{file}").read_text())[1].split())
+        image: set(
+            re.search(r"install -d -o unspiral -g unspiral ([\w/ ]+)", (ROOT / f"deploy/docker/{file}").read_text())[1].split()
+        )
         for image, file in (("unspiral-node", "node.Dockerfile"), ("unspiral-", "service.Dockerfile"))
     }
     used = set()
@@ -244,9 +248,13 @@ def test_volumes_are_named_and_their_folders_belong_to_the_images_user(stack):
 
 
 def test_variables_are_known_to_the_code(stack):
-    sources = "".join(p.read_text() for room in ("trainer", "services", "retriever_service") for p in (ROOT / room).rglob("*.py"))
+    sources = "".join(
+        p.read_text() for room in ("trainer", "services", "retriever_service") for p in (ROOT / room).rglob("*.py")
+    )
     ray = Path(importlib.util.find_spec("ray").origin).parent
-    ray_text = "".join((ray / f).read_text() for f in ("_private/authentication_test_utils.py", "_common/usage/usage_constants.py"))
+    ray_text = "".join(
+        (ray / f).read_text() for f in ("_private/authentication_test_utils.py", "_common/usage/usage_constants.py")
+    )
     ray_text += (ray / "_private/ray_constants.py").read_text()
     for name, service in stack["services"].items():
         for variable in service.get("environment") or {}:

@@ -75,14 +75,21 @@ def test_core_objects_are_valid_to_the_letter(overlay):
 def test_pod_templates_of_ray_objects_are_valid_pods(overlay):
     templates = ray_pods(overlay[1]) | {"submitter": job()["spec"]["submitterPodTemplate"]}
     for name, template in templates.items():
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name} | template.get("metadata", {}), "spec": template["spec"]}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name} | template.get("metadata", {}),
+            "spec": template["spec"],
+        }
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
 def test_a_misspelt_key_of_a_pod_would_be_found(overlay):
     spec = json.loads(json.dumps(ray_pods(overlay[1])["learner"]["spec"])) | {"securityContex": {}}
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}, KUBERNETES, strict=True)
+        kubernetes_validate.validate(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}, KUBERNETES, strict=True
+        )
 
 
 def test_pods_run_confined_with_probes_and_limits(overlay):
@@ -130,7 +137,10 @@ def test_services_budgets_autoscaler_and_claims_point_at_what_is_there(overlay):
     objects = overlay[1]
     templates = pods(objects)
     labels = [t.get("metadata", {}).get("labels", {}) for t in templates.values()]
-    for kind, where in (("Service", lambda o: o["spec"]["selector"]), ("PodDisruptionBudget", lambda o: o["spec"]["selector"]["matchLabels"])):
+    for kind, where in (
+        ("Service", lambda o: o["spec"]["selector"]),
+        ("PodDisruptionBudget", lambda o: o["spec"]["selector"]["matchLabels"]),
+    ):
         for name, thing in of_kind(objects, kind).items():
             assert any(where(thing).items() <= found.items() for found in labels), f"{kind} {name} selects nothing"
     autoscaler = of_kind(objects, "HorizontalPodAutoscaler")["retriever"]["spec"]

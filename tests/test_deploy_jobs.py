@@ -1,6 +1,9 @@
 """deploy/ray: what a job uploads, which variables it passes on, and how its client goes on after a loss."""
 
 import importlib.util
+import signal
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -36,7 +39,11 @@ def test_variables_pass_by_an_allow_list_without_secrets(monkeypatch):
         monkeypatch.setenv(name, "secret-value")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     env = submit().runtime_env(ROOT)
-    assert env["env_vars"] == {"HF_HUB_OFFLINE": env["env_vars"]["HF_HUB_OFFLINE"], "OMP_NUM_THREADS": "7", "RAY_JOB_STOP_WAIT_TIME_S": "90"}
+    assert env["env_vars"] == {
+        "HF_HUB_OFFLINE": env["env_vars"]["HF_HUB_OFFLINE"],
+        "OMP_NUM_THREADS": "7",
+        "RAY_JOB_STOP_WAIT_TIME_S": "90",
+    }
     assert "secret-value" not in str(env)
     assert env["working_dir"] == str(ROOT) and env["excludes"]
     assert submit().runtime_env(None).keys() == {"env_vars"}, "nothing is uploaded unless a folder is named"
@@ -70,3 +77,21 @@ def test_no_cluster_is_one_line_and_exit_status_3(capsys):
 @pytest.mark.parametrize("final", [0, 2, 4, 130, 143])
 def test_outcomes_that_a_retry_cannot_change_end_the_client(final):
     assert final in submit().FINAL and 1 not in submit().FINAL and 3 not in submit().FINAL
+
+
+def test_a_signal_while_it_waits_for_the_cluster_ends_the_client_with_its_number():
+    client = subprocess.Popen(
+        [sys.executable, "deploy/ray/submit.py", "--address", "http://127.0.0.1:9", "demo"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for line in client.stderr:
+            if "waiting" in line:
+                break
+        client.send_signal(signal.SIGTERM)
+        assert client.wait(timeout=20) == 143
+    finally:
+        client.kill()
+        client.stderr.close()

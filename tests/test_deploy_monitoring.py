@@ -83,7 +83,10 @@ def test_expressions_parse_and_name_metrics_that_exist(where, served):
 
 def test_run_metrics_shown_are_those_that_a_run_writes():
     design = (ROOT / "trainer/driver.py").read_text() + (ROOT / "services/likelihood/step_metrics.py").read_text()
-    design += "".join((ROOT / f).read_text() for f in ("trainer/probes.py", "trainer/update.py", "trainer/learner.py", "trainer/learner_rank.py"))
+    design += "".join(
+        (ROOT / f).read_text()
+        for f in ("trainer/probes.py", "trainer/update.py", "trainer/learner.py", "trainer/learner_rank.py")
+    )
     design += (ROOT / "trainer/sampling.py").read_text()
     shown = {name for e in EXPRESSIONS.values() for name in LABELS.findall(e)}
     assert len(shown) > 20
@@ -92,7 +95,9 @@ def test_run_metrics_shown_are_those_that_a_run_writes():
 
 def test_rules_say_what_to_look_at_and_scrapes_reach_services_of_the_compose_file():
     for name, rule in rules().items():
-        assert "record" in rule or (rule["annotations"]["summary"] and rule["labels"]["severity"] in ("warning", "critical")), name
+        assert "record" in rule or (rule["annotations"]["summary"] and rule["labels"]["severity"] in ("warning", "critical")), (
+            name
+        )
     config = YAML(typ="safe").load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     services = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]
     targets = {t for job in config["scrape_configs"] for s in job.get("static_configs", []) for t in s["targets"]}
@@ -104,7 +109,9 @@ def test_rules_say_what_to_look_at_and_scrapes_reach_services_of_the_compose_fil
 
 
 def test_dashboards_have_unique_ids_and_use_the_provisioned_source():
-    source = YAML(typ="safe").load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][0]
+    source = YAML(typ="safe").load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())[
+        "datasources"
+    ][0]
     provider = YAML(typ="safe").load((ROOT / "deploy/grafana/provisioning/dashboards/unspiral.yml").read_text())["providers"][0]
     mounts = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]["grafana"]["volumes"]
     assert any(f":{provider['options']['path']}:" in m for m in mounts)

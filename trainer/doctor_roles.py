@@ -46,7 +46,9 @@ def check_container(role: str) -> Iterator[Finding]:
             "" if enough else f"a {role} container needs {MEMORY_GIB[role]:g} GiB (deploy.resources.limits.memory)",
         )
     root = os.getuid() == 0
-    yield Finding("user", "note" if root else "good", f"uid {os.getuid()}", "runs as root; the images use 10001" if root else "")
+    yield Finding(
+        "user", "note" if root else "good", f"uid {os.getuid()}", "runs as root; the images use 10001" if root else ""
+    )
     folders = [tempfile.gettempdir()] + ([os.environ.get("UNSPIRAL_CACHE", "/cache"), "/runs"] if role == "node" else [])
     for folder in folders:
         writable = os.access(folder, os.W_OK)
@@ -76,10 +78,14 @@ def check_store() -> Iterator[Finding]:
 
     token = os.environ.get("UNSPIRAL_API_TOKEN", "")
     advice = "" if token else "set it (deploy/new_env.sh writes one into .env): the service refuses to be reachable without"
-    yield Finding("UNSPIRAL_API_TOKEN", "good" if token else "bad", f"set, {len(token)} characters" if token else "not set", advice)
+    yield Finding(
+        "UNSPIRAL_API_TOKEN", "good" if token else "bad", f"set, {len(token)} characters" if token else "not set", advice
+    )
     url = os.environ.get("UNSPIRAL_STORE")
     if not url:
-        yield Finding("store", "note", "UNSPIRAL_STORE is not set", "the service then keeps a file, likelihood.db, in its own folder")
+        yield Finding(
+            "store", "note", "UNSPIRAL_STORE is not set", "the service then keeps a file, likelihood.db, in its own folder"
+        )
         return
     shown = without_password(url)
     try:
@@ -87,7 +93,9 @@ def check_store() -> Iterator[Finding]:
         runs = len(store.runs())
         store.close()
     except (LikelihoodError, OSError) as e:
-        yield Finding("store", "bad", shown, f"{' '.join(str(e).split())[:200]} (is redis up, and REDIS_PASSWORD the same on both sides?)")
+        yield Finding(
+            "store", "bad", shown, f"{' '.join(str(e).split())[:200]} (is redis up, and REDIS_PASSWORD the same on both sides?)"
+        )
     except ModuleNotFoundError as e:
         yield Finding("store", "bad", shown, f"{e.name} is not installed: build the image with EXTRAS=redis")
     else:

@@ -34,15 +34,36 @@ class Unavailable(Exception):
     """The cluster does not answer, or lacks nodes."""
 
 
+class Signals:
+    """Remembers SIGINT or SIGTERM; `pause` ends early on one."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._remember)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+
+    def pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.number is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+
 def say(text: str) -> None:
     print(f"submit: {text}", file=sys.stderr, flush=True)
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="submit.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="submit.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS", "http://127.0.0.1:8265"), help="of Ray's dashboard")
     parser.add_argument("--retries", type=int, default=5, help="times that a lost run is gone on with")
-    parser.add_argument("--wait-for", action="append", default=[], metavar="RESOURCE=N", help="wait until the cluster has this much")
+    parser.add_argument(
+        "--wait-for", action="append", default=[], metavar="RESOURCE=N", help="wait until the cluster has this much"
+    )
     parser.add_argument("--wait-seconds", type=float, default=300.0, help="longest wait for the cluster and its nodes")
     parser.add_argument("--working-dir", type=Path, help="folder to upload, less the excludes of runtime_env.yaml")
     parser.add_argument("command", choices=("demo", "train"))
@@ -69,7 +90,7 @@ def runtime_env(working_dir: Path | None) -> dict[str, Any]:
     return env
 
 
-def connect(address: str, wanted: dict[str, float], limit: float) -> JobSubmissionClient:
+def connect(address: str, wanted: dict[str, float], limit: float, signals: Signals) -> JobSubmissionClient:
     """A client, once the cluster answers and has the resources wanted. Raises Unavailable that says what is missing."""
     deadline, told = time.monotonic() + limit, ""
     while True:
@@ -88,23 +109,19 @@ def connect(address: str, wanted: dict[str, float], limit: float) -> JobSubmissi
             if "401" in str(e) or "authentication" in str(e).lower():
                 raise Unavailable(f"{address} refuses this client: set RAY_AUTH_MODE and RAY_AUTH_TOKEN as on the head") from e
             missing = f"no Ray at {address}: {' '.join(str(e).split())[:200]}"
-        if time.monotonic() > deadline:
+        if signals.number or time.monotonic() > deadline:
             raise Unavailable(f"{missing} (waited {limit:g} s)")
         if missing != told:
             say(f"waiting: {missing}")
             told = missing
-        time.sleep(POLL_SECONDS)
+        signals.pause(POLL_SECONDS)
 
 
 class Job:
     """One submitted job and how much of its log was shown."""
 
-    def __init__(self, client: JobSubmissionClient, id: str, patience: float):
-        self.client, self.id, self.patience, self.shown = client, id, patience, 0
-        self.signal: int | None = None
-
-    def stop(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
+    def __init__(self, client: JobSubmissionClient, id: str, patience: float, signals: Signals):
+        self.client, self.id, self.patience, self.signals, self.shown = client, id, patience, signals, 0
 
     def follow(self) -> int | None:
         """Show the log until the job has ended; its exit status, None where it was lost."""
@@ -112,7 +129,7 @@ class Job:
         asked = False
         while True:
             try:
-                if self.signal and not asked:
+                if self.signals.number and not asked:
                     say("stopping the job")
                     self.client.stop_job(self.id)
                     asked = True
@@ -123,7 +140,7 @@ class Job:
                     say(f"the cluster no longer knows job {self.id}")
                     return None
                 silent_since = silent_since or time.monotonic()
-                if time.monotonic() - silent_since > self.patience or self.signal:
+                if time.monotonic() - silent_since > self.patience or self.signals.number:
                     say(f"no answer from the cluster: {' '.join(str(e).split())[:200]}")
                     return None
             else:
@@ -132,13 +149,13 @@ class Job:
                     self.show()
                     if info.status == JobStatus.SUCCEEDED:
                         return 0
-                    if self.signal:
-                        return 128 + self.signal
+                    if self.signals.number:
+                        return 128 + self.signals.number
                     if info.driver_exit_code is None:
                         say(f"job {self.id} {info.status.lower()}: {' '.join((info.message or '').split())[:300]}")
                         return 130 if info.status == JobStatus.STOPPED else None
                     return info.driver_exit_code
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)  # a stopped job is followed to its end
 
     def show(self) -> None:
         text = self.client.get_job_logs(self.id)
@@ -151,17 +168,19 @@ def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
     wanted = {name: float(n) for name, _, n in (item.partition("=") for item in args.wait_for)}
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    code: int | None = None
+    signals, code = Signals(), None
     for attempt in range(args.retries + 1):
         if attempt:
             pause = min(30, 2**attempt)
             say(f"going on with the run in {pause} s, retry {attempt} of {args.retries}")
-            time.sleep(pause)
+            signals.pause(pause)
         try:
-            client = connect(args.address, wanted, args.wait_seconds)
+            client = connect(args.address, wanted, args.wait_seconds, signals)
         except Unavailable as e:
             say(str(e))
-            return 3
+            return 128 + signals.number if signals.number else 3
+        if signals.number:
+            return 128 + signals.number
         line = training(args.command, args.rest, again=attempt > 0, stamp=stamp)
         id = client.submit_job(
             entrypoint=shlex.join(line),
@@ -169,11 +188,8 @@ def main(argv: list[str] | None = None) -> int:
             runtime_env=runtime_env(args.working_dir),
         )
         say(f"job {id}: {shlex.join(line)}")
-        job = Job(client, id, args.wait_seconds)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, job.stop)
-        code = job.follow()
-        if code in FINAL or job.signal:
+        code = Job(client, id, args.wait_seconds, signals).follow()
+        if code in FINAL or signals.number:
             break
         say(f"the job was lost (exit status {code})" if code is None else f"the training ended with exit status {code}")
     return 1 if code is None else code

@@ -13,7 +13,10 @@ likelihood_app = typer.Typer(help="The likelihood store's upkeep.", no_args_is_h
 monitor_app = typer.Typer(help="The phase monitor.", no_args_is_help=True)
 
 Store = Annotated[
-    str, typer.Option(envvar="UNSPIRAL_STORE", help="File path, sqlite:PATH or redis://HOST:PORT/DB; a password belongs into the variable.")
+    str,
+    typer.Option(
+        envvar="UNSPIRAL_STORE", help="File path, sqlite:PATH or redis://HOST:PORT/DB; a password belongs into the variable."
+    ),
 ]
 RunName = Annotated[str | None, typer.Option("--run", help="One run; all if left out.")]
 Rules = Annotated[

@@ -118,7 +118,9 @@ def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = pri
         for number in (signal.SIGINT, signal.SIGTERM):
             parts.callback(signal.signal, number, signal.signal(number, remember))
         app, sock = _assembled(settings, parts)
-        announce(f"likelihood service: {url_of(settings.host, sock)} (store {without_password(settings.store)}; page at /, API at /docs)")
+        announce(
+            f"likelihood service: {url_of(settings.host, sock)} (store {without_password(settings.store)}; page at /, API at /docs)"
+        )
         servers.append(uvicorn.Server(_config(app)))
         if not received:
             servers[0].run(sockets=[sock])

@@ -22,13 +22,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-NETWORK = "unspiral_internal"
+NETWORK = os.environ.get("COMPOSE_PROJECT_NAME", "unspiral") + "_internal"
 PORTS = ("RETRIEVER_PORT", "LIKELIHOOD_PORT", "CONTROL_PORT", "DASHBOARD_PORT")
 SERVICES = ("retriever", "likelihood", "redis", "rollout", "learner", "control", "ray-head")
 SMALL_RUN = (
-    "rollout.prompts_per_step=4 learner.epochs=1 learner.minibatches_per_batch=2 evaluation.limit=10 evaluation.sampled=false "
-    "trainer.eval_at_ends=false trainer.checkpoint_every=1 probe.displacement_size=16"
-).split()
+    "rollout.prompts_per_step=4",
+    "learner.epochs=1",
+    "learner.minibatches_per_batch=2",
+    "evaluation.limit=10",
+    "evaluation.sampled=false",
+    "trainer.eval_at_ends=false",
+    "trainer.checkpoint_every=1",
+    "probe.displacement_size=16",
+)
 began = time.monotonic()
 evidence: dict[str, Any] = {}
 
@@ -92,7 +98,12 @@ def containers(service: str) -> list[dict[str, Any]]:
 def state(service: str) -> tuple[str, str, str, int]:
     """Id, start time, health and process id of a service's first container."""
     first = containers(service)[0]
-    return first["Id"], first["State"]["StartedAt"], first["State"].get("Health", {}).get("Status", "none"), first["State"]["Pid"]
+    return (
+        first["Id"],
+        first["State"]["StartedAt"],
+        first["State"].get("Health", {}).get("Status", "none"),
+        first["State"]["Pid"],
+    )
 
 
 def ask(port: str, path: str, token: str | None = None, body: Any = None) -> Any:
@@ -116,7 +127,16 @@ def status_of(port: str, path: str) -> int:
 
 def up(*services: str, scale: int | None = None, limit: int = 180) -> float:
     started = time.monotonic()
-    compose("up", "-d", "--wait", "--wait-timeout", str(limit), *(["--scale", f"rollout={scale}"] if scale else []), *services, limit=limit + 60)
+    compose(
+        "up",
+        "-d",
+        "--wait",
+        "--wait-timeout",
+        str(limit),
+        *(["--scale", f"rollout={scale}"] if scale else []),
+        *services,
+        limit=limit + 60,
+    )
     return time.monotonic() - started
 
 
@@ -149,9 +169,17 @@ def crash(service: str) -> dict[str, Any]:
 
     until(f"{service} healthy again", back, 120)
     _, after, _, _ = state(service)
-    seen = {"service": service, "container": id[:12], "killed": f"kill -9 {pid}", "started_before": before, "started_after": after}
+    seen = {
+        "service": service,
+        "container": id[:12],
+        "killed": f"kill -9 {pid}",
+        "started_before": before,
+        "started_after": after,
+    }
     seen["seconds"] = round(time.monotonic() - killed, 1)
-    say(f"killed {service}: container {id[:12]} {seen['killed']}, StartedAt {before[11:19]} -> {after[11:19]}, healthy after {seen['seconds']} s")
+    say(
+        f"killed {service}: container {id[:12]} {seen['killed']}, StartedAt {before[11:19]} -> {after[11:19]}, healthy after {seen['seconds']} s"
+    )
     evidence.setdefault("crashes", []).append(seen)
     return seen
 
@@ -169,7 +197,9 @@ def operators_kill(service: str) -> None:
         f"docker kill {service} ({id[:12]}): {'stays down as Docker means it' if stayed else 'was restarted by the engine'}; "
         f"compose up -d brings {same[:12]} back in {seconds:.1f} s, StartedAt {before[11:19]} -> {after[11:19]}"
     )
-    evidence.setdefault("docker_kill", []).append({"service": service, "container": id[:12], "stayed_down": stayed, "started_after": after})
+    evidence.setdefault("docker_kill", []).append(
+        {"service": service, "container": id[:12], "stayed_down": stayed, "started_after": after}
+    )
 
 
 class Run:
@@ -221,11 +251,18 @@ def small(env: dict[str, str]) -> None:
     say(f"retriever answers over the published port: document {hit['document']['id']}, score {hit['score']:.3f}")
     assert status_of(likelihood, "/v1/runs") == 401 and status_of(likelihood, "/healthz") == 200
     for step in range(1, 6):
-        ask(likelihood, "/v1/runs/posted/steps", token, {"step": step, "metrics": {"reward/mean": step / 10}, "trajectories": []})
+        ask(
+            likelihood,
+            "/v1/runs/posted/steps",
+            token,
+            {"step": step, "metrics": {"reward/mean": step / 10}, "trajectories": []},
+        )
     for service in ("retriever", "likelihood"):
         table = compose("exec", "-T", service, "unspiral", "doctor")
         assert "BAD" not in table, table
-    say("likelihood service refuses strangers (401) and takes five steps with the token; the doctor is content in both containers")
+    say(
+        "likelihood service refuses strangers (401) and takes five steps with the token; the doctor is content in both containers"
+    )
     for service in ("retriever", "likelihood", "redis"):
         crash(service)
     ask(retriever, "/retrieve", body={"queries": ["guild"], "topk": 1})
@@ -265,7 +302,11 @@ def demo(env: dict[str, str]) -> None:
     assert stored["step"] == summary["steps"], stored
     say(f"the likelihood service holds its {stored['step']} steps, phase {stored['phase']}")
     bad = subprocess.run(
-        ["docker", "compose", "run", "--rm", "-T", "job", "demo", "learner.lrr=1"], cwd=ROOT, capture_output=True, text=True, timeout=120
+        ["docker", "compose", "run", "--rm", "-T", "job", "demo", "learner.lrr=1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert bad.returncode == 2 and "did you mean lr" in bad.stdout, (bad.returncode, bad.stdout[-500:])
     say("a mistake in the job's arguments: exit 2, and its one line reaches the terminal")
@@ -309,7 +350,9 @@ def chaos(env: dict[str, str]) -> None:
     assert code in (143, 130), f"a stopped job ended with {code}"
     steps = [m["step"] for m in run.lines("metrics.jsonl")]
     assert steps == list(range(1, len(steps) + 1)), "each step once, in order"
-    say(f"job stopped by SIGTERM: exit {code}; metrics hold steps 1 to {len(steps)}, each once; {run.attempt()} resumed attempts")
+    say(
+        f"job stopped by SIGTERM: exit {code}; metrics hold steps 1 to {len(steps)}, each once; {run.attempt()} resumed attempts"
+    )
 
     def delivered() -> bool:
         return ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/summary", env["UNSPIRAL_API_TOKEN"])["step"] == len(steps)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run a command beside a real Docker engine and the real Compose, on a Debian machine that has neither (as root).
+# Run a command beside a real Docker engine and the real Compose: those of this machine, or, on a Debian machine without (as root), others.
 #
 #   tests/compose/engine.sh WORKDIR COMMAND...     COMMAND is given DOCKER_HOST, DOCKER_CONFIG, COMPOSE_FILE, PIP_FIND_LINKS
 #
@@ -13,6 +13,14 @@ python=${PYTHON:-python3}
 say() { echo "[$(date +%T)] $*" >&2; }
 cannot() { echo "engine: $*" >&2; exit 77; }
 
+if docker info >/dev/null 2>&1 && docker compose version >/dev/null 2>&1; then
+  say "an engine with Compose is running: using it, as project unspiral-check"
+  cd "$repository"
+  export COMPOSE_PROJECT_NAME=unspiral-check
+  trap "docker compose --profile '*' down --timeout 2 >/dev/null 2>&1" EXIT
+  "$@"
+  exit
+fi
 [ "$(id -u)" = 0 ] || cannot "needs root, to start a Docker engine"
 if ! command -v dockerd >/dev/null || ! command -v debootstrap >/dev/null; then
   say "installing docker.io and debootstrap"
