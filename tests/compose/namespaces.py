@@ -127,9 +127,9 @@ def main() -> None:
         )
         index = f"python deploy/docker/build_index.py lab:train_corpus:0 {work}/index"
         processes.start(
-            "services", "retriever", f"{index} && exec unspiral serve retriever --index {work}/index --host 0.0.0.0"
+            "services", "retriever", f"{index} && exec python -m trainer serve retriever --index {work}/index --host 0.0.0.0"
         )
-        processes.start("services", "likelihood", "sleep 2; exec unspiral serve likelihood --host 0.0.0.0")
+        processes.start("services", "likelihood", "sleep 2; exec python -m trainer serve likelihood --host 0.0.0.0")
         common = "--block --disable-usage-stats --object-store-memory=134217728"
         processes.start(
             "head",
