@@ -14,10 +14,11 @@ ARG PIP_TRUSTED_HOST
 ARG UV_DEFAULT_INDEX
 ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt UV_COMPILE_BYTECODE=1 UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1
 WORKDIR /app
-COPY pyproject.toml overrides.txt README.md LICENSE ./
+COPY pyproject.toml overrides.txt LICENSE ./
 COPY deploy/setup_venv.sh deploy/
 # The code is not there yet, so that a change of it does not install the packages again; the .pth file finds it at /app.
-RUN VENV=/opt/venv EDITABLE='' EXTRAS="${EXTRAS}" PYTHON=python3 deploy/setup_venv.sh \
+RUN touch README.md \
+ && VENV=/opt/venv EDITABLE='' EXTRAS="${EXTRAS}" PYTHON=python3 deploy/setup_venv.sh \
  && /opt/venv/bin/python -m pip --quiet uninstall --yes uv pip \
  && echo /app > /opt/venv/lib/python3.11/site-packages/unspiral_code.pth
 

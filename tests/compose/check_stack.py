@@ -266,7 +266,7 @@ def small(env: dict[str, str]) -> None:
     for service in ("retriever", "likelihood", "redis"):
         crash(service)
     ask(retriever, "/retrieve", body={"queries": ["guild"], "topk": 1})
-    assert ask(likelihood, "/v1/runs/posted/summary", token)["step"] == 5
+    assert ask(likelihood, "/v1/runs/posted/summary", token)["last_step"] == 5
     operators_kill("retriever")
     secret = env["REDIS_PASSWORD"]
     for service in ("redis", "likelihood"):
@@ -276,7 +276,7 @@ def small(env: dict[str, str]) -> None:
     compose("down", "--timeout", "5")
     seconds = up("retriever", "redis", "likelihood")
     kept = ask(likelihood, "/v1/runs/posted/summary", token)
-    assert kept["step"] == 5
+    assert kept["last_step"] == 5
     say(f"down and up in {seconds:.1f} s: the run's five steps are still there; no password in any process list or log")
 
 
@@ -299,8 +299,8 @@ def demo(env: dict[str, str]) -> None:
     evidence["demo"] = summary
     say(f"docker compose run --rm job demo: exit 0 in {evidence['demo_seconds']} s, {summary}")
     stored = ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/summary", env["UNSPIRAL_API_TOKEN"])
-    assert stored["step"] == summary["steps"], stored
-    say(f"the likelihood service holds its {stored['step']} steps, phase {stored['phase']}")
+    assert stored["last_step"] == summary["steps"], stored
+    say(f"the likelihood service holds its {stored['last_step']} steps, phase {stored['phase']}")
     bad = subprocess.run(
         ["docker", "compose", "run", "--rm", "-T", "job", "demo", "learner.lrr=1"],
         cwd=ROOT,
@@ -355,10 +355,13 @@ def chaos(env: dict[str, str]) -> None:
     )
 
     def delivered() -> bool:
-        return ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/summary", env["UNSPIRAL_API_TOKEN"])["step"] == len(steps)
+        stored = ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/steps?limit=1000", env["UNSPIRAL_API_TOKEN"])
+        return [s["step"] for s in stored] == steps
 
     until("all steps in the likelihood store", delivered, 60)
-    say("the likelihood store holds the last of them")
+    info = ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/summary", env["UNSPIRAL_API_TOKEN"])
+    assert info["trajectories"] == 20 * len(steps), info["trajectories"]
+    say(f"the likelihood store holds the same steps, with {info['trajectories']} trajectories: none lost, none doubled")
     assert last <= len(steps)
     compose("down", "--timeout", "5")
     say(f"down, and up again in {up():.1f} s")
