@@ -77,7 +77,7 @@ def test_compose_takes_the_file_and_the_profiles_choose_the_nodes(checkout):
         flags = [x for p in profiles for x in ("--profile", p)]
         done = compose(checkout, *flags, "config", "--services")
         assert done.returncode == 0, done.stderr
-        always = {"index", "retriever", "redis", "likelihood", "ray-head", "control"}
+        always = {"index", "retriever", "redis", "likelihood", "ray-head"}
         assert set(done.stdout.split()) == always | nodes
     by_default = compose(checkout, "config", "--services")
     assert {"learner", "rollout"} <= set(by_default.stdout.split()), "COMPOSE_PROFILES of .env"
@@ -108,11 +108,11 @@ def test_every_service_command_is_one_that_the_command_line_takes(stack):
     serving = {}
     for name, service in stack["services"].items():
         line = words(service)
-        if line[0] == "unspiral":
+        if line[:1] == ["unspiral"]:
             assert line[1] == "serve"
             serving[name] = parse(click_app.commands["serve"].commands[line[2]], line[3:])
-    assert serving.keys() == {"retriever", "likelihood", "control"}
-    for name, port in (("retriever", 8000), ("likelihood", 8100), ("control", 8200)):
+    assert serving.keys() == {"retriever", "likelihood"}
+    for name, port in (("retriever", 8000), ("likelihood", 8100)):
         command = click_app.commands["serve"].commands[name]
         default = next(p.default for p in command.params if p.name == "port")
         assert serving[name]["port"] == default == port
@@ -168,7 +168,6 @@ def test_ports_are_published_on_loopback_alone(stack):
     assert published == {
         ("retriever", 8000, "127.0.0.1"),
         ("likelihood", 8100, "127.0.0.1"),
-        ("control", 8200, "127.0.0.1"),
         ("ray-head", 8265, "127.0.0.1"),
         ("prometheus", 9090, "127.0.0.1"),
         ("grafana", 3000, "127.0.0.1"),
@@ -179,12 +178,10 @@ def test_ports_are_published_on_loopback_alone(stack):
 def test_health_checks_ask_routes_that_exist_at_the_port_served(stack, tmp_path):
     from retriever_service.server import create_app as retriever_app
     from retriever_service.settings import ServerSettings
-    from services.control.server import create_app as control_app
 
     routes = {
         "retriever": {r.path for r in retriever_app(ServerSettings(index="none")).routes},
         "likelihood": {r.path for r in create_app(open_store(str(tmp_path / "s.db")), None, MonitorRules(), None).routes},
-        "control": {r.path for r in control_app.routes} if hasattr(control_app, "routes") else {"/readyz"},
     }
     for name, service in stack["services"].items():
         if name in ONE_SHOT:
@@ -195,9 +192,8 @@ def test_health_checks_ask_routes_that_exist_at_the_port_served(stack, tmp_path)
             port, path = re.search(r"http://127.0.0.1:(\d+)(/\w+)", check).groups()
             assert f"--port {port}" in " ".join(words(service))
             assert path in routes[name]
-    agent = Path(importlib.util.find_spec("ray").origin).parent / "dashboard/modules/reporter/healthz_agent.py"
-    head = agent.with_name("healthz_head.py")
-    for file, name in ((agent, "rollout"), (head, "ray-head")):
+    reporter = Path(importlib.util.find_spec("ray").origin).parent / "dashboard/modules/reporter"
+    for file, name in ((reporter / "healthz_agent.py", "rollout"), (reporter / "reporter_head.py", "ray-head")):
         path = re.search(r"/api/\w+", " ".join(stack["services"][name]["healthcheck"]["test"]))[0]
         assert f'"{path}"' in file.read_text()
 

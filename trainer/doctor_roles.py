@@ -14,11 +14,10 @@ from trainer.doctor import GIB, Finding
 READY = {
     "retriever": "http://127.0.0.1:8000/readyz",
     "likelihood": "http://127.0.0.1:8100/readyz",
-    "control": "http://127.0.0.1:8200/readyz",
     "node": "http://127.0.0.1:52365/api/local_raylet_healthz",
 }
 """What answers in a container of each role once it serves."""
-MEMORY_GIB = {"retriever": 0.5, "likelihood": 0.25, "control": 0.25, "node": 3.0}
+MEMORY_GIB = {"retriever": 0.5, "likelihood": 0.25, "node": 3.0}
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 

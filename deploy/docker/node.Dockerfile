@@ -18,9 +18,11 @@ ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt UV_COMPILE_BYTECODE=1 UV_NO
 WORKDIR /app
 COPY pyproject.toml overrides.txt LICENSE ./
 COPY deploy/setup_venv.sh deploy/
+# xgrammar names triton, 1 GB whose kernels a CPU cannot run: vLLM goes without.
 # The code is not there yet, so that a change of it does not install the packages again; the .pth file finds it at /app.
 RUN touch README.md \
  && VENV=/opt/venv EDITABLE='' EXTRAS="${EXTRAS}" PYTHON=python3 deploy/setup_venv.sh \
+ && case ",${EXTRAS}," in *,cpu,*) /opt/venv/bin/python -m pip --quiet uninstall --yes triton ;; esac \
  && /opt/venv/bin/python -m pip --quiet uninstall --yes uv pip \
  && echo /app > /opt/venv/lib/python3.11/site-packages/unspiral_code.pth
 

@@ -23,8 +23,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = os.environ.get("COMPOSE_PROJECT_NAME", "unspiral") + "_internal"
-PORTS = ("RETRIEVER_PORT", "LIKELIHOOD_PORT", "CONTROL_PORT", "DASHBOARD_PORT")
-SERVICES = ("retriever", "likelihood", "redis", "rollout", "learner", "control", "ray-head")
+PORTS = ("RETRIEVER_PORT", "LIKELIHOOD_PORT", "DASHBOARD_PORT")
+SERVICES = ("retriever", "likelihood", "redis", "rollout", "learner", "ray-head")
 SMALL_RUN = (
     "rollout.prompts_per_step=4",
     "learner.epochs=1",
