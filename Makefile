@@ -20,7 +20,7 @@ test: setup lint
 
 # What it keeps for the next time (images and build layers, 15 GB) lies in COMPOSE_WORK; leave out parts with STACK="small demo".
 COMPOSE_WORK ?= /var/tmp/unspiral-compose
-STACK ?= small demo chaos
+STACK ?= small demo scale chaos
 test-compose: setup
 	@PYTHON=$(abspath $(PY)) tests/compose/engine.sh $(COMPOSE_WORK) \
 	  sh -ec 'for part in $(STACK); do $(abspath $(PY)) tests/compose/check_stack.py $(COMPOSE_WORK) $$part; done'

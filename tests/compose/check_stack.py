@@ -2,7 +2,8 @@
 
     check_stack.py WORK small     retriever, Redis and likelihood service alone: no torch
     check_stack.py WORK demo      all of it: build, a demo job to its end, sizes and times
-    check_stack.py WORK chaos     a run meanwhile: scale up and down, each container killed, Redis cut off for 30 s, down and up
+    check_stack.py WORK scale     a run meanwhile: rollout nodes up and down
+    check_stack.py WORK chaos     a run meanwhile: each container killed in turn, Redis cut off for 30 s; down and up
 
 Every step is printed with what was seen; the first that fails ends it with status 1. WORK/evidence.json keeps the numbers.
 """
@@ -125,18 +126,9 @@ def status_of(port: str, path: str) -> int:
         return e.code
 
 
-def up(*services: str, scale: int | None = None, limit: int = 180) -> float:
+def up(*services: str, limit: int = 180) -> float:
     started = time.monotonic()
-    compose(
-        "up",
-        "-d",
-        "--wait",
-        "--wait-timeout",
-        str(limit),
-        *(["--scale", f"rollout={scale}"] if scale else []),
-        *services,
-        limit=limit + 60,
-    )
+    compose("up", "-d", "--wait", "--wait-timeout", str(limit), *services, limit=limit + 60)
     return time.monotonic() - started
 
 
@@ -314,61 +306,82 @@ def demo(env: dict[str, str]) -> None:
         say(f"  {line}")
 
 
-def chaos(env: dict[str, str]) -> None:
-    say(f"up in {up():.1f} s")
-    run = Run(f"chaos-{int(time.time())}", "trainer.steps=10000", *SMALL_RUN)
+def background_run(env: dict[str, str], what: str) -> Run:
+    """The stack, and a run of many small steps on it."""
+    say(f"up and healthy in {up():.1f} s")
+    run = Run(f"{what}-{int(time.time())}", "trainer.steps=10000", *SMALL_RUN)
     run.goes_on(0, limit=300)
-    say("scale rollout to 2")
+    return run
+
+
+def stopped(env: dict[str, str], run: Run) -> list[int]:
+    """Stop the job's client by SIGTERM; the steps of the run, each of which must be in its folder and in the likelihood store once."""
+    run.process.send_signal(signal.SIGTERM)
+    code = run.process.wait(timeout=150)
+    print(run.tail(4))
+    assert code == 143, f"a stopped job ended with {code}"
+    steps = [m["step"] for m in run.lines("metrics.jsonl")]
+    assert steps == list(range(1, len(steps) + 1)), "each step once, in order"
+    assert json.loads(run.file("summary.json"))["exit"] == 143, "the training ended by itself, with a checkpoint"
+    say(
+        f"job stopped by SIGTERM: exit {code}; metrics hold steps 1 to {len(steps)}, each once; {run.attempt()} resumed attempts"
+    )
+    until("all steps in the likelihood store", lambda: stored_steps(env, run) == steps, 60)
+    info = ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/summary", env["UNSPIRAL_API_TOKEN"])
+    assert info["trajectories"] == 20 * len(steps), info["trajectories"]
+    say(f"the likelihood store holds the same steps, with {info['trajectories']} trajectories: none lost, none doubled")
+    return steps
+
+
+def stored_steps(env: dict[str, str], run: Run) -> list[int]:
+    stored = ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/steps?limit=1000", env["UNSPIRAL_API_TOKEN"])
+    return [s["step"] for s in stored]
+
+
+def scale(env: dict[str, str]) -> None:
+    run = background_run(env, "scale")
+    say("docker compose up -d --scale rollout=2")
     compose("up", "-d", "--scale", "rollout=2", "--no-recreate")
-    until("a worker on the second node", lambda: any(e["worker"].startswith("w1.") for e in run.events("worker_join")), 120)
+    until("a worker on the second node", lambda: any(e["worker"].startswith("w1.") for e in run.events("worker_join")), 150)
     join = [e for e in run.events("worker_join") if e["worker"].startswith("w1.")][-1]
     say(f"  {join['worker']} joined on {join['node']} with version {join['version']}")
     run.goes_on(run.step())
-    both = {t["worker"].split(".")[0] for t in run.lines(f"trajectories/step_{run.step():06d}.jsonl")}
-    say(f"  trajectories of step {run.step()} come from {sorted(both)}")
-    say("scale rollout back to 1")
+    both = {t["worker"].split(".")[0] for t in run.lines(f"trajectories/step_{run.step() - 1:06d}.jsonl")}
+    assert both == {"w0", "w1"}, both
+    say("  trajectories come from both nodes")
+    say("docker compose up -d --scale rollout=1")
     compose("up", "-d", "--scale", "rollout=1", "--no-recreate")
     run.goes_on(run.step())
-    for service in (s for s in SERVICES if s in present()):
+    until(
+        "trajectories of one node alone",
+        lambda: len({t["worker"] for t in run.lines(f"trajectories/step_{run.step() - 1:06d}.jsonl")}) == 1,
+        60,
+    )
+    stopped(env, run)
+
+
+def chaos(env: dict[str, str]) -> None:
+    run = background_run(env, "chaos")
+    for service in SERVICES:
         before = run.step()
         crash(service)
         run.goes_on(before, limit=240)
     operators_kill("rollout")
     run.goes_on(run.step())
-    id = state("redis")[0]
-    say("redis cut off from the network for 30 s")
-    before = run.step()
+    id, before = state("redis")[0], run.step()
+    say(f"redis ({id[:12]}) cut off from the network for 30 s")
     docker("network", "disconnect", NETWORK, id)
     time.sleep(30)
     docker("network", "connect", "--alias", "redis", NETWORK, id)
-    say(f"  connected again; the run is at step {run.step()}, it was at {before}")
+    say(f"  connected again; the run went from step {before} to {run.step()} meanwhile")
     run.goes_on(run.step())
-    last = run.step()
-    run.process.send_signal(signal.SIGTERM)
-    code = run.process.wait(timeout=150)
-    print(run.tail(6))
-    assert code in (143, 130), f"a stopped job ended with {code}"
-    steps = [m["step"] for m in run.lines("metrics.jsonl")]
-    assert steps == list(range(1, len(steps) + 1)), "each step once, in order"
-    say(
-        f"job stopped by SIGTERM: exit {code}; metrics hold steps 1 to {len(steps)}, each once; {run.attempt()} resumed attempts"
-    )
-
-    def delivered() -> bool:
-        stored = ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/steps?limit=1000", env["UNSPIRAL_API_TOKEN"])
-        return [s["step"] for s in stored] == steps
-
-    until("all steps in the likelihood store", delivered, 60)
-    info = ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/summary", env["UNSPIRAL_API_TOKEN"])
-    assert info["trajectories"] == 20 * len(steps), info["trajectories"]
-    say(f"the likelihood store holds the same steps, with {info['trajectories']} trajectories: none lost, none doubled")
-    assert last <= len(steps)
+    steps = stopped(env, run)
     compose("down", "--timeout", "5")
     say(f"down, and up again in {up():.1f} s")
-    assert delivered()
+    assert stored_steps(env, run) == steps
     again = Run(run.name, f"trainer.steps={len(steps) + 2}", *SMALL_RUN, "--resume", "latest")
     code = again.process.wait(timeout=240)
-    print(again.tail(6))
+    print(again.tail(4))
     assert code == 0, f"the resumed job ended with {code}"
     assert [m["step"] for m in again.lines("metrics.jsonl")] == list(range(1, len(steps) + 3))
     say(f"nothing lost: the run went on from step {len(steps)} to {len(steps) + 2} and ended with exit 0")
@@ -379,7 +392,7 @@ def main() -> None:
     os.environ["STACK_WORK"] = str(work)
     env = settings(work)
     try:
-        {"small": small, "demo": demo, "chaos": chaos}[part](env)
+        {"small": small, "demo": demo, "scale": scale, "chaos": chaos}[part](env)
     finally:
         evidence["seconds"] = round(time.monotonic() - began, 1)
         (work / f"evidence-{part}.json").write_text(json.dumps(evidence, indent=1) + "\n")
