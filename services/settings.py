@@ -5,7 +5,7 @@ Every section refuses keys that it does not know. Field docstrings are the descr
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -16,6 +16,17 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         extra="forbid", use_attribute_docstrings=True, validate_assignment=True, populate_by_name=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, raw: Any) -> Any:
+        """`seed: yes` is a mistake, which would else be read as 1."""
+        fields = {name: field for key, field in cls.model_fields.items() for name in (key, field.alias)}
+        for key, value in raw.items() if isinstance(raw, dict) else ():
+            field = fields.get(key)
+            if isinstance(value, bool) and field and bool not in (field.annotation, *get_args(field.annotation)):
+                raise ValueError(f"{key}={str(value).lower()}: expected a value, not true or false")
+        return raw
 
 
 class RetrieverSettings(Settings):

@@ -25,6 +25,12 @@ def file(tmp_path):
         ("learner.lr=fast", "learner.lr: Input should be a valid number, unable to parse string as a number (got 'fast')"),
         ("rollout.workers=0", "rollout.workers: Input should be greater than or equal to 1 (got 0)"),
         ("rollout.workers=many", "rollout.workers"),
+        ("seed=true", "seed=true: expected a value, not true or false"),
+        ("algorithm.llds.lambda=true", "algorithm.llds: lambda=true: expected a value, not true or false"),
+        (
+            "reward.kind=zz",
+            "reward.kind: accepted are em, f1, subem, format, or an import path package.module:function (got 'zz')",
+        ),
         (
             "algorithm.loss=ppo",
             "algorithm.loss: Input should be 'grpo', 'grpo_seq', 'dr_grpo', 'dapo', 'gspo' or 'cispo' (got 'ppo')",

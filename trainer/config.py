@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from services.settings import (
     MonitorSettings,
@@ -193,6 +193,13 @@ class RewardSettings(Settings):
 
     kind: str = "em"
     """`em`, `f1`, `subem`, `format` (Search-R1 v0.3), or an import path `package.module:function`."""
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if kind not in ("em", "f1", "subem", "format") and not re.fullmatch(r"[\w.]+:[\w.]+", kind):
+            raise ValueError("accepted are em, f1, subem, format, or an import path package.module:function")
+        return kind
 
 
 class TrainerSettings(Settings):
