@@ -1,5 +1,6 @@
 """Dockerfiles, shell scripts, YAML and Kubernetes manifests under the linters and schemas of their kinds."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -171,9 +172,21 @@ def test_no_secret_lies_in_the_manifests(overlay):
                 assert variable["name"] not in secrets or "secretKeyRef" in variable["valueFrom"], name
 
 
-def test_the_rayjob_goes_on_where_it_was():
-    from trainer.cli import app  # noqa: F401  (the command exists; its arguments are parsed below)
+def test_the_plain_job_runs_the_client_that_resumes(overlay):
+    thing = documents((ROOT / "deploy/kubernetes/jobs/resuming.yaml").read_text())[0]
+    kubernetes_validate.validate(thing, KUBERNETES, strict=True)
+    container = thing["spec"]["template"]["spec"]["containers"][0]
+    script = importlib.util.spec_from_file_location("submit", ROOT / container["command"][1].removeprefix("/app/"))
+    submit = importlib.util.module_from_spec(script)
+    script.loader.exec_module(submit)
+    asked = submit.arguments(container["args"])
+    cluster = next(iter(of_kind(overlay[1], "RayCluster")))
+    assert asked.address == f"http://{cluster}-head-svc:8265", "KubeRay's name for the head's service"
+    line = submit.training(asked.command, asked.rest, again=True, stamp="x")
+    assert line[3:] == ["train", "--config=/app/deploy/ray/demo.yaml", "run.name=demo", "--resume=latest"]
 
+
+def test_the_rayjob_goes_on_where_it_was():
     spec = job()["spec"]
     words = spec["entrypoint"].split()
     assert words[:4] == ["python", "-m", "trainer", "train"]

@@ -76,7 +76,7 @@ def training(command: str, rest: list[str], *, again: bool, stamp: str) -> list[
     if command == "demo":
         named = [] if any(r.startswith("run.name=") for r in rest) else [f"run.name=demo-{stamp}"]
         rest = ["--config", str(HERE / "demo.yaml"), *named, *rest]
-    resume = ["--resume", "latest"] if again and "--resume" not in rest else []
+    resume = ["--resume", "latest"] if again and not any(r.split("=")[0] == "--resume" for r in rest) else []
     return ["python", "-m", "trainer", "train", *rest, *resume]
 
 
