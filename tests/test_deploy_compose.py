@@ -305,3 +305,11 @@ def test_the_build_context_holds_what_the_dockerfiles_copy_and_no_secret():
             for source in line.split()[:-1]:
                 assert source in allowed, f"{dockerfile.name}: {source}"
                 assert (ROOT / source).exists()
+
+
+def test_the_manual_names_every_service_and_setting(stack):
+    text = (ROOT / "docs/deploy.md").read_text()
+    assert [name for name in stack["services"] if f"`{name}`" not in text and name.capitalize() not in text] == []
+    settings = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
+    example = (ROOT / ".env.example").read_text()
+    assert [s for s in sorted(settings) if s not in text and s not in example] == []
