@@ -1,9 +1,13 @@
 """deploy/ray: what a job uploads, which variables it passes on, and how its client goes on after a loss."""
 
 import importlib.util
+import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -95,3 +99,61 @@ def test_a_signal_while_it_waits_for_the_cluster_ends_the_client_with_its_number
     finally:
         client.kill()
         client.stderr.close()
+
+
+@pytest.fixture
+def cluster(tmp_path_factory):
+    """Address of the dashboard of a head of its own, which takes jobs from holders of its token alone."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # paths of Ray's sockets must be short
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # a job's `python` is the head's
+    env = os.environ | {"PATH": path, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32, "PYTHONPATH": str(ROOT)}
+    command = [
+        "start",
+        "--head",
+        "--block",
+        "--port=0",
+        f"--dashboard-port={port}",
+        "--num-cpus=1",
+        f"--temp-dir={folder}",
+        "--dashboard-agent-listen-port=0",
+    ]
+    head = subprocess.Popen(
+        [Path(sys.executable).parent / "ray", *command, "--node-ip-address=127.0.0.1", "--disable-usage-stats"],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield f"http://127.0.0.1:{port}", env
+    finally:
+        head.terminate()
+        head.wait(timeout=30)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.ray
+def test_a_jobs_log_and_exit_status_reach_the_client_and_strangers_are_refused(cluster):
+    address, env = cluster
+    command = [
+        sys.executable,
+        "deploy/ray/submit.py",
+        "--address",
+        address,
+        "--wait-for",
+        "CPU=1",
+        "train",
+        "--config",
+        "none.yaml",
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "none.yaml: cannot be read" in done.stdout, "the training's own line"
+    assert "retry" not in done.stderr, "a mistake is not tried again"
+    stranger = subprocess.run(
+        command, cwd=ROOT, env=env | {"RAY_AUTH_TOKEN": "x" * 32}, capture_output=True, text=True, timeout=60
+    )
+    assert stranger.returncode == 3
+    assert "set RAY_AUTH_MODE and RAY_AUTH_TOKEN as on the head" in stranger.stderr

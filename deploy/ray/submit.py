@@ -90,10 +90,10 @@ def runtime_env(working_dir: Path | None) -> dict[str, Any]:
     return env
 
 
-def connect(address: str, wanted: dict[str, float], limit: float, signals: Signals) -> JobSubmissionClient:
-    """A client, once the cluster answers and has the resources wanted. Raises Unavailable that says what is missing."""
-    deadline, told = time.monotonic() + limit, ""
-    while True:
+def submit(address: str, wanted: dict[str, float], limit: float, signals: Signals, job: dict[str, Any]) -> JobSubmissionClient:
+    """Submit once the cluster answers and has the resources wanted. Raises Unavailable that says what is missing."""
+    deadline, told, missing = time.monotonic() + limit, "", "stopped before the job was submitted"
+    while not signals.number:
         try:
             client = JobSubmissionClient(address)
             nodes = list_nodes(address=address, timeout=20, raise_on_missing_output=False)
@@ -103,18 +103,24 @@ def connect(address: str, wanted: dict[str, float], limit: float, signals: Signa
                     have[name] = have.get(name, 0.0) + n
             lacking = [f"{name} {have.get(name, 0.0):g} of {n:g}" for name, n in wanted.items() if have.get(name, 0.0) < n]
             if not lacking:
+                client.submit_job(**job)
                 return client
             missing = f"the cluster at {address} lacks nodes: {', '.join(lacking)}"
         except Exception as e:  # requests', aiohttp's and Ray's own errors, while a head starts
+            if "already" in str(e) and job["submission_id"] in str(e):  # the answer to an earlier try was lost
+                return client
+            if "status code 4" in str(e) and "401" not in str(e):
+                raise Unavailable(f"{address} refuses the job: {' '.join(str(e).split())[:400]}") from e
             if "401" in str(e) or "authentication" in str(e).lower():
                 raise Unavailable(f"{address} refuses this client: set RAY_AUTH_MODE and RAY_AUTH_TOKEN as on the head") from e
             missing = f"no Ray at {address}: {' '.join(str(e).split())[:200]}"
-        if signals.number or time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             raise Unavailable(f"{missing} (waited {limit:g} s)")
         if missing != told:
             say(f"waiting: {missing}")
             told = missing
         signals.pause(POLL_SECONDS)
+    raise Unavailable(missing)
 
 
 class Job:
@@ -174,19 +180,14 @@ def main(argv: list[str] | None = None) -> int:
             pause = min(30, 2**attempt)
             say(f"going on with the run in {pause} s, retry {attempt} of {args.retries}")
             signals.pause(pause)
+        line = training(args.command, args.rest, again=attempt > 0, stamp=stamp)
+        id = f"unspiral-{stamp}-{os.getpid()}-{attempt}"
+        job = {"entrypoint": shlex.join(line), "submission_id": id, "runtime_env": runtime_env(args.working_dir)}
         try:
-            client = connect(args.address, wanted, args.wait_seconds, signals)
+            client = submit(args.address, wanted, args.wait_seconds, signals, job)
         except Unavailable as e:
             say(str(e))
             return 128 + signals.number if signals.number else 3
-        if signals.number:
-            return 128 + signals.number
-        line = training(args.command, args.rest, again=attempt > 0, stamp=stamp)
-        id = client.submit_job(
-            entrypoint=shlex.join(line),
-            submission_id=f"unspiral-{stamp}-{os.getpid()}-{attempt}",
-            runtime_env=runtime_env(args.working_dir),
-        )
         say(f"job {id}: {shlex.join(line)}")
         code = Job(client, id, args.wait_seconds, signals).follow()
         if code in FINAL or signals.number:
