@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = os.environ.get("COMPOSE_PROJECT_NAME", "unspiral") + "_internal"
 PORTS = ("RETRIEVER_PORT", "LIKELIHOOD_PORT", "DASHBOARD_PORT")
+LIGHT = ("retriever", "redis", "likelihood")
 SERVICES = ("retriever", "likelihood", "redis", "rollout", "learner", "ray-head")
 SMALL_RUN = (
     "rollout.prompts_per_step=4",
@@ -176,14 +177,14 @@ def crash(service: str) -> dict[str, Any]:
     return seen
 
 
-def operators_kill(service: str) -> None:
+def operators_kill(service: str, *stack: str) -> None:
     """`docker kill` is an operator's stop: the engine leaves it at that, and `docker compose up -d` brings the container back."""
     id, before, _, _ = state(service)
     docker("kill", id)
     until(f"{service} ended", lambda: not containers(service)[0]["State"]["Running"], 20)
     time.sleep(3)
     stayed = not containers(service)[0]["State"]["Running"]
-    seconds = up()
+    seconds = up(*stack)
     same, after, _, _ = state(service)
     say(
         f"docker kill {service} ({id[:12]}): {'stays down as Docker means it' if stayed else 'was restarted by the engine'}; "
@@ -235,8 +236,9 @@ class Run:
 
 
 def small(env: dict[str, str]) -> None:
+    compose("--profile", "*", "down", "--volumes", "--timeout", "2")
     build("retriever", "likelihood")
-    seconds = up("retriever", "redis", "likelihood")
+    seconds = up(*LIGHT)
     say(f"up and healthy in {seconds:.1f} s")
     token, retriever, likelihood = env["UNSPIRAL_API_TOKEN"], env["RETRIEVER_PORT"], env["LIKELIHOOD_PORT"]
     hit = ask(retriever, "/retrieve", body={"queries": ["guild"], "topk": 1, "return_scores": True})["result"][0][0]
@@ -255,18 +257,18 @@ def small(env: dict[str, str]) -> None:
     say(
         "likelihood service refuses strangers (401) and takes five steps with the token; the doctor is content in both containers"
     )
-    for service in ("retriever", "likelihood", "redis"):
+    for service in LIGHT:
         crash(service)
     ask(retriever, "/retrieve", body={"queries": ["guild"], "topk": 1})
     assert ask(likelihood, "/v1/runs/posted/summary", token)["last_step"] == 5
-    operators_kill("retriever")
+    operators_kill("retriever", *LIGHT)
     secret = env["REDIS_PASSWORD"]
     for service in ("redis", "likelihood"):
         id = state(service)[0]
-        shown = docker("top", id, "-eo", "args") + docker("logs", id)
+        shown = docker("top", id, "-eo", "pid,args") + docker("logs", id)
         assert secret not in shown, f"the password shows in the processes or the log of {service}"
     compose("down", "--timeout", "5")
-    seconds = up("retriever", "redis", "likelihood")
+    seconds = up(*LIGHT)
     kept = ask(likelihood, "/v1/runs/posted/summary", token)
     assert kept["last_step"] == 5
     say(f"down and up in {seconds:.1f} s: the run's five steps are still there; no password in any process list or log")
