@@ -2,8 +2,8 @@
 
     check_stack.py WORK small     retriever, Redis and likelihood service alone: no torch
     check_stack.py WORK demo      all of it: build, a demo job to its end, sizes and times
-    check_stack.py WORK scale     a run meanwhile: rollout nodes up and down
-    check_stack.py WORK chaos     a run meanwhile: each container killed in turn, Redis cut off for 30 s; down and up
+    check_stack.py WORK scale     a run meanwhile: rollout nodes up and down; the stack down and up, and the run goes on
+    check_stack.py WORK chaos     a run meanwhile: each container killed in turn, Redis cut off from the network for 30 s
 
 Every step is printed with what was seen; the first that fails ends it with status 1. WORK/evidence.json keeps the numbers.
 """
@@ -317,8 +317,11 @@ def background_run(env: dict[str, str], what: str) -> Run:
 
 
 def stopped(env: dict[str, str], run: Run) -> list[int]:
-    """Stop the job's client by SIGTERM; the steps of the run, each of which must be in its folder and in the likelihood store once."""
-    run.process.send_signal(signal.SIGTERM)
+    """Stop the job's container; the steps of the run, each of which must be in its folder and in the likelihood store once."""
+    job = docker(
+        "ps", "-q", "--filter", "label=com.docker.compose.oneoff=True", "--filter", "label=com.docker.compose.service=job"
+    )
+    docker("stop", "--time", "120", job.strip(), limit=150)
     code = run.process.wait(timeout=150)
     print(run.tail(4))
     assert code == 143, f"a stopped job ended with {code}"
@@ -326,7 +329,7 @@ def stopped(env: dict[str, str], run: Run) -> list[int]:
     assert steps == list(range(1, len(steps) + 1)), "each step once, in order"
     assert json.loads(run.file("summary.json"))["exit"] == 143, "the training ended by itself, with a checkpoint"
     say(
-        f"job stopped by SIGTERM: exit {code}; metrics hold steps 1 to {len(steps)}, each once; {run.attempt()} resumed attempts"
+        f"docker stop of the job: exit {code}; metrics hold steps 1 to {len(steps)}, each once; {run.attempt()} resumed attempts"
     )
     until("all steps in the likelihood store", lambda: stored_steps(env, run) == steps, 60)
     info = ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/summary", env["UNSPIRAL_API_TOKEN"])
@@ -359,7 +362,16 @@ def scale(env: dict[str, str]) -> None:
         lambda: len({t["worker"] for t in run.lines(f"trajectories/step_{run.step() - 1:06d}.jsonl")}) == 1,
         60,
     )
-    stopped(env, run)
+    steps = stopped(env, run)
+    compose("down", "--timeout", "5")
+    say(f"down, and up again in {up():.1f} s")
+    assert stored_steps(env, run) == steps
+    again = Run(run.name, f"trainer.steps={len(steps) + 2}", *SMALL_RUN, "--resume", "latest")
+    code = again.process.wait(timeout=240)
+    print(again.tail(4))
+    assert code == 0, f"the resumed job ended with {code}"
+    assert [m["step"] for m in again.lines("metrics.jsonl")] == list(range(1, len(steps) + 3))
+    say(f"nothing lost: the run went on from step {len(steps)} to {len(steps) + 2} and ended with exit 0")
 
 
 def chaos(env: dict[str, str]) -> None:
@@ -377,16 +389,7 @@ def chaos(env: dict[str, str]) -> None:
     docker("network", "connect", "--alias", "redis", NETWORK, id)
     say(f"  connected again; the run went from step {before} to {run.step()} meanwhile")
     run.goes_on(run.step())
-    steps = stopped(env, run)
-    compose("down", "--timeout", "5")
-    say(f"down, and up again in {up():.1f} s")
-    assert stored_steps(env, run) == steps
-    again = Run(run.name, f"trainer.steps={len(steps) + 2}", *SMALL_RUN, "--resume", "latest")
-    code = again.process.wait(timeout=240)
-    print(again.tail(4))
-    assert code == 0, f"the resumed job ended with {code}"
-    assert [m["step"] for m in again.lines("metrics.jsonl")] == list(range(1, len(steps) + 3))
-    say(f"nothing lost: the run went on from step {len(steps)} to {len(steps) + 2} and ended with exit 0")
+    stopped(env, run)
 
 
 def main() -> None:
