@@ -49,6 +49,9 @@ finish() {
   wait "$engine" 2>/dev/null || true
   umount "$work"/engine/exec/netns/* 2>/dev/null || true
   ip link del docker0 2>/dev/null || true
+  # Without a rule to begin with there is nothing that a restore would put in the place of the engine's.
+  iptables -P FORWARD ACCEPT || true
+  for table in filter nat; do iptables -t "$table" -F && iptables -t "$table" -X || true; done
   iptables-restore <"$work/firewall" || true
 }
 trap finish EXIT

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,10 +35,18 @@ def ip(*words: str, check: bool = True) -> None:
     subprocess.run(["ip", *words], check=check, capture_output=True, timeout=20)
 
 
+def firewall(what: str) -> None:
+    """Let the bridge's own traffic pass where a firewall sees it and drops by default."""
+    if shutil.which("iptables"):
+        rule = ["FORWARD", "-i", BRIDGE, "-o", BRIDGE, "-j", "ACCEPT"]
+        subprocess.run(["iptables", what, *rule], check=False, capture_output=True, timeout=20)
+
+
 def make_hosts() -> None:
     ip("link", "add", BRIDGE, "type", "bridge")
     ip("addr", "add", "10.77.0.254/24", "dev", BRIDGE)
     ip("link", "set", BRIDGE, "up")
+    firewall("-I")
     for n, (host, address) in enumerate(HOSTS.items()):
         ip("netns", "add", f"u-{host}")
         ip("link", "add", f"uh{n}", "type", "veth", "peer", "name", "eth0", "netns", f"u-{host}")
@@ -54,6 +63,7 @@ def remove_hosts() -> None:
     for host in HOSTS:
         ip("netns", "del", f"u-{host}", check=False)
     ip("link", "del", BRIDGE, check=False)
+    firewall("-D")
 
 
 def cable(host: str, state: str) -> None:
