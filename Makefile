@@ -1,7 +1,8 @@
 # make setup   .venv with everything (CPU)          make demo    watch a search agent learn
 # make test    the test suite                       make study   GRPO without and with LLDS, side by side
 # make test-compose   the stack of docker-compose.yml: built, used, broken in every way (15 minutes; docs/deploy.md)
-.PHONY: setup demo test test-compose study lint clean
+# make test-hosts     hosts as network namespaces, without containers; two are cut off for 30 s (7 minutes, root)
+.PHONY: setup demo test test-compose test-hosts study lint clean
 PY := .venv/bin/python
 
 setup: .venv/.ready
@@ -24,6 +25,9 @@ STACK ?= small demo scale chaos
 test-compose: setup
 	@PYTHON=$(abspath $(PY)) tests/compose/engine.sh $(COMPOSE_WORK) \
 	  sh -ec 'for part in $(STACK); do $(abspath $(PY)) tests/compose/check_stack.py $(COMPOSE_WORK) $$part; done'
+
+test-hosts: setup
+	$(abspath $(PY)) tests/compose/namespaces.py /var/tmp/unspiral-hosts
 
 lint: setup
 	.venv/bin/ruff check .
