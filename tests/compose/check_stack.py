@@ -150,7 +150,7 @@ def build(*services: str) -> None:
     say(f"built in {evidence['build_seconds']} s: {images}")
 
 
-def crash(service: str) -> dict[str, Any]:
+def crash(service: str) -> None:
     """Kill a container's main process as the kernel would; wait until it is back and healthy."""
     id, before, _, pid = state(service)
     os.kill(pid, signal.SIGKILL)
@@ -162,19 +162,10 @@ def crash(service: str) -> dict[str, Any]:
 
     until(f"{service} healthy again", back, 120)
     _, after, _, _ = state(service)
-    seen = {
-        "service": service,
-        "container": id[:12],
-        "killed": f"kill -9 {pid}",
-        "started_before": before,
-        "started_after": after,
-    }
-    seen["seconds"] = round(time.monotonic() - killed, 1)
-    say(
-        f"killed {service}: container {id[:12]} {seen['killed']}, StartedAt {before[11:19]} -> {after[11:19]}, healthy after {seen['seconds']} s"
-    )
+    seen = {"service": service, "container": id[:12], "pid": pid, "started_before": before, "started_after": after}
+    seen["seconds"] = seconds = round(time.monotonic() - killed, 1)
+    say(f"kill -9 {pid}, {service} {id[:12]}: StartedAt {before[11:19]} -> {after[11:19]}, healthy after {seconds} s")
     evidence.setdefault("crashes", []).append(seen)
-    return seen
 
 
 def operators_kill(service: str, *stack: str) -> None:
@@ -190,9 +181,8 @@ def operators_kill(service: str, *stack: str) -> None:
         f"docker kill {service} ({id[:12]}): {'stays down as Docker means it' if stayed else 'was restarted by the engine'}; "
         f"compose up -d brings {same[:12]} back in {seconds:.1f} s, StartedAt {before[11:19]} -> {after[11:19]}"
     )
-    evidence.setdefault("docker_kill", []).append(
-        {"service": service, "container": id[:12], "stayed_down": stayed, "started_after": after}
-    )
+    seen = {"service": service, "container": id[:12], "stayed_down": stayed, "started_after": after}
+    evidence.setdefault("docker_kill", []).append(seen)
 
 
 class Run:
