@@ -20,8 +20,11 @@ from trainer.stopping import StopSignals
 class Learner:
     """Saves and loads the driver's state as real checkpoints; has no weights."""
 
-    def publish_weights(self, version):
+    def offer_weights(self, version, receivers):
         return version
+
+    def send_weights(self):
+        """Nothing to send."""
 
     def save(self, path, state):
         with written_aside(path) as folder:
@@ -36,6 +39,9 @@ class Pool:
 
     def __init__(self):
         self.versions = []
+
+    async def receivers(self, version):
+        return []
 
     async def sync(self, update):
         if self.versions and update <= self.versions[-1]:
