@@ -157,15 +157,17 @@ class Delivery:
             member.version = await member.call(
                 "update_weights", update, timeout_seconds=limit + (SLACK_SECONDS if group else 0.0)
             )
-        except WorkerLostError as e:
-            await self._stop_others(group, e)
-            raise
         except TimeoutError:
             late = TimeoutError(
                 f"worker {member.id} did not take version {update.version} within weight_sync.timeout_seconds={limit:g}"
             )
             await self._stop_others(group, late)
             raise late from None
+        except WeightSyncError:
+            raise  # the group knows
+        except Exception as e:
+            await self._stop_others(group, e)
+            raise
 
     async def _stop_others(self, group: Ticket | None, error: BaseException) -> None:
         if group is not None:
@@ -228,7 +230,7 @@ class Delivery:
             raise error
 
     async def _lend(self, member: Member, lender: Member) -> None:
-        limit = self._settings.timeout_seconds
+        limit, began = self._settings.timeout_seconds, time.monotonic()
         offer = (WeightsReceiver(member.id, self._parts, member.gpus), self.version, self.update.backend)
         try:
             update = await lender.call("offer_weights", *offer, timeout_seconds=limit)
@@ -243,4 +245,5 @@ class Delivery:
         finally:
             # Its own error is the taker's too, or does not matter: the taker holds all.
             await asyncio.gather(given, return_exceptions=True)
-        self._on_event({"event": "weights_lent", "worker": member.id, "lender": lender.id, "version": update.version})
+        event = {"event": "weights_lent", "worker": member.id, "lender": lender.id, "version": update.version}
+        self._on_event(event | {"seconds": round(time.monotonic() - began, 3)})

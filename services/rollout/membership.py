@@ -304,7 +304,10 @@ class Membership:
     async def _ping(self, member: Member) -> None:
         try:
             member.info = await member.call("info", timeout_seconds=SILENCE_SECONDS)
+            return
         except TimeoutError:
-            self.lose(member, WorkerLostError(f"worker {member.id} has not answered for {SILENCE_SECONDS:g} s"))
+            error = WorkerLostError(f"worker {member.id} has not answered for {SILENCE_SECONDS:g} s")
         except WorkerLostError as e:
-            self.lose(member, e)
+            error = e
+        if self._members.get(member.slot) is member or member in self.delivery.waiting:
+            self.lose(member, error)

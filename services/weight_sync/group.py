@@ -182,10 +182,10 @@ class Group:
             store.set(f"facts/{self.rank}", json.dumps(said))
             keys = [f"facts/{r}" for r in range(len(self.names))]
             self.wait(lambda: store.check(keys), lambda: f"{', '.join(self._absent(keys))} did not come")
-            if store.check(["broken"]):  # by one that came, said what it is, and left
-                raise GroupBrokenError(store.get("broken").decode())
             facts = [json.loads(store.get(key)) for key in keys]
             check_facts(self.names, facts)
+            if store.check(["broken"]):  # by one that came, said what it is, and left
+                raise GroupBrokenError(store.get("broken").decode())
             try:
                 self.communicator = self._connect(PrefixStore("communicator", store), facts)
             except RuntimeError as e:
