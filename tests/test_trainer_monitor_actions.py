@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from services.contracts import WeightUpdate
 from services.likelihood.actions import MonitorAction
 from services.weight_sync.base import WeightSyncError
 from trainer.checkpoint import drop_after, latest, step_folder, written_aside
@@ -21,7 +22,7 @@ class Learner:
     """Saves and loads the driver's state as real checkpoints; has no weights."""
 
     def offer_weights(self, version, receivers):
-        return version
+        return WeightUpdate(version, "none", None, 0)
 
     def send_weights(self):
         """Nothing to send."""
@@ -44,9 +45,9 @@ class Pool:
         return []
 
     async def sync(self, update):
-        if self.versions and update <= self.versions[-1]:
-            raise WeightSyncError(f"version {update} is not newer than {self.versions[-1]}: versions only go up")
-        self.versions.append(update)
+        if self.versions and update.version <= self.versions[-1]:
+            raise WeightSyncError(f"version {update.version} is not newer than {self.versions[-1]}: versions only go up")
+        self.versions.append(update.version)
 
 
 class Scripted(Driver):

@@ -31,8 +31,9 @@ async def sync_weights(
     *,
     on_learner: Callable[..., Awaitable[tuple[Any, float]]],
     on_event: Callable[[dict[str, Any]], None],
-) -> None:
-    """Give the workers the learner's weights as `version`. on_learner: runs a learner's call elsewhere; gives its result and seconds.
+) -> int:
+    """Give the workers the learner's weights as `version`; bytes of it. on_learner: runs a learner's call elsewhere; gives its result and
+    seconds.
 
     Raises what either side raises; GroupBrokenError after ATTEMPTS.
     """
@@ -44,7 +45,7 @@ async def sync_weights(
             if isinstance(error, BaseException) and not isinstance(error, GroupBrokenError):
                 raise error
         if taken is None:
-            return  # every worker that is left holds it, whatever the sender has seen
+            return update.nbytes  # every worker that is left holds it, whatever the sender has seen
         on_event({"event": "weights_sent_again", "version": version, "attempt": attempt, "reason": str(taken)})
     raise taken
 
