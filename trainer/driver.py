@@ -32,6 +32,7 @@ from trainer.probes import Probes, Rescored, join
 from trainer.progress import Progress
 from trainer.sampling import BatchSampler, RolloutBatch
 from trainer.stopping import StopSignals
+from trainer.sync import kept_supplied, sync_weights
 from trainer.system import System
 
 
@@ -170,7 +171,7 @@ class Driver:
             self._ahead.append(asyncio.create_task(self.sampler.sample(step + len(self._ahead), self.progress.trajectory)))
             await asyncio.sleep(0)  # batches take their prompts in order
         self.progress.stage("rollout", step)
-        batch = await self._ahead.popleft()
+        batch = await kept_supplied(self.system.pool, self._ahead.popleft(), self.sync)
         return batch.drop_older_than(self.version - self.config.rollout.max_staleness)
 
     async def cancel_ahead(self) -> None:
@@ -188,8 +189,14 @@ class Driver:
     async def sync(self) -> float:
         """Give the workers the learner's weights, as `version`; before the first rollout too. Seconds."""
         began = time.monotonic()
-        update, _ = await self.on_learner(self.system.learner.publish_weights, self.version)
-        await self.system.pool.sync(update)
+        system = self.system
+        await sync_weights(
+            system.learner,
+            system.pool,
+            self.version,
+            on_learner=self.on_learner,
+            on_event=lambda event: system.folder.event(**event),
+        )
         return time.monotonic() - began
 
     async def rescore(self, prepared: Prepared) -> tuple[Rescored, float]:
@@ -251,7 +258,7 @@ class Driver:
         modes = ("greedy", "sampled") if self.config.evaluation.sampled else ("greedy",)
         for mode in modes if self.system.eval_questions else ():
             self.progress.stage(f"evaluation, {mode}", self.step)
-            scores, _ = await evaluate(
+            evaluation = evaluate(
                 self.system.pool,
                 self.system.eval_questions,
                 tag=f"{tag}-{mode}",
@@ -259,6 +266,7 @@ class Driver:
                 seed=self.config.seed,
                 retriever_url=self.system.eval_retriever_url,
             )
+            scores, _ = await kept_supplied(self.system.pool, evaluation, self.sync)
             self.scores[f"{tag}/{mode}"] = scores["overall"]
             self.system.folder.event("evaluation", step=self.step, tag=tag, mode=mode, **scores)
             self.progress.evaluation(tag, mode, scores)

@@ -20,7 +20,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from services.contracts import TokenBatch, WeightUpdate
+from services.contracts import TokenBatch, WeightsReceiver, WeightUpdate
 from trainer.checkpoint import export_checkpoint
 from trainer.config import Config
 from trainer.model_folder import check_model_folder
@@ -165,9 +165,13 @@ class LearnerGroup:
         metrics = update_metrics(steps, kl=bool(self.config.algorithm.kl)) | results[0][2] | batch_metrics(batch, logp, entropy)
         return UpdateResult(logp, entropy, metrics, sum(s.skipped for s in steps))
 
-    def publish_weights(self, version: int) -> WeightUpdate:
-        """Hand the current weights to the transport as `version`."""
-        return self._call("publish", version)[0]
+    def offer_weights(self, version: int, receivers: list[WeightsReceiver]) -> WeightUpdate:
+        """Offer the current weights to rollout workers as `version`. What it gives goes to the pool's `sync`, while `send_weights` runs."""
+        return self._call("offer", version, receivers)[0]
+
+    def send_weights(self) -> None:
+        """Send what was offered last. Raises GroupMismatchError, GroupBrokenError (services.weight_sync) within `weight_sync.timeout_seconds`."""
+        self._call("send")
 
     def save(self, path: str | Path, state: dict[str, Any]) -> None:
         """Checkpoint to the folder `path`: weights, optimiser, schedule, snapshot, RNG, and the driver's own JSON `state`."""
