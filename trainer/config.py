@@ -159,6 +159,9 @@ class LearnerSettings(Settings):
     """Passes over the batch; optimiser steps a batch are minibatches_per_batch x epochs."""
     tokens_per_microbatch: int = Field(16384, ge=1)
     """Most tokens, padding included, of one forward pass of a rank."""
+    packing: Literal["auto", "padded", "packed"] = "auto"
+    """How rows of different lengths share a forward pass: `packed`, end to end without padding; `padded`, each filled up to the longest.
+    `auto` is packed on GPU."""
     logit_chunk_tokens: int = Field(1024, ge=1)
     """Positions whose logits exist at the same time."""
     grad_clip: float = Field(1.0, gt=0)

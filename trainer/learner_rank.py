@@ -47,6 +47,7 @@ class LearnerRank:
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         half = self.settings.dtype == "bfloat16" or (self.settings.dtype == "auto" and self.device.type == "cuda")
         self.dtype = torch.bfloat16 if half else torch.float32
+        self.packed = {"auto": self.device.type == "cuda"}.get(self.settings.packing, self.settings.packing == "packed")
         self.store: Any = None
         self.publisher: Any = None
         self.optimiser_steps = self.batches = 0
@@ -79,6 +80,7 @@ class LearnerRank:
             chunk_tokens=self.settings.logit_chunk_tokens,
             gradient_checkpointing=self.settings.gradient_checkpointing,
             masked_ids=self.masked_ids,
+            packed=self.packed,
         ).to(self.device)
         self.vocabulary = policy.hf.get_input_embeddings().num_embeddings
         self.engine = zero.Engine(policy, self.settings, dtype=self.dtype, device=self.device, world_size=self.world_size)
@@ -95,11 +97,15 @@ class LearnerRank:
     def score(self, batch: TokenBatch) -> Scored:
         """This rank's share of the batch under the current weights."""
         self._check(batch)
-        dealt = deal(list(range(len(batch))), np.diff(batch.offsets), self.world_size, self.settings.tokens_per_microbatch)
-        return self._collect(self._score_old(batch, dealt[self.rank]))
+        return self._collect(self._score_old(batch, self._deal(list(range(len(batch))), batch)))
+
+    def _deal(self, rows: Rows, batch: TokenBatch) -> list[Rows]:
+        """This rank's micro-batches of some rows."""
+        lengths, budget = np.diff(batch.offsets), self.settings.tokens_per_microbatch
+        return deal(rows, lengths, self.world_size, budget, packed=self.packed)[self.rank]
 
     def _score_old(self, batch: TokenBatch, packs: list[Rows]) -> list[MicroBatch]:
-        micros = [make_microbatch(batch, rows, self.device) for rows in packs]
+        micros = [make_microbatch(batch, rows, self.device, packed=self.packed) for rows in packs]
         for m in micros:
             m.logp_old, m.entropy_old = self._score(m)
         return micros
@@ -111,7 +117,10 @@ class LearnerRank:
     def _forward(self, m: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [B, T], 0 outside the action mask."""
         blank = torch.zeros(m.action_ids.shape, device=self.device)
-        logp, entropy = self.engine(m.input_ids, *m.at)
+        if p := m.packed:
+            logp, entropy = self.engine(p.input_ids, *p.at, p.position_ids, p.segments)
+        else:
+            logp, entropy = self.engine(m.input_ids, *m.at)
         return blank.index_put(m.at, logp), blank.index_put(m.at, entropy)
 
     def _collect(self, micros: list[MicroBatch]) -> Scored:
@@ -133,16 +142,13 @@ class LearnerRank:
         """All optimiser steps of one batch. Gives log-probs and entropies under the weights at its start, what each step did, and
         `min_drop` and `lr`. Rows with `valid` False are scored, and take no part in any loss or count."""
         self._check(batch)
-        lengths, budget = np.diff(batch.offsets), self.settings.tokens_per_microbatch
         valid = batch.extra.get("valid", np.ones(len(batch), bool))
         rows = [b for b in range(len(batch)) if valid[b]]
-        parts = [
-            deal(p, lengths, self.world_size, budget)[self.rank] for p in minibatches(rows, self.settings.minibatches_per_batch)
-        ]
+        parts = [self._deal(p, batch) for p in minibatches(rows, self.settings.minibatches_per_batch)]
         left_out = [b for b in range(len(batch)) if not valid[b]]
         self._refresh_snapshot()
         micros = [self._score_old(batch, packs) for packs in parts]
-        unused = self._score_old(batch, deal(left_out, lengths, self.world_size, budget)[self.rank]) if left_out else []
+        unused = self._score_old(batch, self._deal(left_out, batch)) if left_out else []
         self._score_kept(micros)
 
         counts = self._global_counts(micros, Objective(self.algorithm, llds_lambda, answer_beta))

@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from trainer import packed_attention
 from trainer.algorithms import token_logprobs
 from trainer.model_folder import ModelFolderError, check_model_folder
+from trainer.packing import Segments
 
 
 class FusedHead(nn.Module):
@@ -44,13 +46,17 @@ class PolicyModel(nn.Module):
         self.temperature, self.chunk_tokens = temperature, chunk_tokens
         self.register_buffer("masked_ids", torch.tensor(sorted(masked_ids)) if masked_ids else None, persistent=False)
 
-    def forward(self, input_ids: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-prob and entropy [N], in nats, of the tokens at (rows, columns), each given all tokens to its left.
+    def forward(
+        self, input_ids: Tensor, rows: Tensor, columns: Tensor, position_ids: Tensor | None = None, segments: Segments | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Log-prob and entropy [N], in nats, of the tokens at (rows, columns), each given all tokens to its left in its row.
 
         input_ids int64 [B, T] padded on the right; rows, columns int64 [N], columns >= 1. Causal attention never looks right, so
-        no attention mask is needed and what stands in the padding does not matter.
+        no attention mask is needed and what stands in the padding does not matter. With segments: B = 1 and the rows lie end to end
+        (trainer.packing.Packed).
         """
-        hidden = self.hf.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        packed = {} if segments is None else {"position_ids": position_ids, "segments": segments}
+        hidden = self.hf.base_model(input_ids=input_ids, use_cache=False, **packed).last_hidden_state
         head, targets = self.hf.get_output_embeddings(), input_ids[rows, columns]
         return head(
             hidden[rows, columns - 1],
@@ -73,14 +79,16 @@ def load_policy(
     chunk_tokens: int,
     gradient_checkpointing: bool = False,
     masked_ids: list[int] | None = None,
+    packed: bool = False,
 ) -> PolicyModel:
-    """The model of a folder, on the CPU. Raises ModelFolderError."""
+    """The model of a folder, on the CPU. packed: for rows that lie end to end. Raises ModelFolderError."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     folder = check_model_folder(path)
-    hf = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, attn_implementation="sdpa", local_files_only=True)
+    attention = packed_attention.register() if packed else "sdpa"
+    hf = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, attn_implementation=attention, local_files_only=True)
     policy = PolicyModel(hf, temperature=temperature, chunk_tokens=chunk_tokens, masked_ids=masked_ids)
     if gradient_checkpointing:
         hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
