@@ -74,7 +74,13 @@ def test_what_stands_in_one_row_changes_no_bit_of_another(tmp_path):
 def test_a_packing_learner_takes_the_same_gradient(tmp_path, stage):
     model, batch, gradients = make_policy(tmp_path), given_old(make_batch(8)), []
     for packing, tokens in (("padded", 48), ("packed", 48), ("packed", 10**6)):
-        learner = {"betas": (0.0, 0.999), "grad_clip": 1e9, "zero_stage": stage, "packing": packing, "tokens_per_microbatch": tokens}
+        learner = {
+            "betas": (0.0, 0.999),
+            "grad_clip": 1e9,
+            "zero_stage": stage,
+            "packing": packing,
+            "tokens_per_microbatch": tokens,
+        }
         rank = start_rank(make_config(model, learner=learner), model)
         gradients.append(rank.gradient(batch, 0.5))
     assert all(relative_difference(g, gradients[0]) < 1e-5 for g in gradients[1:])

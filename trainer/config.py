@@ -138,6 +138,17 @@ class AlgorithmSettings(Settings):
         return self
 
 
+class LoRASettings(Settings):
+    """Train small matrices beside frozen weights (arXiv 2106.09685). Rollout workers and exports get merged weights."""
+
+    rank: int = Field(16, ge=1)
+    """Rank of the matrices."""
+    alpha: float = Field(32.0, gt=0)
+    """Their product is scaled by alpha / rank."""
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    """Layers that get them: all linear ones but the output head, or those whose names end so (q_proj, v_proj)."""
+
+
 class LearnerSettings(Settings):
     """The optimiser side."""
 
@@ -170,10 +181,28 @@ class LearnerSettings(Settings):
     """Compute type: `auto` is float32 on CPU, bfloat16 (fp32 master weights) on GPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, to save memory."""
+    compile: bool = False
+    """Compile the decoder layers (torch.compile): faster after a minute's start, with less memory for activations. Not with zero_stage 3."""
+    offload_optimizer: bool = False
+    """Keep fp32 master weights and Adam's moments in host memory, and step there: 12 bytes a parameter less on GPU, a slower step.
+    Needs zero_stage >= 1."""
+    lora: LoRASettings | None = None
+    """Train LoRA adapters instead of all weights. Not with zero_stage 3."""
     start_timeout_seconds: float = Field(600.0, gt=0)
     """Longest wait for the ranks to come up (the first start compiles an extension of DeepSpeed)."""
     step_timeout_seconds: float = Field(3600.0, gt=0)
     """Longest wait for one scoring pass or update."""
+
+    @model_validator(mode="after")
+    def _stage_fits(self) -> LearnerSettings:
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError(
+                "learner.offload_optimizer=true needs learner.zero_stage 1, 2 or 3; stage 0 has nothing to offload"
+            )
+        for option in ("lora", "compile"):
+            if getattr(self, option) and self.zero_stage == 3:
+                raise ValueError(f"learner.{option} does not work with learner.zero_stage=3; set 1 or 2")
+        return self
 
     @property
     def optimiser_steps_per_batch(self) -> int:

@@ -81,6 +81,8 @@ class LearnerRank:
             gradient_checkpointing=self.settings.gradient_checkpointing,
             masked_ids=self.masked_ids,
             packed=self.packed,
+            compiled=self.settings.compile,
+            adapters=self.settings.lora,
         ).to(self.device)
         self.vocabulary = policy.hf.get_input_embeddings().num_embeddings
         self.engine = zero.Engine(policy, self.settings, dtype=self.dtype, device=self.device, world_size=self.world_size)
@@ -300,7 +302,14 @@ class LearnerRank:
             "snapshot": self.snapshot is not None,
             "snapshot_batch": self.snapshot_batch,
             "dtype": self._dtype_name,
+            "lora": self._lora,
         }
+
+    @property
+    def _lora(self) -> dict[str, Any] | None:
+        """What an export needs to merge the adapters: where the frozen weights lie, and the scale."""
+        scale = self.engine.policy.lora_scale
+        return {"base": str(self.model_path.resolve()), "scale": scale} if scale else None
 
 
 @contextlib.contextmanager

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from trainer import packed_attention
+from trainer import lora, packed_attention
 from trainer.algorithms import token_logprobs
 from trainer.model_folder import ModelFolderError, check_model_folder
 from trainer.packing import Segments
+
+if TYPE_CHECKING:
+    from trainer.config import LoRASettings
 
 
 class FusedHead(nn.Module):
@@ -44,10 +49,17 @@ class PolicyModel(nn.Module):
         _check_plain_head(hf, head)
         hf.set_output_embeddings(FusedHead(head))
         self.temperature, self.chunk_tokens = temperature, chunk_tokens
+        self.lora_scale = 0.0
+        """alpha / rank where the model has adapters, else 0."""
         self.register_buffer("masked_ids", torch.tensor(sorted(masked_ids)) if masked_ids else None, persistent=False)
 
     def forward(
-        self, input_ids: Tensor, rows: Tensor, columns: Tensor, position_ids: Tensor | None = None, segments: Segments | None = None
+        self,
+        input_ids: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+        position_ids: Tensor | None = None,
+        segments: Segments | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-prob and entropy [N], in nats, of the tokens at (rows, columns), each given all tokens to its left in its row.
 
@@ -67,8 +79,12 @@ class PolicyModel(nn.Module):
         )
 
     def named_weights(self) -> list[tuple[str, nn.Parameter]]:
-        """Parameters under their Hugging Face names, tied ones once."""
-        return list(self.hf.named_parameters())
+        """Parameters that are trained, under their Hugging Face names, tied ones once. With LoRA: the adapters' alone."""
+        return [(name, p) for name, p in self.hf.named_parameters() if p.requires_grad]
+
+    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights of a model with adapters, these added in, under the names of the model without them."""
+        return lora.merged(list(self.hf.named_parameters()), self.lora_scale)
 
 
 def load_policy(
@@ -80,8 +96,10 @@ def load_policy(
     gradient_checkpointing: bool = False,
     masked_ids: list[int] | None = None,
     packed: bool = False,
+    compiled: bool = False,
+    adapters: LoRASettings | None = None,
 ) -> PolicyModel:
-    """The model of a folder, on the CPU. packed: for rows that lie end to end. Raises ModelFolderError."""
+    """The model of a folder, on the CPU. packed: for rows that lie end to end. Raises ModelFolderError, and what `add_adapters` raises."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -90,6 +108,12 @@ def load_policy(
     attention = packed_attention.register() if packed else "sdpa"
     hf = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, attn_implementation=attention, local_files_only=True)
     policy = PolicyModel(hf, temperature=temperature, chunk_tokens=chunk_tokens, masked_ids=masked_ids)
+    if adapters:
+        lora.add_adapters(hf, adapters)
+        policy.lora_scale = adapters.alpha / adapters.rank
+    if compiled:
+        for layer in hf.base_model.layers:
+            layer.compile(dynamic=True)
     if gradient_checkpointing:
         hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return policy.train()
