@@ -21,6 +21,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from services.contracts import TokenBatch, WeightUpdate
+from services.rollout.placement import SHARED
 from trainer.checkpoint import export_checkpoint
 from trainer.config import Config
 from trainer.model_folder import check_model_folder
@@ -100,7 +101,8 @@ class LearnerGroup:
         self.config, self.model_path, self.reference, self.masked_ids = config, model_path, reference, masked_ids
         self.ranks = config.learner.ranks
         self.where: list[dict[str, Any]] = []
-        """Process id, host and device of each rank, once started."""
+        """Of each rank, once started: process id, host, device (with its name and UUID), dtype, whether it trains LoRA adapters, and the
+        model's parameters without the input embedding."""
         self._actors: list[Any] = []
 
     def start(self) -> None:
@@ -124,9 +126,20 @@ class LearnerGroup:
             [port] = self._wait([self._actors[0].call.remote("host_store", hosts[0])], "open a port", limit, deadline)
             setup = [a.call.remote("setup", hosts[0], port) for a in self._actors]
             self.where = self._wait(setup, "load the model and join the others", limit, deadline)
+            self._check_devices()
         except BaseException:
             self.close()
             raise
+
+    def _check_devices(self) -> None:
+        """Raises LearnerPlacementError where two ranks are on one GPU, which NCCL refuses with a message that does not say so."""
+        seen: dict[tuple[str, str], int] = {}
+        for rank, where in enumerate(self.where):
+            if where["device_uuid"] and (other := seen.setdefault((where["host"], where["device_uuid"]), rank)) != rank:
+                raise LearnerPlacementError(
+                    f"learner ranks {other} and {rank} are both on GPU {where['device_uuid']} of {where['host']}; unset "
+                    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES, so that Ray gives each process its own"
+                )
 
     def close(self) -> None:
         """End every rank and wait until its process is gone."""
@@ -168,6 +181,10 @@ class LearnerGroup:
     def publish_weights(self, version: int) -> WeightUpdate:
         """Hand the current weights to the transport as `version`."""
         return self._call("publish", version)[0]
+
+    def rest(self) -> None:
+        """Give unused GPU memory free: it is the workers' turn (`rollout.share_gpus`). Weights and gradients stay."""
+        self._call("rest")
 
     def save(self, path: str | Path, state: dict[str, Any]) -> None:
         """Checkpoint to the folder `path`: weights, optimiser, schedule, snapshot, RNG, and the driver's own JSON `state`."""
@@ -237,7 +254,8 @@ class LearnerGroup:
         """What one rank asks of the cluster. Raises LearnerPlacementError where the cluster can never hold all of them."""
         have = ray.cluster_resources()
         demand = {"CPU": 1.0}
-        demand |= {"GPU": 1.0} if have.get("GPU") else {}
+        share = 1.0 - SHARED if self.config.rollout.share_gpus else 1.0
+        demand |= {"GPU": round(share, 4)} if have.get("GPU") else {}
         demand |= {"learner": 1.0} if have.get("learner") else {}
         if lacking := [k for k, v in demand.items() if v * self.ranks > have.get(k, 0.0)]:
             asked = ", ".join(f"{v * self.ranks:g} {k}" for k, v in demand.items())

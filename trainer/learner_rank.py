@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,27 @@ class LearnerRank:
             compiled=self.settings.compile,
             adapters=self.settings.lora,
         ).to(self.device)
-        self.vocabulary = policy.hf.get_input_embeddings().num_embeddings
+        embedding = policy.hf.get_input_embeddings()
+        self.vocabulary = embedding.num_embeddings
+        parameters = sum(p.numel() for p in policy.hf.parameters()) - embedding.weight.numel()
         self.engine = zero.Engine(policy, self.settings, dtype=self.dtype, device=self.device, world_size=self.world_size)
         self.reference_weights = self.engine.copy_weights() if self.reference else None
-        return {"pid": os.getpid(), "host": socket.gethostname(), "device": str(self.device)}
+        on_gpu = self.device.type == "cuda"
+        return {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "device": str(self.device),
+            "device_name": torch.cuda.get_device_name(0) if on_gpu else "CPU",
+            "device_uuid": str(torch.cuda.get_device_properties(0).uuid) if on_gpu else "",
+            "dtype": self._dtype_name,
+            "lora": self.settings.lora is not None,
+            "parameters": parameters,
+        }
+
+    def rest(self) -> None:
+        """Give the memory that PyTorch holds for later back to the device."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def shutdown(self) -> None:
         """Leave the process group."""
@@ -142,7 +160,8 @@ class LearnerRank:
         self, batch: TokenBatch, *, llds_lambda: float, answer_beta: float, lr_scale: float
     ) -> tuple[Scored, list[StepStats], dict[str, float]]:
         """All optimiser steps of one batch. Gives log-probs and entropies under the weights at its start, what each step did, and
-        `min_drop` and `lr`. Rows with `valid` False are scored, and take no part in any loss or count."""
+        `min_drop`, `lr`, the tokens scored and the seconds it took. Rows with `valid` False are scored, and take no part in any loss or count."""
+        began = time.monotonic()
         self._check(batch)
         valid = batch.extra.get("valid", np.ones(len(batch), bool))
         rows = [b for b in range(len(batch)) if valid[b]]
@@ -166,7 +185,14 @@ class LearnerRank:
                     min_drop = noise
                 steps.append(stats)
         self.batches += 1
-        return self._collect([m for part in micros for m in part] + unused), steps, {"llds/min_drop": min_drop, "lr": lr}
+        scored = self._collect([m for part in micros for m in part] + unused)
+        facts = {
+            "llds/min_drop": min_drop,
+            "lr": lr,
+            "learner/scored_tokens": float(len(batch.token_ids)),
+            "time/update_compute": time.monotonic() - began,
+        }
+        return scored, steps, facts
 
     def _step(
         self, part: list[MicroBatch], objective: Objective, counts: dict[str, float], lr: float, *, on_policy: bool

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from services.rollout.engine import EngineDeadError, GenerateCall, Generation, RequestAbortedError, WeightLoadError
+from services.rollout.engine import (
+    EngineAsleepError,
+    EngineDeadError,
+    GenerateCall,
+    Generation,
+    RequestAbortedError,
+    WeightLoadError,
+)
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
@@ -57,7 +64,11 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
             "max_num_batched_tokens": max(8192, settings.max_model_tokens),
         }
     else:
-        device = {"gpu_memory_utilization": settings.gpu_memory_utilization, "tensor_parallel_size": settings.tensor_parallel}
+        device = {
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "tensor_parallel_size": settings.tensor_parallel,
+            "enable_sleep_mode": settings.share_gpus,
+        }
     return {
         "model": model_path,
         "tokenizer_mode": "hf",
@@ -71,6 +82,11 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
         "use_tqdm_on_load": False,
         **device,
     }
+
+
+def _can_sleep(llm) -> bool:
+    """Whether the engine was built to give its memory free: on GPU, with `rollout.share_gpus`."""
+    return bool(llm.vllm_config.model_config.enable_sleep_mode)
 
 
 def _sampling(call: GenerateCall):
@@ -129,6 +145,7 @@ class VllmEngine:
     def __init__(self, llm, processes: list[psutil.Process]):
         self._llm, self._processes = llm, processes
         self._usable = True
+        self._asleep = False
         self._scored = 0
 
     @classmethod
@@ -162,6 +179,8 @@ class VllmEngine:
 
         if not self._usable:
             raise WeightLoadError("the engine holds no whole version of the weights")
+        if self._asleep:
+            raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
         try:
             async for output in self._llm.generate({"prompt_token_ids": token_ids}, sampling, request_id):
                 if output.finished:
@@ -197,6 +216,16 @@ class VllmEngine:
         self._usable = True
         await self._llm.resume_generation()
 
+    async def sleep(self) -> None:
+        self._asleep = True
+        if _can_sleep(self._llm):
+            await self._llm.sleep(level=1)
+
+    async def wake(self) -> None:
+        if _can_sleep(self._llm):
+            await self._llm.wake_up()
+        self._asleep = False
+
     async def reset_prefix_cache(self) -> None:
         if not await self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM refused to empty its prefix cache: requests are running")
@@ -225,6 +254,7 @@ class LockstepVllmEngine:
         self._llm, self._thread = llm, thread
         self._version = 0
         self._usable = True
+        self._asleep = False
         self._count = 0
 
     @classmethod
@@ -248,6 +278,8 @@ class LockstepVllmEngine:
     def _run(self, requests: list[tuple[list[int], Any]]) -> list:
         if not self._usable:
             raise WeightLoadError("the engine holds no whole version of the weights")
+        if self._asleep:
+            raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
         names = []
         for ids, params in requests:
             self._count += 1
@@ -278,6 +310,16 @@ class LockstepVllmEngine:
             self._usable = False
             raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
         self._version, self._usable = version, True
+
+    async def sleep(self) -> None:
+        self._asleep = True
+        if _can_sleep(self._llm):
+            await self._call(self._llm.sleep, 1)
+
+    async def wake(self) -> None:
+        if _can_sleep(self._llm):
+            await self._call(self._llm.wake_up)
+        self._asleep = False
 
     async def reset_prefix_cache(self) -> None:
         if not await self._call(self._llm.reset_prefix_cache):
