@@ -26,7 +26,7 @@ from trainer import checkpoint, zero
 from trainer.config import Config
 from trainer.model_folder import check_model_folder
 from trainer.packing import MicroBatch, Rows, deal, make_microbatch, minibatches
-from trainer.policy_model import load_policy
+from trainer.policy_model import PolicyModel, load_policy
 from trainer.update import TERMS, Objective, StepStats
 
 Scored = tuple[Rows, np.ndarray, np.ndarray]
@@ -74,17 +74,7 @@ class LearnerRank:
             store=self.store,
             timeout_seconds=self.settings.step_timeout_seconds,
         )
-        policy = load_policy(
-            self.model_path,
-            dtype=self.dtype,
-            temperature=self.config.rollout.temperature,
-            chunk_tokens=self.settings.logit_chunk_tokens,
-            gradient_checkpointing=self.settings.gradient_checkpointing,
-            masked_ids=self.masked_ids,
-            packed=self.packed,
-            compiled=self.settings.compile,
-            adapters=self.settings.lora,
-        ).to(self.device)
+        policy = self._load_policy().to(self.device)
         embedding = policy.hf.get_input_embeddings()
         self.vocabulary = embedding.num_embeddings
         parameters = sum(p.numel() for p in policy.hf.parameters()) - embedding.weight.numel()
@@ -100,6 +90,19 @@ class LearnerRank:
             "dtype": self._dtype_name,
             "lora": self.settings.lora is not None,
             "parameters": parameters,
+        }
+
+    def _load_policy(self) -> PolicyModel:
+        return load_policy(self.model_path, dtype=self.dtype, packed=self.packed, **self._policy_options())
+
+    def _policy_options(self) -> dict[str, Any]:
+        return {
+            "temperature": self.config.rollout.temperature,
+            "chunk_tokens": self.settings.logit_chunk_tokens,
+            "gradient_checkpointing": self.settings.gradient_checkpointing,
+            "masked_ids": self.masked_ids,
+            "compiled": self.settings.compile,
+            "adapters": self.settings.lora,
         }
 
     def rest(self) -> None:

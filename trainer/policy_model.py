@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -93,13 +93,10 @@ def load_policy(
     dtype: torch.dtype,
     temperature: float,
     chunk_tokens: int,
-    gradient_checkpointing: bool = False,
-    masked_ids: list[int] | None = None,
     packed: bool = False,
-    compiled: bool = False,
-    adapters: LoRASettings | None = None,
+    **options: Any,
 ) -> PolicyModel:
-    """The model of a folder, on the CPU. packed: for rows that lie end to end. Raises ModelFolderError, and what `add_adapters` raises."""
+    """The model of a folder, on the CPU. packed: for rows that lie end to end. options: of `prepare_policy`, whose errors it raises too."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -107,7 +104,20 @@ def load_policy(
     folder = check_model_folder(path)
     attention = packed_attention.register() if packed else "sdpa"
     hf = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, attn_implementation=attention, local_files_only=True)
-    policy = PolicyModel(hf, temperature=temperature, chunk_tokens=chunk_tokens, masked_ids=masked_ids)
+    return prepare_policy(PolicyModel, hf, temperature=temperature, chunk_tokens=chunk_tokens, **options)
+
+
+def prepare_policy(
+    kind: type[PolicyModel],
+    hf: nn.Module,
+    *,
+    gradient_checkpointing: bool = False,
+    compiled: bool = False,
+    adapters: LoRASettings | None = None,
+    **options: Any,
+) -> PolicyModel:
+    """A policy of a class from a Hugging Face model. Raises ModelFolderError, and what `add_adapters` raises."""
+    policy = kind(hf, **options)
     if adapters:
         lora.add_adapters(hf, adapters)
         policy.lora_scale = adapters.alpha / adapters.rank
@@ -131,7 +141,7 @@ def _switch_off_dropout(hf: nn.Module) -> None:
 @torch.no_grad()
 def _check_plain_head(hf: nn.Module, head: nn.Linear) -> None:
     """Some models scale or cap their logits after the head. The fused head would silently compute another policy: refuse."""
-    ids = torch.tensor([[0, 1, 2, 3]])
+    ids = torch.tensor([[0, 1, 2, 3]], device=head.weight.device)
     own = hf(input_ids=ids, use_cache=False).logits.float()
     plain = head(hf.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
     if not torch.allclose(own, plain, rtol=1e-3, atol=1e-3):

@@ -68,7 +68,10 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
             "gpu_memory_utilization": settings.gpu_memory_utilization,
             "tensor_parallel_size": settings.tensor_parallel,
             "enable_sleep_mode": settings.share_gpus,
+            "enforce_eager": settings.compile == "off",
         }
+        if settings.compile == "graphs":
+            device["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     return {
         "model": model_path,
         "tokenizer_mode": "hf",
