@@ -112,40 +112,48 @@ def config_of(model: str, **learner: Any) -> Config:
     )
 
 
-def measure(rank: LearnerRank, batch: TokenBatch, repeats: int, llds: float) -> dict[str, float]:
-    """Seconds of an optimiser step over the whole batch (median), tokens a second, peak memory. pi_old is given, as after scoring."""
-    cuda = rank.device.type == "cuda"
-    micros: list[MicroBatch] = rank._score_old(batch, rank._deal(list(range(len(batch))), batch))
+def timed_step(rank: LearnerRank, micros: list[MicroBatch], llds: float) -> float:
+    """Seconds of one optimiser step. pi_old is given, as after scoring."""
     objective = Objective(rank.algorithm, llds)
     [counts] = rank._global_counts([micros], objective)
-    times = []
-    for i in range(repeats + 1):
-        if cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-        began = time.perf_counter()
-        rank._step(micros, objective, counts, 1e-9, on_policy=False)
-        if cuda:
-            torch.cuda.synchronize()
-        if i:  # the first warms up
-            times.append(time.perf_counter() - began)
+    if rank.device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    rank._step(micros, objective, counts, 1e-9, on_policy=False)
+    if rank.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def measure(rank: LearnerRank, batch: TokenBatch, repeats: int, *, llds_cost: bool) -> dict[str, float]:
+    """Seconds of an optimiser step over the whole batch (median), tokens a second, peak memory, and what LLDS costs (on and off in turn)."""
+    cuda = rank.device.type == "cuda"
+    micros: list[MicroBatch] = rank._score_old(batch, rank._deal(list(range(len(batch))), batch))
+    timed_step(rank, micros, 0.2)  # warms up
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    times = [timed_step(rank, micros, 0.2) for _ in range(repeats)]
     seconds = statistics.median(times)
-    return {
+    out = {
         "seconds": seconds,
         "spread": (max(times) - min(times)) / seconds,
         "tokens_per_s": len(batch.token_ids) / seconds,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0,
         "microbatches": len(micros),
     }
+    if llds_cost:
+        pairs = [(timed_step(rank, micros, 0.2), timed_step(rank, micros, 0.0)) for _ in range(repeats + 1)]
+        out["llds_cost"] = statistics.median(on for on, _ in pairs) / statistics.median(off for _, off in pairs) - 1
+    return out
 
 
 VARIANTS: dict[str, tuple[type[RandomRank], dict[str, Any]]] = {
     "plain": (PlainRank, {"packing": "padded", "gradient_checkpointing": True}),
     "packed": (RandomRank, {"packing": "packed", "gradient_checkpointing": True}),
-    "packed, no checkpointing": (RandomRank, {"packing": "packed", "tokens_per_microbatch": 4096}),
-    "packed, compiled": (RandomRank, {"packing": "packed", "compile": True, "gradient_checkpointing": True}),
     "packed, offload": (RandomRank, {"packing": "packed", "gradient_checkpointing": True, "offload_optimizer": True, "zero_stage": 1}),
     "packed, LoRA": (RandomRank, {"packing": "packed", "gradient_checkpointing": True, "lora": {"rank": 16}}),
+    "packed, no checkpointing": (RandomRank, {"packing": "packed", "tokens_per_microbatch": 4096}),
+    "packed, compiled": (RandomRank, {"packing": "packed", "compile": True, "gradient_checkpointing": True}),
 }  # fmt: skip
 
 
@@ -165,7 +173,7 @@ def run(args: Any) -> dict[str, Any]:
             kind, learner = VARIANTS[name]
             try:
                 out[name] = _variant(
-                    kind, config_of(folder, **{"tokens_per_microbatch": args.tokens} | learner), hf_config, batch, args
+                    name, kind, config_of(folder, **{"tokens_per_microbatch": args.tokens} | learner), hf_config, batch, args
                 )
             except (RuntimeError, ValueError) as e:
                 out[name] = {"failed": f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"}
@@ -188,30 +196,22 @@ def _placeholder(folder: Path, hf_config: Any) -> None:
     (folder / "model.safetensors").write_bytes(b"")
 
 
-def _variant(kind: type[RandomRank], config: Config, hf_config: Any, batch: TokenBatch, args: Any) -> dict[str, Any]:
+def _variant(name: str, kind: type[RandomRank], config: Config, hf_config: Any, batch: TokenBatch, args: Any) -> dict[str, Any]:
     torch.manual_seed(0)
     rank = kind(config, model_path=config.model.path, reference=False, rank=0)
     rank.hf_config = hf_config
     began = time.monotonic()
     rank.setup("127.0.0.1", rank.host_store("127.0.0.1"))
-    result = {"setup_seconds": time.monotonic() - began} | measure(rank, batch, args.repeats, 0.2)
-    if (
-        kind is RandomRank
-        and config.learner.lora is None
-        and config.learner.gradient_checkpointing
-        and not config.learner.compile
-    ):
-        pairs = [
-            (measure(rank, batch, 1, 0.2)["seconds"], measure(rank, batch, 1, 0.0)["seconds"]) for _ in range(args.repeats)
-        ]
-        result["llds_cost"] = statistics.median(on / off - 1 for on, off in pairs)
+    setup, began = time.monotonic() - began, time.monotonic()
+    result = {"setup_seconds": setup} | measure(rank, batch, args.repeats, llds_cost=name == "packed")
+    result["measure_seconds"] = time.monotonic() - began
     rank.engine.engine.destroy()
     return result
 
 
 def arguments(parser: Any) -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="3b")
-    parser.add_argument("--rows", type=int, default=48)
+    parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--longest", type=int, default=2048, help="most tokens of a trajectory")
     parser.add_argument("--tokens", type=int, default=16384, help="tokens of a packed micro-batch")
     parser.add_argument("--repeats", type=int, default=2)

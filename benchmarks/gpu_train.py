@@ -29,7 +29,8 @@ def arguments(parser: Any) -> None:
 
 def unspiral(*arguments: Any, seconds: float) -> None:
     """A command; its output goes to this terminal. It is asked to stop when its time is over, and given 20 s for it."""
-    process = subprocess.Popen([sys.executable, "-m", "trainer", *map(str, arguments)], cwd=ROOT)
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+    process = subprocess.Popen([sys.executable, "-m", "trainer", *map(str, arguments)], cwd=ROOT, env=environment)
     try:
         code = process.wait(timeout=max(1.0, seconds))
     except subprocess.TimeoutExpired:
@@ -130,6 +131,3 @@ def table(out: dict[str, Any]) -> str:
             text = " ".join(example[tag]["text"])
             lines.append(f"  {tag} (EM {example[tag]['em']:g}): {' '.join(text.split())[:400]}")
     return "\n".join(lines)
-
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -273,8 +273,13 @@ class LearnerGroup:
 
     def _environment(self) -> dict[str, str]:
         cache = Path(os.environ.get("UNSPIRAL_CACHE") or Path.home() / ".cache" / "unspiral")
+        threads = os.environ.get("OMP_NUM_THREADS", "1")
+        if (
+            self.config.learner.offload_optimizer
+        ):  # AdamW steps on the CPU: with one thread that takes seconds for a billion parameters
+            threads = str(max(1, (os.cpu_count() or 1) // self.ranks))
         fixed = {
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "OMP_NUM_THREADS": threads,
             "TORCH_EXTENSIONS_DIR": str(cache / "torch_extensions"),
             "PYTHONWARNINGS": "ignore::FutureWarning",  # of torch, at each collective operation of DeepSpeed's
         }
