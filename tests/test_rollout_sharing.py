@@ -54,6 +54,13 @@ def test_too_few_gpus_are_said_before_anything_starts(settings, ranks, gpus, lin
         placement.check_gpus(RolloutSettings(**settings), ranks, {"CPU": 8.0, "GPU": float(gpus)})
 
 
+def test_a_variable_that_puts_everything_on_the_first_gpu_is_refused(monkeypatch):
+    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
+    placement.check_gpus(RolloutSettings(), 1, {"CPU": 8.0})
+    with pytest.raises(placement.UnschedulableError, match="NOSET_CUDA_VISIBLE_DEVICES is set: every worker"):
+        placement.check_gpus(RolloutSettings(), 1, {"CPU": 8.0, "GPU": 2.0})
+
+
 def test_gpus_are_divided_between_learner_and_workers():
     four = {"CPU": 8.0, "GPU": 4.0}
     placement.check_gpus(RolloutSettings(workers=3), 1, four)

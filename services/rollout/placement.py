@@ -27,6 +27,10 @@ _PASSED_ON = ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_CPU_KVC
 """Variables of the driver that workers see too. An allow-list: secrets never enter Ray's runtime environment."""
 
 
+_NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+"""With this Ray leaves it to each process to find its own GPU, and ours take the first that they see."""
+
+
 class UnschedulableError(RuntimeError):
     """The cluster lacks the resources that a worker asks for; the message lists demand against supply."""
 
@@ -58,6 +62,8 @@ def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) 
     gpus = int(supply.get("GPU", 0))
     if not gpus:
         return
+    if gpus > 1 and os.environ.get(_NOSET, "0") not in ("", "0", "false", "False"):
+        raise UnschedulableError(f"{_NOSET} is set: every worker and learner rank would land on the first GPU. Unset it")
     workers = count(settings, supply, 0 if settings.share_gpus else ranks)
     if settings.share_gpus and max(workers, ranks) > gpus:
         raise UnschedulableError(
