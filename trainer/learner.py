@@ -176,6 +176,7 @@ class LearnerGroup:
         logp, entropy = self._gather(batch, [scored for scored, _, _ in results])
         steps = [StepStats.merged(list(ranks)) for ranks in zip(*(s for _, s, _ in results), strict=True)]
         metrics = update_metrics(steps, kl=bool(self.config.algorithm.kl)) | results[0][2] | batch_metrics(batch, logp, entropy)
+        metrics["time/update_compute"] = max(facts["time/update_compute"] for _, _, facts in results)
         return UpdateResult(logp, entropy, metrics, sum(s.skipped for s in steps))
 
     def publish_weights(self, version: int) -> WeightUpdate:
