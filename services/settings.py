@@ -100,10 +100,11 @@ class RolloutSettings(Settings):
 class WeightSyncSettings(Settings):
     """How weights go from the learner to the rollout workers."""
 
-    backend: Literal["auto", "shared_memory"] = "auto"
-    """`auto` is the fastest that works here."""
+    backend: Literal["auto", "nccl", "gloo", "shared_memory"] = "auto"
+    """`nccl`: broadcast between GPUs. `gloo`: the same over TCP, on CPUs. `shared_memory`: through Ray's object store. `auto`: nccl where the
+    learner and every worker have GPUs of their own, else shared_memory."""
     timeout_seconds: float = Field(300.0, gt=0)
-    """Longest wait for one sync; a worker that does not answer by then leaves the pool."""
+    """Longest wait for one attempt at a sync; a worker that does not answer by then leaves the pool."""
     bucket_mib: int = Field(256, ge=1)
     """Largest piece in which weights are sent, in MiB."""
 

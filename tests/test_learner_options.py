@@ -33,6 +33,7 @@ def test_lora_starts_as_the_base_model_and_gives_workers_merged_weights(model):
     base = load_file(model / "model.safetensors")
     rank = start_rank(make_config(model, learner=LORA), model)
     assert same_bits(rank.weights(), {name: base[name] for name in rank.weights()}) and rank.weights().keys() == base.keys()
+    assert rank.engine.shapes() == [(n, tuple(t.shape)) for n, t in rank.engine.iter_weights(2**20)]  # what a sync announces
     trained = sum(p.numel() for _, p in rank.engine.weights)
     assert trained < 0.5 * sum(t.numel() for t in base.values())
     before = rank.score(make_batch(6))[1]

@@ -100,9 +100,17 @@ class Traced:
         self.trace.append("score")
         return SimpleNamespace(logp=np.zeros(0))
 
-    def publish_weights(self, version):
+    def offer_weights(self, version, receivers):
         self.trace.append("publish")
         return WeightUpdate(version, "none", None, 8)
+
+    def send_weights(self):
+        """shared_memory: the offer holds all."""
+
+    async def receivers(self, version):
+        return []
+
+    wants_weights = False
 
     def rest(self):
         self.trace.append("rest")

@@ -23,8 +23,11 @@ class Learner:
 
     where = ()
 
-    def publish_weights(self, version):
+    def offer_weights(self, version, receivers):
         return WeightUpdate(version, "none", None, 0)
+
+    def send_weights(self):
+        """Nothing to send."""
 
     def save(self, path, state):
         with written_aside(path) as folder:
@@ -39,6 +42,9 @@ class Pool:
 
     def __init__(self):
         self.versions = []
+
+    async def receivers(self, version):
+        return []
 
     async def sync(self, update):
         version = update.version

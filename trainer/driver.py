@@ -33,6 +33,7 @@ from trainer.probes import Probes, Rescored, join
 from trainer.progress import Progress
 from trainer.sampling import BatchSampler, RolloutBatch
 from trainer.stopping import StopSignals
+from trainer.sync import kept_supplied, sync_weights
 from trainer.system import System
 
 
@@ -191,7 +192,7 @@ class Driver:
             self._ahead.append(asyncio.create_task(self.sampler.sample(step + len(self._ahead), self.progress.trajectory)))
             await asyncio.sleep(0)  # batches take their prompts in order
         self.progress.stage("rollout", step)
-        batch = await self._ahead.popleft()
+        batch = await kept_supplied(self.system.pool, self._ahead.popleft(), self.sync)
         return batch.drop_older_than(self.version - self.config.rollout.max_staleness)
 
     async def cancel_ahead(self) -> None:
@@ -209,13 +210,22 @@ class Driver:
     async def sync(self) -> float:
         """Give the workers the learner's weights, as `version`; before the first rollout too. With shared GPUs their turn begins. Seconds."""
         began = time.monotonic()
-        update, _ = await self.on_learner(self.system.learner.publish_weights, self.version)
+        system = self.system
+        update = await sync_weights(
+            system.learner,
+            system.pool,
+            self.version,
+            on_learner=self.on_learner,
+            on_event=lambda event: system.folder.event(**event),
+            before_sending=self.hand_over if self.share_gpus else None,
+        )
         self.sync_bytes = update.nbytes
-        if self.share_gpus:
-            await self.on_learner(self.system.learner.rest)
-            await self.system.pool.wake()
-        await self.system.pool.sync(update)
         return time.monotonic() - began
+
+    async def hand_over(self) -> None:
+        """The GPUs from the learner to the workers."""
+        await self.on_learner(self.system.learner.rest)
+        await self.system.pool.wake()
 
     async def rescore(self, prepared: Prepared) -> tuple[Rescored, float]:
         """Score the batch (or a sample of it) and the probes under the new weights, in one pass of the learner."""
@@ -276,7 +286,7 @@ class Driver:
         modes = ("greedy", "sampled") if self.config.evaluation.sampled else ("greedy",)
         for mode in modes if self.system.eval_questions else ():
             self.progress.stage(f"evaluation, {mode}", self.step)
-            scores, trajectories = await evaluate(
+            evaluation = evaluate(
                 self.system.pool,
                 self.system.eval_questions,
                 tag=f"{tag}-{mode}",
@@ -284,6 +294,7 @@ class Driver:
                 seed=self.config.seed,
                 retriever_url=self.system.eval_retriever_url,
             )
+            scores, trajectories = await kept_supplied(self.system.pool, evaluation, self.sync)
             self.scores[f"{tag}/{mode}"] = scores["overall"]
             exact = [self.sampler.exact(t) for t in trajectories]
             self.system.folder.trajectories(f"eval_{tag}_{mode}", trajectories, exact)

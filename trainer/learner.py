@@ -20,7 +20,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from services.contracts import TokenBatch, WeightUpdate
+from services.contracts import TokenBatch, WeightsReceiver, WeightUpdate
 from services.rollout.placement import SHARED
 from trainer.checkpoint import export_checkpoint
 from trainer.config import Config
@@ -179,9 +179,13 @@ class LearnerGroup:
         metrics["time/update_compute"] = max(facts["time/update_compute"] for _, _, facts in results)
         return UpdateResult(logp, entropy, metrics, sum(s.skipped for s in steps))
 
-    def publish_weights(self, version: int) -> WeightUpdate:
-        """Hand the current weights to the transport as `version`."""
-        return self._call("publish", version)[0]
+    def offer_weights(self, version: int, receivers: list[WeightsReceiver]) -> WeightUpdate:
+        """Offer the current weights to rollout workers as `version`. What it gives goes to the pool's `sync`, while `send_weights` runs."""
+        return self._call("offer", version, receivers)[0]
+
+    def send_weights(self) -> None:
+        """Send what was offered last. Raises GroupMismatchError, GroupBrokenError (services.weight_sync) within `weight_sync.timeout_seconds`."""
+        self._call("send")
 
     def rest(self) -> None:
         """Give unused GPU memory free: it is the workers' turn (`rollout.share_gpus`). Weights and gradients stay."""

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.contracts import TokenBatch, WeightUpdate
+from services.contracts import TokenBatch, WeightsReceiver, WeightUpdate
+from services.weight_sync import choose_backend, make_publisher, make_source
 from trainer import checkpoint, zero
 from trainer.config import Config
 from trainer.model_folder import check_model_folder
@@ -51,6 +52,8 @@ class LearnerRank:
         self.packed = {"auto": self.device.type == "cuda"}.get(self.settings.packing, self.settings.packing == "packed")
         self.store: Any = None
         self.publisher: Any = None
+        self.source: Any = None
+        self.sends: list[WeightsReceiver] = []
         self.optimiser_steps = self.batches = 0
         self.snapshot: dict[str, Tensor] | None = None
         self.snapshot_batch = 0
@@ -252,14 +255,37 @@ class LearnerRank:
 
     # Weights out and in
 
-    def publish(self, version: int) -> WeightUpdate | None:
-        """Hand the weights to the transport as `version` (rank 0; the others help to gather)."""
+    def offer(self, version: int, receivers: list[WeightsReceiver]) -> WeightUpdate | None:
+        """Offer the weights to rollout workers as `version` (rank 0's result). shared_memory: with that they are sent too."""
+        self.sends = receivers
+        if (
+            choose_backend(self.config.weight_sync, learner_gpu=self.device.type == "cuda", receivers=receivers)
+            == "shared_memory"
+        ):
+            self.sends = []
+            return self._publish(version)
+        if self.rank != 0:
+            return None
+        if self.source is None:
+            dtype = {"auto": "bfloat16" if self.device.type == "cuda" else "float32"}.get(
+                self.config.rollout.dtype, self.config.rollout.dtype
+            )
+            backend = choose_backend(self.config.weight_sync, learner_gpu=self.device.type == "cuda", receivers=receivers)
+            self.source = make_source(self.config.weight_sync, backend, self.device, dtype)
+        return self.source.offer(self.engine.shapes(), version, receivers)
+
+    def send(self) -> None:
+        """Send what was offered (rank 0; the others help to gather). Raises what services.weight_sync.base.Source.send does."""
+        if self.sends:
+            with _all_of(self.engine.iter_weights(self.config.weight_sync.bucket_mib * 2**20)) as weights:
+                if self.rank == 0:
+                    self.source.send(weights)
+
+    def _publish(self, version: int) -> WeightUpdate | None:
         with _all_of(self.engine.iter_weights(self.config.weight_sync.bucket_mib * 2**20)) as weights:
             if self.rank != 0:
                 return None
             if self.publisher is None:
-                from services.weight_sync import make_publisher
-
                 self.publisher = make_publisher(self.config.weight_sync)
             return self.publisher.publish(weights, version)
 

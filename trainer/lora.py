@@ -49,10 +49,18 @@ def merged(weights: list[tuple[str, Tensor]], scale: float) -> Iterator[tuple[st
     """(plain name, whole weight) of a model with adapters, one layer at a time; sums in fp32, results in the weight's dtype."""
     adapters = dict(weights)
     for name, weight in weights:
-        if _A in name or _B in name:
-            continue
-        plain = name.replace(_BASE, ".")
-        yield plain, merge(plain, weight.detach(), adapters.get, scale)
+        if not is_adapter(name):
+            yield plain_name(name), merge(plain_name(name), weight.detach(), adapters.get, scale)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of a model with adapters belongs to one."""
+    return name.endswith((_A, _B))
+
+
+def plain_name(name: str) -> str:
+    """A frozen parameter's name in the model without adapters."""
+    return name.replace(_BASE, ".")
 
 
 def merge(name: str, weight: Tensor, adapter: Callable[[str], Tensor | None], scale: float) -> Tensor:

@@ -86,6 +86,10 @@ class PolicyModel(nn.Module):
         """All weights of a model with adapters, these added in, under the names of the model without them."""
         return lora.merged(list(self.hf.named_parameters()), self.lora_scale)
 
+    def merged_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of `merged_weights`, which computes none of them."""
+        return [(lora.plain_name(n), tuple(p.shape)) for n, p in self.hf.named_parameters() if not lora.is_adapter(n)]
+
 
 def load_policy(
     path: str | Path,

@@ -128,6 +128,12 @@ class Engine:
             return ((name, p.detach()) for name, p in self.weights)
         return iter_partitioned(self.weights, bucket_bytes)
 
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(name, whole shape) of each parameter, in the order of `iter_weights`. Gathers nothing."""
+        if self.policy.lora_scale:
+            return self.policy.merged_shapes()
+        return [(name, tuple(p.ds_shape if self.stage == 3 else p.shape)) for name, p in self.weights]
+
     def iter_master(self) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
         """(name, fp32 weight, Adam's moments) of each parameter, whole. The moments are empty before the first step."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from services.weight_sync.group import Ticket
+
+
+LEND_POLL_SECONDS = 0.05
+"""Time between two looks at whether a loan of weights is over."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,15 @@ class Engine(Protocol):
 
     async def wake(self) -> None:
         """Take the memory back, with the weights as they were."""
+        ...
+
+    async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
+        """Hold sampling, take a version from the ticket's group, empty the prefix cache, go on. problem: why these weights can't be this
+        model's; it is told to the group. Raises WeightLoadError, and what services.weight_sync.broadcast.WeightReceiver raises."""
+        ...
+
+    async def lend_weights(self, ticket: Ticket) -> None:
+        """Give the engine's own parameters to a joining worker, and go on sampling meanwhile. Raises WeightSyncError."""
         ...
 
     async def reset_prefix_cache(self) -> None:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
 from services.rollout.engine import (
+    LEND_POLL_SECONDS,
     EngineAsleepError,
     EngineDeadError,
     GenerateCall,
@@ -25,9 +27,12 @@ from services.rollout.engine import (
     RequestAbortedError,
     WeightLoadError,
 )
+from services.weight_sync.base import HalfWrittenError, WeightSyncError
+from services.weight_sync.broadcast import raise_told
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
+    from services.weight_sync.group import Ticket
 
 T = TypeVar("T")
 
@@ -205,16 +210,32 @@ class VllmEngine:
         return list(await asyncio.gather(*map(score, token_ids)))
 
     async def load_weights(self, path: Path, version: int) -> None:
+        async with self._replacing(version):
+            await self._llm.collective_rpc("unspiral_load_weights", args=(str(path),))
+
+    async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
+        async with self._replacing(ticket.version):
+            raise_told(await self._llm.collective_rpc("unspiral_receive_weights", args=(ticket.json(), worker, problem)))
+
+    @asynccontextmanager
+    async def _replacing(self, version: int) -> AsyncIterator[None]:
+        """Hold sampling while the weights change. Requests that run are kept, unless the engine is left half written."""
         await self._llm.pause_generation(mode="keep", clear_cache=False)
         try:
-            await self._llm.collective_rpc("unspiral_load_weights", args=(str(path),))
+            yield
             # Requests that run on are computed again from their ids, under the new weights.
             if not await self._llm.reset_prefix_cache(reset_running_requests=True):
                 raise RuntimeError("vLLM refused to empty its prefix cache")
             await self._llm.update_weight_version(str(version))
         except BaseException as e:
+            if isinstance(e, WeightSyncError) and not isinstance(e, HalfWrittenError):
+                if self._usable:
+                    await self._llm.resume_generation()
+                raise
             self._usable = False
             await self._llm.pause_generation(mode="abort", clear_cache=False)
+            if isinstance(e, HalfWrittenError):
+                raise
             raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
         self._usable = True
         await self._llm.resume_generation()
@@ -228,6 +249,12 @@ class VllmEngine:
         if _can_sleep(self._llm):
             await self._llm.wake_up()
         self._asleep = False
+
+    async def lend_weights(self, ticket: Ticket) -> None:
+        await self._llm.collective_rpc("unspiral_lend_weights", args=(ticket.json(),))
+        while None in (outcomes := await self._llm.collective_rpc("unspiral_lend_outcome")):
+            await asyncio.sleep(LEND_POLL_SECONDS)
+        raise_told(outcomes)
 
     async def reset_prefix_cache(self) -> None:
         if not await self._llm.reset_prefix_cache():
@@ -306,10 +333,22 @@ class LockstepVllmEngine:
         return [_scores(row, temperature, [next(outputs) for _ in group]) for row, group in zip(token_ids, groups, strict=True)]
 
     async def load_weights(self, path: Path, version: int) -> None:
+        await self._replace(version, lambda: self._llm.collective_rpc("unspiral_load_weights", args=(str(path),)))
+
+    async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
+        arguments = (ticket.json(), worker, problem)
+        await self._replace(
+            ticket.version, lambda: raise_told(self._llm.collective_rpc("unspiral_receive_weights", args=arguments))
+        )
+
+    async def _replace(self, version: int, load: Callable[[], Any]) -> None:
         try:
-            await self._call(lambda: self._llm.collective_rpc("unspiral_load_weights", args=(str(path),)))
+            await self._call(load)
             await self.reset_prefix_cache()
         except Exception as e:
+            if isinstance(e, WeightSyncError):
+                self._usable = self._usable and not isinstance(e, HalfWrittenError)
+                raise
             self._usable = False
             raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
         self._version, self._usable = version, True
@@ -323,6 +362,12 @@ class LockstepVllmEngine:
         if _can_sleep(self._llm):
             await self._call(self._llm.wake_up)
         self._asleep = False
+
+    async def lend_weights(self, ticket: Ticket) -> None:
+        await self._call(lambda: self._llm.collective_rpc("unspiral_lend_weights", args=(ticket.json(),)))
+        while None in (outcomes := await self._call(lambda: self._llm.collective_rpc("unspiral_lend_outcome"))):
+            await asyncio.sleep(LEND_POLL_SECONDS)
+        raise_told(outcomes)
 
     async def reset_prefix_cache(self) -> None:
         if not await self._call(self._llm.reset_prefix_cache):
