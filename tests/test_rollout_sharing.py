@@ -183,3 +183,14 @@ def test_a_run_in_turns_trains_and_ends_like_any_other(tmp_path):
     assert "where the time went" in out
     for tag in ("before", "after"):
         assert len((run / "trajectories" / f"eval_{tag}_greedy.jsonl").read_text().splitlines()) == 8
+
+
+def test_two_ranks_on_one_gpu_are_named():
+    from trainer.learner import LearnerGroup, LearnerPlacementError
+
+    group = LearnerGroup(parse_config(raw(learner={"ranks": 3})), model_path="m")
+    group.where = [{"host": "a", "device_uuid": u} for u in ("GPU-1", "GPU-2", "GPU-1")]
+    with pytest.raises(LearnerPlacementError, match="learner ranks 0 and 2 are both on GPU GPU-1 of a"):
+        group._check_devices()
+    group.where = [{"host": h, "device_uuid": "GPU-1"} for h in ("a", "b")] + [{"host": "a", "device_uuid": ""}]
+    group._check_devices()

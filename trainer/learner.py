@@ -135,9 +135,10 @@ class LearnerGroup:
         """Raises LearnerPlacementError where two ranks are on one GPU, which NCCL refuses with a message that does not say so."""
         seen: dict[tuple[str, str], int] = {}
         for rank, where in enumerate(self.where):
-            if where["device_uuid"] and (other := seen.setdefault((where["host"], where["device_uuid"]), rank)) != rank:
+            uuid = where.get("device_uuid")
+            if uuid and (other := seen.setdefault((where["host"], uuid), rank)) != rank:
                 raise LearnerPlacementError(
-                    f"learner ranks {other} and {rank} are both on GPU {where['device_uuid']} of {where['host']}; unset "
+                    f"learner ranks {other} and {rank} are both on GPU {uuid} of {where['host']}; unset "
                     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES, so that Ray gives each process its own"
                 )
 
