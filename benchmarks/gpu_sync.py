@@ -36,6 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 import ray  # noqa: E402
 
+from benchmarks.gpu_shapes import SHAPES, make_model  # noqa: E402
 from benchmarks.gpu_sync_actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
 from services.contracts import TokenBatch  # noqa: E402
 from services.rollout import placement  # noqa: E402
@@ -44,13 +45,6 @@ from trainer.config import Config, parse_config  # noqa: E402
 from trainer.learner import LearnerGroup  # noqa: E402
 from trainer.sync import kept_supplied, sync_weights  # noqa: E402
 
-SHAPES = {  # hidden, feed-forward, layers, heads, key-value heads, vocabulary, tied
-    "tiny": (256, 1024, 4, 4, 2, 4096, True),
-    "0.5b": (896, 4864, 24, 14, 2, 151936, True),
-    "1.5b": (1536, 8960, 28, 12, 2, 151936, True),
-    "3b": (2048, 11008, 36, 16, 2, 151936, True),
-    "7b": (3584, 18944, 28, 28, 4, 152064, False),
-}
 WEIGHTS_ONLY = ("7b",)
 BEGAN = time.monotonic()
 RESULTS: list[dict[str, Any]] = []
@@ -63,54 +57,6 @@ def say(text: str) -> None:
 def result(**fields: Any) -> None:
     RESULTS.append(fields)
     print("RESULT " + json.dumps(fields), flush=True)
-
-
-def make_model(size: str, folder: Path, *, eager: bool) -> Path:
-    """Random weights in bf16, and a small tokenizer."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-
-    hidden, wide, layers, heads, kv, vocabulary, tied = SHAPES[size]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=wide,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv,
-        max_position_embeddings=4096,
-        tie_word_embeddings=tied,
-        initializer_range=0.05,
-        rope_theta=1e6,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device(device):
-            model = Qwen2ForCausalLM(config)
-    finally:
-        torch.set_default_dtype(before)
-    path = folder / size
-    model.save_pretrained(path)
-    count = sum(p.numel() for p in model.parameters())
-    del model
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    tags = [f"<{slash}{tag}>" for tag in ("think", "search", "information", "answer") for slash in ("", "/")]
-    words = {w: i for i, w in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *tags, *(f"n{i}" for i in range(100))])}
-    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokens = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=core, **tokens).save_pretrained(path)
-    if eager:
-        (path / "eager").touch()
-    say(f"{size}: {count / 1e9:.2f} B parameters, {2 * count / 1e9:.2f} GB, in {path}")
-    return path
 
 
 def config_of(model: Path, options: argparse.Namespace, *, workers: int, stage: int = 2, temperature: float = 1.0) -> Config:
@@ -138,6 +84,16 @@ def config_of(model: Path, options: argparse.Namespace, *, workers: int, stage: 
             "weight_sync": {"backend": options.backend, "timeout_seconds": options.timeout, "bucket_mib": 256},
         }
     )
+
+
+class FirstOf:
+    """A pool of which only the first workers are sent weights; the others keep what they have."""
+
+    def __init__(self, pool: RolloutPool, count: int):
+        self.pool, self.count, self.sync = pool, count, pool.sync
+
+    async def receivers(self, version: int) -> list[Any]:
+        return (await self.pool.receivers(version))[: self.count]
 
 
 class World:
@@ -186,12 +142,9 @@ class World:
         await self.pool.close()
 
     async def sync(self, *, again: bool = False, only: int | None = None) -> float:
-        """Seconds. only: to so many workers; the others keep what they have."""
+        """Seconds. only: to so many workers."""
         self.version += not again
-        pool = self.pool
-        if only is not None:
-            pool = type("First", (), {"receivers": None, "sync": self.pool.sync})()
-            pool.receivers = lambda version: self._first(version, only)
+        pool = self.pool if only is None else FirstOf(self.pool, only)
 
         async def on_learner(call: Any, *args: Any) -> tuple[Any, float]:
             return await asyncio.to_thread(call, *args), 0.0
@@ -199,9 +152,6 @@ class World:
         began = time.monotonic()
         await sync_weights(self.learner, pool, self.version, on_learner=on_learner, on_event=self._event)
         return time.monotonic() - began
-
-    async def _first(self, version: int, count: int) -> list[Any]:
-        return (await self.pool.receivers(version))[:count]
 
     async def rank(self, method: str, *args: Any) -> Any:
         """A call of the benchmark's own on learner rank 0."""
@@ -286,7 +236,7 @@ async def speed(options: argparse.Namespace, folder: Path, workers: int) -> bool
                     }
                     if options.device == "gpu":
                         said["learner_peak_gib"] = await world.rank("memory_gib")
-                    if options.bare:
+                    if options.bare and options.device == "gpu":
                         handles = [m.actor for m in world.pool._membership.all()][:count]
                         said["bare_init_s"] = await world.rank("bare_init", handles)
                         await world.rank("bare_send")
@@ -383,7 +333,7 @@ def main() -> int:
         print(f"two GPUs are needed, one for the learner and one for a worker; there are {gpus}", file=sys.stderr)
         return 3
     workers = min(options.workers or 3, 3, gpus - 1 if options.device == "gpu" else 3)
-    placement.RolloutWorker = BenchWorker if options.engine == "vllm" and options.device == "gpu" else placement.RolloutWorker
+    placement.RolloutWorker = BenchWorker
     place = "/dev/shm" if os.path.isdir("/dev/shm") else None
     say(f"{gpus} GPUs, {workers} workers, {options.part}, backend {options.backend}")
     good = False

@@ -20,13 +20,18 @@ class BenchWorker(RolloutWorker):
 
         from services.rollout import vllm_engine
 
+        if self._settings.engine != "vllm":
+            return await super().start()
         plain = vllm_engine._arguments
 
         def arguments(*args):
+            import torch
             from vllm.config import WeightTransferConfig
 
-            eager = {"enforce_eager": True} if (pathlib.Path(self._model_path) / "eager").exists() else {}
-            return plain(*args) | {"weight_transfer_config": WeightTransferConfig(backend="nccl")} | eager
+            more = {"enforce_eager": True} if (pathlib.Path(self._model_path) / "eager").exists() else {}
+            if torch.cuda.is_available():
+                more["weight_transfer_config"] = WeightTransferConfig(backend="nccl")
+            return plain(*args) | more
 
         vllm_engine._arguments = arguments
         return await super().start()
