@@ -182,6 +182,17 @@ class WeightUpdate:
 
 
 @dataclass(frozen=True)
+class WeightsReceiver:
+    """A rollout worker that is to be given weights."""
+
+    id: str
+    ranks: int = 1
+    """Processes that hold a part of its model (tensor parallelism)."""
+    gpus: float = 0.0
+    """GPUs of its own; below `ranks` it has none, or shares them."""
+
+
+@dataclass(frozen=True)
 class WorkerInfo:
     """What a rollout worker says of itself."""
 
@@ -190,4 +201,5 @@ class WorkerInfo:
     node: str
     policy_version: int
     outstanding_tokens: int = 0
-    state: Literal["starting", "ready", "syncing", "draining", "failed"] = "ready"
+    state: Literal["starting", "waiting", "ready", "syncing", "draining", "failed"] = "ready"
+    """`waiting`: its engine runs, and it has no weights of the current version yet."""

@@ -100,15 +100,22 @@ class RolloutSettings(Settings):
     """Size of the key-value cache in GiB (CPU only)."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of one worker."""
+    compile: Literal["full", "graphs", "off"] = "full"
+    """What vLLM prepares before it serves (GPU only): `full` compiles the model and captures CUDA graphs; `graphs` captures those of decoding
+    steps alone, and starts sooner; `off` runs eagerly."""
+    share_gpus: bool = False
+    """Workers and learner use the same GPUs in turns: engines sleep while the learner computes. For those with one card; a run with a GPU
+    for each is faster. `learner.offload_optimizer` makes room."""
 
 
 class WeightSyncSettings(Settings):
     """How weights go from the learner to the rollout workers."""
 
-    backend: Literal["auto", "shared_memory"] = "auto"
-    """`auto` is the fastest that works here."""
+    backend: Literal["auto", "nccl", "gloo", "shared_memory"] = "auto"
+    """`nccl`: broadcast between GPUs. `gloo`: the same over TCP, on CPUs. `shared_memory`: through Ray's object store. `auto`: nccl where the
+    learner and every worker have GPUs of their own, else shared_memory."""
     timeout_seconds: float = Field(300.0, gt=0)
-    """Longest wait for one sync; a worker that does not answer by then leaves the pool."""
+    """Longest wait for one attempt at a sync; a worker that does not answer by then leaves the pool."""
     bucket_mib: int = Field(256, ge=1)
     """Largest piece in which weights are sent, in MiB."""
 

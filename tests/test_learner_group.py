@@ -195,10 +195,10 @@ def test_published_weights_are_the_learners_and_a_transport_that_fails_leaves_no
     pair.renew(make_config(model, learner={"ranks": 2, "zero_stage": stage}, weight_sync={"bucket_mib": 1}))
     pair.update(make_batch(8), llds_lambda=0.2)
     pair._call("break_publisher")
-    with pytest.raises(LearnerError, match=r"learner rank 0 of 2: publish failed: ConnectionError: the workers are gone"):
-        pair.publish_weights(3)
+    with pytest.raises(LearnerError, match=r"learner rank 0 of 2: offer failed: ConnectionError: the workers are gone"):
+        pair.offer_weights(3, [])
     pair._call("mend_publisher")
-    update = pair.publish_weights(4)
+    update = pair.offer_weights(4, [])
     assert update.version == 4 and update.backend == "shared_memory"
     got = {}
     for bucket in update.payload:

@@ -287,3 +287,25 @@ async def test_a_vllm_without_the_patched_name_fails_loudly(environment, monkeyp
     monkeypatch.delattr(utils, "dispatch_cpu_unquantized_gemm")
     with pytest.raises(RuntimeError, match="not in this version of vLLM"):
         extension.keep_cpu_weights_loadable()
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("full", {"enforce_eager": False}),
+        ("graphs", {"enforce_eager": False, "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}),
+        ("off", {"enforce_eager": True}),
+    ],
+)
+def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(monkeypatch, how, expected):
+    from vllm.config import CompilationConfig
+    from vllm.platforms import current_platform
+
+    from services.rollout.vllm_engine import _arguments
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    given = _arguments(RolloutSettings(compile=how, share_gpus=True), "m", 0)
+    assert {k: v for k, v in given.items() if k in ("enforce_eager", "compilation_config")} == expected
+    assert given["enable_sleep_mode"] is True
+    CompilationConfig(**expected.get("compilation_config", {}))  # vLLM knows these words

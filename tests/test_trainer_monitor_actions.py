@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from services.contracts import WeightUpdate
 from services.likelihood.actions import MonitorAction
 from services.weight_sync.base import WeightSyncError
 from trainer.checkpoint import drop_after, latest, step_folder, written_aside
@@ -20,8 +21,13 @@ from trainer.stopping import StopSignals
 class Learner:
     """Saves and loads the driver's state as real checkpoints; has no weights."""
 
-    def publish_weights(self, version):
-        return version
+    where = ()
+
+    def offer_weights(self, version, receivers):
+        return WeightUpdate(version, "none", None, 0)
+
+    def send_weights(self):
+        """Nothing to send."""
 
     def save(self, path, state):
         with written_aside(path) as folder:
@@ -37,10 +43,14 @@ class Pool:
     def __init__(self):
         self.versions = []
 
+    async def receivers(self, version):
+        return []
+
     async def sync(self, update):
-        if self.versions and update <= self.versions[-1]:
-            raise WeightSyncError(f"version {update} is not newer than {self.versions[-1]}: versions only go up")
-        self.versions.append(update)
+        version = update.version
+        if self.versions and version <= self.versions[-1]:
+            raise WeightSyncError(f"version {version} is not newer than {self.versions[-1]}: versions only go up")
+        self.versions.append(version)
 
 
 class Scripted(Driver):

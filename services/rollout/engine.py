@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from services.weight_sync.group import Ticket
+
+
+LEND_POLL_SECONDS = 0.05
+"""Time between two looks at whether a loan of weights is over."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,10 @@ class WeightLoadError(RuntimeError):
     """Weights could not be loaded whole: the engine may hold half of two versions, and must not serve until a whole one arrives."""
 
 
+class EngineAsleepError(RuntimeError):
+    """The engine has given its GPU away for a while (`rollout.share_gpus`); it was asked to work before `wake`."""
+
+
 class Engine(Protocol):
     """An inference engine with one policy. Its vocabulary is sampled whole: no top-k, no top-p, no forbidden tokens but `masked_ids`."""
 
@@ -71,6 +82,24 @@ class Engine(Protocol):
 
     async def load_weights(self, path: Path, version: int) -> None:
         """Hold sampling, load the safetensors files of a folder whole, empty the prefix cache, go on. Raises WeightLoadError."""
+        ...
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory free: weights go to host memory, cached keys and values are dropped. No request may be running; until
+        `wake` each raises EngineAsleepError."""
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory back, with the weights as they were."""
+        ...
+
+    async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
+        """Hold sampling, take a version from the ticket's group, empty the prefix cache, go on. problem: why these weights can't be this
+        model's; it is told to the group. Raises WeightLoadError, and what services.weight_sync.broadcast.WeightReceiver raises."""
+        ...
+
+    async def lend_weights(self, ticket: Ticket) -> None:
+        """Give the engine's own parameters to a joining worker, and go on sampling meanwhile. Raises WeightSyncError."""
         ...
 
     async def reset_prefix_cache(self) -> None:

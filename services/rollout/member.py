@@ -39,6 +39,8 @@ class Member:
     info: WorkerInfo
     state: str = "starting"
     version: int = 0
+    gpus: float = 0.0
+    """GPUs reserved for it."""
     jobs: dict[str, asyncio.Task] = field(default_factory=dict)
     """Running trajectories by uid."""
     outstanding_tokens: float = 0.0

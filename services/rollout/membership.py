@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import RayError
 
-from services.contracts import WeightUpdate, WorkerInfo
+from services.contracts import WorkerInfo
 from services.rollout import placement
+from services.rollout.delivery import Delivery
 from services.rollout.member import Member, NoWorkersError, WorkerLostError, one_line
 from services.settings import RolloutSettings, WeightSyncSettings
-from services.weight_sync import WeightSyncError
 
 HEARTBEAT_SECONDS = 2.0
 SILENCE_SECONDS = 30.0
@@ -43,12 +43,22 @@ class Membership:
         worker_arguments: dict[str, Any],
         on_event: Callable[[dict], None],
         on_change: Callable[[], None],
+        learner_gpus: int = 0,
     ):
-        self._settings, self._sync_settings, self._on_event, self._on_change = settings, sync, on_event, on_change
+        self._settings, self._on_event, self._on_change = settings, on_event, on_change
+        self._learner_gpus = learner_gpus
         self._worker_arguments = worker_arguments | {"sync": sync}
         self.target = 0
         self._follow_cluster = settings.workers == "all"
-        self.version = 0
+        self.delivery = Delivery(
+            sync,
+            members=lambda: list(self._members.values()),
+            lose=self.lose,
+            check_hope=self.check_hope,
+            on_event=on_event,
+            on_change=on_change,
+            parts=settings.tensor_parallel,
+        )
         self._members: dict[int, Member] = {}
         self._starting: dict[int, asyncio.Task] = {}
         self._leaving: set[Member] = set()
@@ -57,8 +67,6 @@ class Membership:
         self._given_up: dict[int, str] = {}
         self._no_room: set[int] = set()
         """Slots whose worker the cluster had no resources for, last time."""
-        self._update: WeightUpdate | None = None
-        self._syncing = asyncio.Lock()
         self._watcher: asyncio.Task | None = None
         self._closed = False
 
@@ -76,7 +84,7 @@ class Membership:
 
     def serving(self) -> list[Member]:
         """Workers that take trajectories now, by slot."""
-        return [m for _, m in sorted(self._members.items()) if m.state == "ready" and m.version == self.version]
+        return [m for _, m in sorted(self._members.items()) if m.state == "ready" and m.version == self.delivery.version]
 
     def check_hope(self) -> None:
         """Raises NoWorkersError where nobody serves and nobody will without outside help."""
@@ -97,13 +105,15 @@ class Membership:
             raise NoWorkersError(f"no rollout worker is left, and replacements ended one after the other ({reasons})")
 
     def describe(self) -> list[WorkerInfo]:
-        starting = [WorkerInfo(self._name(s), 0, "", 0, state="starting") for s in self._starting if s not in self._members]
-        return sorted([*(m.describe() for m in self.all()), *starting], key=lambda w: w.id)
+        there = [*self.all(), *self.delivery.waiting]
+        come = self._starting.keys() - {m.slot for m in there if m.state != "draining"}
+        starting = [WorkerInfo(self._name(slot), 0, "", 0, state="starting") for slot in come]
+        return sorted([*(m.describe() for m in there), *starting], key=lambda w: w.id)
 
     # -- coming and going
 
     async def start(self) -> None:
-        self.target = placement.count(self._settings, ray.cluster_resources())
+        self.target = placement.count(self._settings, ray.cluster_resources(), self._learner_gpus)
         if self.target == 0:
             raise placement.UnschedulableError(f"rollout.workers=all found none: {placement.describe(self._settings)}")
         tasks = [asyncio.create_task(self._start_member(slot)) for slot in range(self.target)]
@@ -214,7 +224,8 @@ class Membership:
         self._incarnations[slot] += 1
         id, limit = self._name(slot), self._settings.start_timeout_seconds
         actor = placement.create_actor(id, self._settings, group, **self._worker_arguments)
-        member = Member(slot, id, group, actor, WorkerInfo(id, 0, "", 0, state="starting"))
+        gpus = group.bundle_specs[0].get("GPU", 0)
+        member = Member(slot, id, group, actor, WorkerInfo(id, 0, "", 0, state="starting"), gpus=gpus)
         try:
             try:
                 member.info = await member.call("info", timeout_seconds=limit)
@@ -223,8 +234,7 @@ class Membership:
                 raise NoWorkersError(
                     f"rollout worker {id}: its engine was not up within rollout.start_timeout_seconds={limit:g}"
                 ) from None
-            while self._update is not None and member.version < self.version:
-                await self._send(member, self._update)
+            await self.delivery.catch_up(member)
         except WorkerLostError as e:
             member.kill()
             raise NoWorkersError(f"rollout worker {id} died while it started: {e}") from e
@@ -280,10 +290,10 @@ class Membership:
             while True:
                 if self._follow_cluster:
                     # A node that joined or left; one worker at least is always wanted.
-                    self.target = max(1, placement.count(self._settings, ray.cluster_resources()))
+                    self.target = max(1, placement.count(self._settings, ray.cluster_resources(), self._learner_gpus))
                 await self._trim()
                 self._fill()
-                for member in self._members.values():
+                for member in [*self._members.values(), *self.delivery.waiting]:
                     if member not in pings:
                         ping = pings[member] = asyncio.create_task(self._ping(member))
                         ping.add_done_callback(lambda _, m=member: pings.pop(m))
@@ -296,49 +306,19 @@ class Membership:
     async def _ping(self, member: Member) -> None:
         try:
             member.info = await member.call("info", timeout_seconds=SILENCE_SECONDS)
+            return
         except TimeoutError:
-            self.lose(member, WorkerLostError(f"worker {member.id} has not answered for {SILENCE_SECONDS:g} s"))
+            error = WorkerLostError(f"worker {member.id} has not answered for {SILENCE_SECONDS:g} s")
         except WorkerLostError as e:
-            self.lose(member, e)
+            error = e
+        if self._members.get(member.slot) is member or member in self.delivery.waiting:
+            self.lose(member, error)
 
-    # -- weights
-
-    async def sync(self, update: WeightUpdate) -> None:
-        async with self._syncing:
-            if update.version < self.version or (update.version == self.version and self._update is not None):
-                raise WeightSyncError(f"version {update.version} is not newer than {self.version}: versions only go up")
-            members = list(self._members.values())
-            if not members:
-                self.check_hope()
-            before = {m: m.state for m in members}
-            for m in members:
-                m.state = "syncing"
-            results = await asyncio.gather(*(self._send(m, update) for m in members), return_exceptions=True)
-            failed = {m: r for m, r in zip(members, results, strict=True) if isinstance(r, BaseException)}
-            for m in members:
-                if m.state != "syncing":
-                    continue  # it was drained or lost meanwhile
-                # Before the engine is touched a refusal is a WeightSyncError: then it holds its old version, whole.
-                m.state = "ready" if m not in failed else before[m] if isinstance(failed[m], WeightSyncError) else "failed"
-            for m, error in failed.items():
-                event = {"event": "sync_failed", "worker": m.id, "version": update.version, "reason": one_line(error)}
-                self._on_event(event)
-                if isinstance(error, WorkerLostError):
-                    self.lose(m, error)
-            if members and len(failed) == len(members):
-                self._on_change()
-                error = next(iter(failed.values()))
-                raise WeightSyncError(f"no worker took version {update.version} of the weights: {error}") from error
-            self._update, self.version = update, update.version
-            for m, error in failed.items():
-                self.lose(m, error)  # its successor takes the new version before it joins
-        self._on_change()
-
-    async def _send(self, member: Member, update: WeightUpdate) -> None:
-        limit = self._sync_settings.timeout_seconds
-        try:
-            member.version = await member.call("update_weights", update, timeout_seconds=limit)
-        except TimeoutError:
-            raise TimeoutError(
-                f"worker {member.id} did not take version {update.version} within weight_sync.timeout_seconds={limit:g}"
-            ) from None
+    async def take_turns(self, call: Literal["sleep", "wake"]) -> None:
+        """Have all workers give the GPUs to the learner, or take them back; one that does not is replaced."""
+        members = list(self._members.values())
+        limit = self._settings.start_timeout_seconds
+        results = await asyncio.gather(*(m.call(call, timeout_seconds=limit) for m in members), return_exceptions=True)
+        for m, error in zip(members, results, strict=True):
+            if isinstance(error, Exception):
+                self.lose(m, WorkerLostError(f"worker {m.id} did not {call}: {one_line(error)}"))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from retriever_service.client import RetrieverUnavailable
-from services.contracts import Trajectory, TrajectoryRequest, WeightUpdate, WorkerInfo
+from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
 from services.rollout.engine import RequestAbortedError, WeightLoadError
 from services.rollout.member import Member, NoWorkersError, WorkerLostError, one_line
 from services.rollout.membership import (
@@ -59,7 +59,8 @@ class Job:
 
 
 class RolloutPool:
-    """See the module. All methods belong to one event loop. `on_event` is told of joins, losses, retries and failures, as flat dicts."""
+    """See the module. All methods belong to one event loop. `on_event` is told of joins, losses, retries and failures, as flat dicts.
+    learner_gpus: GPUs that workers="all" leaves to the learner."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class RolloutPool:
         retriever_timeout_seconds: float,
         on_event: Callable[[dict], None],
         sync: WeightSyncSettings | None = None,
+        learner_gpus: int = 0,
     ):
         self._settings, self._on_event = settings, on_event
         arguments = {
@@ -77,7 +79,7 @@ class RolloutPool:
             "retriever_url": retriever_url,
             "retriever_timeout_seconds": retriever_timeout_seconds,
         }
-        self._membership = Membership(settings, sync or WeightSyncSettings(), arguments, on_event, self._changed)
+        self._membership = Membership(settings, sync or WeightSyncSettings(), arguments, on_event, self._changed, learner_gpus)
         self._pending: deque[Job] = deque()
         self._open: set[Job] = set()
         self._homes: dict[tuple[str, int], Member] = {}
@@ -120,13 +122,31 @@ class RolloutPool:
         """Let a worker finish what it runs, then end it; the pool wants one worker fewer. Raises KeyError for an unknown worker."""
         await self._membership.drain(id)
 
+    async def receivers(self, version: int) -> list[WeightsReceiver]:
+        """The workers that are to be offered `version`: all that do not hold it whole. Raises WeightSyncError for an older version."""
+        return await self._membership.delivery.receivers(version)
+
+    @property
+    def wants_weights(self) -> bool:
+        """Whether workers wait for the version in force, and only the learner can give it to them: sync it again."""
+        return self._membership.delivery.wants_learner
+
     async def sync(self, update: WeightUpdate) -> None:
-        """Bring a version of the weights to all workers; from then on only those that hold it serve.
+        """Bring a version of the weights to the workers it was offered to; from then on only those that hold it serve.
 
         A worker that fails is replaced, and its successor catches up by itself. Raises WeightSyncError where the version is not newer, or no
-        worker took it: then the old version stays in force, and workers that still hold it whole go on with it.
+        worker took it: then the old version stays in force, and workers that still hold it whole go on with it. Raises GroupBrokenError where
+        a worker that is not to blame did not get it whole: offer it and send it again.
         """
-        await self._membership.sync(update)
+        await self._membership.delivery.sync(update)
+
+    async def sleep(self) -> None:
+        """Give the GPUs to the learner (`rollout.share_gpus`). Nothing may be running."""
+        await self._membership.take_turns("sleep")
+
+    async def wake(self) -> None:
+        """Take the GPUs back; call `sync` next."""
+        await self._membership.take_turns("wake")
 
     async def logprobs(self, worker_id: str, ids: list[list[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-probs that a worker gives to tokens, under the weights it holds now. Raises KeyError for an unknown worker."""

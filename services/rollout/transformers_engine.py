@@ -8,11 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from services.rollout.engine import GenerateCall, Generation, WeightLoadError
+from services.rollout.engine import LEND_POLL_SECONDS, EngineAsleepError, GenerateCall, Generation, WeightLoadError
 from services.rollout.tokenizer import load_tokenizer
+from services.weight_sync.base import HalfWrittenError, WeightSyncError
+from services.weight_sync.broadcast import WeightLender, WeightReceiver, raise_told
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
+    from services.weight_sync.group import Ticket
 
 T = TypeVar("T")
 
@@ -32,6 +35,8 @@ class TransformersEngine:
         self._eos = set(eos if isinstance(eos, list) else [eos])
         self._version = 0
         self._usable = True
+        self._asleep = False
+        self._receiver, self._lender = WeightReceiver(), WeightLender()
         self._waiting: list[tuple[GenerateCall, asyncio.Future]] = []
         self._loop: asyncio.Task | None = None
 
@@ -84,6 +89,8 @@ class TransformersEngine:
 
         if not self._usable:
             raise WeightLoadError("the engine holds no whole version of the weights")
+        if self._asleep:
+            raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
         device = self._model.device
         lengths = [len(call.token_ids) for call in calls]
         width = max(lengths)
@@ -169,6 +176,53 @@ class TransformersEngine:
             raise ValueError(
                 f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
             )
+
+    async def sleep(self) -> None:
+        """It runs on the CPU and has nothing to give free, but keeps to its turn."""
+        self._asleep = True
+
+    async def wake(self) -> None:
+        self._asleep = False
+
+    async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
+        await asyncio.to_thread(self._lender.stop)
+        try:
+            await self._call(self._receive, ticket, worker, problem)
+        except HalfWrittenError:
+            self._usable = False
+            raise
+        except WeightSyncError:
+            raise
+        except Exception as e:
+            self._usable = False
+            raise WeightLoadError(f"weights of version {ticket.version} were not loaded whole: {e}") from e
+        self._version, self._usable = ticket.version, True
+
+    def _receive(self, ticket: Ticket, worker: str, problem: str | None) -> None:
+        import torch
+
+        from services.weight_sync.broadcast import listed
+
+        own = dict(self._model.named_parameters())
+        taken: set[str] = set()
+
+        def load(items) -> None:
+            with torch.no_grad():
+                for name, tensor in items:
+                    own[name].copy_(tensor)
+            taken.update(name for name, _ in items)
+
+        self._receiver.receive(
+            ticket, worker, 0, device=self._model.device, load=load, load_raw=load, own=listed(own.items()), problem=problem
+        )
+        if missing := sorted(own.keys() - taken):
+            raise ValueError(f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}")
+
+    async def lend_weights(self, ticket: Ticket) -> None:
+        self._lender.start(ticket, 0, device=self._model.device, parameters=lambda: list(self._model.named_parameters()))
+        while (outcome := self._lender.outcome()) is None:
+            await asyncio.sleep(LEND_POLL_SECONDS)
+        raise_told([outcome])
 
     async def reset_prefix_cache(self) -> None:
         """Nothing is kept between calls."""

@@ -10,17 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from services.rollout.engine import EngineDeadError, GenerateCall, Generation, RequestAbortedError, WeightLoadError
+from services.rollout.engine import (
+    LEND_POLL_SECONDS,
+    EngineAsleepError,
+    EngineDeadError,
+    GenerateCall,
+    Generation,
+    RequestAbortedError,
+    WeightLoadError,
+)
+from services.weight_sync.base import HalfWrittenError, WeightSyncError
+from services.weight_sync.broadcast import raise_told
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
+    from services.weight_sync.group import Ticket
 
 T = TypeVar("T")
 
@@ -57,7 +69,14 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
             "max_num_batched_tokens": max(8192, settings.max_model_tokens),
         }
     else:
-        device = {"gpu_memory_utilization": settings.gpu_memory_utilization, "tensor_parallel_size": settings.tensor_parallel}
+        device = {
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "tensor_parallel_size": settings.tensor_parallel,
+            "enable_sleep_mode": settings.share_gpus,
+            "enforce_eager": settings.compile == "off",
+        }
+        if settings.compile == "graphs":
+            device["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     return {
         "model": model_path,
         "tokenizer_mode": "hf",
@@ -71,6 +90,11 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
         "use_tqdm_on_load": False,
         **device,
     }
+
+
+def _can_sleep(llm) -> bool:
+    """Whether the engine was built to give its memory free: on GPU, with `rollout.share_gpus`."""
+    return bool(llm.vllm_config.model_config.enable_sleep_mode)
 
 
 def _sampling(call: GenerateCall):
@@ -129,6 +153,7 @@ class VllmEngine:
     def __init__(self, llm, processes: list[psutil.Process]):
         self._llm, self._processes = llm, processes
         self._usable = True
+        self._asleep = False
         self._scored = 0
 
     @classmethod
@@ -162,6 +187,8 @@ class VllmEngine:
 
         if not self._usable:
             raise WeightLoadError("the engine holds no whole version of the weights")
+        if self._asleep:
+            raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
         try:
             async for output in self._llm.generate({"prompt_token_ids": token_ids}, sampling, request_id):
                 if output.finished:
@@ -183,19 +210,51 @@ class VllmEngine:
         return list(await asyncio.gather(*map(score, token_ids)))
 
     async def load_weights(self, path: Path, version: int) -> None:
+        async with self._replacing(version):
+            await self._llm.collective_rpc("unspiral_load_weights", args=(str(path),))
+
+    async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
+        async with self._replacing(ticket.version):
+            raise_told(await self._llm.collective_rpc("unspiral_receive_weights", args=(ticket.json(), worker, problem)))
+
+    @asynccontextmanager
+    async def _replacing(self, version: int) -> AsyncIterator[None]:
+        """Hold sampling while the weights change. Requests that run are kept, unless the engine is left half written."""
         await self._llm.pause_generation(mode="keep", clear_cache=False)
         try:
-            await self._llm.collective_rpc("unspiral_load_weights", args=(str(path),))
+            yield
             # Requests that run on are computed again from their ids, under the new weights.
             if not await self._llm.reset_prefix_cache(reset_running_requests=True):
                 raise RuntimeError("vLLM refused to empty its prefix cache")
             await self._llm.update_weight_version(str(version))
         except BaseException as e:
+            if isinstance(e, WeightSyncError) and not isinstance(e, HalfWrittenError):
+                if self._usable:
+                    await self._llm.resume_generation()
+                raise
             self._usable = False
             await self._llm.pause_generation(mode="abort", clear_cache=False)
+            if isinstance(e, HalfWrittenError):
+                raise
             raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
         self._usable = True
         await self._llm.resume_generation()
+
+    async def sleep(self) -> None:
+        self._asleep = True
+        if _can_sleep(self._llm):
+            await self._llm.sleep(level=1)
+
+    async def wake(self) -> None:
+        if _can_sleep(self._llm):
+            await self._llm.wake_up()
+        self._asleep = False
+
+    async def lend_weights(self, ticket: Ticket) -> None:
+        await self._llm.collective_rpc("unspiral_lend_weights", args=(ticket.json(),))
+        while None in (outcomes := await self._llm.collective_rpc("unspiral_lend_outcome")):
+            await asyncio.sleep(LEND_POLL_SECONDS)
+        raise_told(outcomes)
 
     async def reset_prefix_cache(self) -> None:
         if not await self._llm.reset_prefix_cache():
@@ -225,6 +284,7 @@ class LockstepVllmEngine:
         self._llm, self._thread = llm, thread
         self._version = 0
         self._usable = True
+        self._asleep = False
         self._count = 0
 
     @classmethod
@@ -248,6 +308,8 @@ class LockstepVllmEngine:
     def _run(self, requests: list[tuple[list[int], Any]]) -> list:
         if not self._usable:
             raise WeightLoadError("the engine holds no whole version of the weights")
+        if self._asleep:
+            raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
         names = []
         for ids, params in requests:
             self._count += 1
@@ -271,13 +333,41 @@ class LockstepVllmEngine:
         return [_scores(row, temperature, [next(outputs) for _ in group]) for row, group in zip(token_ids, groups, strict=True)]
 
     async def load_weights(self, path: Path, version: int) -> None:
+        await self._replace(version, lambda: self._llm.collective_rpc("unspiral_load_weights", args=(str(path),)))
+
+    async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
+        arguments = (ticket.json(), worker, problem)
+        await self._replace(
+            ticket.version, lambda: raise_told(self._llm.collective_rpc("unspiral_receive_weights", args=arguments))
+        )
+
+    async def _replace(self, version: int, load: Callable[[], Any]) -> None:
         try:
-            await self._call(lambda: self._llm.collective_rpc("unspiral_load_weights", args=(str(path),)))
+            await self._call(load)
             await self.reset_prefix_cache()
         except Exception as e:
+            if isinstance(e, WeightSyncError):
+                self._usable = self._usable and not isinstance(e, HalfWrittenError)
+                raise
             self._usable = False
             raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
         self._version, self._usable = version, True
+
+    async def sleep(self) -> None:
+        self._asleep = True
+        if _can_sleep(self._llm):
+            await self._call(self._llm.sleep, 1)
+
+    async def wake(self) -> None:
+        if _can_sleep(self._llm):
+            await self._call(self._llm.wake_up)
+        self._asleep = False
+
+    async def lend_weights(self, ticket: Ticket) -> None:
+        await self._call(lambda: self._llm.collective_rpc("unspiral_lend_weights", args=(ticket.json(),)))
+        while None in (outcomes := await self._call(lambda: self._llm.collective_rpc("unspiral_lend_outcome"))):
+            await asyncio.sleep(LEND_POLL_SECONDS)
+        raise_told(outcomes)
 
     async def reset_prefix_cache(self) -> None:
         if not await self._call(self._llm.reset_prefix_cache):

@@ -21,6 +21,8 @@ from vllm.tokenizers.hf import get_cached_tokenizer
 from vllm.tokenizers.registry import TokenizerRegistry
 
 from services.rollout.tokenizer import load_tokenizer
+from services.weight_sync.broadcast import WeightLender, WeightReceiver, listed, told
+from services.weight_sync.group import Ticket
 
 OWNER_VARIABLE = "UNSPIRAL_ENGINE_OWNER"
 """Process id of the rollout worker that the engine belongs to; the engine does not outlive it."""
@@ -86,12 +88,61 @@ class WorkerExtension:
 
         with torch.inference_mode():
             loaded = set(model.load_weights(tensors()))
-        missing = sorted({name for name, _ in model.named_parameters()} - loaded)
-        if missing:
-            raise ValueError(
-                f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
-            )
+        _check_all_loaded(model, loaded)
         return len(loaded)
+
+    def unspiral_receive_weights(self, ticket: str, worker: str, problem: str | None) -> dict[str, str]:
+        """Take part in a group broadcast, and load what comes, each bucket as it comes. Returns the outcome, see `told`."""
+        return told(lambda: self._unspiral_receive(Ticket.of(ticket), worker, problem))
+
+    def _unspiral_receive(self, ticket: Ticket, worker: str, problem: str | None) -> None:
+        model = self.model_runner.model
+        self._unspiral_state()[1].stop()
+        own, loaded = dict(model.named_parameters()), set()
+
+        def load(items: list[tuple[str, torch.Tensor]]) -> None:
+            loaded.update(model.load_weights(iter(items)))
+
+        def load_raw(items: list[tuple[str, torch.Tensor]]) -> None:
+            for name, tensor in items:
+                own[name].copy_(tensor)
+                loaded.add(name)
+
+        with torch.inference_mode():
+            self._unspiral_state()[0].receive(
+                ticket,
+                worker,
+                self.rank,
+                device=self.device,
+                load=load,
+                load_raw=load_raw,
+                own=listed(own.items()),
+                problem=problem,
+            )
+        _check_all_loaded(model, loaded)
+
+    def unspiral_lend_weights(self, ticket: str) -> None:
+        """Begin to give this part's parameters to a joining worker, between the steps of this engine."""
+        parameters = lambda: list(self.model_runner.model.named_parameters())  # noqa: E731
+        self._unspiral_state()[1].start(Ticket.of(ticket), self.rank, device=self.device, parameters=parameters)
+
+    def unspiral_lend_outcome(self) -> dict[str, str] | None:
+        """None while the loan goes on, then its outcome, see `told`."""
+        return self._unspiral_state()[1].outcome()
+
+    def _unspiral_state(self) -> tuple[WeightReceiver, WeightLender]:
+        # vLLM mixes this class into its worker, and calls no constructor of it.
+        if not hasattr(self, "_unspiral_sync"):
+            self._unspiral_sync = (WeightReceiver(), WeightLender())
+        return self._unspiral_sync
+
+
+def _check_all_loaded(model: torch.nn.Module, loaded: set[str]) -> None:
+    missing = sorted({name for name, _ in model.named_parameters()} - loaded)
+    if missing:
+        raise ValueError(
+            f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
+        )
 
 
 TokenizerRegistry.tokenizers["hf"] = (__name__, SavedTokenizer.__name__)

@@ -10,13 +10,15 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from retriever_service.client import Hit, RetrieverClient
-from services.contracts import Trajectory, TrajectoryRequest, WeightUpdate, WorkerInfo
+from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
 from services.rollout.barrier import TurnBarrier
 from services.rollout.loop import RolloutError, run_trajectory
 from services.rollout.templates import make_template
 from services.rollout.tokenizer import load_tokenizer
 from services.settings import RolloutSettings, WeightSyncSettings
-from services.weight_sync import WeightSyncError, make_receiver
+from services.weight_sync import HalfWrittenError, WeightMismatchError, WeightSyncError, make_receiver
+from services.weight_sync.group import Ticket, host_store, offer_loan
+from services.weight_sync.manifest import check_shapes, model_shapes
 
 if TYPE_CHECKING:
     from services.rollout.engine import Engine
@@ -74,7 +76,10 @@ class RolloutWorker:
     ):
         self.id, self._settings, self._model_path, self._seed = id, settings, model_path, seed
         self._retriever_url, self._retriever_timeout_seconds = retriever_url, retriever_timeout_seconds
-        self._receiver = make_receiver(sync or WeightSyncSettings(), model_path)
+        self._sync_settings = sync or WeightSyncSettings()
+        self._receiver = make_receiver(self._sync_settings, model_path)
+        self._shapes: tuple[dict[str, tuple[int, ...]], set[str]] | None = None
+        self._meeting_place = None
         self._clients: dict[str, RetrieverClient] = {}
         self._engine: Engine | None = None
         self._template = None
@@ -138,32 +143,74 @@ class RolloutWorker:
     async def update_weights(self, update: WeightUpdate) -> int:
         """Take a whole version of the weights; sampling is held meanwhile. Returns the version now held.
 
-        Raises StaleVersionError for a version that is not newer; any other error leaves a worker that is refused by `rollout` until a whole
-        version arrives, except WeightMismatchError, which comes before the engine is touched.
+        Raises StaleVersionError for a version that is not newer; WeightMismatchError, GroupMismatchError and GroupBrokenError before the
+        engine is touched. Any other error, HalfWrittenError among them, leaves a worker that is refused by `rollout` until a whole version arrives.
         """
         engine = self._ready(failed_too=True)
         async with self._sync:
             if update.version < self._version or (update.version == self._version and self._synced and self._state != "failed"):
                 raise StaleVersionError(f"worker {self.id} holds version {self._version} and was sent {update.version}")
             before, self._state = self._state, "syncing"
+            ticket, folder, problem = update.payload if isinstance(update.payload, Ticket) else None, None, None
             try:
-                folder = await asyncio.to_thread(self._receiver.receive, update)
+                if ticket is None:
+                    folder = await asyncio.to_thread(self._receiver.receive, update)
+                else:
+                    problem = await self._problem(ticket)
             except BaseException:
                 self._state = before
                 raise
             try:
-                await engine.load_weights(folder, update.version)
-            except BaseException:
-                self._state = "failed"
+                if ticket is None:
+                    await engine.load_weights(folder, update.version)
+                else:
+                    await engine.receive_weights(ticket, self.id, problem)
+            except BaseException as e:
+                untouched = isinstance(e, WeightSyncError) and not isinstance(e, HalfWrittenError)
+                self._state = before if untouched else "failed"
                 raise
             finally:
-                await asyncio.to_thread(self._receiver.release, folder)
+                if folder is not None:
+                    await asyncio.to_thread(self._receiver.release, folder)
             self._version, self._synced, self._state = update.version, True, "ready"
             return self._version
+
+    async def _problem(self, ticket: Ticket) -> str | None:
+        """Why the weights that were announced can't be this model's."""
+        if ticket.weights is None:
+            return None
+        if self._shapes is None:
+            self._shapes = await asyncio.to_thread(model_shapes, self._model_path)
+        try:
+            check_shapes({name: shape for name, _, shape in ticket.weights}, *self._shapes, ticket.version)
+        except WeightMismatchError as e:
+            return str(e)
+        return None
+
+    async def offer_weights(self, receiver: WeightsReceiver, version: int, backend: str) -> WeightUpdate:
+        """Offer this worker's weights to one that joins. Raises WeightSyncError where it does not hold `version` whole."""
+        self._ready()
+        if self._version != version or self._state != "ready":
+            raise WeightSyncError(f"worker {self.id} does not hold version {version} (it is {self._state}, at {self._version})")
+        if self._meeting_place is None:
+            self._meeting_place = await asyncio.to_thread(host_store, self._sync_settings.timeout_seconds)
+        return offer_loan(self._sync_settings, self._meeting_place, backend, f"worker {self.id}", receiver, version)
+
+    async def lend_weights(self, update: WeightUpdate) -> None:
+        """Send what was offered, and go on sampling. New weights that arrive meanwhile end the loan. Raises GroupBrokenError, GroupMismatchError."""
+        await self._ready().lend_weights(update.payload)
 
     async def logprobs(self, token_ids: list[list[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-prob of each token given those before it, under the weights now held; the first of each row is 0.0."""
         return await self._ready().logprobs(token_ids, temperature)
+
+    async def sleep(self) -> None:
+        """Give the GPU to the learner. Requests that come before `wake` are an error."""
+        await self._ready(failed_too=True).sleep()
+
+    async def wake(self) -> None:
+        """Take the GPU back."""
+        await self._ready(failed_too=True).wake()
 
     async def drain(self) -> None:
         """Take no more trajectories; returns when those that run are finished."""

@@ -1,25 +1,26 @@
 """How weights go from the learner to the rollout workers: what a transport is.
 
-    learner rank 0:  publisher.publish(named tensors, version) -> WeightUpdate
-    each worker:     receiver.receive(update) -> folder -> engine loads it -> receiver.release(folder)
+    learner rank 0:  update = source.offer(shapes, version, receivers)     what will come, and where to meet
+    learner:         source.send(named tensors)       at the same time     each worker:  update_weights(update)
 
-A WeightUpdate is small enough to travel inside one call. A worker that joins late is given the current one.
+A WeightUpdate is small enough to travel inside one call. `shared_memory` has nothing left to send after the offer, and its update serves
+workers that join later too; with `nccl` and `gloo` a later worker takes the weights from another worker (services/rollout/delivery.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from services.contracts import WeightUpdate
+from services.contracts import WeightsReceiver, WeightUpdate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class WeightSyncError(RuntimeError):
-    """Weights did not reach a worker."""
+    """Weights did not reach a worker, which holds its old version, whole."""
 
     exit_code = 1
 
@@ -28,16 +29,44 @@ class WeightMismatchError(WeightSyncError):
     """The weights sent are not those of this model; the message names the first that differ. The engine was not touched."""
 
 
+class GroupMismatchError(WeightSyncError):
+    """Two ranks of a group can't work together; the message prints the difference. Raised by all of them, before any weight was sent."""
+
+    exit_code = 3
+
+
+class GroupBrokenError(WeightSyncError):
+    """A rank of the group has gone, has failed, or was late; the message says which, where that is known. Sending again may work."""
+
+
+class HalfWrittenError(GroupBrokenError):
+    """The group broke after the first weights were written: the engine may hold half of two versions until a whole one arrives."""
+
+
 class Publisher(Protocol):
-    """Runs in the actor of learner rank 0."""
+    """Weights as something that any worker may take at any later time. Runs in the actor of learner rank 0."""
 
     def publish(self, tensors: Iterator[tuple[str, Tensor]], version: int) -> WeightUpdate:
         """Send whole weights by their Hugging Face names; tied ones once. Raises WeightSyncError."""
         ...
 
 
+class Source(Protocol):
+    """Weights as something that is sent to a known set of workers. Runs in the actor of learner rank 0, or in a worker that lends its own."""
+
+    def offer(
+        self, weights: Sequence[tuple[str, tuple[int, ...]]], version: int, receivers: Sequence[WeightsReceiver]
+    ) -> WeightUpdate:
+        """Say what will be sent, and where to meet. Makes a new group where the receivers are not those of the last one."""
+        ...
+
+    def send(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
+        """Send what was offered last, in its order. Raises GroupMismatchError, GroupBrokenError."""
+        ...
+
+
 class Receiver(Protocol):
-    """Runs in the rollout worker's actor."""
+    """The worker's side of a Publisher."""
 
     def receive(self, update: WeightUpdate) -> Path:
         """Take delivery, check it, and return a folder of safetensors files. Raises WeightMismatchError, WeightSyncError."""

@@ -1,0 +1,61 @@
+"""Random models in the shapes of Qwen2.5, for measurements that need no real weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SHAPES = {  # hidden, feed-forward, layers, heads, key-value heads, vocabulary, tied
+    "tiny": (256, 1024, 4, 4, 2, 4096, True),
+    "0.5b": (896, 4864, 24, 14, 2, 151936, True),
+    "1.5b": (1536, 8960, 28, 12, 2, 151936, True),
+    "3b": (2048, 11008, 36, 16, 2, 151936, True),
+    "7b": (3584, 18944, 28, 28, 4, 152064, False),
+}
+
+
+def make_model(size: str, folder: Path, *, eager: bool) -> Path:
+    """Random weights in bf16, and a small tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    hidden, wide, layers, heads, kv, vocabulary, tied = SHAPES[size]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=wide,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv,
+        max_position_embeddings=4096,
+        tie_word_embeddings=tied,
+        initializer_range=0.05,
+        rope_theta=1e6,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            model = Qwen2ForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    path = folder / size
+    model.save_pretrained(path)
+    count = sum(p.numel() for p in model.parameters())
+    del model
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    tags = [f"<{slash}{tag}>" for tag in ("think", "search", "information", "answer") for slash in ("", "/")]
+    words = {w: i for i, w in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *tags, *(f"n{i}" for i in range(100))])}
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokens = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=core, **tokens).save_pretrained(path)
+    if eager:
+        (path / "eager").touch()
+    print(f"{size}: {count / 1e9:.2f} B parameters, {2 * count / 1e9:.2f} GB, in {path}", flush=True)
+    return path

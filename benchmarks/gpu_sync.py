@@ -1,0 +1,356 @@
+"""Weight sync on GPUs: do sampler and learner agree, how long does a sync take, what does a loss cost.
+
+    python -m benchmarks.gpu_sync agreement [--model DIR] [--temperatures 1.0 0.6] [--syncs 50]
+    python -m benchmarks.gpu_sync speed [--sizes 0.5b 1.5b 3b 7b] [--stages 2 3] [--repeats 5]
+    python -m benchmarks.gpu_sync loss [--sizes 3b]
+
+Needs two GPUs or more: one for the learner, the others one rollout worker each (three are used at most). No network. Models are random
+weights in the shapes of Qwen2.5, unless --model names a folder. Everything runs through the real Ray actors, pool and learner; `speed` also
+calls vLLM's own weight transfer engine bare, between the same processes. Prints progress, a JSON line for each result, and a table last;
+exits with 1 where a check fails and 3 where there are too few GPUs. --backend gloo --device cpu runs the same on CPUs, for a try.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import faulthandler
+import json
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+sys.path.insert(0, str(ROOT))
+
+import ray  # noqa: E402
+
+from benchmarks.gpu_shapes import SHAPES, make_model  # noqa: E402
+from benchmarks.gpu_sync_actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
+from services.contracts import TokenBatch  # noqa: E402
+from services.rollout import placement  # noqa: E402
+from services.rollout.pool import RolloutPool  # noqa: E402
+from trainer.config import Config, parse_config  # noqa: E402
+from trainer.learner import LearnerGroup  # noqa: E402
+from trainer.sync import kept_supplied, sync_weights  # noqa: E402
+
+WEIGHTS_ONLY = ("7b",)
+BEGAN = time.monotonic()
+RESULTS: list[dict[str, Any]] = []
+
+
+def say(text: str) -> None:
+    print(f"[{time.monotonic() - BEGAN:6.1f} s] {text}", flush=True)
+
+
+def result(**fields: Any) -> None:
+    RESULTS.append(fields)
+    print("RESULT " + json.dumps(fields), flush=True)
+
+
+def config_of(model: Path, options: argparse.Namespace, *, workers: int, stage: int = 2, temperature: float = 1.0) -> Config:
+    return parse_config(
+        {
+            "model": {"path": str(model)},
+            "data": {"train": "unused.jsonl"},
+            "retriever": {"url": "http://127.0.0.1:1"},
+            "rollout": {
+                "workers": workers,
+                "engine": options.engine,
+                "template": "lab",
+                "temperature": temperature,
+                "max_model_tokens": 512,
+                "max_response_tokens": 64,
+                "max_obs_tokens": 64,
+                "gpu_memory_utilization": 0.5,
+                "kv_cache_gib": 0.2,
+                "start_timeout_seconds": 400,
+                "prompts_per_step": 4,
+                "group_size": 4,
+            },
+            "algorithm": {"llds": {"lambda": 0}},
+            "learner": {"zero_stage": stage, "lr": 2e-6, "minibatches_per_batch": 1, "gradient_checkpointing": True},
+            "weight_sync": {"backend": options.backend, "timeout_seconds": options.timeout, "bucket_mib": 256},
+        }
+    )
+
+
+class FirstOf:
+    """A pool of which only the first workers are sent weights; the others keep what they have."""
+
+    def __init__(self, pool: RolloutPool, count: int):
+        self.pool, self.count, self.sync = pool, count, pool.sync
+
+    async def receivers(self, version: int) -> list[Any]:
+        return (await self.pool.receivers(version))[: self.count]
+
+
+class World:
+    """A pool and a learner, and syncs between them as the driver does them."""
+
+    def __init__(self, options: argparse.Namespace, model: Path, workers: int):
+        self.options, self.model, self.version = options, model, 0
+        self.events: list[dict[str, Any]] = []
+        self.config = config_of(model, options, workers=workers)
+        self.pool = RolloutPool(
+            self.config.rollout,
+            model_path=str(model),
+            retriever_url=self.config.retriever.url,
+            retriever_timeout_seconds=10,
+            on_event=self._event,
+            sync=self.config.weight_sync,
+        )
+        self.learner: LearnerGroup | None = None
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self.events.append(event | {"at": time.monotonic()})
+        say(f"event {json.dumps(event)}")
+
+    async def start_learner(self, *, actor: type = BenchRank, stage: int = 2, temperature: float = 1.0) -> None:
+        await self.close_learner()
+        config = config_of(self.model, self.options, workers=1, stage=stage, temperature=temperature)
+        self.learner = LearnerGroup(config, model_path=str(self.model))
+        self.learner.actor_class = actor
+        began = time.monotonic()
+        await asyncio.to_thread(self.learner.start)
+        say(f"learner up (ZeRO {stage}, T={temperature:g}) in {time.monotonic() - began:.0f} s")
+
+    async def close_learner(self) -> None:
+        learner, self.learner = self.learner, None
+        if learner is not None:
+            await asyncio.to_thread(learner.close)
+
+    async def __aenter__(self) -> World:
+        began = time.monotonic()
+        await self.pool.start()
+        say(f"{len(self.pool.workers())} workers up in {time.monotonic() - began:.0f} s")
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.close_learner()
+        await self.pool.close()
+
+    async def sync(self, *, again: bool = False, only: int | None = None) -> float:
+        """Seconds. only: to so many workers."""
+        self.version += not again
+        pool = self.pool if only is None else FirstOf(self.pool, only)
+
+        async def on_learner(call: Any, *args: Any) -> tuple[Any, float]:
+            return await asyncio.to_thread(call, *args), 0.0
+
+        began = time.monotonic()
+        await sync_weights(self.learner, pool, self.version, on_learner=on_learner, on_event=self._event)
+        return time.monotonic() - began
+
+    async def rank(self, method: str, *args: Any) -> Any:
+        """A call of the benchmark's own on learner rank 0."""
+        ref = getattr(self.learner._actors[0], method).remote(*args)
+        return await asyncio.wait_for(asyncio.wrap_future(ref.future()), 180)
+
+    async def differences(self, batch: TokenBatch, temperature: float) -> dict[str, float]:
+        """|log-prob of learner - of each worker| over the action tokens, the worst worker's."""
+        logp = (await asyncio.to_thread(self.learner.score, batch)).logp
+        rows = [batch.token_ids[batch.row(b)].tolist() for b in range(len(batch))]
+        mask, worst = batch.action_ids >= 0, {"mean": 0.0, "max": 0.0}
+        for worker in self.pool.workers():
+            scored = await self.pool.logprobs(worker.id, rows, temperature)
+            gap = np.abs(np.concatenate([np.asarray(r, np.float32) for r in scored]) - logp)[mask]
+            if gap.mean() >= worst["mean"]:
+                worst = {"mean": float(gap.mean()), "max": float(gap.max())}
+        return worst
+
+
+def random_batch(rows: int, tokens: int, vocabulary: int, seed: int) -> TokenBatch:
+    """Random ids; a prompt of an eighth, then one action; advantages of either sign."""
+    rng = np.random.default_rng(seed)
+    actions = np.zeros((rows, tokens), np.int16)
+    actions[:, : tokens // 8] = -1
+    advantages = rng.normal(size=rows).astype(np.float32)
+    return TokenBatch(
+        [f"t{i}" for i in range(rows)],
+        np.arange(rows + 1) * tokens,
+        rng.integers(3, vocabulary, rows * tokens).astype(np.int32),
+        actions.reshape(-1),
+        extra={"advantages": advantages, "preserved": advantages >= 0, "valid": np.ones(rows, bool)},
+    )
+
+
+async def agreement(options: argparse.Namespace, folder: Path, workers: int) -> bool:
+    """Log-probs of sampler and learner after 0, 1, 10, ... syncs with training in between, and as many with a learning rate of 0."""
+    model = options.model or make_model(options.sizes[0], folder, eager=False)
+    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    probe, good = random_batch(8, 64, min(vocabulary, 100_000), 99), True
+    async with World(options, model, workers) as world:
+        for temperature in options.temperatures:
+            await world.start_learner(temperature=temperature, stage=options.stages[0])
+            start = (await asyncio.to_thread(world.learner.score, probe)).logp
+            for name, scale in (("training", 1.0), ("lr=0", 0.0)):
+                marks = [n for n in (1, 10, 25, 50, 100, options.syncs) if n <= options.syncs]
+                seen: dict[int, dict[str, float]] = {}
+                for n in range(1, options.syncs + 1):
+                    batch = random_batch(16, 128, min(vocabulary, 100_000), n)
+                    await asyncio.to_thread(world.learner.update, batch, llds_lambda=0.0, lr_scale=scale)
+                    seconds = await world.sync()
+                    if n in marks:
+                        seen[n] = await world.differences(probe, temperature)
+                        moved = np.abs((await asyncio.to_thread(world.learner.score, probe)).logp - start)
+                        moved = float(moved[probe.action_ids >= 0].mean())
+                        result(what="agreement", phase=name, T=temperature, syncs=n, moved=moved, sync_s=seconds, **seen[n])
+                means = [seen[n]["mean"] for n in sorted(seen)]
+                drift = max(means) - means[0]
+                ok = max(means) < 0.02 and drift < 0.01
+                good &= ok
+                result(what="agreement", phase=name, T=temperature, check="mean < .02, no drift", drift=drift, ok=ok)
+    return good
+
+
+async def speed(options: argparse.Namespace, folder: Path, workers: int) -> bool:
+    """Seconds of a sync, ours and vLLM's own engine called bare, by size, ZeRO stage and number of workers."""
+    for size in options.sizes:
+        model = make_model(size, folder, eager=True)
+        async with World(options, model, workers) as world:
+            for stage in options.stages if size not in WEIGHTS_ONLY else options.stages[:1]:
+                only = size in WEIGHTS_ONLY or options.weights_only
+                await world.start_learner(actor=WeightsOnlyRank if only else BenchRank, stage=stage)
+                for count in sorted({1, workers}):
+                    first = await world.sync(only=count)
+                    await world.rank("memory_gib") if options.device == "gpu" else None
+                    ours = [await world.sync(only=count) for _ in range(options.repeats)]
+                    about = {"what": "speed", "size": size, "zero": 0 if only else stage, "workers": count}
+                    said = {
+                        "first_s": first,
+                        "ours_s": statistics.median(ours),
+                        "ours_min_s": min(ours),
+                        "ours_max_s": max(ours),
+                    }
+                    if options.device == "gpu":
+                        said["learner_peak_gib"] = await world.rank("memory_gib")
+                    if options.bare and options.device == "gpu":
+                        handles = [m.actor for m in world.pool._membership.all()][:count]
+                        said["bare_init_s"] = await world.rank("bare_init", handles)
+                        await world.rank("bare_send")
+                        bare = [await world.rank("bare_send") for _ in range(options.repeats)]
+                        said |= {"bare_s": statistics.median(bare), "bare_min_s": min(bare), "bare_max_s": max(bare)}
+                        said["ratio"] = said["ours_s"] / said["bare_s"]
+                    result(**about, **said)
+        shutil.rmtree(model)
+    return True
+
+
+async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
+    """A worker is killed in mid-broadcast, another stopped: the learner goes on within the timeout, a new worker joins, log-probs agree."""
+    size, good = options.sizes[0], True
+    model = make_model(size, folder, eager=True)
+    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    probe = random_batch(8, 64, min(vocabulary, 100_000), 99)
+    async with World(options, model, workers) as world:
+        only = size in WEIGHTS_ONLY
+        await world.start_learner(actor=WeightsOnlyRank if only else BenchRank, stage=options.stages[0])
+        usual = [await world.sync() for _ in range(3)][-1]
+        for number, name in ((signal.SIGKILL, "killed"), (signal.SIGSTOP, "stopped")):
+            victim = world.pool._membership.all()[-1]
+            pids = [victim.info.pid, *await victim.call("engine_pids", timeout_seconds=10)]
+            await world.rank("perturb", 1e-3)
+            say(f"{victim.id} ({pids}) will be {name} {0.3 * usual:.3f} s into a sync that takes {usual:.3f} s")
+            syncing = asyncio.create_task(world.sync())
+            while victim.state != "syncing":
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.3 * usual)
+            for pid in reversed(pids):
+                os.kill(pid, number)
+            began = time.monotonic()
+            await syncing
+            seconds = time.monotonic() - began
+            score = await asyncio.to_thread(world.learner.score, probe) if not only else None
+            say(
+                f"the learner went on {seconds:.1f} s after the loss; log-probs finite: {score is None or np.isfinite(score.logp).all()}"
+            )
+
+            async def all_ready(count: int = workers) -> None:
+                while [w.state for w in world.pool.workers()] != ["ready"] * count:
+                    await asyncio.sleep(0.05)
+
+            await asyncio.wait_for(kept_supplied(world.pool, all_ready(), lambda: world.sync(again=True)), 400)
+            joined = time.monotonic() - began
+            gap = await world.differences(probe, 1.0) if not only else {}
+            lent = [e for e in world.events if e["event"] == "weights_lent"]
+            ok = seconds < options.timeout + 15 and (not gap or gap["mean"] < 0.02)
+            good &= ok
+            result(what="loss", how=name, size=size, goes_on_s=seconds, joined_s=joined, lent_by_peer=bool(lent), ok=ok, **gap)
+        if workers > 1 and lent:
+            result(what="peer or learner", size=size, loan_s=lent[-1].get("seconds"), sync_s=usual)
+    return good
+
+
+def table() -> None:
+    columns = sorted({k for r in RESULTS for k in r if k not in ("what", "check")}, key=str)
+    for what in dict.fromkeys(r["what"] for r in RESULTS):
+        rows = [r for r in RESULTS if r["what"] == what]
+        used = [c for c in columns if any(c in r for r in rows)]
+        print(f"\n{what}: " + " | ".join(used))
+        for r in rows:
+            print("  " + " | ".join(f"{r[c]:.4g}" if isinstance(r.get(c), float) else str(r.get(c, "")) for c in used))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("part", choices=["agreement", "speed", "loss"])
+    parser.add_argument("--model", type=Path, help="agreement: a Hugging Face folder; else random weights")
+    parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=None)
+    parser.add_argument("--stages", nargs="+", type=int, default=[2, 3], help="ZeRO stages")
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0, 0.6])
+    parser.add_argument("--syncs", type=int, default=50)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, help="at most; default: all GPUs but one, three at most")
+    parser.add_argument("--timeout", type=float, default=30.0, help="weight_sync.timeout_seconds")
+    parser.add_argument("--backend", choices=["nccl", "gloo", "shared_memory", "auto"], default="nccl")
+    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    parser.add_argument("--engine", choices=["vllm", "transformers"], default="vllm")
+    parser.add_argument("--no-bare", dest="bare", action="store_false", help="speed: without vLLM's own engine")
+    parser.add_argument("--weights-only", action="store_true", help="speed: learner without an optimiser")
+    parser.add_argument("--limit", type=float, default=570.0, help="seconds for everything")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    options = parser.parse_args()
+    options.sizes = (
+        options.sizes or {"agreement": ["0.5b"], "speed": ["0.5b", "1.5b", "3b", "7b"], "loss": ["3b"]}[options.part]
+    )
+    faulthandler.dump_traceback_later(options.limit + 45, exit=True)
+
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=None if options.device == "gpu" else 6)
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if options.device == "gpu" and gpus < 2:
+        print(f"two GPUs are needed, one for the learner and one for a worker; there are {gpus}", file=sys.stderr)
+        return 3
+    workers = min(options.workers or 3, 3, gpus - 1 if options.device == "gpu" else 3)
+    placement.RolloutWorker = BenchWorker
+    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    say(f"{gpus} GPUs, {workers} workers, {options.part}, backend {options.backend}")
+    good = False
+    try:
+        with tempfile.TemporaryDirectory(prefix="unspiral-gpu-sync-", dir=place) as folder:
+            part = {"agreement": agreement, "speed": speed, "loss": loss}[options.part]
+            good = asyncio.run(asyncio.wait_for(part(options, Path(folder), workers), options.limit))
+    except TimeoutError:
+        print(f"not finished within {options.limit:g} s", flush=True)
+    finally:
+        table()
+        if options.out:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(RESULTS, indent=1))
+        ray.shutdown()
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""Weights by group broadcast: the sender, the receiver, and a worker that lends its own. NCCL and gloo alike.
+
+sender      pack bucket 0 | pack 1 | pack 2 |          two buffers, so that packing (and ZeRO-3's gathering), sending and loading overlap
+wire                      | send 0 | send 1 | send 2
+receivers                          | load 0 | load 1 | load 2
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from services.contracts import WeightsReceiver, WeightUpdate
+from services.weight_sync.base import (
+    GroupBrokenError,
+    GroupMismatchError,
+    HalfWrittenError,
+    WeightMismatchError,
+    WeightSyncError,
+)
+from services.weight_sync.group import Group, Ticket, host_store
+from services.weight_sync.layout import Layout, Weight
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from services.settings import WeightSyncSettings
+
+Load = Callable[[list[tuple[str, "Tensor"]]], None]
+"""Writes some weights into a model. The tensors are views that hold until it returns."""
+
+
+def send(group: Group, tensors: Iterator[tuple[str, Tensor]]) -> None:
+    """Rank 0: all weights of the group's layout, in order. Raises GroupBrokenError."""
+    with group.watched():
+        under_way: deque[Callable[[], bool]] = deque()
+        for bucket in group.layout.filled(tensors, group.buffers()):
+            under_way.append(group.broadcast(bucket))
+            if len(under_way) == 2:
+                group.wait(under_way.popleft())
+        while under_way:
+            group.wait(under_way.popleft())
+
+
+def receive(group: Group, load: Load) -> None:
+    """Other ranks: hand each bucket's weights to `load` as they come. Raises GroupBrokenError, HalfWrittenError, and what `load` raises."""
+    layout, written = group.layout, False
+    with group.watched():
+        buffers = group.buffers()
+
+        def begin(number: int) -> Callable[[], bool]:
+            return group.broadcast(buffers[number % 2][: layout.sizes[number]])
+
+        try:
+            coming = begin(0)
+            for number, pieces in enumerate(layout.buckets):
+                following = begin(number + 1) if number + 1 < len(layout.buckets) else None
+                group.wait(coming)
+                written = True
+                load([(piece.name, piece.view(buffers[number % 2])) for piece in pieces])
+                group.communicator.fence()
+                coming = following
+        except GroupBrokenError as e:
+            if written:
+                raise HalfWrittenError(str(e)) from e
+            raise
+
+
+class BroadcastSource:
+    """Learner rank 0's side; see services.weight_sync.base.Source. `dtype` is the engines' data type, such as `bfloat16`."""
+
+    def __init__(
+        self, settings: WeightSyncSettings, backend: str, device: torch.device, dtype: str, sender: str = "learner rank 0"
+    ):
+        self._settings, self._backend, self._device, self._dtype, self._sender = settings, backend, device, dtype, sender
+        self._store: Any = None
+        self._group: Group | None = None
+        self._ticket: Ticket | None = None
+
+    def offer(
+        self, weights: Sequence[tuple[str, tuple[int, ...]]], version: int, receivers: Sequence[WeightsReceiver]
+    ) -> WeightUpdate:
+        listed = [(name, self._dtype, tuple(shape)) for name, shape in weights]
+        ranks, free = {}, 1
+        for receiver in receivers:
+            ranks[receiver.id], free = free, free + receiver.ranks
+        group, last = self._group, self._ticket
+        if group is not None and last.ranks == ranks and group.usable and group.layout.weights == listed:
+            # The same members as last time: the group is used again, and they know what comes.
+            self._ticket = replace(last, version=version, weights=None)
+        else:
+            if group is not None:
+                group.leave("the members have changed")
+            self._group = None
+            if self._store is None:
+                self._store = host_store(self._settings.timeout_seconds)
+            self._ticket = Ticket(
+                epoch=uuid.uuid4().hex[:12],
+                version=version,
+                backend=self._backend,
+                host=self._store.host,
+                port=self._store.port,
+                sender=self._sender,
+                ranks=ranks,
+                parts=receivers[0].ranks if receivers else 1,
+                timeout_seconds=self._settings.timeout_seconds,
+                bucket_bytes=self._settings.bucket_mib * 2**20,
+                raw=False,
+                weights=listed,
+            )
+        return WeightUpdate(version, self._backend, self._ticket, Layout(listed, self._ticket.bucket_bytes).nbytes)
+
+    def send(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
+        ticket = self._ticket
+        if ticket is None:
+            raise WeightSyncError("there is nothing to send: offer comes first")
+        if not ticket.ranks:
+            return
+        if self._group is None:
+            self._group = Group(ticket, 0, self._device, Layout(ticket.weights, ticket.bucket_bytes))
+            self._group.join()
+        else:
+            self._group.begin(ticket)
+        send(self._group, tensors)
+
+
+class WeightReceiver:
+    """This process's place in the group of the day, between syncs. Lives where the model lives."""
+
+    def __init__(self) -> None:
+        self._group: Group | None = None
+
+    def receive(
+        self,
+        ticket: Ticket,
+        worker: str,
+        part: int,
+        *,
+        device: torch.device,
+        load: Load,
+        load_raw: Load,
+        own: Sequence[Weight],
+        problem: str | None,
+    ) -> None:
+        """Take a version. load: whole weights by their Hugging Face names; load_raw: the engine's own parameters, which are `own`.
+
+        Raises WeightMismatchError, GroupMismatchError, GroupBrokenError (the model was not touched), HalfWrittenError, what `load` raises.
+        """
+        if self._group is not None and self._group.epoch == ticket.epoch:
+            self._group.begin(ticket)
+        else:
+            self._leave()
+            if ticket.weights is None and not ticket.raw:
+                raise GroupBrokenError(f"worker {worker} is not in group {ticket.epoch}")
+            if not ticket.raw:
+                problem = problem or _other_type(ticket.weights, own)
+            layout = Layout(own if ticket.raw else ticket.weights, ticket.bucket_bytes)
+            self._group = Group(ticket, 1 if ticket.raw else ticket.ranks[worker] + part, device, layout, part=part)
+            self._group.join(problem)
+        try:
+            receive(self._group, load_raw if ticket.raw else load)
+        finally:
+            if ticket.raw:
+                self._leave()
+
+    def _leave(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.leave()
+
+
+def _other_type(sent: Sequence[Weight], own: Sequence[Weight]) -> str | None:
+    types, engines = {dtype for _, dtype, _ in sent}, {dtype for _, dtype, _ in own}
+    if types & engines:
+        return None
+    return f"weights come as {', '.join(types)}, the engine holds {', '.join(engines)}: set rollout.dtype"
+
+
+_TAKES_NEW = "the lender takes new weights itself"
+
+
+class WeightLender:
+    """Gives a joining worker the parameters of this process's model, in a thread, while the model goes on serving."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._group: Group | None = None
+        self._outcome: dict[str, str] | None = None
+
+    def start(
+        self, ticket: Ticket, part: int, *, device: torch.device, parameters: Callable[[], list[tuple[str, Tensor]]]
+    ) -> None:
+        """Begin. One loan at a time: an earlier one is given up."""
+        self.stop()
+        self._stopped, self._outcome = False, None
+        self._thread = threading.Thread(
+            target=self._run, args=(ticket, part, device, parameters), name="weight-lender", daemon=True
+        )
+        self._thread.start()
+
+    def outcome(self) -> dict[str, str] | None:
+        """None while it runs; then as `told` gives it."""
+        return self._outcome
+
+    def stop(self) -> None:
+        """End a loan before the model's weights change."""
+        thread = self._thread
+        if thread is None:
+            return
+        self._stopped = True
+        if (group := self._group) is not None:
+            group.give_up(_TAKES_NEW)
+        thread.join(30)
+        self._thread = None
+        if thread.is_alive():
+            raise RuntimeError("a loan of weights did not end within 30 s")
+
+    def _run(self, ticket: Ticket, part: int, device: torch.device, parameters: Callable[[], list[tuple[str, Tensor]]]) -> None:
+        self._outcome = told(lambda: self._lend(ticket, part, device, parameters))
+
+    def _lend(
+        self, ticket: Ticket, part: int, device: torch.device, parameters: Callable[[], list[tuple[str, Tensor]]]
+    ) -> None:
+        import torch
+
+        mine = parameters()
+        layout = Layout(listed(mine), ticket.bucket_bytes)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else torch.inference_mode()
+        with torch.inference_mode(), stream:
+            group = self._group = Group(ticket, 0, device, layout, part=part)
+            try:
+                if self._stopped:
+                    group.give_up(_TAKES_NEW)
+                group.join()
+                send(group, iter(mine))
+            finally:
+                self._group = None
+                group.leave()
+
+
+def listed(tensors: Sequence[tuple[str, Tensor]]) -> list[Weight]:
+    """Name, data type and shape of each."""
+    return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors]
+
+
+_ERRORS = {e.__name__: e for e in (WeightMismatchError, GroupMismatchError, GroupBrokenError, HalfWrittenError)}
+
+
+def told(call: Callable[[], None]) -> dict[str, str]:
+    """Run a part of a sync; the outcome as plain words, since exceptions do not cross vLLM's processes as they are."""
+    try:
+        call()
+    except Exception as e:
+        return {"error": type(e).__name__, "message": str(e)}
+    return {}
+
+
+def raise_told(outcomes: Sequence[dict[str, str]]) -> None:
+    """Raise what a part of the engine ran into: its own failure first, then what left a part half written. Other errors as RuntimeError."""
+    failed = [o for o in outcomes if o]
+    if not failed:
+        return
+    unlike = len(failed) < len(outcomes) or len({o["error"] for o in failed}) > 1
+    for outcome in failed:
+        if outcome["error"] not in _ERRORS:
+            raise RuntimeError(f"{outcome['error']}: {outcome['message']}")
+    kind = _ERRORS[failed[0]["error"]]
+    # Some parts hold the new version, or a part of it.
+    raise (HalfWrittenError if unlike else kind)(failed[0]["message"])
