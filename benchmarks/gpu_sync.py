@@ -225,7 +225,8 @@ async def speed(options: argparse.Namespace, folder: Path, workers: int) -> bool
                 await world.start_learner(actor=WeightsOnlyRank if only else BenchRank, stage=stage)
                 for count in sorted({1, workers}):
                     first = await world.sync(only=count)
-                    await world.rank("memory_gib") if options.device == "gpu" else None
+                    if options.device == "gpu":
+                        await world.rank("memory_gib")  # from here on
                     ours = [await world.sync(only=count) for _ in range(options.repeats)]
                     about = {"what": "speed", "size": size, "zero": 0 if only else stage, "workers": count}
                     said = {
@@ -264,7 +265,7 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
             await world.rank("perturb", 1e-3)
             say(f"{victim.id} ({pids}) will be {name} {0.3 * usual:.3f} s into a sync that takes {usual:.3f} s")
             syncing = asyncio.create_task(world.sync())
-            while victim.state != "syncing":
+            while victim.state != "syncing" and not syncing.done():
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0.3 * usual)
             for pid in reversed(pids):

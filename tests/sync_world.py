@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync.broadcast import BroadcastSource
 from trainer.sync import sync_weights
 
+# PyTorch looks up names when it connects, which takes seconds where a name server drops requests.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 ROWS = [[1, 13, 14, 30, 17, 6, 25, 7, 8, 12, 9, 6, 26], [1, 25, 9, 10, 27]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import replace
@@ -24,6 +25,9 @@ from services.weight_sync.group import Ticket, break_group, check_facts, host_st
 from services.weight_sync.layout import ALIGNMENT, Layout
 
 CPU = torch.device("cpu")
+os.environ.setdefault(
+    "RES_OPTIONS", "timeout:1 attempts:1"
+)  # PyTorch looks up names when it connects; a test may be far from a server
 
 
 class Model:
@@ -83,10 +87,10 @@ def together(*calls, limit=30):
     return errors
 
 
-def taking(receiver, ticket, name, model, problem=None):
+def taking(receiver, ticket, name, model, problem=None, part=0):
     ticket = Ticket.of(ticket.json())  # as it travels to vLLM's processes
     return lambda: receiver.receive(
-        ticket, name, 0, device=CPU, load=model.load, load_raw=model.load, own=listed(model.items()), problem=problem
+        ticket, name, part, device=CPU, load=model.load, load_raw=model.load, own=listed(model.items()), problem=problem
     )
 
 
@@ -130,6 +134,18 @@ def test_a_group_is_used_again_while_its_members_stay_and_made_anew_when_they_ch
             assert workers[n][1].same(sent)
     assert epochs[0] == epochs[1] and len(set(epochs)) == 3
     assert ticket.port == first.port, "one meeting place for all epochs of a learner"
+
+
+def test_each_part_of_a_tensor_parallel_worker_is_a_rank():
+    sent, parts = Model(1), {(name, part): Model(9) for name in ("w0.1", "w1.1") for part in (0, 1)}
+    source = BroadcastSource(settings(), "gloo", CPU, "float32")
+    shapes = [(n, tuple(t.shape)) for n, t in sent.items()]
+    ticket = source.offer(shapes, 1, [WeightsReceiver("w0.1", 2), WeightsReceiver("w1.1", 2)]).payload
+    assert ticket.ranks == {"w0.1": 1, "w1.1": 3}
+    assert ticket.names == ["learner rank 0", *(f"worker {n} part {k}" for n, k in parts)]
+    calls = [taking(WeightReceiver(), ticket, name, model, part=part) for (name, part), model in parts.items()]
+    assert together(lambda: source.send(iter(sent.items())), *calls) == [None] * 5
+    assert all(model.same(sent) for model in parts.values())
 
 
 def test_a_port_that_is_taken_is_never_asked_for():

@@ -63,12 +63,13 @@ async def test_vllm_workers_take_weights_lend_them_and_outlive_each_other(tmp_pa
                         assert action.policy_version in (1, 2)
 
                 # The engine of one dies in mid-broadcast under its living actor.
-                [engine] = psutil.Process(p._membership.get("w1.1").info.pid).children(recursive=True)
+                engines = psutil.Process(p._membership.get("w1.1").info.pid).children(recursive=True)
 
                 def hook(i):
                     if i == 14:
                         learner.hook = lambda i: None
-                        os.kill(engine.pid, signal.SIGKILL)
+                        for engine in engines:
+                            os.kill(engine.pid, signal.SIGKILL)
 
                 learner.hook = hook
                 change(model, 3)
