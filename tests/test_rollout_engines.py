@@ -77,16 +77,8 @@ async def asynchronous(environment, tied):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lockstep(environment, untied):
-    # vLLM's start scans the namespaces of all modules, and fails at an object of llvmlite's that answers to any attribute. A worker's
-    # process never loads llvmlite; this one may have, for the retriever's tests.
-    hidden = {
-        name: sys.modules.pop(name)
-        for name, module in list(sys.modules.items())
-        if any(type(v).__name__ == "_lib_wrapper" for v in list(getattr(module, "__dict__", {}).values()))
-    }
+async def lockstep(environment, untied, without_llvmlite):
     worker = await child.new_worker(untied.path)
-    sys.modules.update(hidden)
     yield worker
     await worker.close()
 
