@@ -69,7 +69,7 @@ def test_packed_rows_agree_with_padded_rows_in_bfloat16(model, options):
     packed, packed_gradient = scored(model, batch, "cuda", torch.bfloat16, True, **options)
     noise = float((padded - exact).abs().mean())
     assert float((packed - exact).abs().mean()) < 1.5 * noise + 1e-3
-    assert float((packed - padded).abs().mean()) < 0.02
+    assert float((packed - padded).abs().mean()) < 2 * noise + 1e-3
     assert apart(packed_gradient, exact_gradient) < 1.5 * apart(padded_gradient, exact_gradient) + 1e-3
 
 
