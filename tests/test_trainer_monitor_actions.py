@@ -139,6 +139,19 @@ def test_stop_saves_a_checkpoint_and_ends_with_4(tmp_path):
     assert caught.value.exit_code == 4 and latest(made.folder.path) == step_folder(made.folder.path, 5)
 
 
+def test_a_torn_checkpoint_of_the_same_step_is_written_anew(tmp_path):
+    made = system(tmp_path)
+    driver, target = Scripted(made, {}), step_folder(made.folder.path, 4)
+    driver.step = 4
+    target.mkdir(parents=True)
+    (target / "model.safetensors").write_bytes(b"half")
+    asyncio.run(driver.checkpoint())
+    assert latest(made.folder.path) == target
+    written = (target / "state.json").stat().st_mtime_ns
+    asyncio.run(driver.checkpoint())
+    assert (target / "state.json").stat().st_mtime_ns == written  # a whole one is left as it is
+
+
 def test_an_attempt_that_died_before_its_first_checkpoint_is_counted(tmp_path):
     made = system(tmp_path)
     driver = Scripted(made, {})

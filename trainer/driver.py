@@ -26,7 +26,7 @@ from services.likelihood.step_metrics import step_metrics, trajectory_records
 from trainer import performance
 from trainer.algorithms import answer_beta
 from trainer.batches import Prepared, prepare
-from trainer.checkpoint import drop_after, latest, prune
+from trainer.checkpoint import drop_after, fault, latest, prune
 from trainer.evaluate import evaluate
 from trainer.learner import LearnerError
 from trainer.probes import Probes, Rescored, join
@@ -302,10 +302,10 @@ class Driver:
             self.progress.evaluation(tag, mode, scores)
 
     async def checkpoint(self) -> None:
-        """Save everything that a resumed run needs, then prune older ones. Nothing to do where this step is saved already."""
+        """Save everything that a resumed run needs, then prune older ones. Nothing to do where this step is saved already, and whole."""
         folder = self.system.folder.path
         target = folder / "checkpoints" / f"step_{self.step:06d}"
-        if self.step == 0 or target.exists():
+        if self.step == 0 or (target.exists() and await asyncio.to_thread(fault, target, checksums=False) is None):
             return
         await asyncio.to_thread(self.system.store.flush, 60.0)
         await self.on_learner(self.system.learner.save, target, self.state_dict())
