@@ -7,7 +7,12 @@ Equal scores are ordered by row. Documents that match no term are never returned
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+os.environ.setdefault(
+    "JAX_PLATFORMS", "cpu"
+)  # bm25s starts JAX where that is installed, and JAX would take three quarters of a GPU
 
 import bm25s
 import numpy as np

@@ -100,6 +100,12 @@ class RolloutSettings(Settings):
     """Size of the key-value cache in GiB (CPU only)."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of one worker."""
+    compile: Literal["full", "graphs", "off"] = "full"
+    """What vLLM prepares before it serves (GPU only): `full` compiles the model and captures CUDA graphs; `graphs` captures those of decoding
+    steps alone, and starts sooner; `off` runs eagerly."""
+    share_gpus: bool = False
+    """Workers and learner use the same GPUs in turns: engines sleep while the learner computes. For those with one card; a run with a GPU
+    for each is faster. `learner.offload_optimizer` makes room."""
 
 
 class WeightSyncSettings(Settings):

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from services.contracts import TokenBatch
 from trainer.config import Config, parse_config
 from trainer.learner_rank import LearnerRank
-from trainer.packing import deal, make_microbatch
+from trainer.packing import make_microbatch
 from trainer.update import Objective
 
 VOCABULARY = 40
@@ -103,8 +103,8 @@ class TestableRank(LearnerRank):
     def gradient(self, batch: TokenBatch, llds_lambda: float) -> dict[str, torch.Tensor]:
         """The gradient of the whole batch as one optimiser step, against batch.logp_old, from all ranks. Needs betas[0] = 0, so that Adam's
         first moment is the gradient, and a grad_clip that never clips."""
-        packs = deal(list(range(len(batch))), np.diff(batch.offsets), self.world_size, self.settings.tokens_per_microbatch)
-        part = [make_microbatch(batch, rows, self.device) for rows in packs[self.rank]]
+        packs = self._deal(list(range(len(batch))), batch)
+        part = [make_microbatch(batch, rows, self.device, packed=self.packed) for rows in packs]
         objective = Objective(self.algorithm, llds_lambda, 1.0)
         if self.algorithm.kl:
             self._score_kept([part])

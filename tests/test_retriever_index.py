@@ -309,3 +309,17 @@ def test_pruning_changes_no_result_on_skewed_postings(tmp_path):
             best = np.lexsort((np.arange(len(scores)), -np.round(scores, 4)))[:topk]
             np.testing.assert_allclose([s for _, s in ranked], scores[best], rtol=1e-5)
             np.testing.assert_allclose(scores[[row for row, _ in ranked]], [s for _, s in ranked], rtol=1e-5)
+
+
+def test_jax_where_it_is_installed_is_kept_off_the_gpu(tmp_path):
+    """bm25s starts JAX when it is imported, and JAX takes three quarters of the first GPU at its start."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("")
+    (tmp_path / "jax" / "lax.py").write_text(
+        "import os\ndef top_k(x, k): print('started on', os.environ.get('JAX_PLATFORMS', 'whatever is there'))\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"} | {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import retriever_service.bm25"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "started on cpu"

@@ -77,16 +77,8 @@ async def asynchronous(environment, tied):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lockstep(environment, untied):
-    # vLLM's start scans the namespaces of all modules, and fails at an object of llvmlite's that answers to any attribute. A worker's
-    # process never loads llvmlite; this one may have, for the retriever's tests.
-    hidden = {
-        name: sys.modules.pop(name)
-        for name, module in list(sys.modules.items())
-        if any(type(v).__name__ == "_lib_wrapper" for v in list(getattr(module, "__dict__", {}).values()))
-    }
+async def lockstep(environment, untied, without_llvmlite):
     worker = await child.new_worker(untied.path)
-    sys.modules.update(hidden)
     yield worker
     await worker.close()
 
@@ -287,3 +279,25 @@ async def test_a_vllm_without_the_patched_name_fails_loudly(environment, monkeyp
     monkeypatch.delattr(utils, "dispatch_cpu_unquantized_gemm")
     with pytest.raises(RuntimeError, match="not in this version of vLLM"):
         extension.keep_cpu_weights_loadable()
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("full", {"enforce_eager": False}),
+        ("graphs", {"enforce_eager": False, "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}),
+        ("off", {"enforce_eager": True}),
+    ],
+)
+def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(monkeypatch, how, expected):
+    from vllm.config import CompilationConfig
+    from vllm.platforms import current_platform
+
+    from services.rollout.vllm_engine import _arguments
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    given = _arguments(RolloutSettings(compile=how, share_gpus=True), "m", 0)
+    assert {k: v for k, v in given.items() if k in ("enforce_eager", "compilation_config")} == expected
+    assert given["enable_sleep_mode"] is True
+    CompilationConfig(**expected.get("compilation_config", {}))  # vLLM knows these words

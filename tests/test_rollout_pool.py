@@ -278,7 +278,7 @@ async def test_workers_come_and_go_during_a_run(cluster, quick, policy, search, 
         model, update = published(policy, 1)
         await p.sync(update)
         # A node joins, so that "all" are two.
-        monkeypatch.setattr(placement, "count", lambda settings, supply: 2)
+        monkeypatch.setattr(placement, "count", lambda settings, supply, learner_gpus: 2)
         await until(lambda: [w.state for w in p.workers()] == ["ready", "starting"])
         await until(lambda: len(ready(p)) == 2)
         assert await difference(p, "w1.1", model) < 1e-4

@@ -80,7 +80,7 @@ async def test_vllm_workers_take_weights_lend_them_and_outlive_each_other(tmp_pa
         ray.shutdown()
 
 
-async def test_the_lockstep_engine_takes_part_too(tmp_path):
+async def test_the_lockstep_engine_takes_part_too(tmp_path, without_llvmlite):
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from services.rollout.vllm_engine import LockstepVllmEngine

@@ -21,6 +21,8 @@ from trainer.stopping import StopSignals
 class Learner:
     """Saves and loads the driver's state as real checkpoints; has no weights."""
 
+    where = ()
+
     def offer_weights(self, version, receivers):
         return WeightUpdate(version, "none", None, 0)
 
@@ -45,9 +47,10 @@ class Pool:
         return []
 
     async def sync(self, update):
-        if self.versions and update.version <= self.versions[-1]:
-            raise WeightSyncError(f"version {update.version} is not newer than {self.versions[-1]}: versions only go up")
-        self.versions.append(update.version)
+        version = update.version
+        if self.versions and version <= self.versions[-1]:
+            raise WeightSyncError(f"version {version} is not newer than {self.versions[-1]}: versions only go up")
+        self.versions.append(version)
 
 
 class Scripted(Driver):
@@ -134,6 +137,19 @@ def test_stop_saves_a_checkpoint_and_ends_with_4(tmp_path):
     with pytest.raises(StoppedByMonitor, match="step 5: phase collapsed") as caught:
         asyncio.run(driver.run())
     assert caught.value.exit_code == 4 and latest(made.folder.path) == step_folder(made.folder.path, 5)
+
+
+def test_a_torn_checkpoint_of_the_same_step_is_written_anew(tmp_path):
+    made = system(tmp_path)
+    driver, target = Scripted(made, {}), step_folder(made.folder.path, 4)
+    driver.step = 4
+    target.mkdir(parents=True)
+    (target / "model.safetensors").write_bytes(b"half")
+    asyncio.run(driver.checkpoint())
+    assert latest(made.folder.path) == target
+    written = (target / "state.json").stat().st_mtime_ns
+    asyncio.run(driver.checkpoint())
+    assert (target / "state.json").stat().st_mtime_ns == written  # a whole one is left as it is
 
 
 def test_an_attempt_that_died_before_its_first_checkpoint_is_counted(tmp_path):

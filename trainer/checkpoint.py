@@ -5,7 +5,7 @@
         state.json       the driver's own state
         learner.json     the learner's counters
         model/           configuration and tokenizer of the policy
-        weights/         fp32 weights          (safetensors, in shards)
+        weights/         fp32 weights          (safetensors, in shards; with LoRA the adapters alone)
         optimizer/       Adam's moments, NAME.exp_avg and NAME.exp_avg_sq
         snapshot/        weights that LLDS compares with (anchor `snapshot` only)
         rng.safetensors
@@ -238,9 +238,25 @@ def export_checkpoint(checkpoint: str | Path, out: str | Path) -> Path:
     with exported(
         out, checkpoint / "model", dtype=about["dtype"], about={"optimiser_steps": about["optimiser_steps"]}
     ) as writer:
-        for name in read.names:
-            writer.add(name, read(name).to(dtype))
+        for name, weight in _whole_weights(read, about.get("lora")):
+            writer.add(name, weight.to(dtype))
     return out
+
+
+def _whole_weights(read: TensorReader, lora: dict[str, Any] | None) -> Iterator[tuple[str, Tensor]]:
+    """(name, weight) of a checkpoint; of one that holds adapters alone, the frozen weights with these added."""
+    if lora is None:
+        yield from ((name, read(name)) for name in read.names)
+        return
+    from trainer.lora import merge
+
+    if not any(Path(lora["base"]).glob("*.safetensors")):
+        raise CheckpointError(
+            f"the checkpoint holds LoRA adapters for the weights in {lora['base']}, which are not there any more"
+        )
+    base, adapters = TensorReader(Path(lora["base"])), set(read.names)
+    for name in base.names:
+        yield name, merge(name, base(name), lambda n: read(n) if n in adapters else None, lora["scale"])
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -61,6 +61,29 @@ def train(
     typer.echo(f"report: {(settings.run_dir / 'report.html').resolve()}")
 
 
+@app.command("warm-start")
+def warm_start(
+    config: ConfigFile,
+    out: Annotated[Path, typer.Option(help="Folder to make: the model that has learnt the tags.")],
+    overrides: Overrides = None,
+    questions: Annotated[int, typer.Option(min=1, help="Training questions to compose demonstrations from.")] = 1000,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the demonstrations.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Demonstrations of one optimiser step.")] = 16,
+    lr: Annotated[float, typer.Option(min=0.0, help="Learning rate.")] = 1e-5,
+) -> None:
+    """Teach a model the search and answer tags, on demonstrations composed with the retriever. Then train from --out."""
+    from trainer.config import load_config
+
+    settings = load_config(config, overrides or [])
+    from trainer.warm_start import warm_start as run
+
+    done = run(
+        settings, out, questions=questions, epochs=epochs, batch=batch, lr=lr, say=lambda text: typer.echo(text, err=True)
+    )
+    typer.echo(json.dumps(done))
+    typer.echo(f"written to {out}")
+
+
 @app.command("eval")
 def evaluate(
     config: ConfigFile,

@@ -18,6 +18,7 @@ from services.settings import (
     StoreSettings,
     WeightSyncSettings,
 )
+from trainer.learner_settings import LearnerSettings
 
 
 class ConfigError(ValueError):
@@ -138,45 +139,6 @@ class AlgorithmSettings(Settings):
         return self
 
 
-class LearnerSettings(Settings):
-    """The optimiser side."""
-
-    ranks: int = Field(1, ge=1)
-    """Data-parallel learner ranks."""
-    zero_stage: Literal[0, 1, 2, 3] = 1
-    """DeepSpeed ZeRO stage."""
-    lr: float = Field(1e-6, gt=0)
-    """Learning rate of AdamW."""
-    warmup_steps: int = Field(0, ge=0)
-    """Optimiser steps of linear warm-up."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's betas."""
-    weight_decay: float = Field(0.0, ge=0)
-    """AdamW's weight decay."""
-    minibatches_per_batch: int = Field(2, ge=1)
-    """Parts into which a batch of trajectories is divided; one optimiser step each."""
-    epochs: int = Field(1, ge=1)
-    """Passes over the batch; optimiser steps a batch are minibatches_per_batch x epochs."""
-    tokens_per_microbatch: int = Field(16384, ge=1)
-    """Most tokens, padding included, of one forward pass of a rank."""
-    logit_chunk_tokens: int = Field(1024, ge=1)
-    """Positions whose logits exist at the same time."""
-    grad_clip: float = Field(1.0, gt=0)
-    """Largest global gradient norm."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute type: `auto` is float32 on CPU, bfloat16 (fp32 master weights) on GPU."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass, to save memory."""
-    start_timeout_seconds: float = Field(600.0, gt=0)
-    """Longest wait for the ranks to come up (the first start compiles an extension of DeepSpeed)."""
-    step_timeout_seconds: float = Field(3600.0, gt=0)
-    """Longest wait for one scoring pass or update."""
-
-    @property
-    def optimiser_steps_per_batch(self) -> int:
-        return self.minibatches_per_batch * self.epochs
-
-
 class EvalSettings(Settings):
     """Evaluation during a run and in `unspiral eval`."""
 
@@ -207,6 +169,8 @@ class TrainerSettings(Settings):
 
     steps: int = Field(100, ge=0)
     """Training steps, each one batch of prompts."""
+    max_minutes: float | None = Field(None, gt=0)
+    """End after the step in which so many minutes have passed, as if it were the last one."""
     eval_every: int = Field(0, ge=0)
     """Evaluate every n-th step (0: only before and after)."""
     eval_at_ends: bool = True
@@ -268,6 +232,8 @@ class Config(Settings):
                 f"algorithm.overlong.tokens={self.algorithm.overlong.tokens} is wider than the {limit} model tokens of a trajectory "
                 "(rollout.max_response_tokens x (rollout.max_turns + 1))"
             )
+        if self.rollout.share_gpus:
+            self._turns_fit()
         trajectories = self.rollout.prompts_per_step * self.rollout.group_size
         if self.learner.minibatches_per_batch > trajectories:
             raise ValueError(
@@ -283,6 +249,21 @@ class Config(Settings):
         if not (self.retriever.url or self.retriever.index or self.retriever.corpus):
             raise ValueError("retriever needs one of url, index, corpus")
         return self
+
+    def _turns_fit(self) -> None:
+        r = self.rollout
+        if self.weight_sync.backend not in ("auto", "shared_memory"):
+            raise ValueError(
+                f"weight_sync.backend={self.weight_sync.backend} does not work with rollout.share_gpus=true: two ranks of NCCL cannot share "
+                "a GPU. Set it to auto or shared_memory"
+            )
+        if r.max_staleness or r.tensor_parallel > 1:
+            raise ValueError("rollout.share_gpus=true needs rollout.max_staleness=0 and rollout.tensor_parallel=1")
+        if r.workers == "all" or r.workers < self.learner.ranks:
+            raise ValueError(
+                f"rollout.share_gpus=true needs a number of rollout.workers, at least learner.ranks={self.learner.ranks}: each rank shares a "
+                "worker's GPU"
+            )
 
     @property
     def run_dir(self) -> Path:

@@ -23,9 +23,10 @@ from services.likelihood.actions import MonitorAction, MonitorActions
 from services.likelihood.monitor import PhaseMonitor, PhaseState
 from services.likelihood.records import EventRecord, StepRecord
 from services.likelihood.step_metrics import step_metrics, trajectory_records
+from trainer import performance
 from trainer.algorithms import answer_beta
 from trainer.batches import Prepared, prepare
-from trainer.checkpoint import drop_after, latest, prune
+from trainer.checkpoint import drop_after, fault, latest, prune
 from trainer.evaluate import evaluate
 from trainer.learner import LearnerError
 from trainer.probes import Probes, Rescored, join
@@ -51,6 +52,7 @@ class Driver:
         self.probes = Probes(self.config.probe, system.store, self.config.run.name, system.folder.path)
         self.monitor = PhaseMonitor(self.config.monitor.rules)
         self.actions = MonitorActions(self.config.monitor.action)
+        self.share_gpus = self.config.rollout.share_gpus
         self.step = self.attempt = 0
         self.version = 0
         """Of the learner's weights: one more after each step and after a rollback, since the workers take no lower one."""
@@ -58,16 +60,24 @@ class Driver:
         """Whether learner, cursor, monitor and files stand at the end of the same step, which a checkpoint may then hold."""
         self.cursor_state: dict[str, Any] = system.cursor.state_dict()
         self.scores: dict[str, Any] = {}
+        self.sync_bytes = 0
+        """Size of the last version sent."""
+        self.learner_ranks = list(system.learner.where)
         self._ahead: deque[asyncio.Task[RolloutBatch]] = deque()
 
     async def run(self) -> dict[str, Any]:
         """All steps from where the run stands. Returns the summary."""
-        settings = self.config.trainer
+        settings, began = self.config.trainer, time.monotonic()
         await self.sync()
         if settings.eval_at_ends and self.step == 0:
             await self.evaluate("before")
         try:
             while self.step < settings.steps and not self.stop.requested:
+                if settings.max_minutes and time.monotonic() - began > 60 * settings.max_minutes:
+                    self.progress.say(
+                        f"trainer.max_minutes={settings.max_minutes:g} have passed: ending after step {self.step}"
+                    )
+                    break
                 with self.stop.step_in_hand():
                     await self.advance(self.step + 1)
         except LearnerError:
@@ -101,6 +111,9 @@ class Driver:
         began, llds = time.monotonic(), self.config.algorithm.llds
         llds_lambda = self.actions.lambda_of(llds.lambda_)
         batch = await self.next_batch(step)
+        waited = time.monotonic() - began
+        if self.share_gpus:
+            await self.system.pool.sleep()
         prepared = prepare(batch, self.config, self.system.tokenizer)
         update, update_seconds = await self.on_learner(
             self.system.learner.update,
@@ -116,12 +129,18 @@ class Driver:
         )
         prepared.tokens.logp_old = update.logp_old
         self.step, self.version, self.cursor_state = step, self.version + 1, batch.cursor
-        sync_seconds = await self.sync()
-        rescored, score_seconds = await self.rescore(prepared)
+        if self.share_gpus:  # while it is still the learner's turn
+            rescored, score_seconds = await self.rescore(prepared)
+            sync_seconds = await self.sync()
+        else:
+            sync_seconds = await self.sync()
+            rescored, score_seconds = await self.rescore(prepared)
         metrics = self.measure(batch, prepared, update, rescored) | {
             "llds/lambda": llds_lambda,
             "learner/lr_scale": self.actions.lr_scale,
+            "sync/bytes": float(self.sync_bytes),
             "time/rollout": batch.seconds,
+            "time/rollout_wait": waited,
             "time/update": update_seconds,
             "time/sync": sync_seconds,
             "time/logprob": score_seconds,
@@ -150,6 +169,8 @@ class Driver:
             self.event(EventRecord(step=fell, kind="monitor_rollback_impossible", text=text))
             return False
         await self.cancel_ahead()
+        if self.share_gpus:
+            await self.system.pool.sleep()
         actions = self.actions.state_dict()
         state, _ = await self.on_learner(self.system.learner.load, checkpoint)
         self.load_state_dict(state)
@@ -187,17 +208,24 @@ class Driver:
         return await asyncio.to_thread(call, *args, **kwargs), time.monotonic() - began
 
     async def sync(self) -> float:
-        """Give the workers the learner's weights, as `version`; before the first rollout too. Seconds."""
+        """Give the workers the learner's weights, as `version`; before the first rollout too. With shared GPUs their turn begins. Seconds."""
         began = time.monotonic()
         system = self.system
-        await sync_weights(
+        update = await sync_weights(
             system.learner,
             system.pool,
             self.version,
             on_learner=self.on_learner,
             on_event=lambda event: system.folder.event(**event),
+            before_sending=self.hand_over if self.share_gpus else None,
         )
+        self.sync_bytes = update.nbytes
         return time.monotonic() - began
+
+    async def hand_over(self) -> None:
+        """The GPUs from the learner to the workers."""
+        await self.on_learner(self.system.learner.rest)
+        await self.system.pool.wake()
 
     async def rescore(self, prepared: Prepared) -> tuple[Rescored, float]:
         """Score the batch (or a sample of it) and the probes under the new weights, in one pass of the learner."""
@@ -266,16 +294,18 @@ class Driver:
                 seed=self.config.seed,
                 retriever_url=self.system.eval_retriever_url,
             )
-            scores, _ = await kept_supplied(self.system.pool, evaluation, self.sync)
+            scores, trajectories = await kept_supplied(self.system.pool, evaluation, self.sync)
             self.scores[f"{tag}/{mode}"] = scores["overall"]
+            exact = [self.sampler.exact(t) for t in trajectories]
+            self.system.folder.trajectories(f"eval_{tag}_{mode}", trajectories, exact)
             self.system.folder.event("evaluation", step=self.step, tag=tag, mode=mode, **scores)
             self.progress.evaluation(tag, mode, scores)
 
     async def checkpoint(self) -> None:
-        """Save everything that a resumed run needs, then prune older ones. Nothing to do where this step is saved already."""
+        """Save everything that a resumed run needs, then prune older ones. Nothing to do where this step is saved already, and whole."""
         folder = self.system.folder.path
         target = folder / "checkpoints" / f"step_{self.step:06d}"
-        if self.step == 0 or target.exists():
+        if self.step == 0 or (target.exists() and await asyncio.to_thread(fault, target, checksums=False) is None):
             return
         await asyncio.to_thread(self.system.store.flush, 60.0)
         await self.on_learner(self.system.learner.save, target, self.state_dict())
@@ -319,4 +349,6 @@ class Driver:
             for mode, suffix in (("greedy", ""), ("sampled", "_sampled")):
                 if f"{when}/{mode}" in self.scores:
                     out[f"em_{when}{suffix}"] = self.scores[f"{when}/{mode}"]["em"]
+        if numbers := performance.of_run(self.system.folder.metrics_path, self.learner_ranks):
+            out["performance"] = numbers
         return out

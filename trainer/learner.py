@@ -21,6 +21,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from services.contracts import TokenBatch, WeightsReceiver, WeightUpdate
+from services.rollout.placement import SHARED
 from trainer.checkpoint import export_checkpoint
 from trainer.config import Config
 from trainer.model_folder import check_model_folder
@@ -100,7 +101,8 @@ class LearnerGroup:
         self.config, self.model_path, self.reference, self.masked_ids = config, model_path, reference, masked_ids
         self.ranks = config.learner.ranks
         self.where: list[dict[str, Any]] = []
-        """Process id, host and device of each rank, once started."""
+        """Of each rank, once started: process id, host, device (with its name and UUID), dtype, whether it trains LoRA adapters, and the
+        model's parameters without the input embedding."""
         self._actors: list[Any] = []
 
     def start(self) -> None:
@@ -124,9 +126,21 @@ class LearnerGroup:
             [port] = self._wait([self._actors[0].call.remote("host_store", hosts[0])], "open a port", limit, deadline)
             setup = [a.call.remote("setup", hosts[0], port) for a in self._actors]
             self.where = self._wait(setup, "load the model and join the others", limit, deadline)
+            self._check_devices()
         except BaseException:
             self.close()
             raise
+
+    def _check_devices(self) -> None:
+        """Raises LearnerPlacementError where two ranks are on one GPU, which NCCL refuses with a message that does not say so."""
+        seen: dict[tuple[str, str], int] = {}
+        for rank, where in enumerate(self.where):
+            uuid = where.get("device_uuid")
+            if uuid and (other := seen.setdefault((where["host"], uuid), rank)) != rank:
+                raise LearnerPlacementError(
+                    f"learner ranks {other} and {rank} are both on GPU {uuid} of {where['host']}; unset "
+                    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES, so that Ray gives each process its own"
+                )
 
     def close(self) -> None:
         """End every rank and wait until its process is gone."""
@@ -163,6 +177,7 @@ class LearnerGroup:
         logp, entropy = self._gather(batch, [scored for scored, _, _ in results])
         steps = [StepStats.merged(list(ranks)) for ranks in zip(*(s for _, s, _ in results), strict=True)]
         metrics = update_metrics(steps, kl=bool(self.config.algorithm.kl)) | results[0][2] | batch_metrics(batch, logp, entropy)
+        metrics["time/update_compute"] = max(facts["time/update_compute"] for _, _, facts in results)
         return UpdateResult(logp, entropy, metrics, sum(s.skipped for s in steps))
 
     def offer_weights(self, version: int, receivers: list[WeightsReceiver]) -> WeightUpdate:
@@ -172,6 +187,10 @@ class LearnerGroup:
     def send_weights(self) -> None:
         """Send what was offered last. Raises GroupMismatchError, GroupBrokenError (services.weight_sync) within `weight_sync.timeout_seconds`."""
         self._call("send")
+
+    def rest(self) -> None:
+        """Give unused GPU memory free: it is the workers' turn (`rollout.share_gpus`). Weights and gradients stay."""
+        self._call("rest")
 
     def save(self, path: str | Path, state: dict[str, Any]) -> None:
         """Checkpoint to the folder `path`: weights, optimiser, schedule, snapshot, RNG, and the driver's own JSON `state`."""
@@ -241,7 +260,8 @@ class LearnerGroup:
         """What one rank asks of the cluster. Raises LearnerPlacementError where the cluster can never hold all of them."""
         have = ray.cluster_resources()
         demand = {"CPU": 1.0}
-        demand |= {"GPU": 1.0} if have.get("GPU") else {}
+        share = 1.0 - SHARED if self.config.rollout.share_gpus else 1.0
+        demand |= {"GPU": round(share, 4)} if have.get("GPU") else {}
         demand |= {"learner": 1.0} if have.get("learner") else {}
         if lacking := [k for k, v in demand.items() if v * self.ranks > have.get(k, 0.0)]:
             asked = ", ".join(f"{v * self.ranks:g} {k}" for k, v in demand.items())
@@ -259,8 +279,13 @@ class LearnerGroup:
 
     def _environment(self) -> dict[str, str]:
         cache = Path(os.environ.get("UNSPIRAL_CACHE") or Path.home() / ".cache" / "unspiral")
+        threads = os.environ.get("OMP_NUM_THREADS", "1")
+        if (
+            self.config.learner.offload_optimizer
+        ):  # AdamW steps on the CPU: with one thread that takes seconds for a billion parameters
+            threads = str(max(1, (os.cpu_count() or 1) // self.ranks))
         fixed = {
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "OMP_NUM_THREADS": threads,
             "TORCH_EXTENSIONS_DIR": str(cache / "torch_extensions"),
             "PYTHONWARNINGS": "ignore::FutureWarning",  # of torch, at each collective operation of DeepSpeed's
         }

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from trainer import checkpoint, zero
 from trainer.config import Config
 from trainer.model_folder import check_model_folder
 from trainer.packing import MicroBatch, Rows, deal, make_microbatch, minibatches
-from trainer.policy_model import load_policy
+from trainer.policy_model import PolicyModel, load_policy
 from trainer.update import TERMS, Objective, StepStats
 
 Scored = tuple[Rows, np.ndarray, np.ndarray]
@@ -48,6 +49,7 @@ class LearnerRank:
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         half = self.settings.dtype == "bfloat16" or (self.settings.dtype == "auto" and self.device.type == "cuda")
         self.dtype = torch.bfloat16 if half else torch.float32
+        self.packed = {"auto": self.device.type == "cuda"}.get(self.settings.packing, self.settings.packing == "packed")
         self.store: Any = None
         self.publisher: Any = None
         self.source: Any = None
@@ -75,18 +77,41 @@ class LearnerRank:
             store=self.store,
             timeout_seconds=self.settings.step_timeout_seconds,
         )
-        policy = load_policy(
-            self.model_path,
-            dtype=self.dtype,
-            temperature=self.config.rollout.temperature,
-            chunk_tokens=self.settings.logit_chunk_tokens,
-            gradient_checkpointing=self.settings.gradient_checkpointing,
-            masked_ids=self.masked_ids,
-        ).to(self.device)
-        self.vocabulary = policy.hf.get_input_embeddings().num_embeddings
+        policy = self._load_policy().to(self.device)
+        embedding = policy.hf.get_input_embeddings()
+        self.vocabulary = embedding.num_embeddings
+        parameters = sum(p.numel() for p in policy.hf.parameters()) - embedding.weight.numel()
         self.engine = zero.Engine(policy, self.settings, dtype=self.dtype, device=self.device, world_size=self.world_size)
         self.reference_weights = self.engine.copy_weights() if self.reference else None
-        return {"pid": os.getpid(), "host": socket.gethostname(), "device": str(self.device)}
+        on_gpu = self.device.type == "cuda"
+        return {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "device": str(self.device),
+            "device_name": torch.cuda.get_device_name(0) if on_gpu else "CPU",
+            "device_uuid": str(torch.cuda.get_device_properties(0).uuid) if on_gpu else "",
+            "dtype": self._dtype_name,
+            "lora": self.settings.lora is not None,
+            "parameters": parameters,
+        }
+
+    def _load_policy(self) -> PolicyModel:
+        return load_policy(self.model_path, dtype=self.dtype, packed=self.packed, **self._policy_options())
+
+    def _policy_options(self) -> dict[str, Any]:
+        return {
+            "temperature": self.config.rollout.temperature,
+            "chunk_tokens": self.settings.logit_chunk_tokens,
+            "gradient_checkpointing": self.settings.gradient_checkpointing,
+            "masked_ids": self.masked_ids,
+            "compiled": self.settings.compile,
+            "adapters": self.settings.lora,
+        }
+
+    def rest(self) -> None:
+        """Give the memory that PyTorch holds for later back to the device."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def shutdown(self) -> None:
         """Leave the process group."""
@@ -98,11 +123,15 @@ class LearnerRank:
     def score(self, batch: TokenBatch) -> Scored:
         """This rank's share of the batch under the current weights."""
         self._check(batch)
-        dealt = deal(list(range(len(batch))), np.diff(batch.offsets), self.world_size, self.settings.tokens_per_microbatch)
-        return self._collect(self._score_old(batch, dealt[self.rank]))
+        return self._collect(self._score_old(batch, self._deal(list(range(len(batch))), batch)))
+
+    def _deal(self, rows: Rows, batch: TokenBatch) -> list[Rows]:
+        """This rank's micro-batches of some rows."""
+        lengths, budget = np.diff(batch.offsets), self.settings.tokens_per_microbatch
+        return deal(rows, lengths, self.world_size, budget, packed=self.packed)[self.rank]
 
     def _score_old(self, batch: TokenBatch, packs: list[Rows]) -> list[MicroBatch]:
-        micros = [make_microbatch(batch, rows, self.device) for rows in packs]
+        micros = [make_microbatch(batch, rows, self.device, packed=self.packed) for rows in packs]
         for m in micros:
             m.logp_old, m.entropy_old = self._score(m)
         return micros
@@ -114,7 +143,10 @@ class LearnerRank:
     def _forward(self, m: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [B, T], 0 outside the action mask."""
         blank = torch.zeros(m.action_ids.shape, device=self.device)
-        logp, entropy = self.engine(m.input_ids, *m.at)
+        if p := m.packed:
+            logp, entropy = self.engine(p.input_ids, *p.at, p.position_ids, p.segments)
+        else:
+            logp, entropy = self.engine(m.input_ids, *m.at)
         return blank.index_put(m.at, logp), blank.index_put(m.at, entropy)
 
     def _collect(self, micros: list[MicroBatch]) -> Scored:
@@ -134,18 +166,16 @@ class LearnerRank:
         self, batch: TokenBatch, *, llds_lambda: float, answer_beta: float, lr_scale: float
     ) -> tuple[Scored, list[StepStats], dict[str, float]]:
         """All optimiser steps of one batch. Gives log-probs and entropies under the weights at its start, what each step did, and
-        `min_drop` and `lr`. Rows with `valid` False are scored, and take no part in any loss or count."""
+        `min_drop`, `lr`, the tokens scored and the seconds it took. Rows with `valid` False are scored, and take no part in any loss or count."""
+        began = time.monotonic()
         self._check(batch)
-        lengths, budget = np.diff(batch.offsets), self.settings.tokens_per_microbatch
         valid = batch.extra.get("valid", np.ones(len(batch), bool))
         rows = [b for b in range(len(batch)) if valid[b]]
-        parts = [
-            deal(p, lengths, self.world_size, budget)[self.rank] for p in minibatches(rows, self.settings.minibatches_per_batch)
-        ]
+        parts = [self._deal(p, batch) for p in minibatches(rows, self.settings.minibatches_per_batch)]
         left_out = [b for b in range(len(batch)) if not valid[b]]
         self._refresh_snapshot()
         micros = [self._score_old(batch, packs) for packs in parts]
-        unused = self._score_old(batch, deal(left_out, lengths, self.world_size, budget)[self.rank]) if left_out else []
+        unused = self._score_old(batch, self._deal(left_out, batch)) if left_out else []
         self._score_kept(micros)
 
         counts = self._global_counts(micros, Objective(self.algorithm, llds_lambda, answer_beta))
@@ -161,7 +191,14 @@ class LearnerRank:
                     min_drop = noise
                 steps.append(stats)
         self.batches += 1
-        return self._collect([m for part in micros for m in part] + unused), steps, {"llds/min_drop": min_drop, "lr": lr}
+        scored = self._collect([m for part in micros for m in part] + unused)
+        facts = {
+            "llds/min_drop": min_drop,
+            "lr": lr,
+            "learner/scored_tokens": float(len(batch.token_ids)),
+            "time/update_compute": time.monotonic() - began,
+        }
+        return scored, steps, facts
 
     def _step(
         self, part: list[MicroBatch], objective: Objective, counts: dict[str, float], lr: float, *, on_policy: bool
@@ -320,7 +357,14 @@ class LearnerRank:
             "snapshot": self.snapshot is not None,
             "snapshot_batch": self.snapshot_batch,
             "dtype": self._dtype_name,
+            "lora": self._lora,
         }
+
+    @property
+    def _lora(self) -> dict[str, Any] | None:
+        """What an export needs to merge the adapters: where the frozen weights lie, and the scale."""
+        scale = self.engine.policy.lora_scale
+        return {"base": str(self.model_path.resolve()), "scale": scale} if scale else None
 
 
 @contextlib.contextmanager

@@ -1,12 +1,18 @@
 """Trajectories into micro-batches: which row trains in which optimiser step, on which rank, beside which others.
 
 Everything here is a pure function of the batch and the settings, so every rank computes the same plan without talking.
+
+The model sees a micro-batch in one of two shapes; the loss always sees rows [B, T].
+
+    padded  [B, T]   a a a . .      packed  [1, L]   a a a b b b b b c c . .     L = sum of lengths, rounded up to LENGTH_STEP
+                     b b b b b                       0 1 2 0 1 2 3 4 0 1 0 1     positions start anew at each row, and attention
+                     c c . . .                                                   never crosses from one row into another
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -15,6 +21,30 @@ from torch import Tensor
 from services.contracts import TokenBatch
 
 Rows = list[int]
+LENGTH_STEP = 256
+"""Packed sequences have a length that is a multiple of this: few distinct shapes for the memory allocator and the compiler."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where the rows of a packed sequence begin and end. What fills it up to its length is a last segment of its own."""
+
+    bounds: list[int]
+    """0, the end of the first row, of the second, ...: S + 1 numbers."""
+    cumulative: Tensor
+    """The same on the device, int32 [S + 1]."""
+    longest: int
+    """At least the length of the longest segment (rounded up to a power of two)."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The rows of a micro-batch end to end, as the model sees them."""
+
+    input_ids: Tensor  # int64 [1, L]
+    position_ids: Tensor  # int64 [1, L], from 0 in each row
+    at: tuple[Tensor, Tensor]  # row (0) and column of each action token, in the order of MicroBatch.at
+    segments: Segments
 
 
 @dataclass
@@ -36,6 +66,8 @@ class MicroBatch:
     logp_ref: Tensor | None = None
     logp_anchor: Tensor | None = None
     """What LLDS compares with, where it is not logp_old."""
+    packed: Packed | None = None
+    """The rows end to end, where the model is to see them so."""
 
     def unpad(self, values: Tensor) -> np.ndarray:
         """[B, T] to the rows' own positions, one after the other: float32 [sum of lengths]."""
@@ -49,19 +81,20 @@ def minibatches(rows: Rows, parts: int) -> list[Rows]:
     return [rows[a:b] for a, b in pairwise(cuts) if b > a]
 
 
-def deal(rows: Rows, lengths: np.ndarray, ranks: int, tokens_per_microbatch: int) -> list[list[Rows]]:
+def deal(rows: Rows, lengths: np.ndarray, ranks: int, tokens_per_microbatch: int, *, packed: bool = False) -> list[list[Rows]]:
     """Rows of one optimiser step to ranks, and each rank's rows to micro-batches: [rank][micro-batch] -> rows.
 
     Rows are dealt from the longest to the shortest, forth and back, so that ranks get nearly equal numbers of tokens. A micro-batch
-    holds at most `tokens_per_microbatch` tokens, padding counted; a row that is longer than that goes alone. Every rank gets the
-    same number of micro-batches (the last may be empty): ranks meet in collective operations, and one that came less often would hang the rest.
+    holds at most `tokens_per_microbatch` tokens, padding counted where there is any; a row that is longer than that goes alone. Every
+    rank gets the same number of micro-batches (the last may be empty): ranks meet in collective operations, and one that came less often would hang the rest.
     """
     by_length = sorted(rows, key=lambda b: (-lengths[b], b))
     hands: list[Rows] = [[] for _ in range(ranks)]
     for i, row in enumerate(by_length):
         lap, seat = divmod(i, ranks)
         hands[seat if lap % 2 == 0 else ranks - 1 - seat].append(row)
-    packs = [_pack(hand[::-1], lengths, tokens_per_microbatch) for hand in hands]
+    fill = _pack_tokens if packed else _pack
+    packs = [fill(hand[::-1], lengths, tokens_per_microbatch) for hand in hands]
     most = max(len(p) for p in packs)
     return [p + [[] for _ in range(most - len(p))] for p in packs]
 
@@ -77,7 +110,22 @@ def _pack(rows: Rows, lengths: np.ndarray, budget: int) -> list[Rows]:
     return packs
 
 
-def make_microbatch(batch: TokenBatch, rows: Rows, device: torch.device) -> MicroBatch:
+def _pack_tokens(rows: Rows, lengths: np.ndarray, budget: int) -> list[Rows]:
+    """Rows without padding: the longest that is left goes where it fits, first come first served."""
+    packs: list[Rows] = []
+    room: list[int] = []
+    for row in reversed(rows):
+        i = next((i for i, free in enumerate(room) if lengths[row] <= free), None)
+        if i is None:
+            packs.append([row])
+            room.append(budget - int(lengths[row]))
+        else:
+            packs[i].append(row)
+            room[i] -= int(lengths[row])
+    return packs
+
+
+def make_microbatch(batch: TokenBatch, rows: Rows, device: torch.device, *, packed: bool = False) -> MicroBatch:
     """The tensors of some rows. No rows: one row of two tokens without an action, which costs nothing and has no loss.
 
     Raises ValueError where a row's first token is an action: nothing stands before it that could have predicted it.
@@ -106,10 +154,11 @@ def make_microbatch(batch: TokenBatch, rows: Rows, device: torch.device) -> Micr
         raise ValueError(
             f"trajectory {batch.uid[first]}: its first token is an action; a prompt of at least one token must come before"
         )
+    input_ids = padded(batch.token_ids, 0, torch.int64)
     return MicroBatch(
         rows=rows,
         lengths=lengths,
-        input_ids=padded(batch.token_ids, 0, torch.int64),
+        input_ids=input_ids,
         action_ids=action_ids,
         at=at,
         advantages=per_row(batch.extra.get("advantages"), torch.float32),
@@ -117,4 +166,22 @@ def make_microbatch(batch: TokenBatch, rows: Rows, device: torch.device) -> Micr
         answer_mask=padded(batch.extra.get("answer_mask"), 0, torch.bool),
         logp_sampler=padded(batch.logp_sampler, 0, torch.float32),
         logp_old=padded(batch.logp_old, 0, torch.float32),
+        packed=_lay_end_to_end(input_ids, lengths or [2], at) if packed else None,
     )
+
+
+def _lay_end_to_end(input_ids: Tensor, lengths: list[int], at: tuple[Tensor, Tensor]) -> Packed:
+    """Rows [B, T] of these lengths as one sequence."""
+    bounds = [0, *accumulate(lengths)]
+    used = bounds[-1]
+    if spare := -used % LENGTH_STEP:
+        bounds.append(used + spare)
+    ids = torch.zeros((1, bounds[-1]), dtype=torch.int64, device=input_ids.device)
+    ids[0, :used] = torch.cat([input_ids[i, :n] for i, n in enumerate(lengths)])
+    positions = torch.cat([torch.arange(b - a) for a, b in pairwise(bounds)])[None].to(input_ids.device)
+    starts = torch.tensor(bounds[: len(lengths)], device=input_ids.device)
+    longest = max(b - a for a, b in pairwise(bounds))
+    segments = Segments(
+        bounds, torch.tensor(bounds, dtype=torch.int32, device=input_ids.device), 1 << (longest - 1).bit_length()
+    )
+    return Packed(ids, positions, (torch.zeros_like(at[0]), starts[at[0]] + at[1]), segments)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer import lora, packed_attention
 from trainer.algorithms import token_logprobs
 from trainer.model_folder import ModelFolderError, check_model_folder
+from trainer.packing import Segments
+
+if TYPE_CHECKING:
+    from trainer.config import LoRASettings
 
 
 class FusedHead(nn.Module):
@@ -42,15 +49,26 @@ class PolicyModel(nn.Module):
         _check_plain_head(hf, head)
         hf.set_output_embeddings(FusedHead(head))
         self.temperature, self.chunk_tokens = temperature, chunk_tokens
+        self.lora_scale = 0.0
+        """alpha / rank where the model has adapters, else 0."""
         self.register_buffer("masked_ids", torch.tensor(sorted(masked_ids)) if masked_ids else None, persistent=False)
 
-    def forward(self, input_ids: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-prob and entropy [N], in nats, of the tokens at (rows, columns), each given all tokens to its left.
+    def forward(
+        self,
+        input_ids: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+        position_ids: Tensor | None = None,
+        segments: Segments | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-prob and entropy [N], in nats, of the tokens at (rows, columns), each given all tokens to its left in its row.
 
         input_ids int64 [B, T] padded on the right; rows, columns int64 [N], columns >= 1. Causal attention never looks right, so
-        no attention mask is needed and what stands in the padding does not matter.
+        no attention mask is needed and what stands in the padding does not matter. With segments: B = 1 and the rows lie end to end
+        (trainer.packing.Packed).
         """
-        hidden = self.hf.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        packed = {} if segments is None else {"position_ids": position_ids, "segments": segments}
+        hidden = self.hf.base_model(input_ids=input_ids, use_cache=False, **packed).last_hidden_state
         head, targets = self.hf.get_output_embeddings(), input_ids[rows, columns]
         return head(
             hidden[rows, columns - 1],
@@ -61,8 +79,16 @@ class PolicyModel(nn.Module):
         )
 
     def named_weights(self) -> list[tuple[str, nn.Parameter]]:
-        """Parameters under their Hugging Face names, tied ones once."""
-        return list(self.hf.named_parameters())
+        """Parameters that are trained, under their Hugging Face names, tied ones once. With LoRA: the adapters' alone."""
+        return [(name, p) for name, p in self.hf.named_parameters() if p.requires_grad]
+
+    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights of a model with adapters, these added in, under the names of the model without them."""
+        return lora.merged(list(self.hf.named_parameters()), self.lora_scale)
+
+    def merged_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of `merged_weights`, which computes none of them."""
+        return [(lora.plain_name(n), tuple(p.shape)) for n, p in self.hf.named_parameters() if not lora.is_adapter(n)]
 
 
 def load_policy(
@@ -71,17 +97,37 @@ def load_policy(
     dtype: torch.dtype,
     temperature: float,
     chunk_tokens: int,
-    gradient_checkpointing: bool = False,
-    masked_ids: list[int] | None = None,
+    packed: bool = False,
+    **options: Any,
 ) -> PolicyModel:
-    """The model of a folder, on the CPU. Raises ModelFolderError."""
+    """The model of a folder, on the CPU. packed: for rows that lie end to end. options: of `prepare_policy`, whose errors it raises too."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     folder = check_model_folder(path)
-    hf = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, attn_implementation="sdpa", local_files_only=True)
-    policy = PolicyModel(hf, temperature=temperature, chunk_tokens=chunk_tokens, masked_ids=masked_ids)
+    attention = packed_attention.register() if packed else "sdpa"
+    hf = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, attn_implementation=attention, local_files_only=True)
+    return prepare_policy(PolicyModel, hf, temperature=temperature, chunk_tokens=chunk_tokens, **options)
+
+
+def prepare_policy(
+    kind: type[PolicyModel],
+    hf: nn.Module,
+    *,
+    gradient_checkpointing: bool = False,
+    compiled: bool = False,
+    adapters: LoRASettings | None = None,
+    **options: Any,
+) -> PolicyModel:
+    """A policy of a class from a Hugging Face model. Raises ModelFolderError, and what `add_adapters` raises."""
+    policy = kind(hf, **options)
+    if adapters:
+        lora.add_adapters(hf, adapters)
+        policy.lora_scale = adapters.alpha / adapters.rank
+    if compiled:
+        for layer in hf.base_model.layers:
+            layer.compile(dynamic=True)
     if gradient_checkpointing:
         hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return policy.train()
@@ -99,7 +145,7 @@ def _switch_off_dropout(hf: nn.Module) -> None:
 @torch.no_grad()
 def _check_plain_head(hf: nn.Module, head: nn.Linear) -> None:
     """Some models scale or cap their logits after the head. The fused head would silently compute another policy: refuse."""
-    ids = torch.tensor([[0, 1, 2, 3]])
+    ids = torch.tensor([[0, 1, 2, 3]], device=head.weight.device)
     own = hf(input_ids=ids, use_cache=False).logits.float()
     plain = head(hf.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
     if not torch.allclose(own, plain, rtol=1e-3, atol=1e-3):

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from services.contracts import Trajectory
+from trainer import performance
 
 COLUMNS = (
     ("step", "step", "{:d}"),
@@ -91,6 +92,11 @@ class Progress:
     def evaluation(self, tag: str, mode: str, scores: dict[str, Any]) -> None:
         overall = scores["overall"]
         self.say(f"evaluation {tag}, {mode}: EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({overall['n']} questions)")
+
+    def performance(self, summary: dict[str, Any]) -> None:
+        """The table of where the time went, if the run took a step."""
+        if numbers := summary.get("performance"):
+            self.console.print(performance.table(numbers), highlight=False)
 
     def _left(self, step: int) -> str:
         mean = sum(self._seconds) / len(self._seconds)

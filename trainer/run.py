@@ -78,6 +78,7 @@ async def _train(
                     driver.begin_attempt()
                     progress.say(f"no whole checkpoint to resume from: starting anew, as attempt {driver.attempt}")
                 summary = await driver.run()
+                progress.performance(summary)
                 stop.settle()
                 return summary
         except asyncio.CancelledError:

@@ -77,11 +77,12 @@ class RunFolder:
         aside.write_text(json.dumps({k: finite_or_none(v) for k, v in summary.items()}, indent=1) + "\n", encoding="utf-8")
         os.replace(aside, target)
 
-    def trajectories(self, step: int, trajectories: list[Trajectory], rewards: list[float]) -> None:
-        """One JSON object a trajectory, in words, for people to read."""
+    def trajectories(self, step: int | str, trajectories: list[Trajectory], rewards: list[float]) -> None:
+        """One JSON object a trajectory, in words, for people to read: `step_000001.jsonl`, or `NAME.jsonl` of an evaluation."""
         folder = self.path / "trajectories"
         folder.mkdir(exist_ok=True)
-        aside = folder / f".step_{step:06d}.tmp"
+        name = step if isinstance(step, str) else f"step_{step:06d}"
+        aside = folder / f".{name}.tmp"
         with open(aside, "w", encoding="utf-8") as f:
             for t, reward in zip(trajectories, rewards, strict=True):
                 segments = [
@@ -108,7 +109,7 @@ class RunFolder:
                     "segments": segments,
                 }
                 f.write(json.dumps(record, ensure_ascii=False) + "\n")
-        os.replace(aside, folder / f"step_{step:06d}.jsonl")
+        os.replace(aside, folder / f"{name}.jsonl")
 
     def begun(self) -> bool:
         """Whether a run was here before."""

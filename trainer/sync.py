@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from services.contracts import WeightUpdate
 from services.rollout.pool import RolloutPool
 from services.weight_sync import GroupBrokenError
 from trainer.learner import LearnerGroup
@@ -31,21 +32,24 @@ async def sync_weights(
     *,
     on_learner: Callable[..., Awaitable[tuple[Any, float]]],
     on_event: Callable[[dict[str, Any]], None],
-) -> int:
-    """Give the workers the learner's weights as `version`; bytes of it. on_learner: runs a learner's call elsewhere; gives its result and
-    seconds.
+    before_sending: Callable[[], Awaitable[None]] | None = None,
+) -> WeightUpdate:
+    """Give the workers the learner's weights as `version`; gives what was sent. on_learner: runs a learner's call elsewhere; gives its result
+    and seconds. before_sending: awaited between the offer and the delivery (`rollout.share_gpus`, where the offer holds the weights whole).
 
     Raises what either side raises; GroupBrokenError after ATTEMPTS.
     """
     for attempt in range(1, ATTEMPTS + 1):
         receivers = await pool.receivers(version)
         update, _ = await on_learner(learner.offer_weights, version, receivers)
+        if before_sending is not None:
+            await before_sending()
         sent, taken = await asyncio.gather(on_learner(learner.send_weights), pool.sync(update), return_exceptions=True)
         for error in (sent, taken):
             if isinstance(error, BaseException) and not isinstance(error, GroupBrokenError):
                 raise error
         if taken is None:
-            return update.nbytes  # every worker that is left holds it, whatever the sender has seen
+            return update  # every worker that is left holds it, whatever the sender has seen
         on_event({"event": "weights_sent_again", "version": version, "attempt": attempt, "reason": str(taken)})
     raise taken
 

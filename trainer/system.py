@@ -20,6 +20,7 @@ from retriever_service.client import RetrieverClient
 from services.contracts import Question
 from services.launcher import index_corpus, start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient
+from services.rollout.placement import check_gpus
 from services.rollout.pool import RolloutPool
 from services.rollout.tokenizer import load_tokenizer
 from services.settings import RetrieverSettings
@@ -164,9 +165,9 @@ def questions_of(config: Config, file: str, say: Say) -> list[Question]:
 
 @asynccontextmanager
 async def start_serving(
-    config: Config, model: Path, say: Say, on_event: Callable[[dict[str, Any]], None]
+    config: Config, model: Path, say: Say, on_event: Callable[[dict[str, Any]], None], *, learner_ranks: int = 0
 ) -> AsyncIterator[Serving]:
-    """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended."""
+    """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended. learner_ranks: that will run beside."""
     check_retrievers(config)
     held_out = questions_of(config, config.data.eval, say)[: config.evaluation.limit] if config.data.eval else []
     tokenizer = load_tokenizer(model)
@@ -174,6 +175,7 @@ async def start_serving(
     async with AsyncExitStack() as stack:
         connect_ray(say)
         stack.callback(ray.shutdown)
+        check_gpus(config.rollout, learner_ranks, ray.cluster_resources())
         url, eval_url = await retriever_address(config.retriever, "retriever", config, stack, say), None
         if config.evaluation.retriever:
             eval_url = await retriever_address(config.evaluation.retriever, "eval_retriever", config, stack, say)
@@ -184,6 +186,7 @@ async def start_serving(
             retriever_timeout_seconds=config.retriever.timeout_seconds,
             sync=config.weight_sync,
             on_event=on_event,
+            learner_gpus=0 if config.rollout.share_gpus else learner_ranks,
         )
         stack.push_async_callback(pool.close)
         yield Serving(tokenizer, held_out, url, eval_url, pool)
@@ -196,10 +199,19 @@ async def start_system(config: Config, model: Path, folder: RunFolder, say: Say)
     check_room(config, model)
     await asyncio.to_thread(check_prompts, "data.train", train, load_tokenizer(model), config.rollout)
     cursor = PromptCursor(train, config.seed, config.data.shuffle)
-    async with start_serving(config, model, say, lambda event: folder.event(**event)) as serving, AsyncExitStack() as stack:
+    ranks = config.learner.ranks
+    async with (
+        start_serving(config, model, say, lambda event: folder.event(**event), learner_ranks=ranks) as serving,
+        AsyncExitStack() as stack,
+    ):
         store = await likelihood_store(config, stack)
         learner = LearnerGroup(config, model_path=str(model), reference=config.algorithm.kl > 0)
         stack.callback(learner.close)
         say("starting rollout workers and learner")
-        await asyncio.gather(serving.pool.start(), asyncio.to_thread(learner.start))
+        if config.rollout.share_gpus:  # an engine measures the free memory when it starts, so the learner comes second
+            await serving.pool.start()
+            await serving.pool.sleep()
+            await asyncio.to_thread(learner.start)
+        else:
+            await asyncio.gather(serving.pool.start(), asyncio.to_thread(learner.start))
         yield System(**vars(serving), config=config, folder=folder, cursor=cursor, store=store, learner=learner, reward=reward)

@@ -44,7 +44,7 @@ class GuardedAdamW(torch.optim.AdamW):
 
 
 class Engine:
-    """The DeepSpeed engine of one rank. `policy` needs `named_weights()`; everything else is its forward."""
+    """The DeepSpeed engine of one rank. `policy` is a PolicyModel: `weights` are those that are trained."""
 
     def __init__(
         self, policy: nn.Module, settings: LearnerSettings, *, dtype: torch.dtype, device: torch.device, world_size: int
@@ -57,7 +57,7 @@ class Engine:
         self.stage = max(settings.zero_stage, 1) if dtype == torch.bfloat16 else settings.zero_stage
         self.world_size, self.device, self.dtype = world_size, device, dtype
         options = {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
-        if device.type == "cuda":
+        if device.type == "cuda" or settings.offload_optimizer:
             options["fused"] = True
         params = [p for p in policy.parameters() if p.requires_grad]
         optimizer = (
@@ -90,6 +90,11 @@ class Engine:
                 "stage3_model_persistence_threshold": 0,
             },
         }
+        if settings.offload_optimizer:
+            config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": self.device.type == "cuda"}
+            config["zero_force_ds_cpu_optimizer"] = (
+                False  # PyTorch's fused AdamW steps on the CPU as well, and needs no compiler
+            )
         if self.dtype == torch.bfloat16:
             config["bf16"] = {"enabled": True, "check_grad_overflow": True}
             config["data_types"] = {"grad_accum_dtype": "fp32"}
@@ -117,12 +122,16 @@ class Engine:
 
     def iter_weights(self, bucket_bytes: int) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor) of each parameter in the compute dtype, on the device; valid for as long as it is held."""
+        if self.policy.lora_scale:
+            return self.policy.merged_weights()
         if self.stage < 3:
             return ((name, p.detach()) for name, p in self.weights)
         return iter_partitioned(self.weights, bucket_bytes)
 
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """(name, whole shape) of each parameter, in the order of `iter_weights`. Gathers nothing."""
+        if self.policy.lora_scale:
+            return self.policy.merged_shapes()
         return [(name, tuple(p.ds_shape if self.stage == 3 else p.shape)) for name, p in self.weights]
 
     def iter_master(self) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:

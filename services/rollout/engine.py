@@ -52,6 +52,10 @@ class WeightLoadError(RuntimeError):
     """Weights could not be loaded whole: the engine may hold half of two versions, and must not serve until a whole one arrives."""
 
 
+class EngineAsleepError(RuntimeError):
+    """The engine has given its GPU away for a while (`rollout.share_gpus`); it was asked to work before `wake`."""
+
+
 class Engine(Protocol):
     """An inference engine with one policy. Its vocabulary is sampled whole: no top-k, no top-p, no forbidden tokens but `masked_ids`."""
 
@@ -78,6 +82,15 @@ class Engine(Protocol):
 
     async def load_weights(self, path: Path, version: int) -> None:
         """Hold sampling, load the safetensors files of a folder whole, empty the prefix cache, go on. Raises WeightLoadError."""
+        ...
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory free: weights go to host memory, cached keys and values are dropped. No request may be running; until
+        `wake` each raises EngineAsleepError."""
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory back, with the weights as they were."""
         ...
 
     async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import RayError
@@ -43,8 +43,10 @@ class Membership:
         worker_arguments: dict[str, Any],
         on_event: Callable[[dict], None],
         on_change: Callable[[], None],
+        learner_gpus: int = 0,
     ):
         self._settings, self._on_event, self._on_change = settings, on_event, on_change
+        self._learner_gpus = learner_gpus
         self._worker_arguments = worker_arguments | {"sync": sync}
         self.target = 0
         self._follow_cluster = settings.workers == "all"
@@ -111,7 +113,7 @@ class Membership:
     # -- coming and going
 
     async def start(self) -> None:
-        self.target = placement.count(self._settings, ray.cluster_resources())
+        self.target = placement.count(self._settings, ray.cluster_resources(), self._learner_gpus)
         if self.target == 0:
             raise placement.UnschedulableError(f"rollout.workers=all found none: {placement.describe(self._settings)}")
         tasks = [asyncio.create_task(self._start_member(slot)) for slot in range(self.target)]
@@ -288,7 +290,7 @@ class Membership:
             while True:
                 if self._follow_cluster:
                     # A node that joined or left; one worker at least is always wanted.
-                    self.target = max(1, placement.count(self._settings, ray.cluster_resources()))
+                    self.target = max(1, placement.count(self._settings, ray.cluster_resources(), self._learner_gpus))
                 await self._trim()
                 self._fill()
                 for member in [*self._members.values(), *self.delivery.waiting]:
@@ -311,3 +313,12 @@ class Membership:
             error = e
         if self._members.get(member.slot) is member or member in self.delivery.waiting:
             self.lose(member, error)
+
+    async def take_turns(self, call: Literal["sleep", "wake"]) -> None:
+        """Have all workers give the GPUs to the learner, or take them back; one that does not is replaced."""
+        members = list(self._members.values())
+        limit = self._settings.start_timeout_seconds
+        results = await asyncio.gather(*(m.call(call, timeout_seconds=limit) for m in members), return_exceptions=True)
+        for m, error in zip(members, results, strict=True):
+            if isinstance(error, Exception):
+                self.lose(m, WorkerLostError(f"worker {m.id} did not {call}: {one_line(error)}"))

@@ -17,6 +17,8 @@ from services.rollout.worker import RolloutWorker
 if TYPE_CHECKING:
     from services.settings import RolloutSettings, WeightSyncSettings
 
+SHARED = 0.6
+"""Share of a GPU that a worker asks for with `rollout.share_gpus`: two workers never fit on one, a worker and a learner rank (the rest) do."""
 RESOURCE = "rollout"
 """Ray resource that marks nodes for rollout workers; one worker takes one."""
 SCHEDULE_SECONDS = 20.0
@@ -26,6 +28,10 @@ _PASSED_ON = ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_CPU_KVC
 
 _PREFIXES_PASSED_ON = ("NCCL_", "GLOO_")
 """The learner gets these too: they must be the same on both sides of a weight sync."""
+
+
+_NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+"""With this Ray leaves it to each process to find its own GPU, and ours take the first that they see."""
 
 
 class UnschedulableError(RuntimeError):
@@ -40,17 +46,39 @@ def demand(settings: RolloutSettings, supply: dict[str, float]) -> dict[str, flo
     if RESOURCE in supply:
         wants[RESOURCE] = 1
     if supply.get("GPU", 0) > 0 or settings.tensor_parallel > 1:
-        wants["GPU"] = settings.tensor_parallel
+        wants["GPU"] = SHARED if settings.share_gpus else settings.tensor_parallel
     return wants or {"CPU": 1}
 
 
-def count(settings: RolloutSettings, supply: dict[str, float]) -> int:
-    """Number of workers wanted: as configured, or for "all" as many as the cluster's `rollout` resource (or its GPUs) allows."""
+def count(settings: RolloutSettings, supply: dict[str, float], learner_gpus: int = 0) -> int:
+    """Number of workers wanted: as configured, or for "all" as many as the cluster's `rollout` resource (or the GPUs that the learner leaves)
+    allows."""
     if settings.workers != "all":
         return settings.workers
     if RESOURCE in supply:
         return int(supply[RESOURCE])
-    return max(1, int(supply.get("GPU", 0)) // settings.tensor_parallel)
+    return max(1, (int(supply.get("GPU", 0)) - learner_gpus) // settings.tensor_parallel)
+
+
+def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) -> None:
+    """Raises UnschedulableError where learner ranks and workers do not all get a GPU: two ranks of NCCL cannot share one."""
+    gpus = int(supply.get("GPU", 0))
+    if not gpus:
+        return
+    if gpus > 1 and os.environ.get(_NOSET, "0") not in ("", "0", "false", "False"):
+        raise UnschedulableError(f"{_NOSET} is set: every worker and learner rank would land on the first GPU. Unset it")
+    workers = count(settings, supply, 0 if settings.share_gpus else ranks)
+    if settings.share_gpus and max(workers, ranks) > gpus:
+        raise UnschedulableError(
+            f"rollout.share_gpus=true with rollout.workers={settings.workers} and learner.ranks={ranks} needs "
+            f"{max(workers, ranks)} GPUs; the cluster has {gpus}"
+        )
+    wanted = workers * settings.tensor_parallel + ranks
+    if not settings.share_gpus and wanted > gpus:
+        raise UnschedulableError(
+            f"learner.ranks={ranks} and rollout.workers={settings.workers} (rollout.tensor_parallel={settings.tensor_parallel}) need "
+            f"{wanted} GPUs, one for each; the cluster has {gpus}. Ask for fewer, or set rollout.share_gpus=true"
+        )
 
 
 async def reserve(settings: RolloutSettings) -> PlacementGroup:

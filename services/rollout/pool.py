@@ -59,7 +59,8 @@ class Job:
 
 
 class RolloutPool:
-    """See the module. All methods belong to one event loop. `on_event` is told of joins, losses, retries and failures, as flat dicts."""
+    """See the module. All methods belong to one event loop. `on_event` is told of joins, losses, retries and failures, as flat dicts.
+    learner_gpus: GPUs that workers="all" leaves to the learner."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class RolloutPool:
         retriever_timeout_seconds: float,
         on_event: Callable[[dict], None],
         sync: WeightSyncSettings | None = None,
+        learner_gpus: int = 0,
     ):
         self._settings, self._on_event = settings, on_event
         arguments = {
@@ -77,7 +79,7 @@ class RolloutPool:
             "retriever_url": retriever_url,
             "retriever_timeout_seconds": retriever_timeout_seconds,
         }
-        self._membership = Membership(settings, sync or WeightSyncSettings(), arguments, on_event, self._changed)
+        self._membership = Membership(settings, sync or WeightSyncSettings(), arguments, on_event, self._changed, learner_gpus)
         self._pending: deque[Job] = deque()
         self._open: set[Job] = set()
         self._homes: dict[tuple[str, int], Member] = {}
@@ -137,6 +139,14 @@ class RolloutPool:
         a worker that is not to blame did not get it whole: offer it and send it again.
         """
         await self._membership.delivery.sync(update)
+
+    async def sleep(self) -> None:
+        """Give the GPUs to the learner (`rollout.share_gpus`). Nothing may be running."""
+        await self._membership.take_turns("sleep")
+
+    async def wake(self) -> None:
+        """Take the GPUs back; call `sync` next."""
+        await self._membership.take_turns("wake")
 
     async def logprobs(self, worker_id: str, ids: list[list[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-probs that a worker gives to tokens, under the weights it holds now. Raises KeyError for an unknown worker."""

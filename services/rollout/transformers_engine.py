@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from services.rollout.engine import LEND_POLL_SECONDS, GenerateCall, Generation, WeightLoadError
+from services.rollout.engine import LEND_POLL_SECONDS, EngineAsleepError, GenerateCall, Generation, WeightLoadError
 from services.rollout.tokenizer import load_tokenizer
 from services.weight_sync.base import HalfWrittenError, WeightSyncError
 from services.weight_sync.broadcast import WeightLender, WeightReceiver, raise_told
@@ -35,6 +35,7 @@ class TransformersEngine:
         self._eos = set(eos if isinstance(eos, list) else [eos])
         self._version = 0
         self._usable = True
+        self._asleep = False
         self._receiver, self._lender = WeightReceiver(), WeightLender()
         self._waiting: list[tuple[GenerateCall, asyncio.Future]] = []
         self._loop: asyncio.Task | None = None
@@ -88,6 +89,8 @@ class TransformersEngine:
 
         if not self._usable:
             raise WeightLoadError("the engine holds no whole version of the weights")
+        if self._asleep:
+            raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
         device = self._model.device
         lengths = [len(call.token_ids) for call in calls]
         width = max(lengths)
@@ -173,6 +176,13 @@ class TransformersEngine:
             raise ValueError(
                 f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
             )
+
+    async def sleep(self) -> None:
+        """It runs on the CPU and has nothing to give free, but keeps to its turn."""
+        self._asleep = True
+
+    async def wake(self) -> None:
+        self._asleep = False
 
     async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
         await asyncio.to_thread(self._lender.stop)

@@ -20,6 +20,7 @@ import psutil
 
 from services.rollout.engine import (
     LEND_POLL_SECONDS,
+    EngineAsleepError,
     EngineDeadError,
     GenerateCall,
     Generation,
@@ -68,7 +69,14 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
             "max_num_batched_tokens": max(8192, settings.max_model_tokens),
         }
     else:
-        device = {"gpu_memory_utilization": settings.gpu_memory_utilization, "tensor_parallel_size": settings.tensor_parallel}
+        device = {
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "tensor_parallel_size": settings.tensor_parallel,
+            "enable_sleep_mode": settings.share_gpus,
+            "enforce_eager": settings.compile == "off",
+        }
+        if settings.compile == "graphs":
+            device["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     return {
         "model": model_path,
         "tokenizer_mode": "hf",
@@ -82,6 +90,11 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
         "use_tqdm_on_load": False,
         **device,
     }
+
+
+def _can_sleep(llm) -> bool:
+    """Whether the engine was built to give its memory free: on GPU, with `rollout.share_gpus`."""
+    return bool(llm.vllm_config.model_config.enable_sleep_mode)
 
 
 def _sampling(call: GenerateCall):
@@ -140,6 +153,7 @@ class VllmEngine:
     def __init__(self, llm, processes: list[psutil.Process]):
         self._llm, self._processes = llm, processes
         self._usable = True
+        self._asleep = False
         self._scored = 0
 
     @classmethod
@@ -173,6 +187,8 @@ class VllmEngine:
 
         if not self._usable:
             raise WeightLoadError("the engine holds no whole version of the weights")
+        if self._asleep:
+            raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
         try:
             async for output in self._llm.generate({"prompt_token_ids": token_ids}, sampling, request_id):
                 if output.finished:
@@ -224,6 +240,16 @@ class VllmEngine:
         self._usable = True
         await self._llm.resume_generation()
 
+    async def sleep(self) -> None:
+        self._asleep = True
+        if _can_sleep(self._llm):
+            await self._llm.sleep(level=1)
+
+    async def wake(self) -> None:
+        if _can_sleep(self._llm):
+            await self._llm.wake_up()
+        self._asleep = False
+
     async def lend_weights(self, ticket: Ticket) -> None:
         await self._llm.collective_rpc("unspiral_lend_weights", args=(ticket.json(),))
         while None in (outcomes := await self._llm.collective_rpc("unspiral_lend_outcome")):
@@ -258,6 +284,7 @@ class LockstepVllmEngine:
         self._llm, self._thread = llm, thread
         self._version = 0
         self._usable = True
+        self._asleep = False
         self._count = 0
 
     @classmethod
@@ -281,6 +308,8 @@ class LockstepVllmEngine:
     def _run(self, requests: list[tuple[list[int], Any]]) -> list:
         if not self._usable:
             raise WeightLoadError("the engine holds no whole version of the weights")
+        if self._asleep:
+            raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
         names = []
         for ids, params in requests:
             self._count += 1
@@ -323,6 +352,16 @@ class LockstepVllmEngine:
             self._usable = False
             raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
         self._version, self._usable = version, True
+
+    async def sleep(self) -> None:
+        self._asleep = True
+        if _can_sleep(self._llm):
+            await self._call(self._llm.sleep, 1)
+
+    async def wake(self) -> None:
+        if _can_sleep(self._llm):
+            await self._call(self._llm.wake_up)
+        self._asleep = False
 
     async def lend_weights(self, ticket: Ticket) -> None:
         await self._call(lambda: self._llm.collective_rpc("unspiral_lend_weights", args=(ticket.json(),)))

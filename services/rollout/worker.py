@@ -204,6 +204,14 @@ class RolloutWorker:
         """Log-prob of each token given those before it, under the weights now held; the first of each row is 0.0."""
         return await self._ready().logprobs(token_ids, temperature)
 
+    async def sleep(self) -> None:
+        """Give the GPU to the learner. Requests that come before `wake` are an error."""
+        await self._ready(failed_too=True).sleep()
+
+    async def wake(self) -> None:
+        """Take the GPU back."""
+        await self._ready(failed_too=True).wake()
+
     async def drain(self) -> None:
         """Take no more trajectories; returns when those that run are finished."""
         self._draining = True

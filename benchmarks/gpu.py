@@ -1,0 +1,51 @@
+"""Measurements on GPUs, each in one process or run so that its ratios are fair.
+
+    python -m benchmarks.gpu learner [--shape 3b]                  packed micro-batches against the plain way; LLDS on and off
+    python -m benchmarks.gpu rollout --model M --data D            trajectories on their own against a turn barrier, same engine
+    python -m benchmarks.gpu train --model M --data D --minutes N  warm start, a real run, exact match before and after by source
+
+D: a folder with corpus.jsonl, train.jsonl and test.jsonl. Each prints a table last and writes OUT/NAME.json. All run on CPU as well, with
+small sizes, so that a script can be tried before it meets a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from pathlib import Path
+
+from benchmarks import gpu_learner, gpu_rollout, gpu_train
+
+COMMANDS = {"learner": gpu_learner, "rollout": gpu_rollout, "train": gpu_train}
+
+
+def machine() -> dict[str, object]:
+    import torch
+
+    cuda = torch.cuda.is_available()
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["CPU"]
+    return {"devices": devices, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, module in COMMANDS.items():
+        sub = commands.add_parser(name)
+        sub.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
+        module.arguments(sub)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    numbers = machine() | COMMANDS[args.command].run(args)
+    (args.out / f"{args.command}.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    print(f"\n{', '.join(map(str, numbers['devices']))}, torch {numbers['torch']}")
+    print(COMMANDS[args.command].table(numbers))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

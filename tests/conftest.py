@@ -1,0 +1,33 @@
+"""Tests share their process with others, in any order: what one leaves behind there, and the next could trip over, is put right here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def deepspeed_knows_no_dead_process_group():
+    """vLLM, where a test steps it in this process, destroys the process groups when it ends. DeepSpeed would go on using them."""
+    groups, torch = sys.modules.get("deepspeed.utils.groups"), sys.modules.get("torch")
+    if groups is None or torch is None:
+        return
+    alive = torch.distributed.distributed_c10d._world.pg_map
+    if not torch.distributed.is_initialized() or (groups._WORLD_GROUP is not None and groups._WORLD_GROUP not in alive):
+        importlib.reload(groups)
+        sys.modules["deepspeed.comm.comm"].cdb = None
+
+
+@pytest.fixture(scope="module")
+def without_llvmlite():
+    """vLLM's start scans the namespaces of all modules, and fails at an object of llvmlite's that answers to any attribute. A worker's
+    process never loads llvmlite; this one may have, for the retriever's tests."""
+    hidden = {
+        name: sys.modules.pop(name)
+        for name, module in list(sys.modules.items())
+        if any(type(v).__name__ == "_lib_wrapper" for v in list(getattr(module, "__dict__", {}).values()))
+    }
+    yield
+    sys.modules.update(hidden)

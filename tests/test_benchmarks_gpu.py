@@ -1,0 +1,99 @@
+"""The GPU benchmarks on CPU: the rival is a fair one, and what they print is what was measured."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import gpu_learner, gpu_rollout, gpu_train
+from trainer.packing import make_microbatch
+from trainer.policy_model import PolicyModel
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+def test_the_plain_way_computes_the_same_log_probs():
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    hf = AutoModelForCausalLM.from_config(gpu_learner.shape_config("tiny", 256), attn_implementation="sdpa")
+    batch = gpu_learner.made_up_batch(5, 120, 256)
+    m = make_microbatch(batch, [0, 3, 4], torch.device("cpu"))
+    policy = gpu_learner.PlainPolicy(hf, temperature=0.7, chunk_tokens=16)
+    plain, fused = policy(m.input_ids, *m.at)[0], PolicyModel.forward(policy, m.input_ids, *m.at)[0]
+    assert plain.shape == fused.shape == (int((m.action_ids >= 0).sum()),)
+    assert torch.allclose(plain, fused, atol=1e-5)
+
+
+def test_made_up_trajectories_look_like_those_of_search_agents():
+    batch = gpu_learner.made_up_batch(64, 2048, 1000)
+    lengths = np.diff(batch.offsets)
+    assert lengths.max() <= 2048 and 800 < lengths.mean() < 1600
+    assert 0.05 < (batch.action_ids >= 0).mean() < 0.4
+    assert all(batch.action_ids[batch.row(b)][0] == -1 for b in range(64))
+
+
+def test_the_learner_benchmark_prints_ratios_of_one_run(capsys):
+    parser = argparse.ArgumentParser()
+    gpu_learner.arguments(parser)
+    shape = ["--shape", "tiny", "--rows", "8", "--longest", "120", "--tokens", "512", "--repeats", "1"]
+    out = gpu_learner.run(parser.parse_args([*shape, "--variants", "plain", "packed"]))
+    assert out["packed"]["speedup"] == pytest.approx(out["plain"]["seconds"] / out["packed"]["seconds"])
+    assert out["plain"]["microbatches"] == 2 and "llds_cost" in out["packed"]
+    lines = gpu_learner.table(out).splitlines()
+    assert lines[2].split()[0] == "plain" and lines[3].split()[0] == "packed" and len(lines) == 4
+    late = gpu_learner.run(parser.parse_args([*shape, "--seconds", "0", "--variants", "packed"]))
+    assert late["packed"] == {"skipped": "out of time"}
+
+
+def write_run(folder):
+    (folder / "trajectories").mkdir(parents=True)
+    summary = {"steps": 2, "em_before": 0.0, "em_after": 0.5, "performance": {"share/rollout": 0.4}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    steps = [{"step": s, "reward/mean": 0.1 * s} for s in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps))
+    score = {"before": 0.0, "after": 0.5}
+    events = [
+        {"event": "evaluation", "tag": tag, "overall": {"em": em, "n": 2}, "sources": {"nq": {"em": em, "n": 2}}}
+        for tag, em in score.items()
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in [{"event": "worker_join"}, *events]))
+    for tag, rewards in (("before", [0.0, 0.0]), ("after", [0.0, 1.0])):
+        rows = [
+            {
+                "question": f"q{i}",
+                "golden_answers": ["a"],
+                "reward": r,
+                "segments": [
+                    {"by": "model", "text": f"<search> {tag} </search>"},
+                    {"by": "environment", "text": "long documents"},
+                ],
+            }
+            for i, r in enumerate(rewards)
+        ]
+        (folder / "trajectories" / f"eval_{tag}_greedy.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+
+def test_the_report_of_a_run_has_scores_by_source_and_examples_without_documents(tmp_path):
+    write_run(tmp_path / "train")
+    out = gpu_train.report(tmp_path / "train") | {"seconds": 9.0, "warm_start_seconds": 3.0}
+    assert [m["reward/mean"] for m in out["curve"]] == [0.1, 0.2]
+    assert out["examples"][0]["question"] == "q1"  # what became right comes first
+    assert out["examples"][0]["after"] == {"em": 1.0, "text": ["<search> after </search>", "[documents]"]}
+    text = gpu_train.table(out)
+    assert "EM nq                        0.000 ->  0.500  (n 2)" in text and "long documents" not in text
+
+
+def test_the_rollout_table_names_the_ratio():
+    run = {"seconds": 1.0, "tokens": 100, "turns": 2.0}
+    out = {
+        "trajectories": 4,
+        "start_seconds": 5.0,
+        "asynchronous": [run | {"tokens_per_s": 300.0}],
+        "barrier": [run | {"tokens_per_s": 200.0}],
+        "ratio": 1.5,
+    }
+    assert gpu_rollout.table(out).splitlines()[-1] == "ratio 1.50"
+    assert "ratio" not in gpu_rollout.table({k: v for k, v in out.items() if k not in ("barrier", "ratio")})

@@ -1,0 +1,196 @@
+"""Learner and workers on the same GPUs in turns: who may compute when, and what is refused."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from end_to_end import command, configuration, events, finish, laboratory, metrics
+from rollout_models import tiny_model
+from test_trainer_monitor_actions import system
+
+from services.contracts import WeightUpdate
+from services.rollout import placement
+from services.rollout.engine import EngineAsleepError
+from services.rollout.transformers_engine import TransformersEngine
+from services.settings import RolloutSettings
+from trainer.config import ConfigError, parse_config
+from trainer.driver import Driver
+from trainer.stopping import StopSignals
+
+SHARED = {"rollout": {"share_gpus": True, "prompts_per_step": 2, "group_size": 2}}
+CALL = {"max_tokens": 2, "temperature": 1.0, "seed": 1, "stop": ()}
+
+
+def raw(**sections):
+    return {"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "http://x"}} | sections
+
+
+@pytest.mark.parametrize(
+    ("sections", "line"),
+    [
+        ({"rollout": {"share_gpus": True, "max_staleness": 1}}, "needs rollout.max_staleness=0 and rollout.tensor_parallel=1"),
+        ({"rollout": {"share_gpus": True, "workers": "all"}}, "needs a number of rollout.workers"),
+        ({"rollout": {"share_gpus": True}, "learner": {"ranks": 2}}, "at least learner.ranks=2"),
+    ],
+)
+def test_what_does_not_go_with_turns_is_refused_in_one_line(sections, line):
+    with pytest.raises(ConfigError, match=line):
+        parse_config(raw(**sections))
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "gpus", "line"),
+    [
+        ({}, 1, 1, r"need 2 GPUs, one for each; the cluster has 1. Ask for fewer, or set rollout.share_gpus=true"),
+        ({"workers": 3}, 2, 4, r"learner.ranks=2 and rollout.workers=3 .*need 5 GPUs"),
+        ({"workers": "all", "tensor_parallel": 2}, 3, 4, r"need 5 GPUs"),
+        ({"workers": 3, "share_gpus": True}, 1, 2, r"needs 3 GPUs; the cluster has 2"),
+    ],
+)
+def test_too_few_gpus_are_said_before_anything_starts(settings, ranks, gpus, line):
+    with pytest.raises(placement.UnschedulableError, match=line):
+        placement.check_gpus(RolloutSettings(**settings), ranks, {"CPU": 8.0, "GPU": float(gpus)})
+
+
+def test_a_variable_that_puts_everything_on_the_first_gpu_is_refused(monkeypatch):
+    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
+    placement.check_gpus(RolloutSettings(), 1, {"CPU": 8.0})
+    with pytest.raises(placement.UnschedulableError, match="NOSET_CUDA_VISIBLE_DEVICES is set: every worker"):
+        placement.check_gpus(RolloutSettings(), 1, {"CPU": 8.0, "GPU": 2.0})
+
+
+def test_gpus_are_divided_between_learner_and_workers():
+    four = {"CPU": 8.0, "GPU": 4.0}
+    placement.check_gpus(RolloutSettings(workers=3), 1, four)
+    placement.check_gpus(RolloutSettings(workers=4, share_gpus=True), 4, four)
+    placement.check_gpus(RolloutSettings(workers=9), 9, {"CPU": 8.0})  # no GPUs: nothing to divide
+    assert placement.count(RolloutSettings(workers="all"), four, learner_gpus=1) == 3
+    assert placement.count(RolloutSettings(workers="all", tensor_parallel=2), four, learner_gpus=2) == 1
+    assert placement.demand(RolloutSettings(), four) == {"GPU": 1}
+    shared = placement.demand(RolloutSettings(share_gpus=True), four)["GPU"]
+    assert 2 * shared > 1 and shared + (1 - placement.SHARED) == 1  # a rank fits beside a worker, a second worker does not
+
+
+async def test_an_engine_that_sleeps_refuses_work_until_it_wakes(tmp_path):
+    tiny_model(tmp_path)
+    engine = await TransformersEngine.start(str(tmp_path), RolloutSettings(engine="transformers"), 0)
+    await engine.sleep()
+    with pytest.raises(EngineAsleepError, match="the learner's turn"):
+        await engine.generate("a", [1, 2], **CALL)
+    await engine.wake()
+    assert len((await engine.generate("b", [1, 2], **CALL)).token_ids) == 2
+    await engine.close()
+
+
+class Traced:
+    """Learner and pool at once: writes down who was called."""
+
+    where = ()
+
+    def __init__(self):
+        self.trace = []
+
+    def update(self, tokens, **options):
+        self.trace.append("update")
+        return SimpleNamespace(logp_old=np.zeros(0), entropy_old=np.zeros(0), metrics={})
+
+    def score(self, batch):
+        self.trace.append("score")
+        return SimpleNamespace(logp=np.zeros(0))
+
+    def offer_weights(self, version, receivers):
+        self.trace.append("publish")
+        return WeightUpdate(version, "none", None, 8)
+
+    def send_weights(self):
+        """shared_memory: the offer holds all."""
+
+    async def receivers(self, version):
+        return []
+
+    wants_weights = False
+
+    def rest(self):
+        self.trace.append("rest")
+
+    def load(self, path):
+        self.trace.append("load")
+
+    async def sleep(self):
+        self.trace.append("sleep")
+
+    async def wake(self):
+        self.trace.append("wake")
+
+    async def sync(self, update):
+        self.trace.append("sync")
+
+
+class OneStep(Driver):
+    """The real step; what lies between learner and pool is left out."""
+
+    def __init__(self, made, traced):
+        made.learner, made.pool, made.tokenizer = traced, traced, None
+        progress = SimpleNamespace(stage=lambda *a: None, say=lambda text: None, trajectory=None)
+        super().__init__(made, progress, StopSignals(progress.say))
+        self.traced = traced
+
+    async def next_batch(self, step):
+        self.traced.trace.append("rollout")
+        return SimpleNamespace(trajectories=[], cursor={}, seconds=0.0)
+
+    async def rescore(self, prepared):
+        await self.on_learner(self.system.learner.score, None)
+        return None, 0.0
+
+    def measure(self, *a):
+        return {}
+
+    def record(self, *a):
+        return SimpleNamespace(phase="healthy", alarms=[])
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_the_order_of_turns_in_a_step(tmp_path, share, monkeypatch):
+    monkeypatch.setattr("trainer.driver.prepare", lambda *a: SimpleNamespace(tokens=SimpleNamespace(logp_old=None)))
+    monkeypatch.setattr("trainer.driver.np.mean", lambda values: 0.0)
+    driver = OneStep(system(tmp_path, **({"rollout": SHARED["rollout"]} if share else {})), Traced())
+    driver.actions.decide = lambda state: None
+    asyncio.run(driver.one_step(1))
+    if share:
+        assert driver.traced.trace == ["rollout", "sleep", "update", "score", "publish", "rest", "wake", "sync"]
+    else:
+        assert driver.traced.trace == ["rollout", "update", "publish", "sync", "score"]
+    assert driver.sync_bytes == 8
+
+
+@pytest.mark.ray
+def test_a_run_in_turns_trains_and_ends_like_any_other(tmp_path):
+    """On CPU engines give nothing free, but refuse work out of turn, so a wrong order fails here too."""
+    files = laboratory(tmp_path)
+    sections = {"rollout": {"share_gpus": True, "engine": "transformers"}, "trainer": {"steps": 3, "eval_at_ends": True}}
+    config = configuration(files, tmp_path, "turns", **sections)
+    code, out = finish(command("train", "--config", config))
+    assert code == 0, out
+    run = tmp_path / "turns"
+    assert [m["step"] for m in metrics(run)] == [1, 2, 3]
+    assert not events(run, "trajectory_retry") and not events(run, "worker_lost")
+    summary = json.loads((run / "summary.json").read_text())
+    parts = [summary["performance"][f"share/{p}"] for p in ("rollout", "update", "logprob", "sync", "other")]
+    assert sum(parts) == pytest.approx(1.0, abs=1e-6) and summary["performance"]["sync/bytes"] > 1e5
+    assert "where the time went" in out
+    for tag in ("before", "after"):
+        assert len((run / "trajectories" / f"eval_{tag}_greedy.jsonl").read_text().splitlines()) == 8
+
+
+def test_two_ranks_on_one_gpu_are_named():
+    from trainer.learner import LearnerGroup, LearnerPlacementError
+
+    group = LearnerGroup(parse_config(raw(learner={"ranks": 3})), model_path="m")
+    group.where = [{"host": "a", "device_uuid": u} for u in ("GPU-1", "GPU-2", "GPU-1")]
+    with pytest.raises(LearnerPlacementError, match="learner ranks 0 and 2 are both on GPU GPU-1 of a"):
+        group._check_devices()
+    group.where = [{"host": h, "device_uuid": "GPU-1"} for h in ("a", "b")] + [{"host": "a", "device_uuid": ""}]
+    group._check_devices()

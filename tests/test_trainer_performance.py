@@ -1,0 +1,78 @@
+"""The table at the end of a run: exact numbers from made-up metrics."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from trainer.performance import of_run, performance, table
+
+STEP = {
+    "time/step": 10.0,
+    "time/rollout": 5.0,
+    "time/rollout_wait": 5.0,
+    "time/update": 3.0,
+    "time/update_compute": 2.75,
+    "time/logprob": 1.0,
+    "time/sync": 0.75,
+    "rollout/tokens_per_s": 2000.0,
+    "learner/tokens": 30_000.0,
+    "learner/scored_tokens": 30_000.0,
+    "sync/bytes": 1e9,
+}
+SLOW_START = STEP | {"time/step": 100.0, "time/update": 90.0}
+RANK = {"device_name": "NVIDIA H100 80GB HBM3", "dtype": "bfloat16", "parameters": 10**9, "lora": False}
+
+
+def test_shares_rates_and_overhead_are_exact_and_the_first_step_is_left_out():
+    slower = STEP | {"time/step": 30.0, "time/rollout": 20.0, "time/rollout_wait": 20.0, "time/update": 8.0, "time/sync": 0.25}
+    numbers = performance([SLOW_START, STEP, slower], [RANK, RANK])
+    assert numbers["steps"] == 2 and numbers["seconds_per_step"] == 20.0
+    shares = {name: round(numbers[f"share/{name}"], 6) for name in ("rollout", "update", "logprob", "sync", "other")}
+    assert shares == {"rollout": 0.625, "update": 0.275, "logprob": 0.05, "sync": 0.025, "other": 0.025}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert numbers["overhead"] == pytest.approx((1.0 + 11.0 - 5.5) / 40)
+    assert numbers["rollout/tokens_per_s"] == 2000.0
+    assert numbers["learner/tokens_per_s"] == pytest.approx(60_000 / 11)
+    assert numbers["learner/flops_per_s"] == pytest.approx(1e9 * 8 * 60_000 / 11)
+    assert numbers["learner/mfu"] == pytest.approx(1e9 * 8 * 60_000 / 11 / (2 * 989e12))
+    assert numbers["sync/bytes"] == 1e9 and numbers["sync/seconds"] == 0.5
+
+
+def test_rollouts_beside_the_update_count_as_the_time_waited_for_them():
+    numbers = performance([STEP | {"time/rollout": 9.0, "time/rollout_wait": 4.0, "time/update": 4.0}])
+    assert numbers["share/rollout"] == 0.4 and numbers["share/other"] == pytest.approx(0.025)
+
+
+def test_lora_counts_fewer_operations_and_an_unknown_device_has_no_utilisation():
+    numbers = performance([STEP], [RANK | {"lora": True, "device_name": "Somebody's card"}])
+    assert numbers["learner/flops_per_s"] == pytest.approx(1e9 * 6 * 30_000 / 3)
+    assert "learner/mfu" not in numbers
+    assert "learner/mfu" not in performance([STEP], [RANK | {"dtype": "float32"}])
+
+
+def test_a_run_without_steps_has_no_performance(tmp_path):
+    assert performance([]) == {} and of_run(tmp_path / "metrics.jsonl") == {}
+
+
+def test_the_table_shows_what_is_known(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(m) + "\n" for m in [SLOW_START, STEP | {"learner/tokens": None}])
+    )
+    text = io.StringIO()
+    Console(file=text, width=80).print(table(of_run(tmp_path / "metrics.jsonl")))
+    lines = [line.rsplit(maxsplit=1) for line in text.getvalue().splitlines()[1:]]
+    assert {what.strip(): figure for what, figure in lines} == {
+        "seconds a step": "10.00",
+        "rollout": "50.0%",
+        "update": "30.0%",
+        "logprob": "10.0%",
+        "sync": "7.5%",
+        "other": "2.5%",
+        "Ray, services, driver": "5.0%",
+        "rollout tokens/s": "2,000",
+        "learner tokens/s": "0",
+        "bytes a sync": "1,000,000,000",
+        "seconds a sync": "0.750",
+    }

@@ -1,0 +1,80 @@
+"""The configuration's section `learner`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from services.settings import Settings
+
+
+class LoRASettings(Settings):
+    """Train small matrices beside frozen weights (arXiv 2106.09685). Rollout workers and exports get merged weights."""
+
+    rank: int = Field(16, ge=1)
+    """Rank of the matrices."""
+    alpha: float = Field(32.0, gt=0)
+    """Their product is scaled by alpha / rank."""
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    """Layers that get them: all linear ones but the output head, or those whose names end so (q_proj, v_proj)."""
+
+
+class LearnerSettings(Settings):
+    """The optimiser side."""
+
+    ranks: int = Field(1, ge=1)
+    """Data-parallel learner ranks."""
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    """DeepSpeed ZeRO stage."""
+    lr: float = Field(1e-6, gt=0)
+    """Learning rate of AdamW."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimiser steps of linear warm-up."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's betas."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's weight decay."""
+    minibatches_per_batch: int = Field(2, ge=1)
+    """Parts into which a batch of trajectories is divided; one optimiser step each."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the batch; optimiser steps a batch are minibatches_per_batch x epochs."""
+    tokens_per_microbatch: int = Field(16384, ge=1)
+    """Most tokens, padding included, of one forward pass of a rank."""
+    packing: Literal["auto", "padded", "packed"] = "auto"
+    """How rows of different lengths share a forward pass: `packed`, end to end without padding; `padded`, each filled up to the longest.
+    `auto` is packed on GPU."""
+    logit_chunk_tokens: int = Field(1024, ge=1)
+    """Positions whose logits exist at the same time."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Largest global gradient norm."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type: `auto` is float32 on CPU, bfloat16 (fp32 master weights) on GPU."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass, to save memory."""
+    compile: bool = False
+    """Compile the decoder layers (torch.compile): faster after a minute's start, with less memory for activations. Not with zero_stage 3."""
+    offload_optimizer: bool = False
+    """Keep fp32 master weights and Adam's moments in host memory, and step there: 12 bytes a parameter less on GPU, a slower step.
+    Needs zero_stage >= 1."""
+    lora: LoRASettings | None = None
+    """Train LoRA adapters instead of all weights. Not with zero_stage 3."""
+    start_timeout_seconds: float = Field(600.0, gt=0)
+    """Longest wait for the ranks to come up (the first start compiles an extension of DeepSpeed)."""
+    step_timeout_seconds: float = Field(3600.0, gt=0)
+    """Longest wait for one scoring pass or update."""
+
+    @model_validator(mode="after")
+    def _stage_fits(self) -> LearnerSettings:
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError(
+                "learner.offload_optimizer=true needs learner.zero_stage 1, 2 or 3; stage 0 has nothing to offload"
+            )
+        for option in ("lora", "compile"):
+            if getattr(self, option) and self.zero_stage == 3:
+                raise ValueError(f"learner.{option} does not work with learner.zero_stage=3; set 1 or 2")
+        return self
+
+    @property
+    def optimiser_steps_per_batch(self) -> int:
+        return self.minibatches_per_batch * self.epochs
