@@ -203,3 +203,5 @@ class WorkerInfo:
     outstanding_tokens: int = 0
     state: Literal["starting", "waiting", "ready", "syncing", "draining", "failed"] = "ready"
     """`waiting`: its engine runs, and it has no weights of the current version yet."""
+    trajectories: int = 0
+    """That it has finished, as its pool counts them."""

@@ -5,6 +5,7 @@ Every section refuses keys that it does not know. Field docstrings are the descr
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -136,6 +137,19 @@ class StoreSettings(Settings):
         ):
             raise ValueError("expected sqlite:PATH, redis://HOST:PORT/DB, or the http address of a likelihood service")
         return url
+
+
+class ControlSettings(Settings):
+    """The control plane that a run serves: status, scale, drain, pause."""
+
+    enabled: bool = True
+    """Serve it."""
+    host: str = Field(default_factory=lambda: os.environ.get("UNSPIRAL_CONTROL_HOST") or "127.0.0.1")
+    """Address to bind (default: UNSPIRAL_CONTROL_HOST, else 127.0.0.1); beyond this machine UNSPIRAL_API_TOKEN must be set."""
+    port: int = Field(
+        default_factory=lambda: os.environ.get("UNSPIRAL_CONTROL_PORT") or 8200, ge=0, le=65535, validate_default=True
+    )
+    """Port (default: UNSPIRAL_CONTROL_PORT, else 8200); 0, or one that is taken, gives any free one. The address is in the run's `control.json`."""
 
 
 class ProbeSettings(Settings):

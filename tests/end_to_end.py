@@ -17,12 +17,12 @@ def reward(trajectory):
     return sum(i for a in trajectory.actions for i in a.token_ids) % 7 / 6
 
 
-def command(*arguments, **options):
-    """`unspiral ...` as a process of its own."""
+def command(*arguments, environment=(), **options):
+    """`unspiral ...` as a process of its own. environment: variables beside the usual ones."""
     return subprocess.Popen(
         [sys.executable, "-m", "trainer", *map(str, arguments)],
         cwd=ROOT,
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | dict(environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

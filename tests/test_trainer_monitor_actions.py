@@ -76,7 +76,7 @@ class Scripted(Driver):
 def system(tmp_path, **changes):
     raw = {
         "run": {"name": "r", "dir": str(tmp_path)}, "model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "http://x"},
-        "trainer": {"steps": 12, "checkpoint_every": 2, "keep_checkpoints": 9, "eval_at_ends": False}, "monitor": {"action": "rollback"},
+        "trainer": {"steps": 12, "checkpoint_every": 2, "keep_checkpoints": 9, "eval_at_ends": False}, "monitor": {"action": "rollback"}, "control": {"enabled": False},
     }  # fmt: skip
     config = parse_config(raw | changes)
     folder = RunFolder(config)

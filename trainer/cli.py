@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from retriever_service.cli import index_app, serve_retriever
+from services.control.cli import pause, resume, serve_control, status, workers_app
 from services.likelihood.cli import likelihood_app, monitor_app, report, serve_likelihood
 from trainer.data.cli import data_app
 from trainer.models import model_app
@@ -29,6 +30,7 @@ config_app = typer.Typer(no_args_is_help=True, help="Look at the configuration."
 
 serve.command("retriever")(serve_retriever)
 serve.command("likelihood")(serve_likelihood)
+serve.command("control")(serve_control)
 app.add_typer(serve, name="serve")
 app.add_typer(index_app, name="index")
 app.add_typer(data_app, name="data")
@@ -36,7 +38,10 @@ app.add_typer(model_app, name="model")
 app.add_typer(likelihood_app, name="likelihood")
 app.add_typer(monitor_app, name="monitor")
 app.add_typer(config_app, name="config")
+app.add_typer(workers_app, name="workers")
 app.command("report")(report)
+for command in (status, pause, resume):
+    app.command(command.__name__)(command)
 
 MACHINE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from services.settings import (
+    ControlSettings,
     MonitorSettings,
     ProbeSettings,
     RetrieverSettings,
@@ -196,6 +197,7 @@ class Config(Settings):
     learner: LearnerSettings = LearnerSettings()
     weight_sync: WeightSyncSettings = WeightSyncSettings()
     store: StoreSettings = StoreSettings()
+    control: ControlSettings = Field(default_factory=dict, validate_default=True)
     probe: ProbeSettings = ProbeSettings()
     monitor: MonitorSettings = MonitorSettings()
     trainer: TrainerSettings = TrainerSettings()

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-PORTS = {8000: "retriever", 8100: "likelihood", 8265: "Ray's dashboard"}
+PORTS = {8000: "retriever", 8100: "likelihood", 8200: "control plane", 8265: "Ray's dashboard"}
 PACKAGES = {
     "retriever": ("bm25s", "fastapi", "uvicorn"),
     "training": ("torch", "ray", "deepspeed", "transformers"),

@@ -31,6 +31,7 @@ from trainer.evaluate import evaluate
 from trainer.learner import LearnerError
 from trainer.probes import Probes, Rescored, join
 from trainer.progress import Progress
+from trainer.run_folder import finite_or_none
 from trainer.sampling import BatchSampler, RolloutBatch
 from trainer.stopping import StopSignals
 from trainer.sync import kept_supplied, sync_weights
@@ -62,6 +63,17 @@ class Driver:
         self.scores: dict[str, Any] = {}
         self.sync_bytes = 0
         """Size of the last version sent."""
+        self.sync_seconds: float | None = None
+        """Of the last sync."""
+        self.rewards: deque[float | None] = deque(maxlen=10)
+        """Mean reward of the last steps."""
+        self.restores = 0
+        """Times that the learner was lost and restored."""
+        self.resumed = asyncio.Event()
+        """Not set: the control plane has asked that no further step begins."""
+        self.resumed.set()
+        self.idle = False
+        """Whether the run is paused, with no step in hand."""
         self.learner_ranks = list(system.learner.where)
         self._ahead: deque[asyncio.Task[RolloutBatch]] = deque()
 
@@ -73,6 +85,7 @@ class Driver:
             await self.evaluate("before")
         try:
             while self.step < settings.steps and not self.stop.requested:
+                await self.until_resumed()
                 if settings.max_minutes and time.monotonic() - began > 60 * settings.max_minutes:
                     self.progress.say(
                         f"trainer.max_minutes={settings.max_minutes:g} have passed: ending after step {self.step}"
@@ -90,6 +103,17 @@ class Driver:
         if settings.eval_at_ends and not self.stop.requested:
             await self.evaluate("after")
         return self.summary()
+
+    async def until_resumed(self) -> None:
+        """Return at once, but for a paused run. Its workers stay, idle; those that join get their weights."""
+        if self.resumed.is_set():
+            return
+        self.idle = True
+        self.progress.stage("paused", self.step)
+        try:
+            await kept_supplied(self.system.pool, self.resumed.wait(), self.sync)
+        finally:
+            self.idle = False
 
     async def advance(self, step: int) -> None:
         """One step, then what is due after it. Cut short inside the step or a rollback, the run is not whole."""
@@ -219,8 +243,8 @@ class Driver:
             on_event=lambda event: system.folder.event(**event),
             before_sending=self.hand_over if self.share_gpus else None,
         )
-        self.sync_bytes = update.nbytes
-        return time.monotonic() - began
+        self.sync_bytes, self.sync_seconds = update.nbytes, time.monotonic() - began
+        return self.sync_seconds
 
     async def hand_over(self) -> None:
         """The GPUs from the learner to the workers."""
@@ -260,6 +284,7 @@ class Driver:
         metrics["phase"] = state.phase
         for alarm in state.alarms:
             folder.event("alarm", at_step=self.step, **alarm.as_dict())
+        self.rewards.append(finite_or_none(metrics.get("reward/mean")))
         folder.metrics(metrics)
         folder.trajectories(self.step, batch.trajectories, batch.rewards.tolist())
         records = trajectory_records(

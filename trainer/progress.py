@@ -75,6 +75,11 @@ class Progress:
     def stage(self, name: str, step: int) -> None:
         self._stage, self._done = f"step {step}: {name}", 0
 
+    @property
+    def doing(self) -> str:
+        """What is being done now."""
+        return self._stage
+
     def trajectory(self, _: Trajectory) -> None:
         self._done += 1
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from trainer import models
 from trainer.checkpoint import latest
 from trainer.config import Config, ConfigError
+from trainer.control import announced, served
 from trainer.driver import Driver
 from trainer.progress import Progress
 from trainer.run_folder import RunFolder
@@ -68,7 +69,10 @@ async def _train(
     """again: the folder was used by an earlier attempt."""
     with StopSignals(progress.say) as stop:
         try:
-            async with start_system(config, model, folder, progress.say) as system:
+            async with (
+                served(config, folder.path, progress.say) as control,
+                start_system(config, model, folder, progress.say) as system,
+            ):
                 driver = Driver(system, progress, stop)
                 box.append(driver)
                 if checkpoint:
@@ -77,7 +81,8 @@ async def _train(
                 elif again:
                     driver.begin_attempt()
                     progress.say(f"no whole checkpoint to resume from: starting anew, as attempt {driver.attempt}")
-                summary = await driver.run()
+                with announced(control, driver):
+                    summary = await driver.run()
                 progress.performance(summary)
                 stop.settle()
                 return summary

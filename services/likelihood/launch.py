@@ -68,8 +68,8 @@ class RunningServer:
         self._parts.close()
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises CannotServe with one line."""
+def bind(host: str, port: int, what: str = "likelihood service") -> socket.socket:
+    """A bound socket for `what`. Raises CannotServe with one line."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -79,7 +79,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as e:
         sock.close()
         why = "in use; choose another with --port, 0 for any free one" if e.errno == errno.EADDRINUSE else e.strerror or str(e)
-        raise CannotServe(f"likelihood service: port {port} of {host} is {why}") from e
+        raise CannotServe(f"{what}: port {port} of {host} is {why}") from e
     return sock
 
 

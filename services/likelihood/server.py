@@ -98,19 +98,19 @@ def create_app(
     async def _broken(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"detail": f"internal error: {type(error).__name__}"}, 500)
 
-    @app.post("/v1/runs/{run}/steps", response_model=StepReceipt, openapi_extra=_json_body(StepRecord))
+    @app.post("/v1/runs/{run}/steps", response_model=StepReceipt, openapi_extra=json_body(StepRecord))
     async def post_step(run: Run, request: Request) -> Any:
         """Store one step; the first post makes the run. The same step and attempt may be posted in parts and more than once."""
-        started, body = time.perf_counter(), await _body(request, MAX_STEP_BYTES)
-        receipt = await run_in_threadpool(lambda: service.put_step(run, _parsed(StepRecord, body)))
+        started, body = time.perf_counter(), await read_body(request, MAX_STEP_BYTES)
+        receipt = await run_in_threadpool(lambda: service.put_step(run, parsed(StepRecord, body)))
         seen.stored(receipt.stored, time.perf_counter() - started)
         return receipt
 
-    @app.post("/v1/runs/{run}/events", status_code=201, openapi_extra=_json_body(EventRecord))
+    @app.post("/v1/runs/{run}/events", status_code=201, openapi_extra=json_body(EventRecord))
     async def post_event(run: Run, request: Request) -> dict[str, str]:
         """Note something that happened in a run, for the page and for later."""
-        body = await _body(request, MAX_STEP_BYTES)
-        await run_in_threadpool(lambda: service.put_event(run, _parsed(EventRecord, body)))
+        body = await read_body(request, MAX_STEP_BYTES)
+        await run_in_threadpool(lambda: service.put_event(run, parsed(EventRecord, body)))
         return {"run": run}
 
     @app.put("/v1/runs/{run}/steps/{step}/tokens", status_code=201)
@@ -118,7 +118,7 @@ def create_app(
         run: Run, step: Step, request: Request, attempt: Annotated[int, Query(ge=0, le=MAX_COUNT)] = 0
     ) -> dict[str, Any]:
         """Keep the token arrays of a step (npz: uid, offsets, token_ids, action_ids, logp_old), those of the newest steps only."""
-        body = await _body(request, MAX_TOKEN_BYTES)
+        body = await read_body(request, MAX_TOKEN_BYTES)
 
         def keep() -> int:
             rows = len(unpack_tokens(body))
@@ -242,7 +242,7 @@ async def _events(service: LikelihoodService, run: str | None, request: Request)
         service.leave(run, listener)
 
 
-async def _body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int) -> bytes:
     """The body, read no further than the limit. Raises TooLarge."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
@@ -256,12 +256,12 @@ async def _body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def _parsed(model: type, body: bytes) -> Any:
+def parsed(model: type, body: bytes) -> Any:
     try:
         return model.model_validate_json(body)
     except ValidationError as e:
         raise LikelihoodError(one_line(e)) from e
 
 
-def _json_body(model: type) -> dict[str, Any]:
+def json_body(model: type) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}

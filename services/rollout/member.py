@@ -48,6 +48,8 @@ class Member:
     """RPCs made to it."""
     timeouts: int = 0
     """Trajectories that ran past their deadline since one was finished."""
+    trajectories: int = 0
+    """That it has finished."""
     lost: WorkerLostError | None = None
 
     async def call(self, method: str, *args, timeout_seconds: float) -> Any:
@@ -86,7 +88,11 @@ class Member:
 
     def describe(self) -> WorkerInfo:
         return replace(
-            self.info, policy_version=self.version, outstanding_tokens=round(self.outstanding_tokens), state=self.state
+            self.info,
+            policy_version=self.version,
+            outstanding_tokens=round(self.outstanding_tokens),
+            state=self.state,
+            trajectories=self.trajectories,
         )
 
 

@@ -134,14 +134,37 @@ class Membership:
         members, self._members, self._leaving = self.all(), {}, set()
         await asyncio.gather(*(self._end(m) for m in members))
 
-    async def scale(self, n: int) -> None:
-        self._follow_cluster = False
-        self.target = n
+    @property
+    def follows_cluster(self) -> bool:
+        return self._follow_cluster
+
+    @property
+    def _wanted(self) -> RolloutSettings:
+        return self._settings.model_copy(update={"workers": self.target})
+
+    def lacking(self, n: int) -> str | None:
+        """What `n` workers ask for, where the cluster could never hold them all; else None."""
+        return placement.lacking(self._settings, n, ray.cluster_resources(), self._learner_gpus)
+
+    @property
+    def problem(self) -> str | None:
+        """Why there are fewer workers than wanted, where that does not pass by itself."""
+        if self._no_room & set(range(self.target)):
+            return f"no room for another worker: {placement.describe(self._wanted)}"
+        return "; ".join(f"slot {slot}: {reason}" for slot, reason in sorted(self._given_up.items())) or None
+
+    async def scale(self, n: int | Literal["all"]) -> None:
+        self._follow_cluster = n == "all"
+        self.target = self._room() if n == "all" else n
         self._given_up.clear()
         self._crashes.clear()
         await self._trim()
         self._fill()
         self._on_change()
+
+    def _room(self) -> int:
+        everything = self._settings.model_copy(update={"workers": "all"})
+        return max(1, placement.count(everything, ray.cluster_resources(), self._learner_gpus))
 
     async def drain(self, id: str) -> None:
         member = self.get(id)
@@ -193,10 +216,11 @@ class Membership:
         else:
             member.end()
 
-    def finished_one(self, member: Member) -> None:
+    def finished(self, member: Member, trajectories: int) -> None:
         """A worker that finishes trajectories is no part of a crash loop."""
         self._crashes[member.slot] = 0
         member.timeouts = 0
+        member.trajectories += trajectories
 
     def lose(self, member: Member, error: BaseException) -> None:
         """A worker is dead, or as good as dead: take it out, have what it ran run elsewhere, have it replaced."""
@@ -290,7 +314,7 @@ class Membership:
             while True:
                 if self._follow_cluster:
                     # A node that joined or left; one worker at least is always wanted.
-                    self.target = max(1, placement.count(self._settings, ray.cluster_resources(), self._learner_gpus))
+                    self.target = self._room()
                 await self._trim()
                 self._fill()
                 for member in [*self._members.values(), *self.delivery.waiting]:

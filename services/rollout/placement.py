@@ -148,3 +148,14 @@ def describe(settings: RolloutSettings) -> str:
     names = sorted({*wants, "CPU", "GPU"})
     has = ", ".join(f"{name} {free.get(name, 0):g} free of {supply.get(name, 0):g}" for name in names)
     return f"each of rollout.workers={settings.workers} asks for {asked}; the cluster has {has}"
+
+
+def lacking(settings: RolloutSettings, workers: int, supply: dict[str, float], learner_gpus: int = 0) -> str | None:
+    """Demand of so many workers against supply, on one line, where the whole cluster (less the learner's GPUs) could not hold them."""
+    wants = {name: n * workers for name, n in demand(settings, supply).items()}
+    if all(n + (learner_gpus if name == "GPU" else 0) <= supply.get(name, 0) for name, n in wants.items()):
+        return None
+    asked = ", ".join(f"{name} {n:g}" for name, n in wants.items())
+    has = ", ".join(f"{name} {supply.get(name, 0):g}" for name in wants)
+    beside = f", of which the learner has GPU {learner_gpus}" if learner_gpus and "GPU" in wants else ""
+    return f"{workers} rollout workers ask for {asked}; the cluster has {has}{beside}"

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from retriever_service.client import RetrieverUnavailable
 from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
@@ -31,6 +33,8 @@ JOBS_PER_WORKER = 256
 """Trajectories that a worker is given at a time; the rest waits here, for whoever is free or joins."""
 ATTEMPTS = 5
 """Times that one trajectory is run before its error is the caller's."""
+SPEED_SECONDS, WRITTEN = 30.0, 100_000
+"""Time over which the speed is measured, and most trajectories that are remembered for it."""
 TIMEOUTS = 3
 """Trajectories that may run past their deadline on a worker in a row before it is taken for dead."""
 
@@ -84,6 +88,9 @@ class RolloutPool:
         self._open: set[Job] = set()
         self._homes: dict[tuple[str, int], Member] = {}
         self._mean_tokens: dict[str, float] = {}
+        self.trajectories = 0
+        """That were finished."""
+        self._written: deque[tuple[float, int]] = deque(maxlen=WRITTEN)
         self._change = asyncio.Event()
         self._pauses: set[asyncio.Task] = set()
 
@@ -111,10 +118,30 @@ class RolloutPool:
         """All workers, those that start or leave included."""
         return self._membership.describe()
 
-    async def scale(self, n: int) -> None:
-        """Want `n` workers from now on. More: returns at once; they join once they hold the current weights. Fewer: returns when the last
-        ones have finished what they run. 0: trajectories that still wait fail with NoWorkersError."""
-        if n < 0:
+    @property
+    def target(self) -> int:
+        """Workers wanted."""
+        return self._membership.target
+
+    @property
+    def follows_cluster(self) -> bool:
+        """Whether `target` goes with the cluster."""
+        return self._membership.follows_cluster
+
+    @property
+    def problem(self) -> str | None:
+        """Why there are fewer workers than wanted, where that does not pass by itself."""
+        return self._membership.problem
+
+    def lacking(self, n: int) -> str | None:
+        """What `n` workers ask for against what there is, where the cluster could never hold them all; else None."""
+        return self._membership.lacking(n)
+
+    async def scale(self, n: int | Literal["all"]) -> None:
+        """Want `n` workers from now on; "all": as many as the cluster allows, now and when nodes come and go. More: returns at once; they
+        join once they hold the current weights. Fewer: returns when the last ones have finished what they run. 0: trajectories that still wait
+        fail with NoWorkersError."""
+        if n != "all" and n < 0:
             raise ValueError(f"the number of workers can't be negative; got {n}")
         await self._membership.scale(n)
 
@@ -235,8 +262,7 @@ class RolloutPool:
         except Exception as e:
             self._fail(job, e)
         else:
-            self._membership.finished_one(member)
-            self._learn_length(trajectory)
+            self._finished(member, [trajectory])
             if not job.future.done():
                 job.future.set_result(trajectory)
         finally:
@@ -269,9 +295,20 @@ class RolloutPool:
     def _expected_tokens(self, request: TrajectoryRequest) -> float:
         return self._mean_tokens.get(request.question.data_source, self._settings.max_response_tokens)
 
-    def _learn_length(self, trajectory: Trajectory) -> None:
-        source, tokens = trajectory.question.data_source, sum(len(a.token_ids) for a in trajectory.actions)
-        self._mean_tokens[source] = 0.95 * self._mean_tokens.get(source, tokens) + 0.05 * tokens
+    def _finished(self, member: Member, trajectories: list[Trajectory]) -> None:
+        self._membership.finished(member, len(trajectories))
+        self.trajectories += len(trajectories)
+        for t in trajectories:
+            source, tokens = t.question.data_source, sum(len(a.token_ids) for a in t.actions)
+            self._mean_tokens[source] = 0.95 * self._mean_tokens.get(source, tokens) + 0.05 * tokens
+            self._written.append((time.monotonic(), tokens))
+
+    def tokens_per_s(self) -> float:
+        """Tokens that the model wrote in the trajectories finished over the last SPEED_SECONDS, a second."""
+        began = time.monotonic() - SPEED_SECONDS
+        while self._written and self._written[0][0] < began:
+            self._written.popleft()
+        return sum(tokens for _, tokens in self._written) / SPEED_SECONDS
 
     def _report(self, member: Member, requests: list[TrajectoryRequest], attempt: int, error: BaseException) -> None:
         for request in requests:
@@ -323,7 +360,7 @@ class RolloutPool:
             except _ELSEWHERE as e:
                 error = e
             else:
-                self._membership.finished_one(member)
+                self._finished(member, done)
                 return done
             finally:
                 member.jobs.pop(share[0].uid, None)

@@ -1,0 +1,151 @@
+"""The control plane's part of the command line: what a run is doing, and having it do something else."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+
+from services.control.records import MAX_WORKERS, CannotReach, ControlError, RunStatus
+
+workers_app = typer.Typer(no_args_is_help=True, help="The rollout workers of a running system.")
+TIMEOUT_SECONDS = 30.0
+
+Url = Annotated[
+    str,
+    typer.Option(envvar="UNSPIRAL_CONTROL_URL", help="Address of the control plane; a run's own is in runs/NAME/control.json."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+URL = "http://127.0.0.1:8200"
+
+
+def serve_control(
+    ray_address: Annotated[str, typer.Option(envvar="RAY_ADDRESS", help="HOST:PORT of the Ray cluster's head.")] = "127.0.0.1:6379",
+    host: Annotated[str, typer.Option(envvar="UNSPIRAL_CONTROL_HOST", help="Address to bind; beyond this machine UNSPIRAL_API_TOKEN must be set.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="UNSPIRAL_CONTROL_PORT", min=0, max=65535, help="0 takes any free port.")] = 8200,
+) -> None:  # fmt: skip
+    """Run a gateway: it finds the run of a Ray cluster and passes requests on to it. A run serves its own control plane without this."""
+    import ray  # noqa: F401  (says at once which extra is missing)
+
+    from services.control.gateway import Gateway
+    from services.control.launch import serve_forever
+
+    gateway = Gateway(ray_address, os.environ.get("UNSPIRAL_API_TOKEN"))
+    raise typer.Exit(serve_forever(gateway, host, port, announce=lambda line: typer.echo(line, err=True)))
+
+
+def status(url: Url = URL, as_json: AsJson = False) -> None:
+    """What the running system is doing."""
+    answer = ask("GET", url, "/v1/status")
+    typer.echo(json.dumps(answer, indent=1)) if as_json else show(RunStatus.model_validate(answer))
+
+
+@workers_app.command("list")
+def list_workers(url: Url = URL, as_json: AsJson = False) -> None:
+    """The rollout workers."""
+    answer = ask("GET", url, "/v1/status")
+    if as_json:
+        typer.echo(json.dumps(answer["workers"], indent=1))
+    else:
+        show_workers(RunStatus.model_validate(answer))
+
+
+@workers_app.command("scale")
+def scale(n: Annotated[str, typer.Argument(help="Workers wanted: a number, or all.")], url: Url = URL) -> None:
+    """Want another number of rollout workers, or `all`: as many as the cluster has room for."""
+    if n != "all" and not (n.isascii() and n.isdigit() and int(n) <= MAX_WORKERS):
+        raise ControlError(f"workers scale {n}: expected a whole number from 0 to {MAX_WORKERS}, or all")
+    typer.echo(ask("POST", url, "/v1/workers/scale", {"n": n if n == "all" else int(n)})["text"])
+
+
+@workers_app.command("drain")
+def drain(id: Annotated[str, typer.Argument(help="The worker's id, as `workers list` shows it.")], url: Url = URL) -> None:
+    """Let one worker finish what it runs, then end it; one fewer is wanted from now on."""
+    from urllib.parse import quote
+
+    typer.echo(ask("POST", url, f"/v1/workers/{quote(id, safe='')}/drain")["text"])
+
+
+def pause(url: Url = URL) -> None:
+    """Begin no further step; the step in hand ends."""
+    typer.echo(ask("POST", url, "/v1/pause")["text"])
+
+
+def resume(url: Url = URL) -> None:
+    """Go on after a pause."""
+    typer.echo(ask("POST", url, "/v1/resume")["text"])
+
+
+def ask(method: str, url: str, path: str, body: Any = None) -> Any:
+    """One request to the control plane, with the token of UNSPIRAL_API_TOKEN. Raises ControlError; its `exit_code` is 3 where nothing answers."""
+    import httpx
+
+    from services.control.gateway import as_error
+
+    token = os.environ.get("UNSPIRAL_API_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        answer = httpx.request(
+            method, url.rstrip("/") + path, json=body, headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False
+        )
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
+        raise ControlError(f"--url {url}: expected an address such as {URL}") from e
+    except httpx.HTTPError as e:
+        raise CannotReach(
+            f"{url}: no control plane answers there ({type(e).__name__}). Is a run going on? Its address is in runs/NAME/control.json; "
+            "give it by --url or UNSPIRAL_CONTROL_URL"
+        ) from e
+    if answer.is_success:
+        try:
+            return answer.json()
+        except ValueError:
+            raise CannotReach(f"{url}: what answers there is no control plane of a run") from None
+    raise as_error(answer)
+
+
+def show(status: RunStatus) -> None:
+    """A status for people."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if status.state == "no run":
+        console.print("no run")
+        return
+    rewards = " ".join("-" if r is None else f"{r:.3f}" for r in status.rewards)
+    lines = {
+        "run": f"{status.run}, attempt {status.attempt}: {status.state}",
+        "step": f"{status.step} of {status.steps}" + (f" ({status.stage})" if status.stage else ""),
+        "phase": status.phase,
+        "policy version": str(status.version),
+        "reward": rewards,
+        "tokens/s": f"{status.tokens_per_s:.0f}",
+        "last sync": "" if status.last_sync_seconds is None else f"{status.last_sync_seconds:.2f} s",
+        "learner restored": f"{status.restores} times" if status.restores else "",
+        "folder": status.folder or "",
+        "other runs": ", ".join(status.others),
+    }
+    for name, reach in (("retriever", status.retriever), ("store", status.store)):
+        if reach:
+            lines[name] = reach.url + ("" if reach.reachable else f": does not answer ({reach.problem})")
+    for name, text in lines.items():
+        if text:
+            console.print(f"{name + ':':<18}{text}", markup=False, soft_wrap=True)
+    show_workers(status)
+
+
+def show_workers(status: RunStatus) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    wanted = f"{status.target} (all that the cluster has room for)" if status.follows_cluster else str(status.target)
+    table = Table(title=f"workers, {wanted} wanted", title_justify="left", box=None)
+    for name in ("worker", "state", "version", "outstanding tokens", "trajectories", "node", "pid"):
+        table.add_column(name, justify="left" if name in ("worker", "state", "node") else "right")
+    for w in status.workers:
+        table.add_row(w.id, w.state, str(w.version), str(w.outstanding_tokens), str(w.trajectories), w.node, str(w.pid or "-"))
+    console = Console(highlight=False)
+    console.print(table)
+    if status.problem:
+        console.print(status.problem, markup=False, soft_wrap=True)

@@ -1,0 +1,149 @@
+"""What the control plane says and is told, and its errors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_WORKERS = 10_000
+
+
+class ControlError(Exception):
+    """A request that cannot be carried out; one line says why. `exit_code` is the command's, `status` the HTTP answer's."""
+
+    exit_code = 2
+    status = 422
+
+
+class UnknownWorker(ControlError):
+    """There is no such worker."""
+
+    status = 404
+
+
+class NoRun(ControlError):
+    """Nothing is running that could carry it out."""
+
+    exit_code = 3
+    status = 409
+
+
+class TooFewResources(ControlError):
+    """The cluster cannot hold so many workers; the line lists what is wanted and what there is."""
+
+    exit_code = 3
+    status = 409
+
+
+class DriverSilent(ControlError):
+    """The run is there, and does not answer."""
+
+    exit_code = 3
+    status = 504
+
+
+class CannotReach(ControlError):
+    """Nothing answers at the address of the control plane, or of Ray."""
+
+    exit_code = 3
+    status = 503
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class Scale(Record):
+    """How many rollout workers are wanted."""
+
+    n: Annotated[int, Field(ge=0, le=MAX_WORKERS, strict=True)] | Literal["all"]
+    """A number, or "all": as many as the cluster's `rollout` resource (or its GPUs) allows, now and when nodes come and go."""
+
+
+class WorkerStatus(Record):
+    """One rollout worker."""
+
+    id: str
+    node: str
+    pid: int
+    state: str
+    """starting, waiting (for weights), ready, syncing, draining or failed."""
+    version: int
+    """Policy version that it holds."""
+    outstanding_tokens: int
+    """Tokens that the trajectories it runs are expected to take."""
+    trajectories: int
+    """Trajectories that it has finished."""
+
+
+class Reach(Record):
+    """A service that the run uses."""
+
+    url: str
+    reachable: bool
+    problem: str | None = None
+
+
+class RunStatus(Record):
+    """What a run is doing."""
+
+    state: Literal["no run", "starting", "running", "paused", "pausing", "ending"]
+    """`pausing`: the step in hand is coming to its end."""
+    run: str | None = None
+    folder: str | None = None
+    attempt: int = 0
+    step: int = 0
+    """Last step that was finished."""
+    steps: int = 0
+    """Steps of the whole run."""
+    stage: str = ""
+    """What is being done now."""
+    phase: str = ""
+    """Of the likelihood monitor."""
+    version: int = 0
+    """Policy version of the learner."""
+    target: int = 0
+    """Workers wanted."""
+    follows_cluster: bool = False
+    """Whether `target` goes with the cluster ("all")."""
+    problem: str | None = None
+    """Why there are fewer workers than wanted."""
+    workers: list[WorkerStatus] = []
+    tokens_per_s: float = 0.0
+    """Tokens that the workers wrote in trajectories finished over the last 30 seconds, a second."""
+    last_sync_seconds: float | None = None
+    rewards: list[float | None] = []
+    """Mean reward of the last steps, oldest first."""
+    restores: int = 0
+    """Times that the learner was lost and restored."""
+    retriever: Reach | None = None
+    store: Reach | None = None
+    seconds: float = 0.0
+    """Since the run (this attempt of it) began."""
+    others: list[str] = []
+    """Further runs on the same cluster, which a gateway does not speak for."""
+
+
+class Done(Record):
+    """What was done, or is being done."""
+
+    text: str
+    target: int | None = None
+
+
+class Control(Protocol):
+    """What the server serves: a run itself, or a gateway to one. All methods raise ControlError."""
+
+    async def ready(self) -> None:
+        """Return where requests can be answered."""
+
+    async def status(self) -> RunStatus: ...
+
+    async def scale(self, n: int | Literal["all"]) -> Done: ...
+
+    async def drain(self, worker: str) -> Done: ...
+
+    async def pause(self) -> Done: ...
+
+    async def resume(self) -> Done: ...

@@ -1,0 +1,157 @@
+"""The control plane over HTTP: what a run is doing, how many workers it has, pause and resume. The same in front of a run and of a gateway."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import fastapi
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from services.control.records import MAX_WORKERS, Control, ControlError, Done, RunStatus, Scale
+from services.likelihood import server as likelihood
+from services.likelihood.auth import TokenGate
+from services.likelihood.records import LikelihoodError
+
+MAX_BODY_BYTES = 4096
+SCALE_ACCEPTS = f'expected {{"n": N}} with N a whole number from 0 to {MAX_WORKERS}, or "all"'
+DOCS = (likelihood.STATIC / "docs.html").read_text(encoding="utf-8")
+WORKER_STATES = ("starting", "waiting", "ready", "syncing", "draining", "failed")
+
+Worker = Annotated[str, fastapi.Path(max_length=64, description="a worker's id, such as w0.1")]
+
+
+def create_app(control: Control, token: str | None = None) -> FastAPI:
+    """The control plane of `control`. With a token, everything but health needs it (services.likelihood.auth)."""
+    app = FastAPI(title="Unspiral control plane", version="1", description=__doc__, docs_url=None, redoc_url=None)
+    app.add_middleware(TokenGate, token=token)
+    seen = ControlMetrics()
+
+    def refuse(detail: str, status: int, headers: Any = None) -> JSONResponse:
+        seen.refused.labels(str(status)).inc()
+        return JSONResponse({"detail": detail}, status, headers)
+
+    @app.exception_handler(ControlError)
+    async def _mistake(request: Request, error: ControlError) -> JSONResponse:
+        return refuse(str(error), error.status)
+
+    @app.exception_handler(LikelihoodError)  # a body above the limit
+    async def _body(request: Request, error: LikelihoodError) -> JSONResponse:
+        return refuse(str(error), error.status)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        return refuse(f"{'.'.join(str(p) for p in first['loc'][1:])}: {first['msg']}", 422)
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        return refuse(f"{request.method} {request.url.path}: {error.detail}", error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def _broken(request: Request, error: Exception) -> JSONResponse:
+        return refuse(f"internal error: {type(error).__name__}", 500)
+
+    @app.get("/v1/status")
+    async def status() -> RunStatus:
+        """What the run is doing; `state` is `no run` where none is."""
+        return await control.status()
+
+    @app.post("/v1/workers/scale", status_code=202, openapi_extra=likelihood.json_body(Scale))
+    async def scale(request: Request) -> Done:
+        """Want another number of rollout workers. Answers at once: workers join when they hold the weights, and leave when they are idle.
+
+        409 where the cluster cannot hold so many."""
+        body = await likelihood.read_body(request, MAX_BODY_BYTES)
+        try:
+            wanted = Scale.model_validate_json(body)
+        except ValidationError as e:
+            given = body[:60].decode("utf-8", "replace") or "an empty body"
+            raise ControlError(f"{SCALE_ACCEPTS}; got {given}") from e
+        return await control.scale(wanted.n)
+
+    @app.post("/v1/workers/{worker}/drain", status_code=202)
+    async def drain(worker: Worker, request: Request) -> Done:
+        """Let a worker finish what it runs, then end it; one fewer is wanted from now on. 404 for an unknown worker."""
+        await likelihood.read_body(request, MAX_BODY_BYTES)
+        return await control.drain(worker)
+
+    @app.post("/v1/pause")
+    async def pause(request: Request) -> Done:
+        """Begin no further step. The step in hand ends; workers stay, idle."""
+        await likelihood.read_body(request, MAX_BODY_BYTES)
+        return await control.pause()
+
+    @app.post("/v1/resume")
+    async def resume(request: Request) -> Done:
+        """Go on after a pause."""
+        await likelihood.read_body(request, MAX_BODY_BYTES)
+        return await control.resume()
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """The process is up."""
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> dict[str, str]:
+        """Requests can be answered: the run's loop does, or for a gateway the cluster; 503 or 504 if not."""
+        await control.ready()
+        return {"status": "ready"}
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Prometheus: the run's state, its workers and its speed."""
+        return Response(seen.text(await control.status()), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> RedirectResponse:
+        return RedirectResponse("/docs")
+
+    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        page = DOCS.replace("Unspiral likelihood: API", "Unspiral control: API").replace(
+            "Likelihood service: API", "Control plane: API"
+        )
+        return HTMLResponse(page, headers={"Content-Security-Policy": likelihood.CONTENT_POLICY})
+
+    return app
+
+
+class ControlMetrics:
+    """Gauges, filled anew from a status at each scrape."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.refused = Counter("unspiral_control_refused", "Requests refused", ["status"], registry=self.registry)
+        gauge = lambda name, text, *labels: Gauge(f"unspiral_control_{name}", text, labels, registry=self.registry)  # noqa: E731
+        self.run = gauge("run", "1 while a run is there")
+        self.paused = gauge("paused", "1 while the run is paused")
+        self.step = gauge("step", "Last step that was finished")
+        self.steps = gauge("steps", "Steps of the whole run")
+        self.version = gauge("policy_version", "Policy version of the learner")
+        self.target = gauge("workers_target", "Rollout workers wanted")
+        self.workers = gauge("workers", "Rollout workers in a state", "state")
+        self.tokens = gauge("rollout_tokens_per_second", "Tokens written over the last 30 seconds, a second")
+        self.restores = gauge("learner_restores", "Times that the learner was lost and restored")
+        self.reach = gauge("reachable", "1 while a service that the run uses answers", "service")
+
+    def text(self, status: RunStatus) -> bytes:
+        self.run.set(status.state != "no run")
+        self.paused.set(status.state == "paused")
+        self.step.set(status.step)
+        self.steps.set(status.steps)
+        self.version.set(status.version)
+        self.target.set(status.target)
+        for state in WORKER_STATES:
+            self.workers.labels(state).set(sum(w.state == state for w in status.workers))
+        self.tokens.set(status.tokens_per_s)
+        self.restores.set(status.restores)
+        for name, reach in (("retriever", status.retriever), ("store", status.store)):
+            if reach:
+                self.reach.labels(name).set(reach.reachable)
+        return generate_latest(self.registry)
