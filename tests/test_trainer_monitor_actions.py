@@ -23,6 +23,15 @@ class Learner:
 
     where = ()
 
+    def __init__(self):
+        self.starts = 0
+
+    def start(self):
+        self.starts += 1
+
+    def close(self):
+        """No processes."""
+
     def offer_weights(self, version, receivers):
         return WeightUpdate(version, "none", None, 0)
 
@@ -41,7 +50,7 @@ class Pool:
     """Takes versions as the real one does: the same or a lower one is refused."""
 
     def __init__(self):
-        self.versions = []
+        self.versions, self.trajectories = [], 0
 
     async def receivers(self, version):
         return []
@@ -57,7 +66,7 @@ class Scripted(Driver):
     """Steps do nothing but count; at the given calls the monitor wants something."""
 
     def __init__(self, system, wants):
-        progress = SimpleNamespace(stage=lambda *a: None, say=lambda text: None, trajectory=None)
+        progress = SimpleNamespace(stage=lambda *a: None, say=lambda text: None, trajectory=None, doing="")
         super().__init__(system, progress, StopSignals(progress.say))
         self.wants, self.trace = wants, []
 

@@ -138,6 +138,7 @@ def test_signals_do_not_cut_the_clean_end_short(tmp_path):
 
 def test_a_lost_learner_is_not_asked_to_save(tmp_path):
     made, saved = system(tmp_path), []
+    made.config.trainer.max_restores = 0
     made.learner.save = lambda path, state: saved.append(path.name)
 
     async def lost(driver):
@@ -150,6 +151,7 @@ def test_a_lost_learner_is_not_asked_to_save(tmp_path):
 
 def test_a_learner_lost_in_a_save_is_not_asked_again(tmp_path):
     made, asked = system(tmp_path), []
+    made.config.trainer.max_restores = 0
 
     def save(path, state):
         asked.append(path.name)

@@ -180,6 +180,12 @@ class TrainerSettings(Settings):
     """Save every n-th step and at the end; 0: only at the end."""
     keep_checkpoints: int = Field(2, ge=1)
     """Newest checkpoints kept."""
+    max_restores: int = Field(3, ge=0)
+    """Times that a lost learner is started again from the last checkpoint; after them the run ends with exit status 1."""
+    stall_timeout_seconds: float = Field(1800.0, gt=0)
+    """Longest time without progress (a trajectory finished, a call of the learner returned, another stage). Past it the run prints what each
+    part waits for and ends with exit status 1. Longer than learner.step_timeout_seconds and rollout.trajectory_timeout_seconds, which name the
+    one that is late."""
 
 
 class Config(Settings):

@@ -13,8 +13,10 @@ One step, as data flows:
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,11 +28,12 @@ from services.likelihood.step_metrics import step_metrics, trajectory_records
 from trainer import performance
 from trainer.algorithms import answer_beta
 from trainer.batches import Prepared, prepare
-from trainer.checkpoint import drop_after, fault, latest, prune
+from trainer.checkpoint import drop_after, fault, prune
 from trainer.evaluate import evaluate
 from trainer.learner import LearnerError
 from trainer.probes import Probes, Rescored, join
 from trainer.progress import Progress
+from trainer.restore import restore_learner, roll_back
 from trainer.run_folder import finite_or_none
 from trainer.sampling import BatchSampler, RolloutBatch
 from trainer.stopping import StopSignals
@@ -74,14 +77,31 @@ class Driver:
         self.resumed.set()
         self.idle = False
         """Whether the run is paused, with no step in hand."""
+        self.learner_call: str | None = None
+        """That is being made."""
+        self.learner_calls = 0
+        """That have returned."""
+        self.first_state = copy.deepcopy(self.state_dict())
+        """Before any step and checkpoint."""
+        self.base: Path | None = None
+        """The checkpoint from which this process went on."""
         self.learner_ranks = list(system.learner.where)
         self._ahead: deque[asyncio.Task[RolloutBatch]] = deque()
 
     async def run(self) -> dict[str, Any]:
-        """All steps from where the run stands. Returns the summary."""
-        settings, began = self.config.trainer, time.monotonic()
+        """All steps from where the run stands, with a learner that is lost restored. Returns the summary."""
+        began = time.monotonic()
+        while True:
+            try:
+                return await self.all_steps(began)
+            except LearnerError as error:
+                await restore_learner(self, error)
+
+    async def all_steps(self, began: float) -> dict[str, Any]:
+        """The same, up to the first LearnerError. began: time (monotonic) from which `trainer.max_minutes` are counted."""
+        settings = self.config.trainer
         await self.sync()
-        if settings.eval_at_ends and self.step == 0:
+        if settings.eval_at_ends and self.step == 0 and "before/greedy" not in self.scores:
             await self.evaluate("before")
         try:
             while self.step < settings.steps and not self.stop.requested:
@@ -119,7 +139,7 @@ class Driver:
         """One step, then what is due after it. Cut short inside the step or a rollback, the run is not whole."""
         settings, self.whole = self.config.trainer, False
         action = await self.one_step(step)
-        rolled_back = bool(action) and action.kind == "rollback" and not action.undo and await self.roll_back(action)
+        rolled_back = bool(action) and action.kind == "rollback" and not action.undo and await roll_back(self, action)
         self.whole = True
         if rolled_back:
             return
@@ -184,32 +204,6 @@ class Driver:
         self.system.store.post_event(self.config.run.name, event)
         self.progress.say(f"step {event.step}: {event.kind.replace('_', ' ')}: {event.text}")
 
-    async def roll_back(self, action: MonitorAction) -> bool:
-        """Go back to the newest whole checkpoint from before the fall, as the next attempt. False if none is kept: the run goes on as it is."""
-        folder, fell = self.system.folder.path, self.step
-        checkpoint = await asyncio.to_thread(latest, folder, before=action.before_step)
-        if checkpoint is None:
-            text = f"no checkpoint from before step {action.before_step} is kept (trainer.keep_checkpoints): going on"
-            self.event(EventRecord(step=fell, kind="monitor_rollback_impossible", text=text))
-            return False
-        await self.cancel_ahead()
-        if self.share_gpus:
-            await self.system.pool.sleep()
-        actions = self.actions.state_dict()
-        state, _ = await self.on_learner(self.system.learner.load, checkpoint)
-        self.load_state_dict(state)
-        self.actions.load_state_dict(actions)
-        self.version += 1
-        await self.sync()
-        self.event(
-            EventRecord(
-                step=self.step,
-                kind="monitor_rolled_back",
-                text=f"from step {fell} to {checkpoint.name}, attempt {self.attempt}",
-            )
-        )
-        return True
-
     async def next_batch(self, step: int) -> RolloutBatch:
         """This step's batch. With max_staleness k, the k batches after it are being sampled while the learner updates."""
         while len(self._ahead) <= min(self.config.rollout.max_staleness, self.config.trainer.steps - step):
@@ -227,9 +221,13 @@ class Driver:
 
     async def on_learner(self, call: Any, *args: Any, **kwargs: Any) -> tuple[Any, float]:
         """A learner's call in a thread, so that rollouts go on; its result and its seconds."""
-        self.progress.stage(call.__name__.replace("_", " "), self.step)
+        self.learner_call = call.__name__.replace("_", " ")
+        self.progress.stage(self.learner_call, self.step)
         began = time.monotonic()
-        return await asyncio.to_thread(call, *args, **kwargs), time.monotonic() - began
+        try:
+            return await asyncio.to_thread(call, *args, **kwargs), time.monotonic() - began
+        finally:
+            self.learner_call, self.learner_calls = None, self.learner_calls + 1
 
     async def sync(self) -> float:
         """Give the workers the learner's weights, as `version`; before the first rollout too. With shared GPUs their turn begins. Seconds."""
@@ -330,7 +328,7 @@ class Driver:
         """Save everything that a resumed run needs, then prune older ones. Nothing to do where this step is saved already, and whole."""
         folder = self.system.folder.path
         target = folder / "checkpoints" / f"step_{self.step:06d}"
-        if self.step == 0 or (target.exists() and await asyncio.to_thread(fault, target, checksums=False) is None):
+        if self.step == 0 or (target.exists() and await asyncio.to_thread(fault, target) is None):
             return
         await asyncio.to_thread(self.system.store.flush, 60.0)
         await self.on_learner(self.system.learner.save, target, self.state_dict())

@@ -75,8 +75,10 @@ class RankActor:
     """Ray's side of one rank. The rank itself is imported here, so that the driver's process loads neither torch nor DeepSpeed."""
 
     def __init__(self, config: Config, **options: Any):
+        from services.stacks import answer_stack_requests
         from trainer.learner_rank import LearnerRank
 
+        answer_stack_requests()
         self.rank = LearnerRank(config, **options)
 
     def address(self) -> str:

@@ -19,6 +19,7 @@ from trainer.progress import Progress
 from trainer.run_folder import RunFolder
 from trainer.stopping import Interrupted, StopSignals, interruptible
 from trainer.system import start_system
+from trainer.watchdog import watched
 
 
 def checkpoint_of(resume: str, folder: Path) -> Path | None:
@@ -76,17 +77,20 @@ async def _train(
                 driver = Driver(system, progress, stop)
                 box.append(driver)
                 if checkpoint:
+                    driver.base = checkpoint
                     driver.load_state_dict(await asyncio.to_thread(system.learner.load, checkpoint))
                     progress.say(f"resumed from {checkpoint}")
                 elif again:
                     driver.begin_attempt()
                     progress.say(f"no whole checkpoint to resume from: starting anew, as attempt {driver.attempt}")
-                with announced(control, driver):
+                with announced(control, driver), watched(driver):
                     summary = await driver.run()
                 progress.performance(summary)
                 stop.settle()
                 return summary
         except asyncio.CancelledError:
+            if stop.error is not None:
+                raise stop.error from None
             if stop.number is None:
                 raise
             raise Interrupted(stop.number) from None

@@ -7,7 +7,9 @@ in hand, ends the run at once.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +17,8 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STEP_GRACE_SECONDS = 60.0
 """Longest wait for the step in hand after the first signal."""
+LEAVE_SECONDS = 90.0
+"""Longest wait for what was started to end, once the run is cut short; then the process ends as it is."""
 
 
 class Interrupted(Exception):
@@ -47,8 +51,11 @@ class StopSignals:
         self.say = say
         self.number: int | None = None
         """The first signal that came."""
+        self.error: Exception | None = None
+        """Why the run was ended from inside."""
         self._in_step = self._deaf = False
         self._timer: asyncio.TimerHandle | None = None
+        self._leave: threading.Timer | None = None
 
     def __enter__(self) -> StopSignals:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
@@ -59,6 +66,8 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         for number in SIGNALS:
             self._loop.remove_signal_handler(number)
+        if self._leave:
+            self._leave.cancel()
 
     @property
     def requested(self) -> bool:
@@ -89,6 +98,13 @@ class StopSignals:
             self.say(f"{name}: stopping")
             self._cancel()
 
+    def abort(self, error: Exception) -> None:
+        """End the run at once; it leaves with `error`."""
+        if not self._deaf:
+            self.error = error
+            self.say(f"{error}: stopping")
+            self._cancel()
+
     def settle(self) -> None:
         """The run's work is done: signals no longer cut its clean end short. Raises Interrupted where one came before."""
         self._deaf = True
@@ -97,4 +113,11 @@ class StopSignals:
 
     def _cancel(self) -> None:
         self._deaf = True  # what is started must still be ended
+        self._leave = threading.Timer(LEAVE_SECONDS, self._leave_as_it_is)
+        self._leave.daemon = True
+        self._leave.start()
         self._task.cancel()
+
+    def _leave_as_it_is(self) -> None:
+        self.say(f"no clean end within {LEAVE_SECONDS:g} s: leaving")
+        os._exit(128 + self.number if self.number else 1)

@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from retriever_service.client import RetrieverUnavailable
 from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
@@ -148,6 +148,10 @@ class RolloutPool:
     async def drain(self, id: str) -> None:
         """Let a worker finish what it runs, then end it; the pool wants one worker fewer. Raises KeyError for an unknown worker."""
         await self._membership.drain(id)
+
+    def waits(self) -> list[tuple[str, Any]]:
+        """Of each worker its id, and a Ray reference to what its tasks wait for, as text."""
+        return [(m.id, m.actor.waits.remote()) for m in self._membership.all()]
 
     async def receivers(self, version: int) -> list[WeightsReceiver]:
         """The workers that are to be offered `version`: all that do not hold it whole. Raises WeightSyncError for an older version."""

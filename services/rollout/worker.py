@@ -16,6 +16,7 @@ from services.rollout.loop import RolloutError, run_trajectory
 from services.rollout.templates import make_template
 from services.rollout.tokenizer import load_tokenizer
 from services.settings import RolloutSettings, WeightSyncSettings
+from services.stacks import answer_stack_requests, task_stacks
 from services.weight_sync import HalfWrittenError, WeightMismatchError, WeightSyncError, make_receiver
 from services.weight_sync.group import Ticket, host_store, offer_loan
 from services.weight_sync.manifest import check_shapes, model_shapes
@@ -74,6 +75,7 @@ class RolloutWorker:
         sync: WeightSyncSettings | None = None,
         seed: int = 0,
     ):
+        answer_stack_requests()
         self.id, self._settings, self._model_path, self._seed = id, settings, model_path, seed
         self._retriever_url, self._retriever_timeout_seconds = retriever_url, retriever_timeout_seconds
         self._sync_settings = sync or WeightSyncSettings()
@@ -211,6 +213,10 @@ class RolloutWorker:
     async def wake(self) -> None:
         """Take the GPU back."""
         await self._ready(failed_too=True).wake()
+
+    async def waits(self) -> str:
+        """Where each task of this worker waits, for a run that gets no further."""
+        return task_stacks(asyncio.all_tasks())
 
     async def drain(self) -> None:
         """Take no more trajectories; returns when those that run are finished."""

@@ -1,0 +1,323 @@
+"""What the driver does by itself when something is lost, paused or stuck. Scripted steps on a real run folder; see docs/reliability.md."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from test_trainer_monitor_actions import Scripted, events, system
+from test_trainer_stopping import Halting, checkpoints, listened, send
+
+from services.stacks import answer_stack_requests, task_stacks, thread_stacks
+from trainer import restore, stopping, watchdog
+from trainer.checkpoint import fault, step_folder
+from trainer.learner import LearnerError
+from trainer.stopping import Interrupted
+from trainer.watchdog import Stalled, watched
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(restore, "FIRST_BACK_OFF_SECONDS", 0.01)
+
+
+class Losing(Scripted):
+    """The learner is lost at the given counts of steps, after its weights have changed and before the step is recorded."""
+
+    def __init__(self, system, lost_at):
+        super().__init__(system, {})
+        self.lost_at = lost_at
+
+    async def one_step(self, step):
+        if len(self.trace) + 1 in self.lost_at:
+            self.trace.append((self.attempt, step))
+            self.step, self.version = step, self.version + 1
+            await self.sync()
+            raise LearnerError("learner rank 0 of 1 died (update)")
+        return await super().one_step(step)
+
+
+def steps(made):
+    return [(m["step"], m["attempt"]) for m in map(json.loads, made.folder.metrics_path.read_text().splitlines())]
+
+
+def test_a_lost_learner_is_restored_from_the_last_checkpoint_and_the_run_finishes(tmp_path):
+    made = system(tmp_path)
+    driver = Losing(made, {6})
+    asyncio.run(driver.run())
+    assert driver.trace == [(0, s) for s in range(1, 7)] + [(1, s) for s in range(5, 13)]
+    assert steps(made) == [(s, 0) for s in range(1, 5)] + [(s, 1) for s in range(5, 13)]
+    assert made.pool.versions == sorted(set(made.pool.versions))  # versions only go up
+    (lost,) = [e for e in events(made) if e["event"] == "learner_lost"]
+    (back,) = [e for e in events(made) if e["event"] == "learner_restored"]
+    assert (lost["step"], lost["restore"], lost["of"]) == (6, 1, 3) and "rank 0 of 1 died" in lost["reason"]
+    assert (back["step"], back["lost_at"], back["attempt"], back["checkpoint"]) == (4, 6, 1, "step_000004")
+    assert made.learner.starts == 1 and driver.restores == 1
+
+
+def test_a_learner_lost_before_the_first_checkpoint_begins_again_with_the_model(tmp_path):
+    made = system(tmp_path)
+    driver = Losing(made, {1, 2})
+    asyncio.run(driver.run())
+    assert driver.trace == [(0, 1), (1, 1)] + [(2, s) for s in range(1, 13)]
+    assert steps(made) == [(s, 2) for s in range(1, 13)]
+
+
+def test_a_learner_that_is_lost_again_and_again_ends_the_run(tmp_path):
+    made = system(tmp_path)
+    driver = Losing(made, set(range(3, 99)))
+    with pytest.raises(LearnerError) as caught:
+        asyncio.run(driver.run())
+    assert caught.value.exit_code == 1 and made.learner.starts == 3 and checkpoints(made) == ["step_000002"]
+
+
+def test_a_learner_that_does_not_start_again_counts_as_lost(tmp_path):
+    made = system(tmp_path)
+
+    def start():
+        made.learner.starts += 1
+        if made.learner.starts < 3:
+            raise LearnerError("learner rank 0 of 1 found no place")
+
+    made.learner.start = start
+    driver = Losing(made, {6})
+    asyncio.run(driver.run())
+    assert made.learner.starts == 3 == driver.restores and steps(made)[-1] == (12, 1)
+
+
+def test_a_signal_while_the_learner_is_restored_ends_the_run_and_saves_nothing_half_done(tmp_path):
+    made = system(tmp_path)
+
+    async def slow():
+        await send(signal.SIGTERM)
+        raise AssertionError("goes on after the signal")
+
+    driver = Losing(made, {4})
+    driver.cancel_ahead = lambda: slow() if driver.restores else asyncio.sleep(0)
+    with pytest.raises(Interrupted):
+        asyncio.run(listened(driver))
+    assert checkpoints(made) == ["step_000002"]
+
+
+def test_a_torn_checkpoint_of_the_same_step_is_written_anew(tmp_path):
+    made = system(tmp_path)
+    torn = step_folder(made.folder.path, 4)
+    torn.mkdir(parents=True)
+    (torn / "state.json").write_text("{}")
+    (torn / "manifest.json").write_text(json.dumps({"files": {"state.json": {"bytes": 2, "sha256": "0" * 64}}}))
+    assert fault(torn, checksums=False) is None and "does not match its checksum" in fault(torn)
+    asyncio.run(Scripted(made, {}).run())
+    assert fault(torn) is None and json.loads((torn / "state.json").read_text())["step"] == 4
+
+
+# -- pause
+
+
+def paused_after(driver, step):
+    """A driver that is paused in the middle of a step."""
+    whole = driver.one_step
+
+    async def one_step(n):
+        if n == step:
+            driver.resumed.clear()
+        return await whole(n)
+
+    driver.one_step = one_step
+    return driver
+
+
+def test_a_paused_run_ends_its_step_begins_no_other_and_goes_on(tmp_path):
+    made = system(tmp_path)
+    made.pool.wants_weights = False
+    driver, seen = paused_after(Scripted(made, {}), 3), []
+
+    async def run():
+        running = asyncio.create_task(driver.run())
+        while not driver.idle:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        seen.append(list(driver.trace))
+        driver.resumed.set()
+        await running
+
+    asyncio.run(run())
+    assert seen == [[(0, s) for s in (1, 2, 3)]] and driver.trace == [(0, s) for s in range(1, 13)] and not driver.idle
+
+
+def test_a_signal_while_paused_saves_and_leaves(tmp_path):
+    made = system(tmp_path)
+    made.pool.wants_weights = False
+    driver = paused_after(Scripted(made, {}), 3)
+    driver.progress.stage = lambda name, step: asyncio.get_running_loop().call_later(0.05, driver.stop.receive, signal.SIGTERM)
+    with pytest.raises(Interrupted) as caught:
+        asyncio.run(listened(driver))
+    assert caught.value.exit_code == 143 and checkpoints(made) == ["step_000002", "step_000003"]
+
+
+# -- the watchdog
+
+
+def watching(made, driver, limit):
+    made.config.trainer.stall_timeout_seconds = limit
+    made.pool.trajectories, made.pool.problem, made.learner.where = 0, "no room for another worker", []
+    made.pool.workers, made.pool.waits = list, list
+    driver.progress.doing, driver.said = "update", []
+    driver.progress.say = driver.said.append
+
+    async def run():
+        with driver.stop as stop, watched(driver):
+            try:
+                await driver.run()
+            except asyncio.CancelledError:
+                raise stop.error from None
+
+    return run()
+
+
+async def waits_for_ever(driver):
+    await asyncio.get_running_loop().create_future()
+
+
+def test_a_run_that_gets_no_further_says_what_it_waits_for_and_ends(tmp_path):
+    made = system(tmp_path)
+    driver = Halting(made, 3, waits_for_ever)
+    began = time.monotonic()
+    with pytest.raises(Stalled, match=r"no progress for \d+ s \(trainer.stall_timeout_seconds=0.5\) in update") as caught:
+        asyncio.run(watching(made, driver, 0.5))
+    assert caught.value.exit_code == 1 and time.monotonic() - began < 5
+    text = (made.folder.path / "stall.txt").read_text()
+    assert text.rstrip() in "\n".join(driver.said)
+    for part in ("no room for another worker", "in waits_for_ever", "waits for <Future pending", "thread MainThread:"):
+        assert part in text
+    assert [e["report"] for e in events(made) if e["event"] == "stalled"] == ["stall.txt"]
+    assert checkpoints(made) == ["step_000002"]
+
+
+def test_progress_and_pauses_keep_the_watchdog_quiet(tmp_path):
+    made = system(tmp_path)
+    made.pool.wants_weights = False
+
+    async def slow(driver):
+        for _ in range(10):
+            await asyncio.sleep(0.2)
+            made.pool.trajectories += 1
+        driver.resumed.clear()
+        asyncio.get_running_loop().call_later(1.5, driver.resumed.set)
+
+    driver = Halting(made, 3, slow)
+    asyncio.run(watching(made, driver, 0.8))
+    assert driver.step == 12 and not (made.folder.path / "stall.txt").exists()
+
+
+def test_a_call_of_the_learner_has_until_its_own_timeout_but_is_told_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "SLACK_SECONDS", 0.5)
+    made = system(tmp_path)
+    made.config.learner.step_timeout_seconds = 1.5
+
+    async def update(driver):
+        driver.learner_call = "update"
+        await asyncio.sleep(60)
+
+    began = time.monotonic()
+    with pytest.raises(Stalled):
+        asyncio.run(watching(made, Halting(made, 3, update), 0.4))
+    assert 2.0 < time.monotonic() - began < 6
+
+
+def test_a_run_whose_loop_is_stuck_is_ended_too(tmp_path):
+    """In a process of its own, since it ends as it is."""
+    script = f"""
+import asyncio, pathlib, time
+from test_reliability_driver import Halting, system, watching
+from trainer import watchdog
+watchdog.LEAVE_SECONDS = 0.5
+async def stuck(driver): time.sleep(60)
+made = system(pathlib.Path({str(tmp_path)!r}))
+asyncio.run(watching(made, Halting(made, 3, stuck), 0.5))
+"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], cwd="tests", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "no clean end within 0.5 s" in done.stderr and time.monotonic() - began < 50
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["exit"] == 1
+    assert (
+        "time.sleep(60)" in (tmp_path / "r" / "stall.txt").read_text()
+        or "in stuck" in (tmp_path / "r" / "stall.txt").read_text()
+    )
+
+
+def test_a_process_tells_the_stacks_of_its_threads_and_tasks():
+    answer_stack_requests()
+    answer_stack_requests()
+    import os
+
+    held = threading.Event()
+
+    def a_thread_that_waits():
+        held.wait(20)
+
+    threading.Thread(target=a_thread_that_waits, daemon=True).start()
+    assert "a_thread_that_waits" in thread_stacks(os.getpid())
+    held.set()
+    assert thread_stacks(2**22 - 1) == f"there is no process {2**22 - 1}"
+    other = subprocess.Popen(["sleep", "20"])
+    try:
+        assert thread_stacks(other.pid) == f"process {other.pid} does not tell its stacks" and other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+    async def outer():
+        async def inner():
+            await asyncio.sleep(20)
+
+        task = asyncio.create_task(inner(), name="mine")
+        await asyncio.sleep(0)
+        text = task_stacks([task])
+        task.cancel()
+        return text
+
+    text = asyncio.run(outer())
+    assert text.startswith("task mine:") and "in outer.<locals>.inner" in text.replace(
+        "test_a_process_tells_the_stacks_of_its_threads_and_tasks.<locals>.", ""
+    )
+    assert " in sleep" in text
+
+
+def test_a_stopped_process_is_named_as_such():
+    script = "from services.stacks import answer_stack_requests as a; a(); print('up', flush=True); import time; time.sleep(30)"
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "up\n"
+        child.send_signal(signal.SIGSTOP)
+        assert thread_stacks(child.pid) == f"process {child.pid} does not answer (State: T (stopped))"
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_what_does_not_end_after_a_second_signal_is_left(tmp_path):
+    """In a process of its own: what was started hangs while it is ended."""
+    script = f"""
+import asyncio, pathlib, signal, time
+from test_trainer_stopping import Halting, listened, send, system
+from trainer import stopping
+stopping.LEAVE_SECONDS = 1.0
+async def twice(driver):
+    try:
+        await send(signal.SIGTERM)
+        await send(signal.SIGTERM)
+    finally:
+        time.sleep(60)
+asyncio.run(listened(Halting(system(pathlib.Path({str(tmp_path)!r})), 3, twice)))
+"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], cwd="tests", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 143 and time.monotonic() - began < 50, done.stderr
+    assert stopping.LEAVE_SECONDS == 90.0
