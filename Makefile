@@ -2,7 +2,8 @@
 # make test    the test suite                       make study   GRPO without and with LLDS, side by side
 # make test-compose   the stack of docker-compose.yml: built, used, broken in every way (15 minutes; docs/deploy.md)
 # make test-hosts     hosts as network namespaces, without containers; two are cut off for 30 s (7 minutes, root)
-.PHONY: setup demo test test-compose test-hosts study lint clean
+# make test-chaos     runs in which everything is broken on purpose (an hour and more; docs/reliability.md)
+.PHONY: setup demo test test-chaos test-compose test-hosts study lint clean
 PY := .venv/bin/python
 
 setup: .venv/.ready
@@ -18,6 +19,10 @@ study: setup
 
 test: setup lint
 	$(PY) -m pytest -n 2 --dist loadfile
+
+# Less of it: CHAOS_STEPS=40 CHAOS_KILLS=5 make test-chaos; another seed: CHAOS_SEED=1.
+test-chaos: setup
+	$(PY) -m pytest -m chaos -s tests/chaos
 
 # What it keeps for the next time (images and build layers, 15 GB) lies in COMPOSE_WORK; leave out parts with STACK="small demo".
 COMPOSE_WORK ?= /var/tmp/unspiral-compose

@@ -21,9 +21,11 @@ START_SECONDS = 60
 class RayNode:
     """One `ray start --block` and what it has started."""
 
-    def __init__(self, *options: str, temp: Path, resources: dict[str, float]):
+    def __init__(self, *options: str, temp: Path, resources: dict[str, float], host: str | None = None):
+        """host: name of a network namespace that is the node's own."""
         self.process = subprocess.Popen(
             [
+                *(("ip", "netns", "exec", host) if host else ()),
                 RAY,
                 "start",
                 "--block",
@@ -60,16 +62,16 @@ class RayNode:
 class RayCluster:
     """A head with the given resources, and nodes that join it. `environment` has drivers use it."""
 
-    def __init__(self, **resources: float):
+    def __init__(self, at: str = "127.0.0.1", **resources: float):
         with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{s.getsockname()[1]}"
+            s.bind((at, 0))
+            self.address = f"{at}:{s.getsockname()[1]}"
         self.temp = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # Ray's sockets lie there: a short path
         self.environment = {"RAY_ADDRESS": self.address}
         port = self.address.rpartition(":")[2]
         options = (
             "--head",
-            "--node-ip-address=127.0.0.1",
+            f"--node-ip-address={at}",
             f"--port={port}",
             f"--temp-dir={self.temp}",
             "--include-dashboard=false",
@@ -77,10 +79,10 @@ class RayCluster:
         self.nodes = [RayNode(*options, temp=self.temp, resources=resources)]
         self.wait()
 
-    def join(self, **resources: float) -> RayNode:
-        self.nodes.append(
-            RayNode(f"--address={self.address}", "--node-ip-address=127.0.0.1", temp=self.temp, resources=resources)
-        )
+    def join(self, at: str = "127.0.0.1", host: str | None = None, **resources: float) -> RayNode:
+        """One more node, at an address of this machine or of a network namespace."""
+        options = (f"--address={self.address}", f"--node-ip-address={at}")
+        self.nodes.append(RayNode(*options, temp=self.temp, resources=resources, host=host))
         return self.nodes[-1]
 
     def wait(self) -> None:

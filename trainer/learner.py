@@ -154,10 +154,14 @@ class LearnerGroup:
         for actor in actors:
             ray.kill(actor)
         here = os.uname().nodename
-        deadline = time.monotonic() + 10
-        for pid in (w["pid"] for w in self.where if w["host"] == here):
-            while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        pids = [w["pid"] for w in self.where if w["host"] == here]
+        for limit in (5, 10):
+            deadline = time.monotonic() + limit
+            while (left := [p for p in pids if Path(f"/proc/{p}").exists()]) and time.monotonic() < deadline:
                 time.sleep(0.05)
+            for pid in left:  # one that is stopped does not hear Ray
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, 9)
         self.where = []
 
     def score(self, batch: TokenBatch) -> Scores:

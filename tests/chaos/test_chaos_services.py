@@ -1,0 +1,192 @@
+"""A long run of the laboratory's demo while workers are killed, come and go, the retriever is down twice and Redis once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from end_to_end import command, events, finish, metrics
+from ray_cluster import RayCluster
+from redis_server import REDIS, RedisServer
+from runs import ask, asked, start, status, until
+
+pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(4 * 3600)]
+
+DOWN_SECONDS = 20
+ROOM = 4
+"""Rollout workers that the cluster has room for."""
+
+
+class Retriever:
+    """`unspiral serve retriever` on a port that stays the same."""
+
+    def __init__(self, index: Path):
+        self.index = index
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self.process = command("serve", "retriever", "--index", self.index, "--port", self.port, "--topk", 2)
+        until(self._answers, self.process, 60)
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(self.url + "/readyz", timeout=2).is_success
+        except httpx.HTTPError:
+            return False
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def demo(folder, amount):
+    """Configuration of the demo for so many steps, but for its retriever and store."""
+    from trainer.lab.demo import demo_config, lab_files
+
+    files = lab_files(folder, amount["seed"])
+    index = folder / "index"
+    assert finish(command("index", "build", "--corpus", files.train_corpus, "--out", index))[0] == 0
+
+    def configured(name: str, **sections) -> Path:
+        raw = demo_config(files, folder=folder, name=name, seed=amount["seed"], steps=amount["steps"])
+        raw["rollout"] |= {"engine": amount["engine"], "workers": 2}
+        raw["retriever"] = {"url": sections["retriever"], "timeout_seconds": 30}
+        raw["store"] = {"url": sections["store"]} if sections.get("store") else {}
+        raw["trainer"] |= {"checkpoint_every": 20}
+        raw["control"] = {"port": 0}
+        file = folder / f"{name}.yaml"
+        file.write_text(json.dumps(raw))
+        return file
+
+    configured.index = index
+    return configured
+
+
+def usage(process: subprocess.Popen) -> dict[str, int]:
+    """File descriptors and memory of the driver."""
+    driver = psutil.Process(process.pid)
+    return {"fds": driver.num_fds(), "rss": driver.memory_info().rss, "threads": driver.num_threads()}
+
+
+class Havoc(threading.Thread):
+    """Breaks one thing after the other while the run goes on, at steps that the seed has drawn."""
+
+    def __init__(self, run: Path, process: subprocess.Popen, retriever: Retriever, redis: RedisServer | None, amount: dict):
+        super().__init__(daemon=True)
+        self.run_folder, self.process, self.retriever, self.redis = run, process, retriever, redis
+        self.random, steps = random.Random(amount["seed"]), amount["steps"]
+        self.plan: list[tuple[int, str]] = []
+        for n, step in enumerate(range(5, steps - 2, 10)):
+            self.plan.append((step + self.random.randrange(-2, 3), "kill a worker"))
+            self.plan.append((step + 5, "scale" if n % 3 else "drain"))
+        self.plan += [(int(steps * share), "retriever down") for share in (0.3, 0.6)]
+        self.plan += [(int(steps * 0.45), "Redis down")] if redis else []
+        self.plan.sort()
+        self.done: list[str] = []
+        self.error: BaseException | None = None
+        self.usages: list[dict[str, int]] = []
+
+    def run(self) -> None:
+        try:
+            for step, what in self.plan:
+                until(lambda at=step: len(metrics(self.run_folder)) >= at, self.process, 1800)
+                self.usages.append(usage(self.process))
+                getattr(self, what.lower().replace(" ", "_"))()
+                self.done.append(what)
+        except BaseException as e:
+            self.error = e
+
+    def ready(self) -> list[dict]:
+        return [w for w in status(self.run_folder)["workers"] if w["state"] in ("ready", "syncing")]
+
+    def kill_a_worker(self) -> None:
+        os.kill(self.random.choice(until(self.ready, self.process))["pid"], signal.SIGKILL)
+
+    def scale(self) -> None:
+        ask(self.run_folder, "/v1/workers/scale", {"n": self.random.randrange(1, ROOM + 1)})
+
+    def drain(self) -> None:
+        if len(there := until(self.ready, self.process)) > 1:
+            ask(self.run_folder, f"/v1/workers/{self.random.choice(there)['id']}/drain")
+
+    def retriever_down(self) -> None:
+        self.retriever.kill()
+        time.sleep(DOWN_SECONDS)
+        self.retriever.start()
+
+    def redis_down(self) -> None:
+        self.redis.kill()
+        time.sleep(DOWN_SECONDS)
+        self.redis.start()
+
+
+def test_a_run_outlives_all_that_its_services_can_suffer(demo, folder, amount):
+    retriever, redis = Retriever(demo.index), RedisServer(folder / "redis") if REDIS else None
+    try:
+        with RayCluster(rollout=ROOM, learner=1) as cluster:
+            config = demo("undisturbed", retriever=retriever.url)
+            code, out = finish(start(config, environment=cluster.environment), 7200)
+            assert code == 0, out
+            process = start(demo("chaos", retriever=retriever.url, store=redis and redis.url), environment=cluster.environment)
+            run = folder / "chaos"
+            havoc = Havoc(run, process, retriever, redis, amount)
+            havoc.start()
+            code, out = finish(process, 7200)
+            havoc.join(120)
+        assert code == 0, out
+        assert havoc.error is None and havoc.done == [what for _, what in havoc.plan], havoc.error
+        check_records(run, amount, redis)
+        check_growth(havoc.usages)
+        calm, chaotic = (json.loads((folder / name / "summary.json").read_text()) for name in ("undisturbed", "chaos"))
+        print("havoc:", {what: havoc.done.count(what) for what in set(havoc.done)})
+        print("EM, undisturbed and not:", {k: (calm[k], chaotic[k]) for k in calm if k.startswith("em_")})
+        print("driver's use, first and last:", havoc.usages[0], havoc.usages[-1])
+        n = events(run, "evaluation")[0]["overall"]["n"]
+        noise = 3 * (2 * 0.25 / n) ** 0.5  # three standard errors of a difference of two shares
+        assert abs(calm["em_after"] - chaotic["em_after"]) < noise
+    finally:
+        retriever.kill()
+        if redis:
+            redis.stop()
+
+
+def check_records(run: Path, amount: dict, redis: RedisServer | None) -> None:
+    """Each step and uid once, in the run's files and in the store."""
+    from services.likelihood.store import open_store
+
+    steps = [s["step"] for s in metrics(run)]
+    assert steps == list(range(1, amount["steps"] + 1))
+    uids = sorted(asked(run))
+    assert uids == [f"{s:06d}-{p:04d}-{g:02d}" for s in steps for p in range(16) for g in range(5)]
+    store = open_store(redis.url if redis else f"sqlite:{run / 'likelihood.db'}")
+    try:
+        stored = [t["uid"] for s in steps for t in store.trajectories("chaos", s)]
+    finally:
+        store.close()
+    assert sorted(stored) == uids
+
+
+def check_growth(usages: list[dict[str, int]]) -> None:
+    """From a quarter of the run on: no growth of descriptors or threads, and of memory no more than a twentieth and 100 MB."""
+    early, late = usages[len(usages) // 4], usages[-1]
+    assert late["fds"] <= early["fds"] + 40, (early, late)
+    assert late["threads"] <= early["threads"] + 20, (early, late)
+    assert late["rss"] <= 1.05 * early["rss"] + 100e6, (early, late)

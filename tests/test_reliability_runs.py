@@ -1,0 +1,140 @@
+"""Real runs that lose a learner rank, their driver, or their shape, and go on; see docs/reliability.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from end_to_end import events, finish, laboratory, metrics, reproducible
+from ray_cluster import RayCluster, alive
+from runs import all_gone, asked, at_step, kill, ray_processes, run_config, start
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("reliability")
+
+
+@pytest.fixture(scope="module")
+def files(folder):
+    return laboratory(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(files, folder):
+    code, out = finish(start(run_config(files, folder, "whole")))
+    assert code == 0, out
+    return folder / "whole"
+
+
+def but_versions(step):
+    """A restored learner's weights have a version of their own."""
+    return {k: v for k, v in reproducible(step).items() if k != "policy_version"}
+
+
+def test_a_run_whose_learner_rank_is_killed_finishes_with_the_same_metrics(files, folder, undisturbed):
+    process, run = start(run_config(files, folder, "lost")), folder / "lost"
+    at_step(run, 3, process)
+    (rank,) = ray_processes(process, "ray::RankActor")
+    os.kill(rank.pid, signal.SIGKILL)
+    code, out = finish(process)
+    assert code == 0, out
+    assert [but_versions(s) for s in metrics(run)] == [but_versions(s) for s in metrics(undisturbed)]
+    assert metrics(run)[-1]["attempt"] == 1 and asked(run) == asked(undisturbed)
+    (lost,), (back,) = events(run, "learner_lost"), events(run, "learner_restored")
+    assert "learner rank 0 of 1 died" in lost["reason"] and back["checkpoint"] in ("step_000002", "step_000004")
+    assert json.loads((run / "summary.json").read_text())["exit"] == 0 and "Traceback" not in out
+
+
+def test_a_learner_that_is_stuck_is_found_out_by_its_timeout_and_restored(files, folder, undisturbed):
+    config = run_config(files, folder, "stuck", learner={"step_timeout_seconds": 8})
+    process, run = start(config), folder / "stuck"
+    at_step(run, 3, process)
+    (rank,) = ray_processes(process, "ray::RankActor")
+    os.kill(rank.pid, signal.SIGSTOP)
+    stopped = time.time()
+    code, out = finish(process)
+    assert code == 0, out
+    (lost,) = events(run, "learner_lost")
+    assert "within 8 s" in lost["reason"] and lost["time"] - stopped < 8 + 10
+    assert not alive(rank.pid) and [but_versions(s) for s in metrics(run)] == [but_versions(s) for s in metrics(undisturbed)]
+
+
+def test_a_run_that_stands_still_prints_the_stacks_and_ends_with_1(files, folder):
+    config = run_config(files, folder, "still", trainer={"stall_timeout_seconds": 8}, rollout={"deterministic": False})
+    process, run = start(config), folder / "still"
+    at_step(run, 2, process)
+    (worker,) = ray_processes(process, "ray::RolloutWorker")
+    os.kill(worker.pid, signal.SIGSTOP)
+    try:
+        code, out = finish(process, 150)
+    finally:
+        if alive(worker.pid):
+            worker.kill()
+    assert code == 1, out
+    assert "does not answer (State: T (stopped))" in out and "worker w0.1" in out and "== learner rank 0 (pid" in out
+    assert out.strip().splitlines()[-1].startswith("unspiral: no progress for") and "Traceback" not in out
+    assert json.loads((run / "summary.json").read_text())["exit"] == 1
+
+
+def test_a_killed_driver_leaves_no_process_and_the_run_goes_on_in_another_shape(files, folder, undisturbed):
+    """On a cluster that lives on. Resumed with two workers instead of one, two learner ranks instead of one, ZeRO 2 instead of 1."""
+    with RayCluster(rollout=2, learner=2) as cluster:
+        config, run = run_config(files, folder, "orphans"), folder / "orphans"
+        head = psutil.Process(cluster.nodes[0].process.pid)
+        process = start(config, environment=cluster.environment)
+        at_step(run, 3, process)
+        ours = [
+            p
+            for title in ("ray::RankActor", "ray::RolloutWorker", "ray::_RetrieverActor", "ray::_LikelihoodActor")
+            for p in ray_processes(head, title)
+        ]
+        assert len(ours) == 4
+        kill(process)
+        assert all_gone(ours, 30) == []
+        before = metrics(run)
+        shape = ("rollout.workers=2", "learner.ranks=2", "learner.zero_stage=2")
+        process = start(config, "--resume", "latest", *shape, environment=cluster.environment)
+        code, out = finish(process)
+        assert code == 0, out
+    after, whole = metrics(run), metrics(undisturbed)
+    assert [s["step"] for s in after] == [1, 2, 3, 4, 5, 6] and after[-1]["attempt"] == 1
+    assert [reproducible(s) for s in before] == [reproducible(s) for s in whole[: len(before)]]
+    assert asked(run) == asked(undisturbed)  # an epoch of 10 questions ends in the middle of steps 3 and 5
+    joins = events(run, "worker_join")
+    assert [e["worker"] for e in joins] == ["w0.1", "w0.1", "w1.1"]
+    for step, other in zip(
+        after[4:], whole[4:], strict=True
+    ):  # other ranks and samplers: equal up to rounding, then to sampling
+        assert step["policy_version"] == other["policy_version"]
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_sampling_goes_on_while_the_learner_updates(files, folder, staleness):
+    name = f"stale{staleness}"
+    config = run_config(
+        files,
+        folder,
+        name,
+        rollout={"deterministic": False, "max_staleness": staleness},
+        trainer={"steps": 8, "checkpoint_every": 0},
+    )
+    code, out = finish(start(config))
+    assert code == 0, out
+    run = folder / name
+    steps = metrics(run)
+    assert [s["step"] for s in steps] == list(range(1, 9)) and all(s["rollout/stale_dropped"] == 0 for s in steps)
+    lags = []
+    for step in steps:
+        lines = (run / "trajectories" / f"step_{step['step']:06d}.jsonl").read_text().splitlines()
+        versions = {s["policy_version"] for line in lines for s in json.loads(line)["segments"] if s["by"] == "model"}
+        lags.append(step["step"] - 1 - min(versions))  # version n - 1 is the newest that step n can be sampled with
+    assert max(lags) == staleness and min(lags) == 0
+    assert "mode: token" in (run / "config.yaml").read_text()  # importance weights, by default
+    assert len(asked(run)) == 8 * 12
