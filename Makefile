@@ -22,7 +22,7 @@ test: setup lint
 
 # Less of it: CHAOS_STEPS=40 CHAOS_KILLS=5 make test-chaos; another seed: CHAOS_SEED=1.
 test-chaos: setup
-	$(PY) -m pytest -m chaos -s tests/chaos
+	$(PY) -m pytest -m chaos -s tests
 
 # What it keeps for the next time (images and build layers, 15 GB) lies in COMPOSE_WORK; leave out parts with STACK="small demo".
 COMPOSE_WORK ?= /var/tmp/unspiral-compose

@@ -15,7 +15,7 @@ import pytest
 from end_to_end import ENVIRONMENT, ROOT, command, configuration, events, finish, laboratory, metrics
 from ray_cluster import RayCluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

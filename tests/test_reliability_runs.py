@@ -52,6 +52,7 @@ def test_a_run_whose_learner_rank_is_killed_finishes_with_the_same_metrics(files
     assert json.loads((run / "summary.json").read_text())["exit"] == 0 and "Traceback" not in out
 
 
+@pytest.mark.chaos
 def test_a_learner_that_is_stuck_is_found_out_by_its_timeout_and_restored(files, folder, undisturbed):
     config = run_config(files, folder, "stuck", learner={"step_timeout_seconds": 8})
     process, run = start(config), folder / "stuck"
@@ -66,6 +67,7 @@ def test_a_learner_that_is_stuck_is_found_out_by_its_timeout_and_restored(files,
     assert not alive(rank.pid) and [but_versions(s) for s in metrics(run)] == [but_versions(s) for s in metrics(undisturbed)]
 
 
+@pytest.mark.chaos
 def test_a_run_that_stands_still_prints_the_stacks_and_ends_with_1(files, folder):
     config = run_config(files, folder, "still", trainer={"stall_timeout_seconds": 8}, rollout={"deterministic": False})
     process, run = start(config), folder / "still"
@@ -95,7 +97,7 @@ def test_a_killed_driver_leaves_no_process_and_the_run_goes_on_in_another_shape(
             for title in ("ray::RankActor", "ray::RolloutWorker", "ray::_RetrieverActor", "ray::_LikelihoodActor")
             for p in ray_processes(head, title)
         ]
-        assert len(ours) == 4
+        assert len(ours) == 5  # two retrievers: one for evaluation
         kill(process)
         assert all_gone(ours, 30) == []
         before = metrics(run)
@@ -115,7 +117,7 @@ def test_a_killed_driver_leaves_no_process_and_the_run_goes_on_in_another_shape(
         assert step["policy_version"] == other["policy_version"]
 
 
-@pytest.mark.parametrize("staleness", [1, 2])
+@pytest.mark.parametrize("staleness", [1, pytest.param(2, marks=pytest.mark.chaos)])
 def test_sampling_goes_on_while_the_learner_updates(files, folder, staleness):
     name = f"stale{staleness}"
     config = run_config(
