@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 from test_trainer_monitor_actions import Scripted, events, system
 from test_trainer_stopping import Halting, checkpoints, listened, send
 
+from services.contracts import Action, Question, Trajectory
 from services.stacks import answer_stack_requests, task_stacks, thread_stacks
 from trainer import restore, stopping, watchdog
 from trainer.checkpoint import fault, step_folder
 from trainer.learner import LearnerError
+from trainer.sampling import RolloutBatch
 from trainer.stopping import Interrupted
 from trainer.watchdog import Stalled, watched
 
@@ -114,6 +118,38 @@ def test_a_torn_checkpoint_of_the_same_step_is_written_anew(tmp_path):
     assert fault(torn, checksums=False) is None and "does not match its checksum" in fault(torn)
     asyncio.run(Scripted(made, {}).run())
     assert fault(torn) is None and json.loads((torn / "state.json").read_text())["step"] == 4
+
+
+def test_after_a_resume_the_workers_hold_the_checkpoints_weights_before_the_first_rollout(tmp_path):
+    made = system(tmp_path)
+    made.config.trainer.steps = 4
+    asyncio.run(Scripted(made, {}).run())
+    made.config.trainer.steps = 6
+    made.pool.versions.clear()
+    driver = Scripted(made, {})
+    driver.load_state_dict(made.learner.load(step_folder(made.folder.path, 4)))
+    whole = driver.one_step
+
+    async def one_step(step):
+        assert made.pool.versions[0] == 4  # synced once, before anything is sampled
+        return await whole(step)
+
+    driver.one_step = one_step
+    asyncio.run(driver.run())
+    assert made.pool.versions == [4, 5, 6]
+
+
+def test_trajectories_that_are_too_old_are_dropped_and_counted():
+    def trajectory(uid, *versions):
+        actions = [Action([1], [-0.5], v, "search", "x") for v in versions]
+        return Trajectory(uid, "g", Question("q", "?", ("a",), "lab"), [1], actions, "answer")
+
+    made = [trajectory("a", 3, 4), trajectory("b", 2, 4), trajectory("c", 4, 4)]
+    batch = RolloutBatch(5, made, np.array([1.0, 0.0, 0.5]), np.array([1.0, 0.0, 0.0]), {}, 1.0)
+    kept = batch.drop_older_than(3)  # version 4 with max_staleness=1
+    assert [t.uid for t in kept.trajectories] == ["a", "c"] and kept.rewards.tolist() == [1.0, 0.5]
+    assert kept.counts == {"rollout/stale_dropped": 1.0}
+    assert [a.policy_version for a in kept.trajectories[0].actions] == [3, 4]  # each action keeps its own
 
 
 # -- pause
@@ -255,8 +291,6 @@ asyncio.run(watching(made, Halting(made, 3, stuck), 0.5))
 def test_a_process_tells_the_stacks_of_its_threads_and_tasks():
     answer_stack_requests()
     answer_stack_requests()
-    import os
-
     held = threading.Event()
 
     def a_thread_that_waits():
@@ -284,10 +318,7 @@ def test_a_process_tells_the_stacks_of_its_threads_and_tasks():
         return text
 
     text = asyncio.run(outer())
-    assert text.startswith("task mine:") and "in outer.<locals>.inner" in text.replace(
-        "test_a_process_tells_the_stacks_of_its_threads_and_tasks.<locals>.", ""
-    )
-    assert " in sleep" in text
+    assert text.startswith("task mine:") and ".inner\n" in text and " in sleep" in text
 
 
 def test_a_stopped_process_is_named_as_such():

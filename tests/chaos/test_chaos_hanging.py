@@ -50,7 +50,7 @@ def test_a_worker_that_hangs_is_found_out_and_the_run_goes_on(folder, backend):
 
         # while it generates
         until(lambda: status(run)["stage"].endswith("rollout") and len(ready()) == 2, process)
-        victim = ready()[0]
+        victim = until(ready, process)[0]
         os.kill(victim["pid"], signal.SIGSTOP)
         found_out(victim, SILENCE_SECONDS + 2 * HEARTBEAT_SECONDS + SLACK)
 
