@@ -19,7 +19,7 @@ class DeadEngineWorker(RolloutWorker):
         return super().info()
 
 
-class BrokenWorker:
+class BrokenWorker(RolloutWorker):
     """Does not get through its constructor."""
 
     def __init__(self, *args, **kwargs):

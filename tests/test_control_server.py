@@ -47,8 +47,8 @@ class Run:
         worker = WorkerStatus(id="w0.1", node="n", pid=7, state="ready", version=3, outstanding_tokens=5, trajectories=2)
         return RunStatus(state="running", run="r", step=4, steps=9, target=2, workers=[worker], rewards=[0.5, None])
 
-    async def scale(self, n):
-        if n == 99:
+    async def scale(self, n, ahead):
+        if n == 99 and not ahead:
             raise TooFewResources("99 rollout workers ask for CPU 99; the cluster has CPU 2")
         self.asked.append(("scale", n))
         return Done(text=f"{n} workers wanted", target=0 if n == "all" else n)
@@ -102,7 +102,9 @@ def test_what_is_accepted_and_what_is_said_of_the_rest(run, served):
         ):
             answer = http.post("/v1/workers/scale", content=body)
             assert answer.status_code == 422, body
-            assert answer.json()["detail"].startswith('expected {"n": N} with N a whole number from 0 to 10000, or "all"; got ')
+            assert answer.json()["detail"].startswith(
+                'expected {"n": N} with N a whole number from 0 to 10000, or "all", and optionally "ahead": true; got '
+            )
         answer = http.post("/v1/workers/scale", content=b" " * 5000)
         assert (answer.status_code, answer.json()["detail"]) == (413, "body of 5000 bytes; at most 4096 accepted")
         assert http.post("/v1/pause", content=b" " * 5000).status_code == 413
@@ -199,6 +201,7 @@ def test_the_commands_print_one_line_and_their_status(served, run, capsys, monke
     assert said("workers", "scale", "4") == (0, "4 workers wanted\n")
     assert said("workers", "scale", "all") == (0, "all workers wanted\n")
     assert said("workers", "scale", "99") == (3, "unspiral: 99 rollout workers ask for CPU 99; the cluster has CPU 2\n")
+    assert said("workers", "scale", "99", "--ahead") == (0, "99 workers wanted\n")
     assert said("workers", "scale", "-1")[0] == 2 and said("workers", "scale", "many")[0] == 2
     assert (
         said("workers", "drain", "w/7") == (2, "unspiral: POST /v1/workers/w/7/drain: Not Found\n")

@@ -92,7 +92,7 @@ async def test_what_the_cluster_can_never_hold_is_said_with_demand_and_supply(cl
     )
 
 
-def test_each_worker_sees_the_gpu_that_was_reserved_for_it():
+async def test_each_worker_sees_the_gpu_that_was_reserved_for_it():
     """Fake GPUs, in a process of its own."""
     script = """
 import asyncio, ray

@@ -117,6 +117,22 @@ def test_a_killed_driver_leaves_no_process_and_the_run_goes_on_in_another_shape(
         assert step["policy_version"] == other["policy_version"]
 
 
+@pytest.mark.parametrize(
+    ("override", "wanted", "within"),
+    [("rollout.workers=99", "CPU 100", 30), pytest.param("learner.ranks=99", "99 CPU", 10, marks=pytest.mark.chaos)],
+)
+def test_more_than_the_cluster_has_is_one_line_with_demand_and_supply(files, folder, override, wanted, within):
+    process = start(run_config(files, folder, f"much-{wanted[:2]}"), override)
+    lines, seen = [], 0.0
+    for line in process.stdout:
+        lines.append(line)
+        seen = seen or (time.monotonic() if line.startswith("indexing") else 0.0)
+    assert process.wait(60) == 3, lines
+    assert time.monotonic() - seen < within and "Traceback" not in "".join(lines)
+    assert lines[-1].startswith(("unspiral: rollout.workers=99 and", "unspiral: learner.ranks=99 asks")) and wanted in lines[-1]
+    assert "the cluster has" in lines[-1]
+
+
 @pytest.mark.parametrize("staleness", [1, pytest.param(2, marks=pytest.mark.chaos)])
 def test_sampling_goes_on_while_the_learner_updates(files, folder, staleness):
     name = f"stale{staleness}"

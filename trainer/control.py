@@ -62,8 +62,8 @@ class RunControl:
             )
         return status
 
-    async def scale(self, n: int | Literal["all"]) -> Done:
-        return await self._on_loop(self._scale(n))
+    async def scale(self, n: int | Literal["all"], ahead: bool) -> Done:
+        return await self._on_loop(self._scale(n, ahead))
 
     async def drain(self, worker: str) -> Done:
         return await self._on_loop(self._drain(worker))
@@ -127,12 +127,12 @@ class RunControl:
         ]
         return status
 
-    async def _scale(self, n: int | Literal["all"]) -> Done:
+    async def _scale(self, n: int | Literal["all"], ahead: bool) -> Done:
         driver = self._running()
         pool = driver.system.pool
         if self.config.rollout.deterministic:
             raise ControlError("rollout.deterministic=true: each trajectory has its worker, so their number stays as it is")
-        if n != "all" and n > pool.target and (lacking := pool.lacking(n)):
+        if n != "all" and n > pool.target and not ahead and (lacking := pool.lacking(n)):
             raise TooFewResources(lacking)
         before = pool.target
         self._background(pool.scale(n))

@@ -113,7 +113,7 @@ class LearnerGroup:
         limit = self.config.learner.start_timeout_seconds
         deadline = time.monotonic() + limit
         check_model_folder(self.model_path)
-        demand = self._demand()
+        demand = self.demand()
         create = ray.remote(self.actor_class).options(
             num_cpus=demand["CPU"],
             num_gpus=demand.get("GPU", 0),
@@ -262,7 +262,7 @@ class LearnerGroup:
                 at += n
         return logp, entropy
 
-    def _demand(self) -> dict[str, float]:
+    def demand(self) -> dict[str, float]:
         """What one rank asks of the cluster. Raises LearnerPlacementError where the cluster can never hold all of them."""
         have = ray.cluster_resources()
         demand = {"CPU": 1.0}

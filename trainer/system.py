@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from retriever_service.client import RetrieverClient
 from services.contracts import Question
 from services.launcher import index_corpus, start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient
-from services.rollout.placement import check_gpus
+from services.rollout import placement
 from services.rollout.pool import RolloutPool
 from services.rollout.tokenizer import load_tokenizer
 from services.settings import RetrieverSettings
@@ -175,7 +177,7 @@ async def start_serving(
     async with AsyncExitStack() as stack:
         connect_ray(say)
         stack.callback(ray.shutdown)
-        check_gpus(config.rollout, learner_ranks, ray.cluster_resources())
+        placement.check_gpus(config.rollout, learner_ranks, ray.cluster_resources())
         url, eval_url = await retriever_address(config.retriever, "retriever", config, stack, say), None
         if config.evaluation.retriever:
             eval_url = await retriever_address(config.evaluation.retriever, "eval_retriever", config, stack, say)
@@ -190,6 +192,29 @@ async def start_serving(
         )
         stack.push_async_callback(pool.close)
         yield Serving(tokenizer, held_out, url, eval_url, pool)
+
+
+async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
+    """Return once the cluster could hold all workers and ranks; nodes may still be joining.
+
+    Raises UnschedulableError with demand and supply after SCHEDULE_SECONDS, LearnerPlacementError.
+    """
+    workers, ranks = config.rollout.workers, config.learner.ranks
+    deadline = time.monotonic() + placement.SCHEDULE_SECONDS
+    while workers != "all":
+        supply, wants = ray.cluster_resources(), Counter()
+        for each, n in ((placement.demand(config.rollout, supply), workers), (learner.demand(), ranks)):
+            wants.update({name: amount * n for name, amount in each.items()})
+        if all(amount <= supply.get(name, 0) + 1e-6 for name, amount in wants.items()):
+            return
+        if time.monotonic() > deadline:
+            asked = ", ".join(f"{name} {amount:g}" for name, amount in wants.items())
+            has = ", ".join(f"{name} {supply.get(name, 0):g}" for name in wants)
+            raise placement.UnschedulableError(
+                f"rollout.workers={workers} and learner.ranks={ranks} ask for {asked}; the cluster has {has}, also after "
+                f"{placement.SCHEDULE_SECONDS:g} s"
+            )
+        await asyncio.sleep(0.5)
 
 
 @asynccontextmanager
@@ -207,6 +232,7 @@ async def start_system(config: Config, model: Path, folder: RunFolder, say: Say)
         store = await likelihood_store(config, stack)
         learner = LearnerGroup(config, model_path=str(model), reference=config.algorithm.kl > 0)
         stack.callback(learner.close)
+        await wait_for_room(config, learner)
         say("starting rollout workers and learner")
         if config.rollout.share_gpus:  # an engine measures the free memory when it starts, so the learner comes second
             await serving.pool.start()

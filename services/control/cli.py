@@ -53,11 +53,17 @@ def list_workers(url: Url = URL, as_json: AsJson = False) -> None:
 
 
 @workers_app.command("scale")
-def scale(n: Annotated[str, typer.Argument(help="Workers wanted: a number, or all.")], url: Url = URL) -> None:
+def scale(
+    n: Annotated[str, typer.Argument(help="Workers wanted: a number, or all.")],
+    ahead: Annotated[
+        bool, typer.Option("--ahead", help="Also where there is no room for them yet: nodes will be added.")
+    ] = False,
+    url: Url = URL,
+) -> None:
     """Want another number of rollout workers, or `all`: as many as the cluster has room for."""
     if n != "all" and not (n.isascii() and n.isdigit() and int(n) <= MAX_WORKERS):
         raise ControlError(f"workers scale {n}: expected a whole number from 0 to {MAX_WORKERS}, or all")
-    typer.echo(ask("POST", url, "/v1/workers/scale", {"n": n if n == "all" else int(n)})["text"])
+    typer.echo(ask("POST", url, "/v1/workers/scale", {"n": n if n == "all" else int(n), "ahead": ahead})["text"])
 
 
 @workers_app.command("drain")

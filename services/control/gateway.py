@@ -62,8 +62,8 @@ class Gateway:
             return RunStatus(state="no run")
         return RunStatus.model_validate(answer).model_copy(update={"others": self._others})
 
-    async def scale(self, n: int | Literal["all"]) -> Done:
-        return Done.model_validate(await self._ask("POST", "/v1/workers/scale", {"n": n}))
+    async def scale(self, n: int | Literal["all"], ahead: bool) -> Done:
+        return Done.model_validate(await self._ask("POST", "/v1/workers/scale", {"n": n, "ahead": ahead}))
 
     async def drain(self, worker: str) -> Done:
         return Done.model_validate(await self._ask("POST", f"/v1/workers/{worker}/drain"))

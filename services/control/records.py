@@ -59,6 +59,8 @@ class Scale(Record):
 
     n: Annotated[int, Field(ge=0, le=MAX_WORKERS, strict=True)] | Literal["all"]
     """A number, or "all": as many as the cluster's `rollout` resource (or its GPUs) allows, now and when nodes come and go."""
+    ahead: bool = False
+    """Also where the cluster has no room for so many yet: an autoscaler, or somebody, will add nodes."""
 
 
 class WorkerStatus(Record):
@@ -140,7 +142,7 @@ class Control(Protocol):
 
     async def status(self) -> RunStatus: ...
 
-    async def scale(self, n: int | Literal["all"]) -> Done: ...
+    async def scale(self, n: int | Literal["all"], ahead: bool) -> Done: ...
 
     async def drain(self, worker: str) -> Done: ...
 

@@ -18,7 +18,7 @@ from services.likelihood.auth import TokenGate
 from services.likelihood.records import LikelihoodError
 
 MAX_BODY_BYTES = 4096
-SCALE_ACCEPTS = f'expected {{"n": N}} with N a whole number from 0 to {MAX_WORKERS}, or "all"'
+SCALE_ACCEPTS = f'expected {{"n": N}} with N a whole number from 0 to {MAX_WORKERS}, or "all", and optionally "ahead": true'
 DOCS = (likelihood.STATIC / "docs.html").read_text(encoding="utf-8")
 WORKER_STATES = ("starting", "waiting", "ready", "syncing", "draining", "failed")
 
@@ -65,14 +65,14 @@ def create_app(control: Control, token: str | None = None) -> FastAPI:
     async def scale(request: Request) -> Done:
         """Want another number of rollout workers. Answers at once: workers join when they hold the weights, and leave when they are idle.
 
-        409 where the cluster cannot hold so many."""
+        409 where the cluster cannot hold so many, unless `ahead` is true."""
         body = await likelihood.read_body(request, MAX_BODY_BYTES)
         try:
             wanted = Scale.model_validate_json(body)
         except ValidationError as e:
             given = body[:60].decode("utf-8", "replace") or "an empty body"
             raise ControlError(f"{SCALE_ACCEPTS}; got {given}") from e
-        return await control.scale(wanted.n)
+        return await control.scale(wanted.n, wanted.ahead)
 
     @app.post("/v1/workers/{worker}/drain", status_code=202)
     async def drain(worker: Worker, request: Request) -> Done:

@@ -54,11 +54,23 @@ def test_a_worker_that_hangs_is_found_out_and_the_run_goes_on(folder, backend):
         os.kill(victim["pid"], signal.SIGSTOP)
         found_out(victim, SILENCE_SECONDS + 2 * HEARTBEAT_SECONDS + SLACK)
 
-        # before weights come: it is idle, and hangs in the sync
-        until(lambda: status(run)["stage"].endswith("update"), process)
-        victim = until(ready, process)[-1]
+        # while weights come: the learner is held in its update until the worker has been stopped
+        (rank,) = ray_processes(head, "ray::RankActor")
+
+        def held() -> bool:
+            rank.suspend()
+            if status(run)["stage"].endswith("update") and status(run)["stage"].endswith("update"):
+                return True
+            rank.resume()
+            time.sleep(0.1)
+            return False
+
+        until(held, process)
+        victim = status(run)["workers"][-1]
         os.kill(victim["pid"], signal.SIGSTOP)
-        found_out(victim, SILENCE_SECONDS + 2 * HEARTBEAT_SECONDS + SLACK)
+        rank.resume()
+        found_out(victim, SYNC_SECONDS + SLACK)
+        assert "weight_sync.timeout_seconds" in events(run, "sync_failed")[-1]["reason"]
 
         # while it joins
         before = {p.pid for p in ray_processes(head, "ray::RolloutWorker")}
