@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 
 import psutil
-from end_to_end import ENVIRONMENT, ROOT, command, configuration, metrics
+from end_to_end import ENVIRONMENT, ROOT, command, configuration, finish, metrics
 from ray_cluster import alive
 
 QUESTIONS = 10
@@ -112,3 +113,13 @@ def unspiral(*arguments, environment=()) -> tuple[int, str]:
         timeout=60,
     )
     return done.returncode, done.stdout + done.stderr
+
+
+def whole_run(config: Path, run: Path, steps: int, *, environment=(), timeout: float = 7200) -> Path:
+    """The undisturbed run of a configuration; one that lies in the folder already is taken."""
+    summary = json.loads((run / "summary.json").read_text()) if (run / "summary.json").exists() else {}
+    if (summary.get("exit"), summary.get("steps")) != (0, steps):
+        shutil.rmtree(run, ignore_errors=True)
+        code, out = finish(start(config, environment=environment), timeout)
+        assert code == 0, out
+    return run

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 
 import pytest
 from end_to_end import events, finish, laboratory, metrics, reproducible
-from runs import asked, kill, run_config, start
+from runs import asked, kill, run_config, start, whole_run
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(2 * 3600)]
 
@@ -18,9 +19,9 @@ LONGEST_SECONDS = 45
 def test_kill_9_of_the_driver_at_random_moments_changes_no_metric(folder, amount):
     files, draw = laboratory(folder), random.Random(amount["seed"])
     steps = {"steps": 4 * amount["kills"], "checkpoint_every": 3}
-    code, out = finish(start(run_config(files, folder, "whole", trainer=steps)), 1800)
-    assert code == 0, out
+    calm = whole_run(run_config(files, folder, "whole", trainer=steps), folder / "whole", steps["steps"])
     config, run, moments = run_config(files, folder, "killed", trainer=steps), folder / "killed", []
+    shutil.rmtree(run, ignore_errors=True)
     for n in range(amount["kills"]):
         process = start(config, *(("--resume", "latest") if n else ()))
         deadline = time.monotonic() + draw.uniform(3, LONGEST_SECONDS)
@@ -31,7 +32,7 @@ def test_kill_9_of_the_driver_at_random_moments_changes_no_metric(folder, amount
         moments.append(len(metrics(run)))
     code, out = finish(start(config, "--resume", "latest"), 1800)
     assert code == 0, out
-    whole, after = metrics(folder / "whole"), metrics(run)
+    whole, after = metrics(calm), metrics(run)
     print("steps done at each kill:", moments, "attempts:", len(events(run, "resume")) + 1)
     assert [reproducible(s) for s in after] == [reproducible(s) for s in whole]
-    assert asked(run) == asked(folder / "whole")
+    assert asked(run) == asked(calm)

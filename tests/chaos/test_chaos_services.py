@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 from end_to_end import command, events, finish, metrics
 from ray_cluster import RayCluster
 from redis_server import REDIS, RedisServer
-from runs import ask, asked, start, status, until
+from runs import ask, asked, start, status, until, whole_run
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(4 * 3600)]
 
@@ -63,6 +64,7 @@ def demo(folder, amount):
 
     files = lab_files(folder, amount["seed"])
     index = folder / "index"
+    shutil.rmtree(index, ignore_errors=True)
     assert finish(command("index", "build", "--corpus", files.train_corpus, "--out", index))[0] == 0
 
     def configured(name: str, **sections) -> Path:
@@ -142,9 +144,9 @@ def test_a_run_outlives_all_that_its_services_can_suffer(demo, folder, amount):
     retriever, redis = Retriever(demo.index), RedisServer(folder / "redis") if REDIS else None
     try:
         with RayCluster(rollout=ROOM, learner=1) as cluster:
+            shutil.rmtree(folder / "chaos", ignore_errors=True)
             config = demo("undisturbed", retriever=retriever.url)
-            code, out = finish(start(config, environment=cluster.environment), 7200)
-            assert code == 0, out
+            whole_run(config, folder / "undisturbed", amount["steps"], environment=cluster.environment)
             process = start(demo("chaos", retriever=retriever.url, store=redis and redis.url), environment=cluster.environment)
             run = folder / "chaos"
             havoc = Havoc(run, process, retriever, redis, amount)
