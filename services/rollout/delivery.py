@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from services.contracts import WeightsReceiver, WeightUpdate
 from services.rollout.member import Member, WorkerLostError, one_line
 from services.settings import WeightSyncSettings
-from services.weight_sync import GroupBrokenError, HalfWrittenError, WeightSyncError
+from services.weight_sync import GroupBrokenError, WeightSyncError, untouched
 from services.weight_sync.group import Ticket, break_group
 
 SLACK_SECONDS = 5.0
@@ -113,9 +113,7 @@ class Delivery:
                 if m.state != "syncing":
                     continue  # it was drained or lost meanwhile
                 e = failed.get(m)
-                # A WeightSyncError comes before the engine is touched: it holds its old version, whole. Unless half written.
-                untouched = isinstance(e, WeightSyncError) and not isinstance(e, HalfWrittenError)
-                m.state = before[m] if m in self.waiting or untouched else "ready" if e is None else "failed"
+                m.state = before[m] if m in self.waiting or untouched(e) else "ready" if e is None else "failed"
             self._settle(update, group, members, failed)
         self._arrived.set()
         self._on_change()
