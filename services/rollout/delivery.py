@@ -87,7 +87,8 @@ class Delivery:
 
     def _needing(self, version: int) -> list[Member]:
         joined = [m for m in self._members() if self.update is None or m.version < version or m.state == "failed"]
-        return joined + sorted(self.waiting, key=lambda m: m.id)
+        # By name, not in the order in which they happened to join: the same workers are then the same group.
+        return [m for some in (joined, self.waiting) for m in sorted(some, key=lambda m: m.id)]
 
     def _check_newer(self, version: int) -> None:
         if version < self.version:
