@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.gpu_shapes import SHAPES, qwen2_config
 from services.contracts import TokenBatch
 from trainer.config import Config, parse_config
 from trainer.learner_rank import LearnerRank
@@ -27,20 +28,8 @@ from trainer.packing import MicroBatch, Rows
 from trainer.policy_model import PolicyModel, prepare_policy
 from trainer.update import Objective
 
-SHAPES: dict[str, dict[str, int]] = {  # Qwen2.5's sizes
-    "tiny": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2},
-    "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
-    "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2},
-    "3b": {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 2},
-}  # fmt: skip
 PLAIN_ROWS = 4
 """Rows of a micro-batch in the plain way."""
-
-
-def shape_config(shape: str, vocabulary: int):
-    from transformers import Qwen2Config
-
-    return Qwen2Config(vocab_size=vocabulary, max_position_embeddings=32768, tie_word_embeddings=True, **SHAPES[shape])
 
 
 class RandomRank(LearnerRank):
@@ -160,12 +149,12 @@ VARIANTS: dict[str, tuple[type[RandomRank], dict[str, Any]]] = {
 def run(args: Any) -> dict[str, Any]:
     """Each variant in turn; a variant that fails is reported, and the others go on."""
     vocabulary = 256 if args.shape == "tiny" else 151936
-    hf_config = shape_config(args.shape, vocabulary)
+    hf_config = qwen2_config(args.shape, vocab_size=vocabulary, max_position_embeddings=32768, tie_word_embeddings=True)
     batch = made_up_batch(args.rows, args.longest, vocabulary)
     out: dict[str, Any] = {"shape": args.shape, "rows": args.rows, "tokens": len(batch.token_ids), "longest": args.longest}
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        _placeholder(Path(folder), hf_config)
+        _folder_without_weights(Path(folder), hf_config)
         for name in args.variants or VARIANTS:
             if time.monotonic() - began > args.seconds:
                 out[name] = {"skipped": "out of time"}
@@ -189,7 +178,7 @@ def run(args: Any) -> dict[str, Any]:
     return out
 
 
-def _placeholder(folder: Path, hf_config: Any) -> None:
+def _folder_without_weights(folder: Path, hf_config: Any) -> None:
     """The files that make a folder a model; the weights are made on the device."""
     hf_config.save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")

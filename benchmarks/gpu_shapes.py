@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 SHAPES = {  # hidden, feed-forward, layers, heads, key-value heads, vocabulary, tied
     "tiny": (256, 1024, 4, 4, 2, 4096, True),
@@ -13,29 +14,32 @@ SHAPES = {  # hidden, feed-forward, layers, heads, key-value heads, vocabulary, 
 }
 
 
+def qwen2_config(size: str, **options: Any):
+    """The configuration of a size; options win."""
+    from transformers import Qwen2Config
+
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "tie_word_embeddings",
+    )
+    return Qwen2Config(**(dict(zip(names, SHAPES[size], strict=True)) | options))
+
+
 def make_model(size: str, folder: Path, *, eager: bool) -> Path:
     """Random weights in bf16, and a small tokenizer."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-    hidden, wide, layers, heads, kv, vocabulary, tied = SHAPES[size]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=wide,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv,
-        max_position_embeddings=4096,
-        tie_word_embeddings=tied,
-        initializer_range=0.05,
-        rope_theta=1e6,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    options = {"initializer_range": 0.05, "rope_theta": 1e6, "bos_token_id": 1, "eos_token_id": 2}
+    config = qwen2_config(size, max_position_embeddings=4096, **options)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-os.environ.setdefault(
-    "JAX_PLATFORMS", "cpu"
-)  # bm25s starts JAX where that is installed, and JAX would take three quarters of a GPU
+# bm25s starts JAX where that is installed, and JAX would take three quarters of a GPU.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import bm25s
 import numpy as np

@@ -9,20 +9,16 @@ import torch
 from rollout_fakes import words
 
 
-def tiny_model(folder: Path, *, tied: bool = True, seed: int = 0, scale: float = 1.0):
-    """A random Qwen2 with heads of 32 and a word-level tokenizer, written to `folder`; returns the transformers model."""
+def tiny_model(folder: Path, *, tied: bool = True, seed: int = 0, scale: float = 1.0, **shape: int):
+    """A random Qwen2 with heads of 32 and a word-level tokenizer, written to `folder`; returns the transformers model. shape: other sizes."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = words()
     torch.manual_seed(seed)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
+        **(sizes | {"num_hidden_layers": 2, "max_position_embeddings": 512} | shape),
         tie_word_embeddings=tied,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import torch
-from rollout_fakes import words
-from rollout_models import reference_logprobs
+from rollout_models import reference_logprobs, tiny_model
 
 from services.rollout.pool import RolloutPool
 from services.settings import RolloutSettings, WeightSyncSettings
@@ -24,28 +23,11 @@ ROWS = [[1, 13, 14, 30, 17, 6, 25, 7, 8, 12, 9, 6, 26], [1, 25, 9, 10, 27]]
 
 def wide_model(folder: Path, *, seed: int = 0, tied: bool = True):
     """A random Qwen2 of 9 MB: ten buckets of 1 MiB. Written to `folder`; returns the transformers model."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    tokenizer = words()
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=tied,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = Qwen2ForCausalLM(config).float()
+    shape = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2}
+    model = tiny_model(folder, tied=tied, max_position_embeddings=256, **shape)
     change(model, seed)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return model.eval()
+    return model
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_learner, gpu_rollout, gpu_train
+from benchmarks.gpu_shapes import qwen2_config
 from trainer.packing import make_microbatch
 from trainer.policy_model import PolicyModel
 
@@ -18,7 +19,7 @@ def test_the_plain_way_computes_the_same_log_probs():
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    hf = AutoModelForCausalLM.from_config(gpu_learner.shape_config("tiny", 256), attn_implementation="sdpa")
+    hf = AutoModelForCausalLM.from_config(qwen2_config("tiny", vocab_size=256), attn_implementation="sdpa")
     batch = gpu_learner.made_up_batch(5, 120, 256)
     m = make_microbatch(batch, [0, 3, 4], torch.device("cpu"))
     policy = gpu_learner.PlainPolicy(hf, temperature=0.7, chunk_tokens=16)

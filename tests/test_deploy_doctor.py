@@ -99,6 +99,7 @@ def test_extras_are_named_in_full(monkeypatch):
         ("redis://:p%40ss@redis:6379/0", "redis://redis:6379/0"),
         ("rediss://u:p@h/1", "rediss://h/1"),
         ("redis://h/0", "redis://h/0"),
+        ("redis://h/0?password=p", "redis://h/0?password=***"),
         ("sqlite:a@b.db", "sqlite:a@b.db"),
         ("likelihood.db", "likelihood.db"),
     ],

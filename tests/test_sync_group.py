@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from services.contracts import WeightsReceiver
+from services.rollout.delivery import Delivery
 from services.settings import WeightSyncSettings
 from services.weight_sync import (
     GroupBrokenError,
@@ -352,3 +355,10 @@ def test_the_outcome_of_several_parts_is_the_worst_of_them():
 def test_auto_is_nccl_where_learner_and_every_worker_have_gpus_of_their_own(backend, learner_gpu, gpus, chosen):
     receivers = [WeightsReceiver(f"w{i}.1", 1, g) for i, g in enumerate(gpus)]
     assert choose_backend(WeightSyncSettings(backend=backend), learner_gpu=learner_gpu, receivers=receivers) == chosen
+
+
+def test_workers_that_joined_in_another_order_are_the_same_group():
+    members = [SimpleNamespace(id=name, version=0, state="ready", gpus=0.0) for name in ("w1.1", "w0.1")]
+    callbacks = {"lose": None, "check_hope": None, "on_event": None, "on_change": None}
+    delivery = Delivery(WeightSyncSettings(), members=lambda: members, parts=1, **callbacks)
+    assert [r.id for r in asyncio.run(delivery.receivers(1))] == ["w0.1", "w1.1"]

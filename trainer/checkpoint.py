@@ -208,12 +208,17 @@ def copy_model_files(source: Path, target: Path) -> None:
             shutil.copyfile(f, target / f.name)
 
 
+def may_export_to(out: Path) -> bool:
+    """Whether nothing would be lost: `out` is absent, empty, or an earlier export."""
+    return not out.exists() or (out / EXPORT_MARK).is_file() or (out.is_dir() and not any(out.iterdir()))
+
+
 @contextlib.contextmanager
 def exported(out: Path, model_files: Path, *, dtype: str, about: dict[str, Any]) -> Iterator[TensorWriter]:
     """A writer whose tensors become a Hugging Face folder at `out`. dtype: name of theirs, e.g. bfloat16.
 
     `out` may be absent, empty, or an earlier export; anything else is refused (CheckpointError)."""
-    if out.exists() and not (out / EXPORT_MARK).is_file() and (not out.is_dir() or any(out.iterdir())):
+    if not may_export_to(out):
         raise CheckpointError(f"{out} exists and is no earlier export; give a new folder")
     with written_aside(out) as folder:
         copy_model_files(model_files, folder)

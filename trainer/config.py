@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import re
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from services.redaction import address_without_secrets
 from services.settings import (
     ControlSettings,
     MonitorSettings,
@@ -20,6 +20,7 @@ from services.settings import (
     WeightSyncSettings,
 )
 from trainer.learner_settings import LearnerSettings
+from trainer.rewards import ACCEPTED, is_kind
 
 
 class ConfigError(ValueError):
@@ -160,8 +161,8 @@ class RewardSettings(Settings):
     @field_validator("kind")
     @classmethod
     def _known(cls, kind: str) -> str:
-        if kind not in ("em", "f1", "subem", "format") and not re.fullmatch(r"[\w.]+:[\w.]+", kind):
-            raise ValueError("accepted are em, f1, subem, format, or an import path package.module:function")
+        if not is_kind(kind):
+            raise ValueError(ACCEPTED)
         return kind
 
 
@@ -316,17 +317,11 @@ def parse_config(raw: dict[str, Any]) -> Config:
         raise ConfigError(_one_line(e)) from e
 
 
-_USER_INFO = re.compile(r"(?<=://)[^/?#]*@")
-_SECRET_PARAMETER = re.compile(r"(?i)([?&][^=&#]*(?:password|passwd|token|secret|api_?key)[^=&#]*=)[^&#]*")
-
-
 def without_secrets(value: Any) -> Any:
     """A nested value of the configuration, with user and password of its addresses masked: it may be shown to others."""
     if isinstance(value, dict):
         return {k: without_secrets(v) for k, v in value.items()}
-    if isinstance(value, str) and "://" in value:
-        return _SECRET_PARAMETER.sub(r"\1***", _USER_INFO.sub("***@", value))
-    return value
+    return address_without_secrets(value) if isinstance(value, str) else value
 
 
 def dump_config(config: Config, *, secrets: bool = True) -> str:

@@ -22,6 +22,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from services.contracts import TokenBatch, WeightsReceiver, WeightUpdate
 from services.rollout.placement import SHARED
+from services.weight_sync.base import ENVIRONMENT_PREFIXES
 from trainer.checkpoint import export_checkpoint
 from trainer.config import Config
 from trainer.model_folder import check_model_folder
@@ -37,7 +38,6 @@ __all__ = [
 ]
 
 _FORWARDED = ("UNSPIRAL_CACHE", "HF_HOME", "HF_HUB_OFFLINE")  # an allow-list: nothing else of the driver's environment travels
-_FORWARDED_PREFIXES = ("NCCL_", "GLOO_")
 
 
 class LearnerError(RuntimeError):
@@ -286,9 +286,8 @@ class LearnerGroup:
     def _environment(self) -> dict[str, str]:
         cache = Path(os.environ.get("UNSPIRAL_CACHE") or Path.home() / ".cache" / "unspiral")
         threads = os.environ.get("OMP_NUM_THREADS", "1")
-        if (
-            self.config.learner.offload_optimizer
-        ):  # AdamW steps on the CPU: with one thread that takes seconds for a billion parameters
+        if self.config.learner.offload_optimizer:
+            # AdamW steps on the CPU: with one thread that takes seconds for a billion parameters.
             threads = str(max(1, (os.cpu_count() or 1) // self.ranks))
         fixed = {
             "OMP_NUM_THREADS": threads,
@@ -297,7 +296,7 @@ class LearnerGroup:
         }
         if not ray.cluster_resources().get("GPU"):
             fixed["DS_ACCELERATOR"] = "cpu"
-        return fixed | {k: v for k, v in os.environ.items() if k in _FORWARDED or k.startswith(_FORWARDED_PREFIXES)}
+        return fixed | {k: v for k, v in os.environ.items() if k in _FORWARDED or k.startswith(ENVIRONMENT_PREFIXES)}
 
 
 def batch_metrics(batch: TokenBatch, logp_old: np.ndarray, entropy_old: np.ndarray) -> dict[str, float]:

@@ -257,12 +257,9 @@ class LearnerRank:
 
     def offer(self, version: int, receivers: list[WeightsReceiver]) -> WeightUpdate | None:
         """Offer the weights to rollout workers as `version` (rank 0's result). shared_memory: with that they are sent too."""
-        self.sends = receivers
-        if (
-            choose_backend(self.config.weight_sync, learner_gpu=self.device.type == "cuda", receivers=receivers)
-            == "shared_memory"
-        ):
-            self.sends = []
+        backend = choose_backend(self.config.weight_sync, learner_gpu=self.device.type == "cuda", receivers=receivers)
+        self.sends = [] if backend == "shared_memory" else receivers
+        if backend == "shared_memory":
             return self._publish(version)
         if self.rank != 0:
             return None
@@ -270,7 +267,6 @@ class LearnerRank:
             dtype = {"auto": "bfloat16" if self.device.type == "cuda" else "float32"}.get(
                 self.config.rollout.dtype, self.config.rollout.dtype
             )
-            backend = choose_backend(self.config.weight_sync, learner_gpu=self.device.type == "cuda", receivers=receivers)
             self.source = make_source(self.config.weight_sync, backend, self.device, dtype)
         return self.source.offer(self.engine.shapes(), version, receivers)
 

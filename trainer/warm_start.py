@@ -28,6 +28,7 @@ from services.rollout.templates import Template, make_template
 from services.rollout.tokenizer import load_tokenizer
 from services.settings import RolloutSettings
 from trainer import models
+from trainer.checkpoint import may_export_to
 from trainer.config import Config, ConfigError
 from trainer.data import load_questions
 from trainer.learner import LearnerGroup
@@ -147,7 +148,7 @@ def warm_start(
 
     Raises WarmStartError, ConfigError, and what a run's start raises.
     """
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "unspiral_export.json").is_file())):
+    if not may_export_to(out):
         raise ConfigError(f"--out {out}: exists and is no earlier export; give a new folder")
     check_retrievers(config)
     model = models.resolve(config.model.path)

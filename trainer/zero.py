@@ -92,9 +92,8 @@ class Engine:
         }
         if settings.offload_optimizer:
             config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": self.device.type == "cuda"}
-            config["zero_force_ds_cpu_optimizer"] = (
-                False  # PyTorch's fused AdamW steps on the CPU as well, and needs no compiler
-            )
+            # PyTorch's fused AdamW steps on the CPU as well, and needs no compiler.
+            config["zero_force_ds_cpu_optimizer"] = False
         if self.dtype == torch.bfloat16:
             config["bf16"] = {"enabled": True, "check_grad_overflow": True}
             config["data_types"] = {"grad_accum_dtype": "fp32"}

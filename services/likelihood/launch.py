@@ -20,6 +20,7 @@ from services.likelihood.mirrors import Mirror, Mirroring, TensorBoardMirror, Wa
 from services.likelihood.records import LikelihoodError
 from services.likelihood.server import create_app
 from services.likelihood.store import open_store
+from services.redaction import address_without_secrets
 from services.settings import MonitorRules, Settings
 
 
@@ -152,8 +153,7 @@ def url_of(host: str, sock: socket.socket) -> str:
 
 def without_password(store: str) -> str:
     """The store's address as it may be shown."""
-    scheme, separator, rest = store.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else store
+    return address_without_secrets(store, user="")
 
 
 def _config(app: FastAPI) -> uvicorn.Config:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from services.contracts import WeightsReceiver, WeightUpdate
 from services.rollout.member import Member, WorkerLostError, one_line
 from services.settings import WeightSyncSettings
-from services.weight_sync import GroupBrokenError, HalfWrittenError, WeightSyncError
+from services.weight_sync import GroupBrokenError, WeightSyncError, untouched
 from services.weight_sync.group import Ticket, break_group
 
 SLACK_SECONDS = 5.0
@@ -87,7 +87,8 @@ class Delivery:
 
     def _needing(self, version: int) -> list[Member]:
         joined = [m for m in self._members() if self.update is None or m.version < version or m.state == "failed"]
-        return joined + sorted(self.waiting, key=lambda m: m.id)
+        # By name, not in the order in which they happened to join: the same workers are then the same group.
+        return [m for some in (joined, self.waiting) for m in sorted(some, key=lambda m: m.id)]
 
     def _check_newer(self, version: int) -> None:
         if version < self.version:
@@ -113,9 +114,7 @@ class Delivery:
                 if m.state != "syncing":
                     continue  # it was drained or lost meanwhile
                 e = failed.get(m)
-                # A WeightSyncError comes before the engine is touched: it holds its old version, whole. Unless half written.
-                untouched = isinstance(e, WeightSyncError) and not isinstance(e, HalfWrittenError)
-                m.state = before[m] if m in self.waiting or untouched else "ready" if e is None else "failed"
+                m.state = before[m] if m in self.waiting or untouched(e) else "ready" if e is None else "failed"
             self._settle(update, group, members, failed)
         self._arrived.set()
         self._on_change()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from services.weight_sync.group import Ticket
-
-
-LEND_POLL_SECONDS = 0.05
-"""Time between two looks at whether a loan of weights is over."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +50,23 @@ class WeightLoadError(RuntimeError):
 
 class EngineAsleepError(RuntimeError):
     """The engine has given its GPU away for a while (`rollout.share_gpus`); it was asked to work before `wake`."""
+
+
+def check_may_serve(usable: bool, asleep: bool) -> None:
+    """usable: whether it holds a whole version of the weights. Raises WeightLoadError, EngineAsleepError."""
+    if not usable:
+        raise WeightLoadError("the engine holds no whole version of the weights")
+    if asleep:
+        raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
+
+
+def check_all_loaded(parameters: Iterable[str], loaded: Container[str]) -> None:
+    """Raises ValueError where a parameter of the model was left without a value."""
+    missing = sorted(name for name in parameters if name not in loaded)
+    if missing:
+        raise ValueError(
+            f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
+        )
 
 
 class Engine(Protocol):

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from services.rollout.vllm_engine import ENVIRONMENT
 from services.rollout.worker import RolloutWorker
+from services.weight_sync.base import ENVIRONMENT_PREFIXES
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings, WeightSyncSettings
@@ -25,10 +26,6 @@ SCHEDULE_SECONDS = 20.0
 """Longest wait for the resources of one worker."""
 _PASSED_ON = ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_ATTENTION_BACKEND")
 """Variables of the driver that workers see too. An allow-list: secrets never enter Ray's runtime environment."""
-
-_PREFIXES_PASSED_ON = ("NCCL_", "GLOO_")
-"""The learner gets these too: they must be the same on both sides of a weight sync."""
-
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 """With this Ray leaves it to each process to find its own GPU, and ours take the first that they see."""
@@ -114,7 +111,7 @@ def create_actor(
     """Ask Ray for a worker's actor on reserved resources; returns its handle at once."""
     wants = group.bundle_specs[0]
     variables = dict(ENVIRONMENT) | {name: os.environ[name] for name in (*ENVIRONMENT, *_PASSED_ON) if name in os.environ}
-    variables |= {name: value for name, value in os.environ.items() if name.startswith(_PREFIXES_PASSED_ON)}
+    variables |= {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)}
     # A seed of its own: two engines with the same seed would draw the same noise.
     seed = int.from_bytes(hashlib.blake2b(id.encode(), digest_size=4).digest(), "big") >> 1
     return (

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from services.rollout.engine import LEND_POLL_SECONDS, EngineAsleepError, GenerateCall, Generation, WeightLoadError
+from services.rollout.engine import GenerateCall, Generation, WeightLoadError, check_all_loaded, check_may_serve
 from services.rollout.tokenizer import load_tokenizer
-from services.weight_sync.base import HalfWrittenError, WeightSyncError
-from services.weight_sync.broadcast import WeightLender, WeightReceiver, raise_told
+from services.weight_sync.base import WeightSyncError, untouched
+from services.weight_sync.broadcast import WeightLender, WeightReceiver, listed, loan_ended
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
@@ -87,10 +87,7 @@ class TransformersEngine:
     def _sample(self, calls: list[GenerateCall]) -> list[Generation]:
         import torch
 
-        if not self._usable:
-            raise WeightLoadError("the engine holds no whole version of the weights")
-        if self._asleep:
-            raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
+        check_may_serve(self._usable, self._asleep)
         device = self._model.device
         lengths = [len(call.token_ids) for call in calls]
         width = max(lengths)
@@ -157,10 +154,15 @@ class TransformersEngine:
         return scores
 
     async def load_weights(self, path: Path, version: int) -> None:
+        await self._replace(version, self._load, path)
+
+    async def _replace(self, version: int, load: Callable[..., None], *args) -> None:
         try:
-            await self._call(self._load, path)
+            await self._call(load, *args)
         except Exception as e:
-            self._usable = False
+            self._usable = self._usable and untouched(e)
+            if isinstance(e, WeightSyncError):
+                raise
             raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
         self._version, self._usable = version, True
 
@@ -171,11 +173,7 @@ class TransformersEngine:
         for file in sorted(Path(folder).glob("*.safetensors")):
             state.update(load_file(file))
         self._model.load_state_dict(state, strict=False)
-        missing = sorted({name for name, _ in self._model.named_parameters()} - state.keys())
-        if missing:
-            raise ValueError(
-                f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
-            )
+        check_all_loaded(dict(self._model.named_parameters()), state)
 
     async def sleep(self) -> None:
         """It runs on the CPU and has nothing to give free, but keeps to its turn."""
@@ -186,22 +184,10 @@ class TransformersEngine:
 
     async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
         await asyncio.to_thread(self._lender.stop)
-        try:
-            await self._call(self._receive, ticket, worker, problem)
-        except HalfWrittenError:
-            self._usable = False
-            raise
-        except WeightSyncError:
-            raise
-        except Exception as e:
-            self._usable = False
-            raise WeightLoadError(f"weights of version {ticket.version} were not loaded whole: {e}") from e
-        self._version, self._usable = ticket.version, True
+        await self._replace(ticket.version, self._receive, ticket, worker, problem)
 
     def _receive(self, ticket: Ticket, worker: str, problem: str | None) -> None:
         import torch
-
-        from services.weight_sync.broadcast import listed
 
         own = dict(self._model.named_parameters())
         taken: set[str] = set()
@@ -215,14 +201,15 @@ class TransformersEngine:
         self._receiver.receive(
             ticket, worker, 0, device=self._model.device, load=load, load_raw=load, own=listed(own.items()), problem=problem
         )
-        if missing := sorted(own.keys() - taken):
-            raise ValueError(f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}")
+        check_all_loaded(own, taken)
 
     async def lend_weights(self, ticket: Ticket) -> None:
         self._lender.start(ticket, 0, device=self._model.device, parameters=lambda: list(self._model.named_parameters()))
-        while (outcome := self._lender.outcome()) is None:
-            await asyncio.sleep(LEND_POLL_SECONDS)
-        raise_told([outcome])
+
+        async def outcomes() -> list[dict[str, str] | None]:
+            return [self._lender.outcome()]
+
+        await loan_ended(outcomes)
 
     async def reset_prefix_cache(self) -> None:
         """Nothing is kept between calls."""

@@ -19,16 +19,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 
 from services.rollout.engine import (
-    LEND_POLL_SECONDS,
-    EngineAsleepError,
     EngineDeadError,
     GenerateCall,
     Generation,
     RequestAbortedError,
     WeightLoadError,
+    check_may_serve,
 )
-from services.weight_sync.base import HalfWrittenError, WeightSyncError
-from services.weight_sync.broadcast import raise_told
+from services.weight_sync.base import WeightSyncError, untouched
+from services.weight_sync.broadcast import loan_ended, raise_told
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
@@ -185,10 +184,7 @@ class VllmEngine:
     async def _finished(self, request_id: str, token_ids: list[int], sampling):
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDead
 
-        if not self._usable:
-            raise WeightLoadError("the engine holds no whole version of the weights")
-        if self._asleep:
-            raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
+        check_may_serve(self._usable, self._asleep)
         try:
             async for output in self._llm.generate({"prompt_token_ids": token_ids}, sampling, request_id):
                 if output.finished:
@@ -228,13 +224,13 @@ class VllmEngine:
                 raise RuntimeError("vLLM refused to empty its prefix cache")
             await self._llm.update_weight_version(str(version))
         except BaseException as e:
-            if isinstance(e, WeightSyncError) and not isinstance(e, HalfWrittenError):
+            if untouched(e):
                 if self._usable:
                     await self._llm.resume_generation()
                 raise
             self._usable = False
             await self._llm.pause_generation(mode="abort", clear_cache=False)
-            if isinstance(e, HalfWrittenError):
+            if isinstance(e, WeightSyncError):
                 raise
             raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
         self._usable = True
@@ -252,9 +248,7 @@ class VllmEngine:
 
     async def lend_weights(self, ticket: Ticket) -> None:
         await self._llm.collective_rpc("unspiral_lend_weights", args=(ticket.json(),))
-        while None in (outcomes := await self._llm.collective_rpc("unspiral_lend_outcome")):
-            await asyncio.sleep(LEND_POLL_SECONDS)
-        raise_told(outcomes)
+        await loan_ended(lambda: self._llm.collective_rpc("unspiral_lend_outcome"))
 
     async def reset_prefix_cache(self) -> None:
         if not await self._llm.reset_prefix_cache():
@@ -306,10 +300,7 @@ class LockstepVllmEngine:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     def _run(self, requests: list[tuple[list[int], Any]]) -> list:
-        if not self._usable:
-            raise WeightLoadError("the engine holds no whole version of the weights")
-        if self._asleep:
-            raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
+        check_may_serve(self._usable, self._asleep)
         names = []
         for ids, params in requests:
             self._count += 1
@@ -346,10 +337,9 @@ class LockstepVllmEngine:
             await self._call(load)
             await self.reset_prefix_cache()
         except Exception as e:
+            self._usable = self._usable and untouched(e)
             if isinstance(e, WeightSyncError):
-                self._usable = self._usable and not isinstance(e, HalfWrittenError)
                 raise
-            self._usable = False
             raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
         self._version, self._usable = version, True
 
@@ -365,9 +355,7 @@ class LockstepVllmEngine:
 
     async def lend_weights(self, ticket: Ticket) -> None:
         await self._call(lambda: self._llm.collective_rpc("unspiral_lend_weights", args=(ticket.json(),)))
-        while None in (outcomes := await self._call(lambda: self._llm.collective_rpc("unspiral_lend_outcome"))):
-            await asyncio.sleep(LEND_POLL_SECONDS)
-        raise_told(outcomes)
+        await loan_ended(lambda: self._call(lambda: self._llm.collective_rpc("unspiral_lend_outcome")))
 
     async def reset_prefix_cache(self) -> None:
         if not await self._call(self._llm.reset_prefix_cache):

@@ -20,6 +20,7 @@ from vllm.platforms import current_platform
 from vllm.tokenizers.hf import get_cached_tokenizer
 from vllm.tokenizers.registry import TokenizerRegistry
 
+from services.rollout.engine import check_all_loaded
 from services.rollout.tokenizer import load_tokenizer
 from services.weight_sync.broadcast import WeightLender, WeightReceiver, listed, told
 from services.weight_sync.group import Ticket
@@ -88,7 +89,7 @@ class WorkerExtension:
 
         with torch.inference_mode():
             loaded = set(model.load_weights(tensors()))
-        _check_all_loaded(model, loaded)
+        check_all_loaded(dict(model.named_parameters()), loaded)
         return len(loaded)
 
     def unspiral_receive_weights(self, ticket: str, worker: str, problem: str | None) -> dict[str, str]:
@@ -119,7 +120,7 @@ class WorkerExtension:
                 own=listed(own.items()),
                 problem=problem,
             )
-        _check_all_loaded(model, loaded)
+        check_all_loaded(own, loaded)
 
     def unspiral_lend_weights(self, ticket: str) -> None:
         """Begin to give this part's parameters to a joining worker, between the steps of this engine."""
@@ -135,14 +136,6 @@ class WorkerExtension:
         if not hasattr(self, "_unspiral_sync"):
             self._unspiral_sync = (WeightReceiver(), WeightLender())
         return self._unspiral_sync
-
-
-def _check_all_loaded(model: torch.nn.Module, loaded: set[str]) -> None:
-    missing = sorted({name for name, _ in model.named_parameters()} - loaded)
-    if missing:
-        raise ValueError(
-            f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
-        )
 
 
 TokenizerRegistry.tokenizers["hf"] = (__name__, SavedTokenizer.__name__)

@@ -17,7 +17,7 @@ from services.rollout.templates import make_template
 from services.rollout.tokenizer import load_tokenizer
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.stacks import answer_stack_requests, task_stacks
-from services.weight_sync import HalfWrittenError, WeightMismatchError, WeightSyncError, make_receiver
+from services.weight_sync import WeightMismatchError, WeightSyncError, make_receiver, untouched
 from services.weight_sync.group import Ticket, host_store, offer_loan
 from services.weight_sync.manifest import check_shapes, model_shapes
 
@@ -168,8 +168,7 @@ class RolloutWorker:
                 else:
                     await engine.receive_weights(ticket, self.id, problem)
             except BaseException as e:
-                untouched = isinstance(e, WeightSyncError) and not isinstance(e, HalfWrittenError)
-                self._state = before if untouched else "failed"
+                self._state = before if untouched(e) else "failed"
                 raise
             finally:
                 if folder is not None:

@@ -14,6 +14,7 @@ from services.weight_sync.base import (
     Source,
     WeightMismatchError,
     WeightSyncError,
+    untouched,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = [
     "make_publisher",
     "make_receiver",
     "make_source",
+    "untouched",
 ]
 
 

@@ -18,6 +18,9 @@ from services.contracts import WeightsReceiver, WeightUpdate
 if TYPE_CHECKING:
     from torch import Tensor
 
+ENVIRONMENT_PREFIXES = ("NCCL_", "GLOO_")
+"""Variables that must be the same on both sides, so learner ranks and workers are given the driver's."""
+
 
 class WeightSyncError(RuntimeError):
     """Weights did not reach a worker, which holds its old version, whole."""
@@ -41,6 +44,11 @@ class GroupBrokenError(WeightSyncError):
 
 class HalfWrittenError(GroupBrokenError):
     """The group broke after the first weights were written: the engine may hold half of two versions until a whole one arrives."""
+
+
+def untouched(error: BaseException | None) -> bool:
+    """Whether an engine whose sync ended with this error still holds its old version, whole."""
+    return isinstance(error, WeightSyncError) and not isinstance(error, HalfWrittenError)
 
 
 class Publisher(Protocol):

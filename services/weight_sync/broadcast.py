@@ -7,10 +7,11 @@ receivers                          | load 0 | load 1 | load 2
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,8 @@ class BroadcastSource:
         self._store: Any = None
         self._group: Group | None = None
         self._ticket: Ticket | None = None
+        self._layout = Layout([], 0)
+        """Of the last offer."""
 
     def offer(
         self, weights: Sequence[tuple[str, tuple[int, ...]]], version: int, receivers: Sequence[WeightsReceiver]
@@ -90,7 +93,7 @@ class BroadcastSource:
         for receiver in receivers:
             ranks[receiver.id], free = free, free + receiver.ranks
         group, last = self._group, self._ticket
-        if group is not None and last.ranks == ranks and group.usable and group.layout.weights == listed:
+        if group is not None and last.ranks == ranks and group.usable and self._layout.weights == listed:
             # The same members as last time: the group is used again, and they know what comes.
             self._ticket = replace(last, version=version, weights=None)
         else:
@@ -113,7 +116,8 @@ class BroadcastSource:
                 raw=False,
                 weights=listed,
             )
-        return WeightUpdate(version, self._backend, self._ticket, Layout(listed, self._ticket.bucket_bytes).nbytes)
+            self._layout = Layout(listed, self._ticket.bucket_bytes)
+        return WeightUpdate(version, self._backend, self._ticket, self._layout.nbytes)
 
     def send(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         ticket = self._ticket
@@ -122,7 +126,7 @@ class BroadcastSource:
         if not ticket.ranks:
             return
         if self._group is None:
-            self._group = Group(ticket, 0, self._device, Layout(ticket.weights, ticket.bucket_bytes))
+            self._group = Group(ticket, 0, self._device, self._layout)
             self._group.join()
         else:
             self._group.begin(ticket)
@@ -251,6 +255,8 @@ def listed(tensors: Sequence[tuple[str, Tensor]]) -> list[Weight]:
     return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors]
 
 
+LEND_POLL_SECONDS = 0.05
+"""Time between two looks at whether a loan of weights is over."""
 _ERRORS = {e.__name__: e for e in (WeightMismatchError, GroupMismatchError, GroupBrokenError, HalfWrittenError)}
 
 
@@ -275,3 +281,10 @@ def raise_told(outcomes: Sequence[dict[str, str]]) -> None:
     kind = _ERRORS[failed[0]["error"]]
     # Some parts hold the new version, or a part of it.
     raise (HalfWrittenError if unlike else kind)(failed[0]["message"])
+
+
+async def loan_ended(outcomes: Callable[[], Awaitable[Sequence[dict[str, str] | None]]]) -> None:
+    """Until no part of the lending engine has None for its outcome; then as `raise_told`."""
+    while None in (all_told := await outcomes()):
+        await asyncio.sleep(LEND_POLL_SECONDS)
+    raise_told(all_told)

@@ -19,12 +19,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from services.contracts import WeightsReceiver, WeightUpdate
-from services.weight_sync.base import GroupBrokenError, GroupMismatchError, WeightMismatchError
+from services.weight_sync.base import ENVIRONMENT_PREFIXES, GroupBrokenError, GroupMismatchError, WeightMismatchError
 from services.weight_sync.layout import Layout, Weight
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ POLL_SECONDS = 0.1
 """Time between two looks at whether another rank has given up."""
 CONNECT_SECONDS = 15.0
 _KEPT_PLACES = 8
-_PREFIXES = ("NCCL_", "GLOO_")
 _MAY_DIFFER = {
     # What is logged, names of a host's own network devices, and what vLLM sets for its own collectives.
     "NCCL_DEBUG",
@@ -92,9 +91,6 @@ class Ticket:
         weights = raw.pop("weights")
         return cls(**raw, weights=weights and [(n, d, tuple(s)) for n, d, s in weights])
 
-    def without_weights(self) -> Ticket:
-        return replace(self, weights=None)
-
 
 class Communicator(Protocol):
     """Moves packed buckets from rank 0 to all others. No call waits for other ranks, so whoever waits can give up."""
@@ -114,7 +110,7 @@ class Communicator(Protocol):
 
 def facts_of(backend: str, rank: int, device: torch.device, digest: str, problem: str | None) -> dict[str, Any]:
     """What a rank says of itself before the first collective operation."""
-    environment = {k: v for k, v in os.environ.items() if k.startswith(_PREFIXES) and k not in _MAY_DIFFER}
+    environment = {k: v for k, v in os.environ.items() if k.startswith(ENVIRONMENT_PREFIXES) and k not in _MAY_DIFFER}
     facts: dict[str, Any] = {"environment": environment, "weights": digest, "problem": problem}
     if backend == "nccl":
         from services.weight_sync import nccl

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from trainer.rewards.answers import exact_match, final_answer, normalize, substr
 from trainer.rewards.shaped import format_reward
 from trainer.rewards.spans import answer_mask
 
-__all__ = ["Reward", "RewardError", "answer_mask", "final_answer", "make_reward", "normalize"]
+__all__ = ["ACCEPTED", "Reward", "RewardError", "answer_mask", "final_answer", "is_kind", "make_reward", "normalize"]
 
 Reward = Callable[[Trajectory], float | None]
 """Score of a finished trajectory. None or a non-finite number leaves the trajectory out of its group's statistics and of every loss."""
@@ -44,6 +45,14 @@ def subem(trajectory: Trajectory) -> float:
 _KNOWN: dict[str, Reward] = {"em": em, "f1": f1, "subem": subem, "format": format_reward}
 
 
+ACCEPTED = f"accepted are {', '.join(_KNOWN)}, or an import path package.module:function"
+
+
+def is_kind(kind: str) -> bool:
+    """Whether it names a reward, or could be the import path of one."""
+    return kind in _KNOWN or re.fullmatch(r"[\w.]+:[\w.]+", kind) is not None
+
+
 def make_reward(kind: str) -> Reward:
     """The reward of `reward.kind`: em, f1, subem, format (Search-R1 v0.3), or the function at an import path `package.module:function`.
 
@@ -52,9 +61,9 @@ def make_reward(kind: str) -> Reward:
     """
     if kind in _KNOWN:
         return _KNOWN[kind]
-    module_name, sep, attribute = kind.partition(":")
-    if not (sep and module_name and attribute):
-        raise RewardError(f"reward.kind {kind!r}: accepted are {', '.join(_KNOWN)}, or an import path package.module:function")
+    if not is_kind(kind):
+        raise RewardError(f"reward.kind {kind!r}: {ACCEPTED}")
+    module_name, _, attribute = kind.partition(":")
     if os.getcwd() not in sys.path and "" not in sys.path:  # as `python -m trainer` has it; the console script has not
         sys.path.append(os.getcwd())
     try:
