@@ -327,6 +327,7 @@ def test_a_stopped_process_is_named_as_such():
     try:
         assert child.stdout.readline() == "up\n"
         child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)  # it stops a moment after the signal
         assert thread_stacks(child.pid) == f"process {child.pid} does not answer (State: T (stopped))"
     finally:
         child.kill()

@@ -27,6 +27,7 @@ class PackedAttentionError(ValueError):
     exit_code = 2
 
 
+@torch.compiler.disable  # compiled, it would be traced anew for each number of rows, and after eight of them not at all
 def attention(
     module: nn.Module,
     query: Tensor,
