@@ -103,7 +103,7 @@ class RolloutSettings(Settings):
     """GPUs of one worker."""
     compile: Literal["full", "graphs", "off"] = "full"
     """What vLLM prepares before it serves (GPU only): `full` compiles the model and captures CUDA graphs; `graphs` captures those of decoding
-    steps alone, and starts sooner; `off` runs eagerly."""
+    steps alone, and starts sooner (steps in which a prompt begins run eagerly); `off` runs all eagerly."""
     share_gpus: bool = False
     """Workers and learner use the same GPUs in turns: engines sleep while the learner computes. For those with one card; a run with a GPU
     for each is faster. `learner.offload_optimizer` makes room."""

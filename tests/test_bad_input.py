@@ -230,7 +230,11 @@ def test_ctrl_c_while_the_program_loads_is_silent():
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode in (0, 130, -signal.SIGINT)  # it was quicker; it was asked; the interpreter itself was still starting
+    assert process.returncode in (
+        0,
+        130,
+        -signal.SIGINT,
+    )  # it was quicker; it was asked; the interpreter itself was still starting
     assert err == b""
 
 

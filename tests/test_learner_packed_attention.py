@@ -111,3 +111,18 @@ def test_attention_that_is_not_plain_is_refused_by_name():
     x = torch.zeros(1, 2, 4, 8)
     with pytest.raises(PackedAttentionError, match=r"uses sliding_window.*learner.packing=padded"):
         attention(torch.nn.Identity(), x, x, x, None, sliding_window=2)
+
+
+def test_compiled_layers_are_traced_once_for_any_number_of_rows(tmp_path):
+    """torch.compile gives up on a function after eight traces, and the rest of the run is as slow as without."""
+    policy = loaded(make_policy(tmp_path), True)
+    for layer in policy.hf.base_model.layers:
+        layer.compile(dynamic=True, backend="eager")
+    torch._dynamo.reset()
+    graphs = torch._dynamo.utils.counters["stats"]
+    traced = []
+    for n in (3, 2, 4, 5, 6, 7, 8):
+        m = make_microbatch(make_batch(n, seed=n), list(range(n)), CPU, packed=True)
+        policy(m.packed.input_ids, *m.packed.at, m.packed.position_ids, m.packed.segments)[0].sum().backward()
+        traced.append(graphs["unique_graphs"])
+    assert 0 < traced[0] <= 4 and set(traced) == {traced[0]}

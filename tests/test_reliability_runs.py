@@ -119,7 +119,7 @@ def test_a_killed_driver_leaves_no_process_and_the_run_goes_on_in_another_shape(
 
 @pytest.mark.parametrize(
     ("override", "wanted", "within"),
-    [("rollout.workers=99", "CPU 100", 30), pytest.param("learner.ranks=99", "99 CPU", 10, marks=pytest.mark.chaos)],
+    [("rollout.workers=99", "CPU 100", 30), pytest.param("learner.ranks=99", "99 CPU", 30, marks=pytest.mark.chaos)],
 )
 def test_more_than_the_cluster_has_is_one_line_with_demand_and_supply(files, folder, override, wanted, within):
     process = start(run_config(files, folder, f"much-{wanted[:2]}"), override)

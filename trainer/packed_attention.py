@@ -27,7 +27,7 @@ class PackedAttentionError(ValueError):
     exit_code = 2
 
 
-@torch.compiler.disable  # compiled, it would be traced anew for each number of rows, and after eight of them not at all
+@torch.compiler.disable  # its loop over rows would be traced anew for each number of them, and after the eighth not at all
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -54,7 +54,7 @@ def attention(
     elif query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
         out = _flash(query, key, value, segments, scaling)
     else:
-        parts = [_rows(*(x[:, :, a:b] for x in (query, key, value)), scaling) for a, b in pairwise(segments.bounds)]
+        parts = [_rows(*(x[:, :, a:b] for x in (query, key, value)), scaling) for a, b in pairwise(segments.bounds.tolist())]
         out = torch.cat(parts, dim=2)
     return out.transpose(1, 2).contiguous(), None
 
@@ -74,11 +74,11 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scalin
             options["enable_gqa"] = True
         else:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    cumulative, longest = segments.cumulative, segments.longest
+    bounds, longest = segments.bounds, segments.longest
     out = varlen_attn(
         *(x[0].transpose(0, 1).contiguous() for x in (query, key, value)),
-        cumulative,
-        cumulative,
+        bounds,
+        bounds,
         longest,
         longest,
         scale=scaling,

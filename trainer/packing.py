@@ -29,10 +29,9 @@ LENGTH_STEP = 256
 class Segments:
     """Where the rows of a packed sequence begin and end. What fills it up to its length is a last segment of its own."""
 
-    bounds: list[int]
-    """0, the end of the first row, of the second, ...: S + 1 numbers."""
-    cumulative: Tensor
-    """The same on the device, int32 [S + 1]."""
+    bounds: Tensor
+    """0, the end of the first row, of the second, ...: on the device, int32 [S + 1]. (A list here would have torch.compile trace the
+    layers anew for each S.)"""
     longest: int
     """At least the length of the longest segment (rounded up to a power of two)."""
 
@@ -181,7 +180,5 @@ def _lay_end_to_end(input_ids: Tensor, lengths: list[int], at: tuple[Tensor, Ten
     positions = torch.cat([torch.arange(b - a) for a, b in pairwise(bounds)])[None].to(input_ids.device)
     starts = torch.tensor(bounds[: len(lengths)], device=input_ids.device)
     longest = max(b - a for a, b in pairwise(bounds))
-    segments = Segments(
-        bounds, torch.tensor(bounds, dtype=torch.int32, device=input_ids.device), 1 << (longest - 1).bit_length()
-    )
+    segments = Segments(torch.tensor(bounds, dtype=torch.int32, device=input_ids.device), 1 << (longest - 1).bit_length())
     return Packed(ids, positions, (torch.zeros_like(at[0]), starts[at[0]] + at[1]), segments)

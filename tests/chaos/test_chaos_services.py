@@ -21,6 +21,9 @@ from ray_cluster import RayCluster
 from redis_server import REDIS, RedisServer
 from runs import ask, asked, start, status, until, whole_run
 
+from services.likelihood.store import open_store
+from trainer.lab.demo import demo_config, prepare
+
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(4 * 3600)]
 
 DOWN_SECONDS = 20
@@ -60,9 +63,7 @@ class Retriever:
 @pytest.fixture(scope="module")
 def demo(folder, amount):
     """Configuration of the demo for so many steps, but for its retriever and store."""
-    from trainer.lab.demo import demo_config, lab_files
-
-    files = lab_files(folder, amount["seed"])
+    files = prepare(folder, amount["seed"])
     index = folder / "index"
     shutil.rmtree(index, ignore_errors=True)
     assert finish(command("index", "build", "--corpus", files.train_corpus, "--out", index))[0] == 0
@@ -172,8 +173,6 @@ def test_a_run_outlives_all_that_its_services_can_suffer(demo, folder, amount):
 
 def check_records(run: Path, amount: dict, redis: RedisServer | None) -> None:
     """Each step and uid once, in the run's files and in the store."""
-    from services.likelihood.store import open_store
-
     steps = [s["step"] for s in metrics(run)]
     assert steps == list(range(1, amount["steps"] + 1))
     uids = sorted(asked(run))

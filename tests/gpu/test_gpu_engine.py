@@ -54,7 +54,8 @@ def test_sampler_and_learner_agree_sleep_gives_memory_free_and_the_end_leaves_no
                     for call, g in zip(calls(temperature), generations, strict=True)
                 ]
                 differences[temperature] = float(torch.cat(gaps).abs().mean())
-            assert max(differences.values()) < 0.02, differences
+            # Log-probs are of logits / T, so the rounding of bfloat16 weighs 1 / T.
+            assert all(difference * temperature < 0.02 for temperature, difference in differences.items()), differences
             # The same support: the mean over samples of exp(learner - sampler) is 1.
             ratio = float(torch.cat(gaps).exp().mean())
             assert abs(ratio - 1) < 0.05, ratio
