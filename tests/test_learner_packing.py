@@ -91,4 +91,6 @@ def test_packed_rows_lie_end_to_end_with_positions_from_zero():
 
 def test_an_empty_packed_microbatch_has_no_action():
     m = make_microbatch(make_batch(2), [], torch.device("cpu"), packed=True)
-    assert m.packed.input_ids.shape == (1, 256) and len(m.packed.at[0]) == 0 and m.packed.segments.bounds.tolist() == [0, 2, 256]
+    assert (
+        m.packed.input_ids.shape == (1, 256) and len(m.packed.at[0]) == 0 and m.packed.segments.bounds.tolist() == [0, 2, 256]
+    )
