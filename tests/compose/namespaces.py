@@ -8,7 +8,6 @@ back. Never beside a Docker engine: both change the machine's bridges.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -16,19 +15,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from watching import records, say, until
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 BRIDGE = "unspiral0"
 HOSTS = {"head": "10.77.0.1", "learner": "10.77.0.2", "rollout": "10.77.0.3", "services": "10.77.0.4"}
-began = time.monotonic()
-
-
-def say(text: str) -> None:
-    print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
 
 
 def ip(*words: str, check: bool = True) -> None:
@@ -104,18 +99,8 @@ class Processes:
                 os.kill(int(pid), signal.SIGKILL)
 
 
-def until(what: str, look: Callable[[], Any], limit: float) -> Any:
-    deadline = time.monotonic() + limit
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.5)
-    raise SystemExit(f"not seen within {limit:g} s: {what}")
-
-
 def lines(file: Path) -> list[dict[str, Any]]:
-    text = file.read_text() if file.exists() else ""
-    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    return records(file.read_text()) if file.exists() else []
 
 
 def main() -> None:
