@@ -1,6 +1,7 @@
 """The part of docker-compose.yml without torch, in real containers: retriever, Redis and likelihood service, killed and brought back."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +39,9 @@ def test_services_come_up_in_containers_survive_kills_and_keep_their_data(tmp_pa
             if check.poll() is None:
                 os.killpg(check.pid, signal.SIGKILL)
         pytest.fail(f"not done within {LIMIT_SECONDS} s:\n{out[-3000:]}\n{err[-3000:]}")
+    finally:
+        if "COMPOSE_WORK" not in os.environ:
+            shutil.rmtree(work / "engine", ignore_errors=True)  # gigabytes of images
     if check.returncode == 77:
         pytest.skip(err.strip().splitlines()[-1])
     print(out)
