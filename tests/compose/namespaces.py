@@ -1,6 +1,6 @@
 """Several "hosts" on one machine, without containers: each a network namespace with an address and a /tmp of its own. Needs root.
 
-    namespaces.py WORK        10.77.0.1 head    10.77.0.2 learner    10.77.0.3 rollout    10.77.0.4 retriever, Redis, likelihood
+    namespaces.py WORK        10.77.0.1 head    10.77.0.2 learner    10.77.0.3 rollout    10.77.0.4 retriever, Redis, likelihood, control
 
 A job of the demo's kind runs across them; the services' host is cut off for 30 s in the middle of it, then the rollout host, and both come
 back. Never beside a Docker engine: both change the machine's bridges.
@@ -111,7 +111,7 @@ def main() -> None:
     environment = {k: v for k, v in os.environ.items() if k in ("HOME", "PATH", "LANG")} | {
         "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(24), "UNSPIRAL_CACHE": str(work / "cache"),
-        "UNSPIRAL_API_TOKEN": token, "UNSPIRAL_STORE": f"redis://:{password}@127.0.0.1:6379/0",
+        "UNSPIRAL_API_TOKEN": token, "UNSPIRAL_CONTROL_HOST": "0.0.0.0", "UNSPIRAL_STORE": f"redis://:{password}@127.0.0.1:6379/0",
     }  # fmt: skip
     processes = Processes(work, environment)
     remove_hosts()
@@ -131,6 +131,8 @@ def main() -> None:
             "head",
             f"exec ray start --head --node-ip-address={HOSTS['head']} --dashboard-host=0.0.0.0 --num-cpus=0 --num-gpus=0 {common}",
         )
+        gateway = f"serve control --ray-address {HOSTS['head']}:6379 --host 0.0.0.0"
+        processes.start("services", "control", f"exec python -m trainer {gateway}")
         for host, cpus in (("learner", 1), ("rollout", 0)):  # the loop is what a container's restart policy does
             join = f"ray start --address={HOSTS['head']}:6379 --node-ip-address={HOSTS[host]} --num-cpus={cpus} --num-gpus=0"
             processes.start(host, host, f"""while true; do {join} --resources='{{"{host}": 1}}' {common}; sleep 2; done""")
@@ -149,6 +151,12 @@ def main() -> None:
         until("the second step", lambda: step() >= 2, 240)
         where = [e for e in lines(run / "events.jsonl") if e["event"] == "worker_join"]
         say(f"{name} is at step {step()}; its worker: {where}")
+        asked = subprocess.run(
+            ["ip", "netns", "exec", "u-rollout", BIN / "python", "-m", "trainer", "status"],
+            cwd=ROOT, env=environment | {"UNSPIRAL_CONTROL_URL": f"http://{HOSTS['services']}:8200"}, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert asked.returncode == 0 and f"{name}, attempt 0: running" in asked.stdout, asked.stdout + asked.stderr
+        say(f"the rollout host asks the control plane on the services' host:\n{asked.stdout}")
         for host in ("services", "rollout"):
             before = step()
             cable(host, "down")
