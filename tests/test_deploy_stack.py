@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-LIMIT_SECONDS = 480
+LIMIT_SECONDS = 400
 
 
 @pytest.mark.timeout(LIMIT_SECONDS + 90)

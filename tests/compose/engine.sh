@@ -24,7 +24,7 @@ fi
 [ "$(id -u)" = 0 ] || cannot "needs root, to start a Docker engine"
 if ! command -v dockerd >/dev/null || ! command -v debootstrap >/dev/null; then
   say "installing docker.io and debootstrap"
-  { timeout 120 apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 240 apt-get install -y -qq --no-install-recommends docker.io debootstrap iptables; } \
+  { timeout 60 apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -y -qq --no-install-recommends docker.io debootstrap iptables; } \
     >"$work/apt.log" 2>&1 || cannot "dockerd and debootstrap are not installed and apt-get cannot bring them: $(tail -1 "$work/apt.log")"
 fi
 plugin=$(dirname "$(command -v "$python")")/docker-compose
@@ -77,7 +77,7 @@ if ! docker image inspect "$base" "$redis" >/dev/null 2>&1; then
   say "stand-ins for $base and $redis, from Debian packages"
   tree=$work/tree
   rm -rf "$tree"
-  timeout 300 debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv,python3-dev,redis-server bookworm "$tree" \
+  timeout 180 debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv,python3-dev,redis-server bookworm "$tree" \
     >"$work/debootstrap.log" 2>&1 || cannot "debootstrap failed: $(tail -1 "$work/debootstrap.log")"
   rm -rf "$tree"/var/cache/apt/archives/*.deb "$tree"/var/lib/apt/lists/*
   ln -sf /usr/bin/python3 "$tree/usr/local/bin/python"
