@@ -1,6 +1,6 @@
 # make setup   .venv with everything (CPU)          make demo    watch a search agent learn
 # make test    the test suite                       make study   GRPO without and with LLDS, side by side
-# make test-compose   the stack of docker-compose.yml: built, used, broken in every way (15 minutes; docs/deploy.md)
+# make test-compose   the stack of docker-compose.yml: built, used, broken in every way (21 minutes; docs/deploy.md)
 # make test-hosts     hosts as network namespaces, without containers; two are cut off for 30 s (7 minutes, root)
 # make test-chaos     runs in which everything is broken on purpose (an hour and more; docs/reliability.md)
 .PHONY: setup demo test test-chaos test-compose test-hosts study lint clean

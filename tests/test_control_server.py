@@ -282,6 +282,7 @@ def test_a_gateway_speaks_for_the_newest_run_that_answers(run, served, cluster):
     other = serve_in_thread(Run(), ControlSettings(host="127.0.0.1", port=0), print)
     try:
         cluster += [
+            {"run": "killed", "url": served, "started": 0.5},  # the run after it took its address
             {"run": "old", "url": other.url, "started": 1.0},
             {"run": "r", "url": served, "started": 2.0},
             {"run": "dead", "url": "http://127.0.0.1:9", "started": 3.0},

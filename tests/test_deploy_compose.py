@@ -13,6 +13,8 @@ import pytest
 import typer
 from ruamel.yaml import YAML
 
+from services.control.gateway import Gateway
+from services.control.server import create_app as control_app
 from services.likelihood.launch import ServeSettings
 from services.likelihood.server import create_app
 from services.likelihood.store import open_store
@@ -77,7 +79,7 @@ def test_compose_takes_the_file_and_the_profiles_choose_the_nodes(checkout):
         flags = [x for p in profiles for x in ("--profile", p)]
         done = compose(checkout, *flags, "config", "--services")
         assert done.returncode == 0, done.stderr
-        always = {"index", "retriever", "redis", "likelihood", "ray-head"}
+        always = {"index", "retriever", "redis", "likelihood", "ray-head", "control"}
         assert set(done.stdout.split()) == always | nodes
     by_default = compose(checkout, "config", "--services")
     assert {"learner", "rollout"} <= set(by_default.stdout.split()), "COMPOSE_PROFILES of .env"
@@ -111,13 +113,31 @@ def test_every_service_command_is_one_that_the_command_line_takes(stack):
         if line[:1] == ["unspiral"]:
             assert line[1] == "serve"
             serving[name] = parse(click_app.commands["serve"].commands[line[2]], line[3:])
-    assert serving.keys() == {"retriever", "likelihood"}
-    for name, port in (("retriever", 8000), ("likelihood", 8100)):
+    assert serving.keys() == {"retriever", "likelihood", "control"}
+    for name, port in (("retriever", 8000), ("likelihood", 8100), ("control", 8200)):
         command = click_app.commands["serve"].commands[name]
         default = next(p.default for p in command.params if p.name == "port")
         assert serving[name]["port"] == default == port
         assert serving[name]["host"] == "0.0.0.0", "inside the network; the host publishes it on loopback alone"
     assert ServeSettings.model_fields["port"].default == 8100
+
+
+def test_the_control_service_finds_runs_of_the_head_and_reaches_them(stack, monkeypatch):
+    """The gateway asks the head's key-value store; a run's driver, on the head, must serve where the gateway's container can reach it."""
+    line, head = words(stack["services"]["control"]), words(stack["services"]["ray-head"])
+    asked = parse(typer.main.get_command(app).commands["serve"].commands["control"], line[3:])
+    assert asked["ray_address"] == f"ray-head:{next(w.removeprefix('--port=') for w in head if w.startswith('--port='))}"
+    Gateway(asked["ray_address"], None)
+    drivers = stack["services"]["ray-head"]["environment"]
+    for name in ("UNSPIRAL_CONTROL_HOST", "UNSPIRAL_API_TOKEN"):
+        monkeypatch.setenv(name, drivers[name])
+    settings = load_config(ROOT / "deploy/ray/demo.yaml").control
+    assert settings.enabled and settings.host == "0.0.0.0"
+    gate = stack["services"]["control"]["environment"]
+    for name in ("UNSPIRAL_API_TOKEN", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        assert gate[name] == drivers[name], name
+    passed_on = YAML(typ="safe").load((ROOT / "deploy/ray/runtime_env.yaml").read_text())["env_vars"]
+    assert not passed_on.keys() & {"UNSPIRAL_CONTROL_HOST", "UNSPIRAL_API_TOKEN"}, "they come from the head's own environment"
 
 
 def test_every_ray_command_is_one_that_ray_takes(stack):
@@ -168,6 +188,7 @@ def test_ports_are_published_on_loopback_alone(stack):
     assert published == {
         ("retriever", 8000, "127.0.0.1"),
         ("likelihood", 8100, "127.0.0.1"),
+        ("control", 8200, "127.0.0.1"),
         ("ray-head", 8265, "127.0.0.1"),
         ("prometheus", 9090, "127.0.0.1"),
         ("grafana", 3000, "127.0.0.1"),
@@ -182,6 +203,7 @@ def test_health_checks_ask_routes_that_exist_at_the_port_served(stack, tmp_path)
     routes = {
         "retriever": {r.path for r in retriever_app(ServerSettings(index="none")).routes},
         "likelihood": {r.path for r in create_app(open_store(str(tmp_path / "s.db")), None, MonitorRules(), None).routes},
+        "control": {r.path for r in control_app(Gateway("ray-head:6379", None)).routes},
     }
     for name, service in stack["services"].items():
         if name in ONE_SHOT:
@@ -202,7 +224,7 @@ def test_dependencies_wait_for_health(stack):
     waits = {name: {d: c["condition"] for d, c in s.get("depends_on", {}).items()} for name, s in stack["services"].items()}
     assert waits["retriever"] == {"index": "service_completed_successfully"}
     assert waits["likelihood"] == {"redis": "service_healthy"}
-    assert waits["learner"] == waits["rollout"] == {"ray-head": "service_healthy"}
+    assert waits["learner"] == waits["rollout"] == waits["control"] == {"ray-head": "service_healthy"}
     assert waits["job"].keys() >= {"ray-head", "retriever", "likelihood"}
     assert {c for w in waits.values() for c in w.values()} == {"service_healthy", "service_completed_successfully"}
 
@@ -258,7 +280,7 @@ def test_variables_are_known_to_the_code(stack):
                 assert f'"{variable}"' in sources, f"{name}: {variable}"
             elif variable.startswith("RAY_") and variable != "RAY_ADDRESS":
                 assert variable in ray_text, f"{name}: {variable}"
-    for name in ("ray-head", "learner", "rollout", "job"):
+    for name in ("ray-head", "learner", "rollout", "control", "job"):
         assert stack["services"][name]["environment"]["RAY_AUTH_MODE"] == "token"
     for name in ("learner", "rollout", "retriever", "job"):
         assert "UNSPIRAL_API_TOKEN" not in (stack["services"][name].get("environment") or {}), f"{name} has no use for it"

@@ -6,10 +6,13 @@ import os
 import pytest
 from rich.console import Console
 
+from services.control.launch import serve_in_thread
+from services.control.records import RunStatus
 from services.likelihood.launch import without_password
+from services.settings import ControlSettings
 from trainer import doctor_roles
 from trainer.doctor import checks_of, run_doctor
-from trainer.doctor_roles import check_container, check_serving, check_store, memory_limit
+from trainer.doctor_roles import check_cluster, check_container, check_serving, check_store, check_token, memory_limit
 
 
 def table(role, config=None):
@@ -37,8 +40,29 @@ def test_the_likelihood_container_without_token_or_with_a_dead_redis_is_told_wha
 def test_a_store_that_answers_is_good(monkeypatch, tmp_path):
     monkeypatch.setenv("UNSPIRAL_API_TOKEN", "t" * 40)
     monkeypatch.setenv("UNSPIRAL_STORE", str(tmp_path / "likelihood.db"))
-    assert [f.level for f in check_store()] == ["good", "good"]
-    assert "t" * 40 not in str([f.seen for f in check_store()])
+    assert [f.level for f in (*check_token(), *check_store())] == ["good", "good"]
+    assert "t" * 40 not in str([f.seen for f in check_token()])
+
+
+def test_the_control_container_says_which_run_it_found_and_that_strangers_are_refused(monkeypatch):
+    class Here:
+        async def status(self):
+            return RunStatus(state="running", run="mine", step=7, steps=9)
+
+    monkeypatch.setenv("UNSPIRAL_API_TOKEN", "t" * 40)
+    server = serve_in_thread(Here(), ControlSettings(port=0), print)
+    try:
+        monkeypatch.setitem(doctor_roles.READY, "control", f"{server.url}/readyz")
+        found = {f.what: f for f in check_cluster()}
+        assert {f.level for f in found.values()} == {"good"} and found["run"].seen == "mine: running, step 7"
+        monkeypatch.setenv("UNSPIRAL_API_TOKEN", "another")
+        refused = list(check_cluster())[-1]
+        assert refused.level == "bad" and "401" in refused.seen
+    finally:
+        server.stop()
+    assert [f.level for f in check_cluster()] == ["good", "note"], "nothing there is no fault of the container's"
+    code, text = table("control")
+    assert code == 0 and not any(word in text for word in ("torch", "compiler", "/runs", "UNSPIRAL_STORE"))
 
 
 @pytest.mark.parametrize(

@@ -156,11 +156,25 @@ def test_services_budgets_autoscaler_and_claims_point_at_what_is_there(overlay):
 def test_container_commands_are_those_of_the_compose_file(overlay):
     services = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]
     deployments = of_kind(overlay[1], "Deployment")
-    for name in ("retriever", "likelihood"):
-        assert deployments[name]["spec"]["template"]["spec"]["containers"][0]["args"] == services[name]["command"]
+    for name in ("retriever", "likelihood", "control"):
+        args = deployments[name]["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert [a.replace("unspiral-head-svc:", "ray-head:") for a in args] == services[name]["command"]
     redis = of_kind(overlay[1], "StatefulSet")["redis"]["spec"]["template"]["spec"]["containers"][0]
     assert redis["args"][0].replace("$", "$$") == services["redis"]["command"][2]
     assert redis["image"] == services["redis"]["image"]
+
+
+def test_runs_of_the_cluster_are_reached_by_the_control_service(overlay):
+    """KubeRay calls the head's service NAME-head-svc; drivers run on the head."""
+    cluster = next(iter(of_kind(overlay[1], "RayCluster")))
+    control = of_kind(overlay[1], "Deployment")["control"]["spec"]["template"]["spec"]["containers"][0]
+    assert f"{cluster}-head-svc:6379" in control["args"]
+    head = {v["name"]: v for v in pods(overlay[1])["head"]["spec"]["containers"][0]["env"]}
+    assert head["UNSPIRAL_CONTROL_HOST"]["value"] == "0.0.0.0"
+    for name in ("UNSPIRAL_API_TOKEN", "RAY_AUTH_TOKEN"):
+        assert head[name] in control["env"], f"the same {name} on both sides"
+    ports = {name: s["spec"]["ports"][0]["port"] for name, s in of_kind(overlay[1], "Service").items()}
+    assert ports == {"retriever": 8000, "likelihood": 8100, "control": 8200, "redis": 6379}
 
 
 def test_no_secret_lies_in_the_manifests(overlay):

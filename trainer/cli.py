@@ -162,7 +162,7 @@ def export(
 def doctor(
     config: Annotated[Path | None, typer.Option("--config", help="Check what this configuration needs, too.")] = None,
     role: Annotated[
-        Literal["workstation", "retriever", "likelihood", "node"],
+        Literal["workstation", "retriever", "likelihood", "control", "node"],
         typer.Option(envvar="UNSPIRAL_ROLE", help="What this machine or container is for; the images set it."),
     ] = "workstation",
 ) -> None:

@@ -181,7 +181,8 @@ def checks_of(role: str) -> list[Callable[[], Iterator[Finding]]]:
 
     own: dict[str, list[Callable[[], Iterator[Finding]]]] = {
         "retriever": [partial(check_packages, ("retriever",))],
-        "likelihood": [partial(check_packages, ("retriever", "Redis store")), roles.check_store],
+        "likelihood": [partial(check_packages, ("retriever", "Redis store")), roles.check_token, roles.check_store],
+        "control": [partial(check_packages, ("retriever",)), roles.check_token, roles.check_cluster],
         "node": [partial(check_packages, ("retriever", "training", "Redis store")), check_gpus, check_ray, check_compiler],
     }
     if role not in own:

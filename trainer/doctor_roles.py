@@ -9,15 +9,16 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.doctor import GIB, Finding
+from trainer.doctor import GIB, Finding, version
 
 READY = {
     "retriever": "http://127.0.0.1:8000/readyz",
     "likelihood": "http://127.0.0.1:8100/readyz",
+    "control": "http://127.0.0.1:8200/readyz",
     "node": "http://127.0.0.1:52365/api/local_raylet_healthz",
 }
 """What answers in a container of each role once it serves."""
-MEMORY_GIB = {"retriever": 0.5, "likelihood": 0.25, "node": 3.0}
+MEMORY_GIB = {"retriever": 0.5, "likelihood": 0.25, "control": 0.25, "node": 3.0}
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -69,17 +70,21 @@ def memory_limit(files: tuple[Path, ...] = CGROUP_LIMITS) -> int | None:
     return None
 
 
-def check_store() -> Iterator[Finding]:
-    """The likelihood service's token, and whether its store answers."""
-    from services.likelihood.launch import without_password
-    from services.likelihood.records import LikelihoodError
-    from services.likelihood.store import open_store
-
+def check_token() -> Iterator[Finding]:
+    """The token that strangers lack."""
     token = os.environ.get("UNSPIRAL_API_TOKEN", "")
     advice = "" if token else "set it (deploy/new_env.sh writes one into .env): the service refuses to be reachable without"
     yield Finding(
         "UNSPIRAL_API_TOKEN", "good" if token else "bad", f"set, {len(token)} characters" if token else "not set", advice
     )
+
+
+def check_store() -> Iterator[Finding]:
+    """Whether the likelihood service's store answers."""
+    from services.likelihood.launch import without_password
+    from services.likelihood.records import LikelihoodError
+    from services.likelihood.store import open_store
+
     url = os.environ.get("UNSPIRAL_STORE")
     if not url:
         yield Finding(
@@ -99,3 +104,31 @@ def check_store() -> Iterator[Finding]:
         yield Finding("store", "bad", shown, f"{e.name} is not installed: build the image with EXTRAS=redis")
     else:
         yield Finding("store", "good", f"{shown}: {runs} runs")
+
+
+def check_cluster() -> Iterator[Finding]:
+    """Whether Ray is installed, and what the control plane says of the run that it found."""
+    import httpx
+
+    from services.control.records import RunStatus
+
+    ray = version("ray")
+    yield Finding(
+        "Ray", "good" if ray else "bad", ray or "none", "" if ray else "pip install 'unspiral[cpu]' or 'unspiral[gpu]'"
+    )
+    token = os.environ.get("UNSPIRAL_API_TOKEN", "")
+    url = READY["control"].replace("/readyz", "/v1/status")
+    try:
+        answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=25, trust_env=False)
+    except httpx.HTTPError as e:
+        yield Finding("run", "note", f"{url}: {type(e).__name__}", "nothing runs here now; its log says why")
+        return
+    if not answer.is_success:
+        yield Finding("run", "bad", f"{url}: HTTP {answer.status_code}", " ".join(answer.text.split())[:300])
+        return
+    try:
+        status = RunStatus.model_validate(answer.json())
+    except ValueError:
+        yield Finding("run", "bad", url, "what answers there is no control plane")
+        return
+    yield Finding("run", "good", f"{status.run}: {status.state}, step {status.step}" if status.run else status.state)

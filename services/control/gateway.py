@@ -97,7 +97,7 @@ class Gateway:
         if not alive:
             raise NoRun(f"no run on the cluster at {self.ray_address}")
         newest = max(alive, key=lambda r: r["started"])
-        self._url, self._others = newest["url"], sorted(r["run"] for r in alive if r is not newest)
+        self._url, self._others = newest["url"], sorted(r["run"] for r in alive if r["url"] != newest["url"])
         return self._url
 
     async def _alive(self, http: httpx.AsyncClient, url: str) -> bool:

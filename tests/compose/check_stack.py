@@ -2,8 +2,8 @@
 
     check_stack.py WORK small     retriever, Redis and likelihood service alone: no torch
     check_stack.py WORK demo      all of it: build, a demo job to its end, sizes and times
-    check_stack.py WORK scale     a run meanwhile: rollout nodes up and down; the stack down and up, and the run goes on
-    check_stack.py WORK chaos     a run meanwhile: each container killed in turn, Redis cut off from the network for 30 s
+    check_stack.py WORK scale     a run meanwhile: rollout nodes and workers up and down; the stack down and up, and the run goes on
+    check_stack.py WORK chaos     a run meanwhile: each container killed in turn, by the kernel and by `docker kill`, Redis cut off from the network for 30 s
 
 Every step is printed with what was seen; the first that fails ends it with status 1. WORK/evidence.json keeps the numbers.
 """
@@ -13,20 +13,33 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from stack import (
+    ROOT,
+    Run,
+    ask,
+    compose,
+    containers,
+    control,
+    docker,
+    present,
+    seen,
+    settings,
+    state,
+    status_of,
+    unspiral,
+    up,
+)
+from watching import began, say
+
 NETWORK = os.environ.get("COMPOSE_PROJECT_NAME", "unspiral") + "_internal"
-PORTS = ("RETRIEVER_PORT", "LIKELIHOOD_PORT", "DASHBOARD_PORT")
 LIGHT = ("retriever", "redis", "likelihood")
-SERVICES = ("retriever", "likelihood", "redis", "rollout", "learner", "ray-head")
+SERVICES = ("retriever", "likelihood", "redis", "control", "rollout", "learner", "ray-head")
 SMALL_RUN = (
     "rollout.prompts_per_step=4",
     "learner.epochs=1",
@@ -37,100 +50,7 @@ SMALL_RUN = (
     "trainer.checkpoint_every=1",
     "probe.displacement_size=16",
 )
-began = time.monotonic()
 evidence: dict[str, Any] = {}
-
-
-def say(text: str) -> None:
-    print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
-
-
-def docker(*words: str, check: bool = True, limit: float = 120) -> str:
-    done = subprocess.run(["docker", *words], cwd=ROOT, capture_output=True, text=True, timeout=limit)
-    if check and done.returncode:
-        raise SystemExit(f"docker {' '.join(words)}: {done.stderr.strip()[-2000:]}")
-    return done.stdout
-
-
-def compose(*words: str, check: bool = True, limit: float = 300) -> str:
-    return docker("compose", *words, check=check, limit=limit)
-
-
-def until(what: str, look: Callable[[], Any], limit: float) -> Any:
-    """The first true value that `look` gives; ends the check where none comes in time."""
-    deadline = time.monotonic() + limit
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.5)
-    print(compose("ps", "-a", check=False), compose("logs", "--tail", "15", check=False), sep="\n")
-    raise SystemExit(f"not seen within {limit:g} s: {what}")
-
-
-def settings(work: Path) -> dict[str, str]:
-    """A .env of the check's own, with free ports."""
-    file = work / "stack.env"
-    if not file.exists():
-        lines = []
-        for line in (ROOT / ".env.example").read_text().splitlines():
-            if line.endswith(("PASSWORD=", "TOKEN=")):
-                line += os.urandom(24).hex()
-            lines.append(line)
-        file.write_text("\n".join(lines) + "\n")
-        file.chmod(0o600)
-    ports = {}
-    for name in PORTS:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            ports[name] = str(s.getsockname()[1])
-    os.environ |= {"COMPOSE_ENV_FILES": str(file), "UNSPIRAL_DATA": str(work / "data")} | ports
-    (work / "data").mkdir(exist_ok=True)
-    return dict(line.split("=", 1) for line in file.read_text().splitlines() if "=" in line and line[0] != "#") | ports
-
-
-def present() -> set[str]:
-    return set(compose("ps", "-a", "--services").split())
-
-
-def containers(service: str) -> list[dict[str, Any]]:
-    ids = compose("ps", "-aq", service).split()
-    return json.loads(docker("inspect", *ids)) if ids else []
-
-
-def state(service: str) -> tuple[str, str, str, int]:
-    """Id, start time, health and process id of a service's first container."""
-    first = containers(service)[0]
-    return (
-        first["Id"],
-        first["State"]["StartedAt"],
-        first["State"].get("Health", {}).get("Status", "none"),
-        first["State"]["Pid"],
-    )
-
-
-def ask(port: str, path: str, token: str | None = None, body: Any = None) -> Any:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
-    if body is not None:
-        request.data = json.dumps(body).encode()
-        request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return json.load(answer)
-
-
-def status_of(port: str, path: str) -> int:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
-            return answer.status
-    except urllib.error.HTTPError as e:
-        return e.code
-
-
-def up(*services: str, limit: int = 180) -> float:
-    started = time.monotonic()
-    compose("up", "-d", "--wait", "--wait-timeout", str(limit), *services, limit=limit + 60)
-    return time.monotonic() - started
 
 
 def build(*services: str) -> None:
@@ -160,69 +80,33 @@ def crash(service: str) -> None:
         now = state(service)
         return now[0] == id and now[1] != before and now[2] == "healthy"
 
-    until(f"{service} healthy again", back, 120)
+    seen(f"{service} healthy again", back, 120)
     _, after, _, _ = state(service)
-    seen = {"service": service, "container": id[:12], "pid": pid, "started_before": before, "started_after": after}
-    seen["seconds"] = seconds = round(time.monotonic() - killed, 1)
+    seconds = round(time.monotonic() - killed, 1)
     say(f"kill -9 {pid}, {service} {id[:12]}: StartedAt {before[11:19]} -> {after[11:19]}, healthy after {seconds} s")
-    evidence.setdefault("crashes", []).append(seen)
+    evidence.setdefault("crashes", []).append({"service": service, "container": id[:12], "pid": pid, "seconds": seconds})
 
 
-def operators_kill(service: str, *stack: str) -> None:
+def operators_kill(service: str) -> None:
     """`docker kill` is an operator's stop: the engine leaves it at that, and `docker compose up -d` brings the container back."""
     id, before, _, _ = state(service)
     docker("kill", id)
-    until(f"{service} ended", lambda: not containers(service)[0]["State"]["Running"], 20)
-    time.sleep(3)
+    seen(f"{service} ended", lambda: not containers(service)[0]["State"]["Running"], 20)
+    time.sleep(2)
     stayed = not containers(service)[0]["State"]["Running"]
-    seconds = up(*stack)
+    began_again = time.monotonic()
+    compose("up", "-d", "--no-recreate", service)
+    seen(f"{service} healthy again", lambda: state(service)[2] == "healthy", 150)
+    seconds = round(time.monotonic() - began_again, 1)
     same, after, _, _ = state(service)
+    assert same == id, "the same container"
     say(
         f"docker kill {service} ({id[:12]}): {'stays down as Docker means it' if stayed else 'was restarted by the engine'}; "
-        f"compose up -d brings {same[:12]} back in {seconds:.1f} s, StartedAt {before[11:19]} -> {after[11:19]}"
+        f"compose up -d brings it back, healthy in {seconds} s, StartedAt {before[11:19]} -> {after[11:19]}"
     )
-    seen = {"service": service, "container": id[:12], "stayed_down": stayed, "started_after": after}
-    evidence.setdefault("docker_kill", []).append(seen)
-
-
-class Run:
-    """A job in the background, and its folder as the head sees it."""
-
-    def __init__(self, name: str, *overrides: str):
-        self.name, self.log = name, open(Path(os.environ["STACK_WORK"]) / f"{name}.log", "w+")  # noqa: SIM115
-        command = ["docker", "compose", "run", "--rm", "-T", "job", "demo", f"run.name={name}", *overrides]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT)
-
-    def file(self, name: str) -> str:
-        return compose("exec", "-T", "ray-head", "cat", f"/runs/{self.name}/{name}", check=False)
-
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.file(name).splitlines() if line.endswith("}")]
-
-    def step(self) -> int:
-        return max((m["step"] for m in self.lines("metrics.jsonl")), default=0)
-
-    def attempt(self) -> int:
-        return max((e["attempt"] for e in self.lines("events.jsonl") if e["event"] == "resume"), default=0)
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return [e for e in self.lines("events.jsonl") if e["event"] == kind]
-
-    def goes_on(self, beyond: int, limit: float = 180) -> None:
-        """Two more steps than `beyond`, or than what a resumed attempt began with."""
-        since = time.monotonic()
-
-        def look() -> bool:
-            if self.process.poll() is not None:
-                raise SystemExit(f"the job ended with {self.process.returncode}:\n{self.tail(25)}")
-            return self.step() >= beyond + 2
-
-        until(f"step {beyond + 2} of {self.name}", look, limit)
-        say(f"  the run goes on: step {self.step()}, attempt {self.attempt()}, {time.monotonic() - since:.0f} s later")
-
-    def tail(self, n: int) -> str:
-        self.log.flush()
-        return "\n".join(Path(self.log.name).read_text().splitlines()[-n:])
+    evidence.setdefault("docker_kill", []).append(
+        {"service": service, "container": id[:12], "stayed_down": stayed, "seconds": seconds}
+    )
 
 
 def small(env: dict[str, str]) -> None:
@@ -251,7 +135,7 @@ def small(env: dict[str, str]) -> None:
         crash(service)
     ask(retriever, "/retrieve", body={"queries": ["guild"], "topk": 1})
     assert ask(likelihood, "/v1/runs/posted/summary", token)["last_step"] == 5
-    operators_kill("retriever", *LIGHT)
+    operators_kill("retriever")
     secret = env["REDIS_PASSWORD"]
     for service in ("redis", "likelihood"):
         id = state(service)[0]
@@ -321,7 +205,7 @@ def stopped(env: dict[str, str], run: Run) -> list[int]:
     say(
         f"docker stop of the job: exit {code}; metrics hold steps 1 to {len(steps)}, each once; {run.attempt()} resumed attempts"
     )
-    until("all steps in the likelihood store", lambda: stored_steps(env, run) == steps, 60)
+    seen("all steps in the likelihood store", lambda: stored_steps(env, run) == steps, 60)
     info = ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/summary", env["UNSPIRAL_API_TOKEN"])
     assert info["trajectories"] == 20 * len(steps), info["trajectories"]
     say(f"the likelihood store holds the same steps, with {info['trajectories']} trajectories: none lost, none doubled")
@@ -335,23 +219,42 @@ def stored_steps(env: dict[str, str], run: Run) -> list[int]:
 
 def scale(env: dict[str, str]) -> None:
     run = background_run(env, "scale")
+    status = lambda: ask(env["CONTROL_PORT"], "/v1/status", env["UNSPIRAL_API_TOKEN"])  # noqa: E731
+    ready = lambda n: sum(w["state"] == "ready" for w in status()["workers"]) == n == len(status()["workers"])  # noqa: E731
+    assert status_of(env["CONTROL_PORT"], "/v1/status") == 401
+    assert (status()["run"], status()["target"], status()["follows_cluster"]) == (run.name, 1, True)
+    print(control("status"))
+    refused = control("workers", "scale", "2", code=3)
+    say(f"one rollout node: `unspiral workers scale 2` is refused with 3: {refused}")
+    say(f"`unspiral workers scale 2 --ahead`: {control('workers', 'scale', '2', '--ahead')}")
     say("docker compose up -d --scale rollout=2")
     compose("up", "-d", "--scale", "rollout=2", "--no-recreate")
-    until("a worker on the second node", lambda: any(e["worker"].startswith("w1.") for e in run.events("worker_join")), 150)
+    seen("a worker on the second node", lambda: any(e["worker"].startswith("w1.") for e in run.events("worker_join")), 150)
     join = [e for e in run.events("worker_join") if e["worker"].startswith("w1.")][-1]
     say(f"  {join['worker']} joined on {join['node']} with version {join['version']}")
     run.goes_on(run.step())
-    both = {t["worker"].split(".")[0] for t in run.lines(f"trajectories/step_{run.step() - 1:06d}.jsonl")}
-    assert both == {"w0", "w1"}, both
+    assert run.writers() == {"w0", "w1"}, run.writers()
     say("  trajectories come from both nodes")
+    for n in (1, 2, 1):
+        asked = time.monotonic()
+        say(f"both nodes stay, `unspiral workers scale {n}` in the control container: {control('workers', 'scale', str(n))}")
+        seen(f"{n} workers ready", lambda n=n: ready(n), 150)
+        say(f"  {n} ready after {time.monotonic() - asked:.1f} s")
+        before = run.step()
+        run.goes_on(before)
+        seen(f"a step with trajectories of {n}", lambda n=n: len(run.writers()) == n, 60)
+    assert len([c for c in containers("rollout") if c["State"]["Running"]]) == 2
+    on_host = unspiral(
+        "workers", "scale", "all", url=f"http://127.0.0.1:{env['CONTROL_PORT']}", token=env["UNSPIRAL_API_TOKEN"]
+    )
+    say(f"`unspiral workers scale all` on the host, by the published port: {on_host}")
+    seen("two workers ready", lambda: ready(2), 150)
     say("docker compose up -d --scale rollout=1")
     compose("up", "-d", "--scale", "rollout=1", "--no-recreate")
+    seen("one worker is wanted and ready", lambda: status()["target"] == 1 and ready(1), 90)
     run.goes_on(run.step())
-    until(
-        "trajectories of one node alone",
-        lambda: len({t["worker"] for t in run.lines(f"trajectories/step_{run.step() - 1:06d}.jsonl")}) == 1,
-        60,
-    )
+    assert len(run.writers()) == 1
+    print(control("workers", "list"))
     steps = stopped(env, run)
     compose("down", "--timeout", "5")
     say(f"down, and up again in {up():.1f} s")
@@ -370,8 +273,10 @@ def chaos(env: dict[str, str]) -> None:
         before = run.step()
         crash(service)
         run.goes_on(before, limit=240)
-    operators_kill("rollout")
-    run.goes_on(run.step())
+    for service in SERVICES:
+        before = run.step()
+        operators_kill(service)
+        run.goes_on(before, limit=240)
     id, before = state("redis")[0], run.step()
     say(f"redis ({id[:12]}) cut off from the network for 30 s")
     docker("network", "disconnect", NETWORK, id)

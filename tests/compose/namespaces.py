@@ -1,6 +1,6 @@
 """Several "hosts" on one machine, without containers: each a network namespace with an address and a /tmp of its own. Needs root.
 
-    namespaces.py WORK        10.77.0.1 head    10.77.0.2 learner    10.77.0.3 rollout    10.77.0.4 retriever, Redis, likelihood
+    namespaces.py WORK        10.77.0.1 head    10.77.0.2 learner    10.77.0.3 rollout    10.77.0.4 retriever, Redis, likelihood, control
 
 A job of the demo's kind runs across them; the services' host is cut off for 30 s in the middle of it, then the rollout host, and both come
 back. Never beside a Docker engine: both change the machine's bridges.
@@ -8,7 +8,6 @@ back. Never beside a Docker engine: both change the machine's bridges.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -16,19 +15,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from watching import records, say, until
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 BRIDGE = "unspiral0"
 HOSTS = {"head": "10.77.0.1", "learner": "10.77.0.2", "rollout": "10.77.0.3", "services": "10.77.0.4"}
-began = time.monotonic()
-
-
-def say(text: str) -> None:
-    print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
 
 
 def ip(*words: str, check: bool = True) -> None:
@@ -104,18 +99,8 @@ class Processes:
                 os.kill(int(pid), signal.SIGKILL)
 
 
-def until(what: str, look: Callable[[], Any], limit: float) -> Any:
-    deadline = time.monotonic() + limit
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.5)
-    raise SystemExit(f"not seen within {limit:g} s: {what}")
-
-
 def lines(file: Path) -> list[dict[str, Any]]:
-    text = file.read_text() if file.exists() else ""
-    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    return records(file.read_text()) if file.exists() else []
 
 
 def main() -> None:
@@ -126,7 +111,7 @@ def main() -> None:
     environment = {k: v for k, v in os.environ.items() if k in ("HOME", "PATH", "LANG")} | {
         "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(24), "UNSPIRAL_CACHE": str(work / "cache"),
-        "UNSPIRAL_API_TOKEN": token, "UNSPIRAL_STORE": f"redis://:{password}@127.0.0.1:6379/0",
+        "UNSPIRAL_API_TOKEN": token, "UNSPIRAL_CONTROL_HOST": "0.0.0.0", "UNSPIRAL_STORE": f"redis://:{password}@127.0.0.1:6379/0",
     }  # fmt: skip
     processes = Processes(work, environment)
     remove_hosts()
@@ -146,6 +131,8 @@ def main() -> None:
             "head",
             f"exec ray start --head --node-ip-address={HOSTS['head']} --dashboard-host=0.0.0.0 --num-cpus=0 --num-gpus=0 {common}",
         )
+        gateway = f"serve control --ray-address {HOSTS['head']}:6379 --host 0.0.0.0"
+        processes.start("services", "control", f"exec python -m trainer {gateway}")
         for host, cpus in (("learner", 1), ("rollout", 0)):  # the loop is what a container's restart policy does
             join = f"ray start --address={HOSTS['head']}:6379 --node-ip-address={HOSTS[host]} --num-cpus={cpus} --num-gpus=0"
             processes.start(host, host, f"""while true; do {join} --resources='{{"{host}": 1}}' {common}; sleep 2; done""")
@@ -164,6 +151,12 @@ def main() -> None:
         until("the second step", lambda: step() >= 2, 240)
         where = [e for e in lines(run / "events.jsonl") if e["event"] == "worker_join"]
         say(f"{name} is at step {step()}; its worker: {where}")
+        asked = subprocess.run(
+            ["ip", "netns", "exec", "u-rollout", BIN / "python", "-m", "trainer", "status"],
+            cwd=ROOT, env=environment | {"UNSPIRAL_CONTROL_URL": f"http://{HOSTS['services']}:8200"}, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert asked.returncode == 0 and f"{name}, attempt 0: running" in asked.stdout, asked.stdout + asked.stderr
+        say(f"the rollout host asks the control plane on the services' host:\n{asked.stdout}")
         for host in ("services", "rollout"):
             before = step()
             cable(host, "down")
