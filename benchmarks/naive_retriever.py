@@ -1,6 +1,6 @@
 """What most search agents are trained with, for comparison: a server that searches for one request at a time.
 
-`python -m benchmarks.naive_retriever INDEX PORT`. BM25 by `bm25s.retrieve` as the library comes, or a sentence encoder and FAISS;
+`python -m benchmarks.naive_retriever INDEX PORT DTYPE`. BM25 by `bm25s.retrieve` as the library comes, or a sentence encoder and FAISS;
 FastAPI's worker threads take the requests and a lock lets one search at a time (without it, FAISS and the stemmer may crash).
 """
 
@@ -19,7 +19,7 @@ from retriever_service.index import read_info
 from retriever_service.schemas import RetrieveRequest
 
 
-def searcher(folder: Path):
+def searcher(folder: Path, encoder_dtype: str):
     """A function from query and topk to (row, score)."""
     info = read_info(folder)
     if info.backend == "bm25":
@@ -35,12 +35,12 @@ def searcher(folder: Path):
         return search
     from retriever_service.dense import open_dense
 
-    ranker = open_dense(folder, info.settings, info.passages)
+    ranker = open_dense(folder, info.settings, info.passages, dtype=encoder_dtype)
     return lambda query, topk: ranker.rank([query], topk)[0]
 
 
-def make_app(folder: Path) -> FastAPI:
-    app, search, lock = FastAPI(), searcher(folder), threading.Lock()
+def make_app(folder: Path, encoder_dtype: str) -> FastAPI:
+    app, search, lock = FastAPI(), searcher(folder, encoder_dtype), threading.Lock()
     documents = Documents(folder / TEXT_FILE, folder / OFFSETS_FILE)
 
     @app.get("/readyz")
@@ -61,4 +61,4 @@ def make_app(folder: Path) -> FastAPI:
 
 
 if __name__ == "__main__":
-    uvicorn.run(make_app(Path(sys.argv[1])), port=int(sys.argv[2]), log_level="warning")
+    uvicorn.run(make_app(Path(sys.argv[1]), sys.argv[3]), port=int(sys.argv[2]), log_level="warning")

@@ -60,11 +60,12 @@ def server(*words: object) -> Iterator[tuple[str, psutil.Process]]:
 
 
 @contextlib.contextmanager
-def naive_server(index: Path) -> Iterator[str]:
+def naive_server(index: Path, encoder_dtype: str) -> Iterator[str]:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    with subprocess.Popen([sys.executable, "-m", "benchmarks.naive_retriever", str(index), str(port)], cwd=ROOT) as process:
+    command = [sys.executable, "-m", "benchmarks.naive_retriever", str(index), str(port), encoder_dtype]
+    with subprocess.Popen(command, cwd=ROOT) as process:
         try:
             wait_ready(f"http://127.0.0.1:{port}")
             yield f"http://127.0.0.1:{port}"
@@ -121,10 +122,11 @@ def web(args: argparse.Namespace) -> None:
 def batching(args: argparse.Namespace) -> None:
     """Queries/s and p99 of single-query clients: micro-batching, batches of one, and the naive server."""
     requests = posts(read_questions(args.questions))
+    ours = ("--index", args.index, "--cache-size", 0, "--encoder-dtype", args.encoder_dtype)
     with (
-        server("--index", args.index, "--cache-size", 0) as (batched, _),
-        server("--index", args.index, "--cache-size", 0, "--batch-size", 1) as (single, _),
-        naive_server(args.index) as naive,
+        server(*ours) as (batched, _),
+        server(*ours, "--batch-size", 1) as (single, _),
+        naive_server(args.index, args.encoder_dtype) as naive,
     ):
         for clients in args.clients:
             results: dict[str, list[dict]] = defaultdict(list)
@@ -248,6 +250,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--encoder-dtype", default="auto", help="numbers of a dense index's encoder, for all servers alike")
     args = parser.parse_args()
     print(f"{args.what}: {args.index.name}, {machine()}", flush=True)
     globals()[args.what](args)

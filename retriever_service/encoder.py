@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from .errors import BadSetting, EnvironmentLacks
+from .model_files import loading
 
 BGE_QUERY = "Represent this sentence for searching relevant passages: "
 FAMILIES: dict[str, tuple[str, str, str | None]] = {
@@ -72,16 +73,13 @@ class Encoder:
         self.settings = settings
         self._query_prefix, self._passage_prefix, pooling = FAMILIES[settings.family]
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
+        with loading("encoder", settings.model):
             if pooling is None:
                 self._model = SentenceTransformer(settings.model, device=device)
             else:
                 transformer = Transformer(settings.model)
                 modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling)]
                 self._model = SentenceTransformer(modules=modules, device=device)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise EnvironmentLacks(f"encoder {settings.model}: can't be loaded ({reason})") from None
         self._model.eval()
         self.fingerprint = _fingerprint(self._model)
         # On a CPU, batches of texts of about the same length: in larger ones padding costs more than the batch saves.

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -188,11 +189,16 @@ def _run_workers(settings: ServerSettings, sock: socket.socket) -> list[int]:
     return workers.ended_by
 
 
+def _end_worker(error: Exception) -> None:
+    print(f"retriever worker: the index can't be opened: {error}", file=sys.stderr, flush=True)
+    os._exit(STARTUP_FAILURE)
+
+
 def worker_app():
     """The application of one of several workers, its settings from the environment that `run` makes for it."""
     settings = ServerSettings.model_validate_json(os.environ[_SETTINGS_VARIABLE])
     settings.token = os.environ.get(_TOKEN_VARIABLE)
     app = create_app(settings)
-    app.state.on_failure = lambda error: os._exit(STARTUP_FAILURE)
+    app.state.on_failure = _end_worker
     app.state.load_first = True  # so that it accepts no request before it can answer, while another worker could
     return app

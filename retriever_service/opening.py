@@ -6,6 +6,7 @@ from pathlib import Path
 
 from .errors import BadSetting, IndexInvalid
 from .index import Index, verify
+from .model_files import check_model
 from .settings import ServerSettings
 
 REMOTE_PREFIX = "qdrant+"
@@ -14,6 +15,9 @@ REMOTE_PREFIX = "qdrant+"
 def check_settings(settings: ServerSettings) -> str:
     """What is searched, in a few words. Raises what is wrong with the index, so far as it shows without loading it."""
     path = Path(settings.index)
+    for what, model in (("--retriever_model", settings.retriever_model), ("--reranker", settings.reranker)):
+        if model:
+            check_model(what, model)
     if settings.index.startswith(REMOTE_PREFIX):
         return settings.index
     if path.is_file():

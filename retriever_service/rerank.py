@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .errors import EnvironmentLacks
+from .model_files import loading
 
 MAX_TOKENS = 512
 
@@ -15,10 +16,8 @@ class CrossEncoderReranker:
             from sentence_transformers import CrossEncoder
         except ImportError as error:
             raise EnvironmentLacks(f"reranking needs the package {error.name}: pip install 'unspiral[dense]'") from None
-        try:
+        with loading("reranker", model):
             self._model = CrossEncoder(model)
-        except (OSError, ValueError) as error:
-            raise EnvironmentLacks(f"reranker {model}: can't be loaded ({str(error).strip().splitlines()[0]})") from None
         self._model.max_seq_length = min(MAX_TOKENS, self._model.max_seq_length or MAX_TOKENS)
         self._batch_size = batch_size
 

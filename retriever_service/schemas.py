@@ -118,6 +118,17 @@ class BadRequest(Exception):
         self.body = {"detail": detail, "field": field, "limit": limit}
 
 
+_ACCEPTED = {
+    "list_type": "a list",
+    "string_type": "a string",
+    "int_type": "an integer",
+    "bool_type": "true or false",
+    "model_type": "an object",
+    "missing": "a value",
+}
+"""What a field takes, for the errors whose own account of it is a name of the validation library."""
+
+
 def field_path(location: tuple[int | str, ...]) -> str:
     """`("queries", 3)` as `queries[3]`."""
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
@@ -133,8 +144,10 @@ def parse_body(adapter: TypeAdapter, body: bytes) -> Any:
             raise BadRequest(400, f"the body is not JSON in UTF-8: {first['ctx']['error']}", "body", "JSON") from None
         field = field_path(first["loc"]) or "body"
         context = first.get("ctx") or {}
-        limit = next((v for v in context.values() if isinstance(v, int | float | str)), None)
-        raise BadRequest(422, f"{field}: {first['msg']}", field, limit if limit is not None else first["type"]) from None
+        limit = _ACCEPTED.get(first["type"])
+        if limit is None:
+            limit = next((v for v in context.values() if isinstance(v, int | float | str)), first["type"])
+        raise BadRequest(422, f"{field}: {first['msg']}", field, limit) from None
 
 
 def check_texts(texts: list[str], field: str, max_count: int, max_chars: int) -> None:

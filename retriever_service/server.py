@@ -135,6 +135,7 @@ async def _load_or_report(service: Service, on_failure: Callable[[Exception], No
     try:
         await service.load()
     except Exception as error:
-        log.error("the index can't be opened: %s", error)
-        if on_failure:
+        if on_failure:  # who gave it says what is wrong
             on_failure(error)
+        else:
+            log.error("the index can't be opened: %s", error)

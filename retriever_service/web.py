@@ -126,7 +126,10 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        return counted(request, error.status_code, {"detail": str(error.detail)}, error.headers)
+        detail = str(error.detail)
+        if error.status_code in (404, 405):
+            detail = f"{request.method} {request.url.path}: {detail}; /docs lists the routes"
+        return counted(request, error.status_code, {"detail": detail}, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:

@@ -1,10 +1,13 @@
 """`unspiral serve likelihood` on a signal: what it holds is closed, and the exit status says which signal."""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 
+import httpx
 import pytest
 
 SERVER = """
@@ -34,3 +37,35 @@ def test_the_store_is_closed_and_the_status_names_the_signal(tmp_path, number):
         finally:
             server.kill()
     assert (out, server.returncode) == ("closed\n", 128 + number)
+
+
+def answer_of(connection: socket.socket) -> bytes:
+    """All that the server still sends, until it closes the connection."""
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def test_requests_in_flight_are_answered_and_leave_no_traceback(tmp_path):
+    command = [sys.executable, "-c", SERVER, str(tmp_path / "x.db")]
+    env = os.environ | {"PYTHONPATH": os.getcwd()}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as server:
+        try:
+            port = int(re.search(r"127\.0\.0\.1:(\d+)", server.stdout.readline())[1])
+            with (
+                socket.create_connection(("127.0.0.1", port), timeout=30) as upload,
+                socket.create_connection(("127.0.0.1", port), timeout=30) as stream,
+            ):
+                stream.sendall(b"GET /v1/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert stream.recv(65536).startswith(b"HTTP/1.1 200")
+                upload.sendall(b"POST /v1/runs/r/steps HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+                assert httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False, timeout=30).status_code == 200
+                server.send_signal(signal.SIGTERM)
+                assert answer_of(upload).startswith(b"HTTP/1.1 503")
+                answer_of(stream)
+            _, log = server.communicate(timeout=60)
+        finally:
+            server.kill()
+    assert server.returncode == 143
+    assert "Traceback" not in log and "ASGI" not in log

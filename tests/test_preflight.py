@@ -6,6 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
+from trainer.cli import main
 from trainer.config import parse_config
 from trainer.doctor import check_config, run_doctor
 from trainer.preflight import GIB, NotEnoughRoom, check_room, parameter_count
@@ -92,5 +93,14 @@ def test_the_doctor_names_a_broken_configuration_and_answers_3(tmp_path):
     out = io.StringIO()
     assert run_doctor(file, Console(file=out, width=200)) == 3
     assert "no such file or folder" in out.getvalue()
-    file.write_text("{model: 1}")
-    assert any("model" in f.advice for f in check_config(file) if f.level == "bad")
+
+
+def test_a_configuration_that_cannot_be_read_is_the_users_mistake_before_any_check(tmp_path, capsys):
+    wrong = tmp_path / "c.yaml"
+    wrong.write_text("{model: 1}")
+    for file, text in ((tmp_path / "none.yaml", "none.yaml: cannot be read"), (wrong, "model")):
+        with pytest.raises(SystemExit) as ended:
+            main(["doctor", "--config", str(file)])
+        assert ended.value.code == 2
+        out, error = capsys.readouterr()
+        assert out == "" and error.startswith("unspiral: ") and text in error and error.count("\n") == 1

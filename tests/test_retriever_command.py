@@ -72,6 +72,7 @@ def test_mistakes_are_one_line_and_exit_status_2(tmp_path, small_index, command)
         (("serve", "--index", small_index, "--faiss_gpu"), "--faiss_gpu"),
         (("serve", "--index", small_index, "--encoder-dtype", "int3"), "--encoder_dtype int3"),
         (("serve", "--index", small_index, "--corpus_path", tmp_path / "bad.jsonl"), "another corpus"),
+        (("serve", "--index", small_index, "--reranker", tmp_path / "none"), "--reranker"),
     ):
         status, _, error = command(*words)
         assert status == 2 and text in error and error.count("\n") == 1 and error.startswith("error: ")

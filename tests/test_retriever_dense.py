@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import httpx
 import numpy as np
@@ -222,8 +225,11 @@ def test_published_files_are_served_beside_their_corpus_and_converted(dense_inde
 def test_the_wrong_encoder_a_missing_one_and_a_wrong_type_are_refused(dense_index, tiny_encoder, tiny_reranker, tmp_path):
     with pytest.raises(IndexInvalid, match="was not made by the encoder"):
         Index(dense_index, model=tiny_reranker)
-    with pytest.raises(EnvironmentLacks, match="can't be loaded"):
+    with pytest.raises(BadSetting, match="no such folder; expected the folder of a model"):
         Index(dense_index, model=str(tmp_path / "none"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EnvironmentLacks, match="can't be loaded"):
+        Index(dense_index, model=str(tmp_path / "empty"))
     with pytest.raises(BadSetting, match="needs a model"):
         build_index(CORPUS, tmp_path / "i", backend="dense")
     with pytest.raises(BadSetting, match="accepted are Flat, SQfp16"):
@@ -232,6 +238,24 @@ def test_the_wrong_encoder_a_missing_one_and_a_wrong_type_are_refused(dense_inde
     assert Index(dense_index, model=str(tmp_path / "moved")).search(["Mina Frost"], 1) == Index(dense_index).search(
         ["Mina Frost"], 1
     )
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line_without_those_of_the_loader(small_index):
+    command = [
+        sys.executable,
+        "-m",
+        "retriever_service",
+        "serve",
+        "--index",
+        str(small_index),
+        "--port",
+        "0",
+        "--reranker",
+        "org/none",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: reranker org/none: can't be loaded") and done.stderr.count("\n") == 1
 
 
 def test_many_dense_requests_at_once_are_each_answered_rightly(dense_index):

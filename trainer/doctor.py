@@ -200,14 +200,11 @@ def check_address(key: str, url: str) -> Iterator[Finding]:
 
 
 def check_config(path: Path) -> Iterator[Finding]:
-    from trainer.config import ConfigError, load_config
+    """What the configuration needs. Raises ConfigError for one that cannot be read or is wrong in itself."""
+    from trainer.config import load_config
     from trainer.lab.demo import LabNameError, lab_name
 
-    try:
-        config = load_config(path)
-    except ConfigError as e:
-        yield Finding("configuration", "bad", str(path), str(e))
-        return
+    config = load_config(path)
     yield Finding("configuration", "good", str(path))
     held_out = config.evaluation.retriever
     files = {
@@ -230,8 +227,9 @@ def check_config(path: Path) -> Iterator[Finding]:
 
 
 def run_doctor(config: Path | None = None, console: Console | None = None, role: str = "workstation") -> int:
-    """Print the table. 0 where nothing is bad, else 3."""
-    findings = [f for check in checks_of(role) for f in check()] + (list(check_config(config)) if config else [])
+    """Print the table. 0 where nothing is bad, else 3. Raises ConfigError before all checks."""
+    configured = list(check_config(config)) if config else []
+    findings = [f for check in checks_of(role) for f in check()] + configured
     table, marks = (
         Table(box=None, pad_edge=False),
         {"good": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]BAD[/red]"},

@@ -37,6 +37,7 @@ from services.likelihood.records import (
     one_line,
 )
 from services.likelihood.service import LikelihoodService
+from services.likelihood.stopping import AnswerWhenStopped
 from services.likelihood.store import LikelihoodStore
 from services.likelihood.tokens import unpack_tokens
 from services.settings import MonitorRules
@@ -73,6 +74,7 @@ def create_app(
     app = FastAPI(title="Unspiral likelihood service", version="1", description=__doc__, docs_url=None, redoc_url=None)
     app.state.service = service
     app.add_middleware(TokenGate, token=token)
+    app.add_middleware(AnswerWhenStopped)  # the last added is the outermost
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
     @app.exception_handler(LikelihoodError)
