@@ -2,6 +2,7 @@
 
     python -m benchmarks.retriever web      --index DIR --questions F   requests/s against an empty route of the same server
     python -m benchmarks.retriever batching --index DIR --questions F   with and without micro-batching, and a naive server
+    python -m benchmarks.retriever encoder  --index DIR --questions F   queries/s of a dense index's encoder alone, by batch and threads
     python -m benchmarks.retriever soak     --index DIR --questions F   5,000 requests: memory, file descriptors, p99
     python -m benchmarks.retriever start    --index DIR --questions F   cold and warm start, memory
     python -m benchmarks.retriever quality  --index DIR --questions F   answers in the top 3, by source and by backend
@@ -142,6 +143,29 @@ def batching(args: argparse.Namespace) -> None:
             )
 
 
+def encoder(args: argparse.Namespace) -> None:
+    """Queries/s of the encoder alone: what batches can gain on this machine, whatever the server does."""
+    import torch
+
+    from retriever_service.encoder import Encoder, EncoderSettings
+    from retriever_service.index import read_info
+
+    texts = [q["question"] for q in read_questions(args.questions)][:512]
+    settings = EncoderSettings(**read_info(args.index).settings["encoder"])
+    for dtype in ("float32", "bfloat16"):
+        model = Encoder(settings, dtype=dtype)
+        for threads in sorted({1, torch.get_num_threads()}):
+            torch.set_num_threads(threads)
+            model.queries(texts[:64])
+            rates = {}
+            for batch in (1, 8, 32, 64):
+                started = time.perf_counter()
+                for begin in range(0, len(texts), batch):
+                    model.queries(texts[begin : begin + batch])
+                rates[batch] = len(texts) / (time.perf_counter() - started)
+            print(f"{dtype}, {threads} threads: " + ", ".join(f"{r:.0f}/s at {b}" for b, r in rates.items()), flush=True)
+
+
 def soak(args: argparse.Namespace) -> None:
     """Requests in slices of a tenth each, from 16 clients: what grows would show."""
     requests = posts(read_questions(args.questions))
@@ -243,7 +267,7 @@ def ranks(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["web", "batching", "soak", "start", "quality", "ranks"])
+    parser.add_argument("what", choices=["web", "batching", "encoder", "soak", "start", "quality", "ranks"])
     parser.add_argument("--index", type=Path, required=True)
     parser.add_argument("--questions", type=Path, required=True)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64, 256])
