@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+from end_to_end import ENVIRONMENT
 from test_trainer_monitor_actions import Scripted, events, system
 from test_trainer_stopping import Halting, checkpoints, listened, send
 
@@ -190,7 +191,12 @@ def test_a_signal_while_paused_saves_and_leaves(tmp_path):
     made = system(tmp_path)
     made.pool.wants_weights = False
     driver = paused_after(Scripted(made, {}), 3)
-    driver.progress.stage = lambda name, step: asyncio.get_running_loop().call_later(0.05, driver.stop.receive, signal.SIGTERM)
+
+    def stage(name, step):
+        if name == "paused":
+            asyncio.get_running_loop().call_later(0.05, driver.stop.receive, signal.SIGTERM)
+
+    driver.progress.stage = stage
     with pytest.raises(Interrupted) as caught:
         asyncio.run(listened(driver))
     assert caught.value.exit_code == 143 and checkpoints(made) == ["step_000002", "step_000003"]
@@ -233,6 +239,24 @@ def test_a_run_that_gets_no_further_says_what_it_waits_for_and_ends(tmp_path):
         assert part in text
     assert [e["report"] for e in events(made) if e["event"] == "stalled"] == ["stall.txt"]
     assert checkpoints(made) == ["step_000002"]
+
+
+def test_a_run_is_ended_also_where_the_stuck_part_cannot_be_asked(tmp_path):
+    made = system(tmp_path)
+
+    def away():
+        raise RuntimeError("the pool is gone")
+
+    async def waits_for_ever(driver):
+        made.pool.workers = away
+        (made.folder.path / "stall.txt").mkdir()  # and the report cannot be written
+        await asyncio.Future()
+
+    driver = Halting(made, 3, waits_for_ever)
+    with pytest.raises(Stalled):
+        asyncio.run(watching(made, driver, 0.5))
+    assert "no more can be said (RuntimeError: the pool is gone)" in "\n".join(driver.said)
+    assert "stall.txt cannot be written" in "\n".join(driver.said)
 
 
 def test_progress_and_pauses_keep_the_watchdog_quiet(tmp_path):
@@ -278,7 +302,7 @@ made = system(pathlib.Path({str(tmp_path)!r}))
 asyncio.run(watching(made, Halting(made, 3, stuck), 0.5))
 """
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", script], cwd="tests", capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1, done.stderr
     assert "no clean end within 0.5 s" in done.stderr and time.monotonic() - began < 50
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["exit"] == 1
@@ -350,6 +374,31 @@ async def twice(driver):
 asyncio.run(listened(Halting(system(pathlib.Path({str(tmp_path)!r})), 3, twice)))
 """
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", script], cwd="tests", capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 143 and time.monotonic() - began < 50, done.stderr
     assert stopping.LEAVE_SECONDS == 90.0
+
+
+def test_a_signal_while_what_was_started_ends_leaves_now(tmp_path):
+    """The third of a run that hangs: no child would outlive it."""
+    script = f"""
+import asyncio, os, pathlib, signal, time
+from test_trainer_stopping import Halting, listened, send, system
+from trainer import stopping
+stopping.REPEAT_SECONDS = 0.2
+async def thrice(driver):
+    try:
+        await send(signal.SIGTERM)
+        await send(signal.SIGTERM)
+        await send(signal.SIGTERM)  # the same one, passed on by a wrapper
+        await asyncio.sleep(1)
+    finally:
+        print("still here", flush=True)
+        await asyncio.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
+asyncio.run(listened(Halting(system(pathlib.Path({str(tmp_path)!r})), 3, thrice)))
+"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 143 and "still here" in done.stdout and time.monotonic() - began < 50, done.stderr

@@ -172,7 +172,7 @@ class TrainerSettings(Settings):
     steps: int = Field(100, ge=0)
     """Training steps, each one batch of prompts."""
     max_minutes: float | None = Field(None, gt=0)
-    """End after the step in which so many minutes have passed, as if it were the last one."""
+    """End after the step in which so many minutes have passed (paused ones too), as if it were the last one."""
     eval_every: int = Field(0, ge=0)
     """Evaluate every n-th step (0: only before and after)."""
     eval_at_ends: bool = True
@@ -183,7 +183,7 @@ class TrainerSettings(Settings):
     """Newest checkpoints kept."""
     max_restores: int = Field(3, ge=0)
     """Times that a lost learner is started again from the last checkpoint; after them the run ends with exit status 1."""
-    stall_timeout_seconds: float = Field(1800.0, gt=0)
+    stall_timeout_seconds: float = Field(5400.0, gt=0)
     """Longest time without progress (a trajectory finished, a call of the learner returned, another stage). Past it the run prints what each
     part waits for and ends with exit status 1. Longer than learner.step_timeout_seconds and rollout.trajectory_timeout_seconds, which name the
     one that is late."""

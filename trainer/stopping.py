@@ -1,7 +1,7 @@
 """How a run is stopped from outside, by SIGINT (Ctrl-C) or SIGTERM.
 
 The first signal lets the step in hand come to its end, so that it is recorded and saved; the second, or the first where no step is
-in hand, ends the run at once.
+in hand, ends the run at once, with what was started; one more leaves it all as it is.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,9 @@ STEP_GRACE_SECONDS = 60.0
 """Longest wait for the step in hand after the first signal."""
 LEAVE_SECONDS = 90.0
 """Longest wait for what was started to end, once the run is cut short; then the process ends as it is."""
+
+REPEAT_SECONDS = 1.0
+"""A signal so soon after another, once the run ends, is the same one: a terminal and a wrapper may both pass it on."""
 
 
 class Interrupted(Exception):
@@ -53,7 +57,8 @@ class StopSignals:
         """The first signal that came."""
         self.error: Exception | None = None
         """Why the run was ended from inside."""
-        self._in_step = self._deaf = False
+        self._in_step = self._ending = self._done = False
+        self._last = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._leave: threading.Timer | None = None
 
@@ -87,7 +92,8 @@ class StopSignals:
 
     def receive(self, number: int) -> None:
         """What a signal does."""
-        if self._deaf:
+        if self._ending:
+            self._hurry(number)
             return
         name, first = signal.Signals(number).name, self.number is None
         self.number = number if first else self.number
@@ -100,23 +106,42 @@ class StopSignals:
 
     def abort(self, error: Exception) -> None:
         """End the run at once; it leaves with `error`."""
-        if not self._deaf:
+        if not self._ending:
             self.error = error
             self.say(f"{error}: stopping")
             self._cancel()
 
     def settle(self) -> None:
-        """The run's work is done: signals no longer cut its clean end short. Raises Interrupted where one came before."""
-        self._deaf = True
+        """The run's work is done: a signal no longer cuts its clean end short. Raises Interrupted where one came before."""
+        self._begin_the_end()
+        self._done = True
         if self.number is not None:
             raise Interrupted(self.number)
 
     def _cancel(self) -> None:
-        self._deaf = True  # what is started must still be ended
+        self._begin_the_end()
+        self._task.cancel()
+
+    def _begin_the_end(self) -> None:
+        """What was started must still be ended, but not for ever."""
+        self._ending, self._last = True, time.monotonic()
         self._leave = threading.Timer(LEAVE_SECONDS, self._leave_as_it_is)
         self._leave.daemon = True
         self._leave.start()
-        self._task.cancel()
+
+    def _hurry(self, number: int) -> None:
+        """A signal while everything ends: leave now. Where the run's work was done, the first one is only answered."""
+        again = time.monotonic() - self._last < REPEAT_SECONDS
+        self._last = time.monotonic()
+        if again:
+            return
+        name = signal.Signals(number).name
+        if self._done:
+            self._done = False
+            self.say(f"{name}: the run is done and ends; another signal leaves as it is")
+            return
+        self.say(f"{name}: leaving as it is")
+        os._exit(128 + number)
 
     def _leave_as_it_is(self) -> None:
         self.say(f"no clean end within {LEAVE_SECONDS:g} s: leaving")

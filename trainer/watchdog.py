@@ -73,12 +73,20 @@ class Watchdog:
                 return
 
     def _tell(self, quiet: float) -> None:
-        text, folder = self.report(quiet), self.driver.system.folder
-        (folder.path / "stall.txt").write_text(text + "\n", encoding="utf-8")
-        folder.event(
-            "stalled", step=self.driver.step, stage=self.driver.progress.doing, seconds=round(quiet, 1), report="stall.txt"
-        )
+        """Say what each part waits for. A part that cannot be asked, or a full disk, does not keep the run from being ended."""
+        folder = self.driver.system.folder
+        try:
+            text = self.report(quiet)
+        except Exception as e:  # of the part that is stuck, whichever it is
+            text = f"no progress for {quiet:.0f} s: {self.driver.progress.doing}; no more can be said ({type(e).__name__}: {e})"
         self.driver.progress.say(text)
+        try:
+            (folder.path / "stall.txt").write_text(text + "\n", encoding="utf-8")
+            folder.event(
+                "stalled", step=self.driver.step, stage=self.driver.progress.doing, seconds=round(quiet, 1), report="stall.txt"
+            )
+        except OSError as e:
+            self.driver.progress.say(f"{folder.path / 'stall.txt'} cannot be written: {e}")
 
     def _end(self, quiet: float) -> None:
         error = Stalled(

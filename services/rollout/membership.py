@@ -68,6 +68,7 @@ class Membership:
         self._no_room: set[int] = set()
         """Slots whose worker the cluster had no resources for, last time."""
         self._watcher: asyncio.Task | None = None
+        self._retiring: set[asyncio.Task] = set()
         self._closed = False
 
     # -- who serves
@@ -127,7 +128,7 @@ class Membership:
 
     async def close(self) -> None:
         self._closed = True
-        tasks = [*self._starting.values(), *([self._watcher] if self._watcher else [])]
+        tasks = [*self._starting.values(), *self._retiring, *([self._watcher] if self._watcher else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -158,9 +159,10 @@ class Membership:
         self.target = self._room() if n == "all" else n
         self._given_up.clear()
         self._crashes.clear()
-        await self._trim()
+        leaving = self._trim()
         self._fill()
         self._on_change()
+        await asyncio.gather(*map(self._retire, leaving))
 
     def _room(self) -> int:
         everything = self._settings.model_copy(update={"workers": "all"})
@@ -172,10 +174,11 @@ class Membership:
             return
         self._follow_cluster = False
         self.target = max(0, self.target - 1)
+        self._take_out(member)
         await self._retire(member)
 
-    async def _trim(self) -> None:
-        """Slots are 0 .. target - 1: a worker beyond moves into a free one, or leaves."""
+    def _trim(self) -> list[Member]:
+        """Slots are 0 .. target - 1: a worker beyond moves into a free one, or is taken out, to be retired."""
         for slot in [s for s in self._starting if s >= self.target]:
             self._starting[slot].cancel()
         leaving = []
@@ -187,16 +190,21 @@ class Membership:
                 self._members[free[0]] = member
             else:
                 leaving.append(self._members[slot])
-        await asyncio.gather(*map(self._retire, leaving))
+        for member in leaving:
+            self._take_out(member)
+        return leaving
 
-    async def _retire(self, member: Member) -> None:
-        """Give it nothing new, wait for what it runs as long as a trajectory may take, end it."""
+    def _take_out(self, member: Member) -> None:
+        """Give it nothing new."""
         if self._members.get(member.slot) is member:
             del self._members[member.slot]
         self._leaving.add(member)
         member.state = "draining"
         self._on_event({"event": "worker_drain", "worker": member.id})
         self._on_change()
+
+    async def _retire(self, member: Member) -> None:
+        """Wait for what it runs as long as a trajectory may take, then end it."""
         if member.jobs:
             limit = self._settings.trajectory_timeout_seconds + GRACE_SECONDS
             await asyncio.wait(list(member.jobs.values()), timeout=limit)
@@ -213,6 +221,9 @@ class Membership:
         except (WorkerLostError, RayError, TimeoutError) as e:
             self._on_event({"event": "worker_close_failed", "worker": member.id, "reason": one_line(e)})
             member.kill()
+        except asyncio.CancelledError:
+            member.kill()
+            raise
         else:
             member.end()
 
@@ -247,7 +258,11 @@ class Membership:
         self._no_room.discard(slot)
         self._incarnations[slot] += 1
         id, limit = self._name(slot), self._settings.start_timeout_seconds
-        actor = placement.create_actor(id, self._settings, group, **self._worker_arguments)
+        try:
+            actor = placement.create_actor(id, self._settings, group, **self._worker_arguments)
+        except BaseException:
+            placement.release(group)
+            raise
         gpus = group.bundle_specs[0].get("GPU", 0)
         member = Member(slot, id, group, actor, WorkerInfo(id, 0, "", 0, state="starting"), gpus=gpus)
         try:
@@ -315,7 +330,10 @@ class Membership:
                 if self._follow_cluster:
                     # A node that joined or left; one worker at least is always wanted.
                     self.target = self._room()
-                await self._trim()
+                for member in self._trim():  # nobody waits here for what it runs: the others must be watched
+                    task = asyncio.create_task(self._retire(member))
+                    self._retiring.add(task)
+                    task.add_done_callback(self._retiring.discard)
                 self._fill()
                 for member in [*self._members.values(), *self.delivery.waiting]:
                     if member not in pings:
