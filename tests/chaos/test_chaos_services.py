@@ -179,7 +179,7 @@ def check_records(run: Path, amount: dict, redis: RedisServer | None) -> None:
     assert uids == [f"{s:06d}-{p:04d}-{g:02d}" for s in steps for p in range(16) for g in range(5)]
     store = open_store(redis.url if redis else f"sqlite:{run / 'likelihood.db'}")
     try:
-        stored = [t["uid"] for s in steps for t in store.trajectories("chaos", s)]
+        stored = [t.uid for s in steps for t in store.trajectories("chaos", s)]
     finally:
         store.close()
     assert sorted(stored) == uids
