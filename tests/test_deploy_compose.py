@@ -181,6 +181,26 @@ def test_the_job_and_the_index_are_started_by_scripts_that_take_their_arguments(
     assert served[served.index("--index") + 1] == index[3]
 
 
+def test_another_corpus_takes_the_place_of_the_index_and_the_same_one_keeps_it(stack, tmp_path):
+    from retriever_service.index import read_info
+
+    def index(text):
+        corpus.write_text(text)
+        command = [sys.executable, "deploy/docker/build_index.py", corpus, tmp_path / "index"]
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        )
+
+    corpus, line = tmp_path / "corpus.jsonl", '{{"id": "0", "contents": "\\"{0}\\"\\n{0}"}}\n'.format
+    assert index(line("first")).returncode == 0
+    before = read_info(tmp_path / "index").corpus_sha256
+    assert index(line("first")).returncode == 0 and read_info(tmp_path / "index").corpus_sha256 == before
+    done = index(line("second"))
+    assert done.returncode == 0 and read_info(tmp_path / "index").corpus_sha256 != before, done.stderr
+    assert index("no corpus").returncode == 2 and read_info(tmp_path / "index").passages == 1, "a bad corpus replaces nothing"
+    assert stack["services"]["retriever"]["depends_on"]["index"]["restart"] is True, "the retriever is started on the new one"
+
+
 def test_ports_are_published_on_loopback_alone(stack):
     published = {
         (name, port["target"], port["host_ip"]) for name, s in stack["services"].items() for port in s.get("ports", [])

@@ -105,6 +105,8 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     work = Path(sys.argv[1]).resolve()
+    if work.is_relative_to("/tmp"):
+        raise SystemExit(f"{work}: each host has a /tmp of its own; give a folder elsewhere, which all of them see")
     (work / "runs").mkdir(parents=True, exist_ok=True)
     name, password, token = f"hosts-{int(time.time())}", secrets.token_hex(16), secrets.token_hex(24)
     run = work / "runs" / name
