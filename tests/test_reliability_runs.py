@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 
@@ -11,7 +12,7 @@ import psutil
 import pytest
 from end_to_end import events, finish, laboratory, metrics, reproducible
 from ray_cluster import RayCluster, alive
-from runs import all_gone, asked, at_step, kill, ray_processes, run_config, start
+from runs import all_gone, ask, asked, at_step, kill, ray_processes, run_config, start, status, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
@@ -156,3 +157,36 @@ def test_sampling_goes_on_while_the_learner_updates(files, folder, staleness):
     assert max(lags) == staleness and min(lags) == 0
     assert "mode: token" in (run / "config.yaml").read_text()  # importance weights, by default
     assert len(asked(run)) == 8 * 12
+
+
+def test_a_seeded_slice_of_chaos(files, folder):
+    """Workers are killed, scaled and drained at moments that a seed draws; the whole of it is `make test-chaos`."""
+    draw, run = random.Random(int(os.environ.get("CHAOS_SEED", 0))), folder / "slice"
+    rollout = {"deterministic": False, "workers": 2}
+    config = run_config(files, folder, "slice", rollout=rollout, trainer={"steps": 5000, "checkpoint_every": 0})
+    deeds = ["kill", "scale", "drain"]
+    draw.shuffle(deeds)
+    with RayCluster(rollout=3, learner=1) as cluster:
+        process = start(config, environment=cluster.environment)
+        at_step(run, 1, process)
+        ready = lambda: [w for w in status(run)["workers"] if w["state"] == "ready"]  # noqa: E731
+        for deed in deeds:
+            there = until(lambda: ready() if len(ready()) > 1 else None, process, 60)
+            time.sleep(draw.uniform(0, 0.5))
+            if deed == "kill":
+                victim = draw.choice(there)
+                os.kill(victim["pid"], signal.SIGKILL)
+                until(lambda gone=victim["id"]: gone not in [w["id"] for w in status(run)["workers"]], process, 60)
+            elif deed == "scale":
+                ask(run, "/v1/workers/scale", {"n": 3})
+            else:
+                ask(run, f"/v1/workers/{draw.choice(there)['id']}/drain")
+                ask(run, "/v1/workers/scale", {"n": 2})
+        at_step(run, len(metrics(run)) + 3, process)
+        process.send_signal(signal.SIGTERM)
+        code, out = finish(process)
+    assert code == 143 and "Traceback" not in out, out
+    steps = [s["step"] for s in metrics(run)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert sorted(asked(run)) == [f"{s:06d}-{p:04d}-{g:02d}" for s in steps for p in range(4) for g in range(3)]
+    assert events(run, "worker_lost") and len(events(run, "control_scale")) == 2 and len(events(run, "control_drain")) == 1
