@@ -44,6 +44,7 @@ dockerd -H "$DOCKER_HOST" --data-root "$work/engine/root" --exec-root "$work/eng
   >"$work/engine.log" 2>&1 </dev/null &
 engine=$! wheels=''
 finish() {
+  trap '' INT TERM  # `timeout` sends its signal twice: to this process, then to the group
   (cd "$repository" && docker compose --profile '*' down --timeout 2 >/dev/null 2>&1) || true
   docker container prune --force >/dev/null 2>&1 || true
   if [ -n "$wheels" ]; then kill "$wheels" 2>/dev/null || true; fi
@@ -57,6 +58,8 @@ finish() {
   iptables-restore <"$work/firewall" || true
 }
 trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 for _ in $(seq 150); do
   docker info >/dev/null 2>&1 && break
   kill -0 "$engine" 2>/dev/null || cannot "dockerd does not start here: $(grep -E 'level=(error|fatal)|failed to start' "$work/engine.log" | tail -1)"
