@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -25,12 +27,14 @@ from services.control.records import (
     UnknownWorker,
     WorkerStatus,
 )
+from services.redaction import address_without_secrets
 from trainer.config import Config
 
 if TYPE_CHECKING:
     from trainer.driver import Driver
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 ANSWER_SECONDS = 10.0
 """Longest wait for the driver's loop."""
 REACH_SECONDS = 1.0
@@ -44,6 +48,10 @@ class RunControl:
         self.driver: Driver | None = None
         """Set once everything is started."""
         self.ending = False
+        self.identity = secrets.token_hex(8)
+        """Of this process's run, whatever else may come to its address later."""
+        self.url: str | None = None
+        """Where it is served."""
         self._loop = asyncio.get_running_loop()
         self._began = time.monotonic()
         self._tasks: set[asyncio.Task] = set()
@@ -148,6 +156,8 @@ class RunControl:
             raise UnknownWorker(f"no worker {worker} that could be drained; there are {', '.join(ids) or 'none'}")
         if self.config.rollout.deterministic:
             raise ControlError("rollout.deterministic=true: each trajectory has its worker, so none can be drained")
+        if pool.target <= 1:
+            raise ControlError(f"{worker} is the last worker wanted; to hold the run, use pause")
         self._background(pool.drain(worker))
         await asyncio.sleep(0)
         driver.system.folder.event("control_drain", worker=worker, target=pool.target)
@@ -182,12 +192,13 @@ class RunControl:
 
 async def reach(url: str) -> Reach:
     """Whether a service answers its health check."""
+    shown = address_without_secrets(url)
     try:
         async with httpx.AsyncClient(timeout=REACH_SECONDS, trust_env=False) as http:
             answer = await http.get(url.rstrip("/") + "/healthz")
     except httpx.HTTPError as e:
-        return Reach(url=url, reachable=False, problem=type(e).__name__)
-    return Reach(url=url, reachable=answer.is_success, problem=None if answer.is_success else f"HTTP {answer.status_code}")
+        return Reach(url=shown, reachable=False, problem=type(e).__name__)
+    return Reach(url=shown, reachable=answer.is_success, problem=None if answer.is_success else f"HTTP {answer.status_code}")
 
 
 @asynccontextmanager
@@ -196,12 +207,14 @@ async def served(config: Config, folder: Path, say: Callable[[str], None]) -> As
     from services.control.launch import serve_in_thread
 
     control = RunControl(config, folder)
+    address = folder / "control.json"
+    address.unlink(missing_ok=True)  # of a run that was killed
     if not config.control.enabled:
         yield control
         return
-    server = await asyncio.to_thread(serve_in_thread, control, config.control, say)
-    address = folder / "control.json"
+    server = await asyncio.to_thread(serve_in_thread, control, config.control, say, control.identity)
     try:
+        control.url = server.url
         about = {"run": config.run.name, "url": server.url, "pid": os.getpid()}
         address.write_text(json.dumps(about) + "\n", encoding="utf-8")
         yield control
@@ -221,16 +234,17 @@ def announced(control: RunControl, driver: Driver):
 
     run, host = control.config.run.name, control.config.control.host
     control.driver = driver
-    address = control.folder / "control.json"
-    if not address.exists():
+    if (url := control.url) is None:
         yield
         return
-    url = json.loads(address.read_text())["url"]
     if host in ("0.0.0.0", "::"):
         url = f"http://{ray.util.get_node_ip_address()}:{url.rpartition(':')[2]}"
-    announce_run(run, url, str(control.folder.resolve()))
+    announce_run(run, url, str(control.folder.resolve()), control.identity)
     try:
         yield
     finally:
         control.ending = True
-        withdraw_run(run)
+        try:
+            withdraw_run(run, control.identity)
+        except Exception as e:  # the cluster has gone: that is not what the run should end with
+            _log.warning("the address of run %s stays announced: %s", run, e)

@@ -11,12 +11,15 @@ import asyncio
 import json
 import socket
 import time
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
 
 import httpx
+from pydantic import BaseModel, ValidationError
 
 from services.control.records import CannotReach, ControlError, Done, DriverSilent, NoRun, RunStatus
 
+M = TypeVar("M", bound=BaseModel)
 NAMESPACE = b"unspiral"
 PREFIX = b"control/"
 LOOK_SECONDS = 3.0
@@ -24,19 +27,24 @@ LOOK_SECONDS = 3.0
 ANSWER_SECONDS = 20.0
 
 
-def announce_run(run: str, url: str, folder: str) -> None:
-    """Put the address of this process's run into the key-value store of the Ray that it has joined."""
+def announce_run(run: str, url: str, folder: str, identity: str) -> None:
+    """Put the address of this process's run into the key-value store of the Ray that it has joined. identity: what its /healthz tells."""
     from ray.experimental.internal_kv import _internal_kv_put
 
-    value = {"run": run, "url": url, "folder": folder, "started": time.time()}
-    _internal_kv_put(PREFIX + run.encode(), json.dumps(value).encode(), overwrite=True, namespace=NAMESPACE)
+    value = {"run": run, "url": url, "folder": folder, "id": identity, "started": time.time()}
+    _internal_kv_put(_key(run, identity), json.dumps(value).encode(), overwrite=True, namespace=NAMESPACE)
 
 
-def withdraw_run(run: str) -> None:
+def withdraw_run(run: str, identity: str) -> None:
     """Take the address away again."""
     from ray.experimental.internal_kv import _internal_kv_del
 
-    _internal_kv_del(PREFIX + run.encode(), namespace=NAMESPACE)
+    _internal_kv_del(_key(run, identity), namespace=NAMESPACE)
+
+
+def _key(run: str, identity: str) -> bytes:
+    """Runs of one name may lie in different folders."""
+    return PREFIX + f"{run}/{identity}".encode()
 
 
 class Gateway:
@@ -49,7 +57,6 @@ class Gateway:
         self.ray_address, self._place = ray_address, (host.strip("[]"), int(port))
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._gcs: Any = None
-        self._url: str | None = None
         self._others: list[str] = []
 
     async def ready(self) -> None:
@@ -60,56 +67,54 @@ class Gateway:
             answer = await self._ask("GET", "/v1/status")
         except NoRun:
             return RunStatus(state="no run")
-        return RunStatus.model_validate(answer).model_copy(update={"others": self._others})
+        return read_answer(RunStatus, answer, self.ray_address).model_copy(update={"others": self._others})
 
     async def scale(self, n: int | Literal["all"], ahead: bool) -> Done:
-        return Done.model_validate(await self._ask("POST", "/v1/workers/scale", {"n": n, "ahead": ahead}))
+        return read_answer(Done, await self._ask("POST", "/v1/workers/scale", {"n": n, "ahead": ahead}), self.ray_address)
 
     async def drain(self, worker: str) -> Done:
-        return Done.model_validate(await self._ask("POST", f"/v1/workers/{worker}/drain"))
+        return read_answer(Done, await self._ask("POST", f"/v1/workers/{quote(worker, safe='')}/drain"), self.ray_address)
 
     async def pause(self) -> Done:
-        return Done.model_validate(await self._ask("POST", "/v1/pause"))
+        return read_answer(Done, await self._ask("POST", "/v1/pause"), self.ray_address)
 
     async def resume(self) -> Done:
-        return Done.model_validate(await self._ask("POST", "/v1/resume"))
+        return read_answer(Done, await self._ask("POST", "/v1/resume"), self.ray_address)
 
     async def _ask(self, method: str, path: str, body: Any = None) -> Any:
         async with httpx.AsyncClient(headers=self._headers, timeout=ANSWER_SECONDS, trust_env=False) as http:
-            url = await self._find(http)
+            url = await self._find()
             try:
                 answer = await http.request(method, url + path, json=body)
             except httpx.HTTPError as e:
-                self._url = None
                 raise DriverSilent(f"the run at {url} does not answer: {type(e).__name__}") from e
         if answer.is_success:
             return answer.json()
         raise as_error(answer)
 
-    async def _find(self, http: httpx.AsyncClient) -> str:
+    async def _find(self) -> str:
         """The newest run that answers. Raises NoRun, CannotReach."""
-        if self._url and await self._alive(http, self._url):
-            return self._url
-        self._url = None
         runs = await asyncio.to_thread(self._registered)
-        answers = await asyncio.gather(*(self._alive(http, r["url"]) for r in runs))
+        answers = await asyncio.gather(*(self._alive(r) for r in runs))
         alive = [r for r, answered in zip(runs, answers, strict=True) if answered]
         if not alive:
             raise NoRun(f"no run on the cluster at {self.ray_address}")
         newest = max(alive, key=lambda r: r["started"])
-        self._url, self._others = newest["url"], sorted(r["run"] for r in alive if r["url"] != newest["url"])
-        return self._url
+        self._others = sorted(r["run"] for r in alive if r is not newest)
+        return newest["url"]
 
-    async def _alive(self, http: httpx.AsyncClient, url: str) -> bool:
+    async def _alive(self, announced: dict[str, Any]) -> bool:
+        """Whether this very run answers. What took a dead run's address (this gateway perhaps) gets neither token nor requests."""
         try:
-            return (await http.get(url + "/healthz", timeout=LOOK_SECONDS)).is_success
-        except httpx.HTTPError:
+            async with httpx.AsyncClient(timeout=LOOK_SECONDS, trust_env=False) as http:
+                return (await http.get(announced["url"] + "/healthz")).json()["id"] == announced["id"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
 
     def _registered(self) -> list[dict[str, Any]]:
         """What runs have announced. Raises CannotReach."""
         from ray._raylet import GcsClient
-        from ray.exceptions import RpcError
+        from ray.exceptions import RayError
 
         try:  # Ray's own client waits for 40 s
             socket.create_connection(self._place, LOOK_SECONDS).close()
@@ -120,10 +125,18 @@ class Gateway:
             self._gcs = self._gcs or GcsClient(address=self.ray_address)
             keys = self._gcs.internal_kv_keys(PREFIX, NAMESPACE, timeout=LOOK_SECONDS)
             values = [self._gcs.internal_kv_get(key, NAMESPACE, timeout=LOOK_SECONDS) for key in keys]
-        except RpcError as e:
+        except RayError as e:
             self._gcs = None
             raise CannotReach(f"--ray-address {self.ray_address}: {' '.join(str(e).split())[:200]}") from e
         return [json.loads(v) for v in values if v]
+
+
+def read_answer(kind: type[M], answer: Any, address: str) -> M:
+    """An answer of a control plane; fields that a newer one has more are left out. Raises CannotReach for anything else."""
+    try:
+        return kind.model_validate(answer, extra="ignore")
+    except ValidationError:
+        raise CannotReach(f"{address}: what answers there is no control plane of a run") from None
 
 
 def as_error(answer: httpx.Response) -> ControlError:

@@ -57,7 +57,7 @@ class Record(BaseModel):
 class Scale(Record):
     """How many rollout workers are wanted."""
 
-    n: Annotated[int, Field(ge=0, le=MAX_WORKERS, strict=True)] | Literal["all"]
+    n: Annotated[int, Field(ge=1, le=MAX_WORKERS, strict=True)] | Literal["all"]
     """A number, or "all": as many as the cluster's `rollout` resource (or its GPUs) allows, now and when nodes come and go."""
     ahead: bool = False
     """Also where the cluster has no room for so many yet: an autoscaler, or somebody, will add nodes."""

@@ -18,15 +18,16 @@ from services.likelihood.auth import TokenGate
 from services.likelihood.records import LikelihoodError
 
 MAX_BODY_BYTES = 4096
-SCALE_ACCEPTS = f'expected {{"n": N}} with N a whole number from 0 to {MAX_WORKERS}, or "all", and optionally "ahead": true'
+SCALE_ACCEPTS = f'expected {{"n": N}} with N a whole number from 1 to {MAX_WORKERS}, or "all", and optionally "ahead": true'
 DOCS = (likelihood.STATIC / "docs.html").read_text(encoding="utf-8")
 WORKER_STATES = ("starting", "waiting", "ready", "syncing", "draining", "failed")
 
 Worker = Annotated[str, fastapi.Path(max_length=64, description="a worker's id, such as w0.1")]
 
 
-def create_app(control: Control, token: str | None = None) -> FastAPI:
-    """The control plane of `control`. With a token, everything but health needs it (services.likelihood.auth)."""
+def create_app(control: Control, token: str | None = None, identity: str | None = None) -> FastAPI:
+    """The control plane of `control`. With a token, everything but health needs it (services.likelihood.auth). identity: what /healthz tells, by
+    which a gateway knows a run from whatever else may answer at its address."""
     app = FastAPI(title="Unspiral control plane", version="1", description=__doc__, docs_url=None, redoc_url=None)
     app.add_middleware(TokenGate, token=token)
     seen = ControlMetrics()
@@ -95,7 +96,7 @@ def create_app(control: Control, token: str | None = None) -> FastAPI:
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
         """The process is up."""
-        return {"status": "ok"}
+        return {"status": "ok"} | ({"id": identity} if identity else {})
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
@@ -151,6 +152,7 @@ class ControlMetrics:
             self.workers.labels(state).set(sum(w.state == state for w in status.workers))
         self.tokens.set(status.tokens_per_s)
         self.restores.set(status.restores)
+        self.reach.clear()
         for name, reach in (("retriever", status.retriever), ("store", status.store)):
             if reach:
                 self.reach.labels(name).set(reach.reachable)
