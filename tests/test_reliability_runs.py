@@ -39,6 +39,12 @@ def but_versions(step):
     return {k: v for k, v in reproducible(step).items() if k != "policy_version"}
 
 
+def sampled_by(run, step):
+    """Policy versions of a step's actions."""
+    lines = (run / "trajectories" / f"step_{step:06d}.jsonl").read_text(encoding="utf-8").splitlines()
+    return {s["policy_version"] for line in lines for s in json.loads(line)["segments"] if s["by"] == "model"}
+
+
 def test_a_run_whose_learner_rank_is_killed_finishes_with_the_same_metrics(files, folder, undisturbed):
     process, run = start(run_config(files, folder, "lost")), folder / "lost"
     at_step(run, 3, process)
@@ -112,6 +118,10 @@ def test_a_killed_driver_leaves_no_process_and_the_run_goes_on_in_another_shape(
     assert asked(run) == asked(undisturbed)  # an epoch of 10 questions ends in the middle of steps 3 and 5
     joins = events(run, "worker_join")
     assert [e["worker"] for e in joins] == ["w0.1", "w0.1", "w1.1"]
+    for step in range(
+        1, 7
+    ):  # the first one after the resume as well: its workers hold the checkpoint's weights, under their version
+        assert sampled_by(run, step) == {step - 1}
     for step, other in zip(
         after[4:], whole[4:], strict=True
     ):  # other ranks and samplers: equal up to rounding, then to sampling
