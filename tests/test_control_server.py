@@ -76,20 +76,21 @@ def run():
 @pytest.fixture
 def served(run, monkeypatch):
     monkeypatch.delenv("UNSPIRAL_API_TOKEN", raising=False)
-    server = serve_in_thread(run, ControlSettings(host="127.0.0.1", port=0), print)
+    server = serve_in_thread(run, ControlSettings(host="127.0.0.1", port=0), print, "id-r")
     yield server.url
     server.stop()
 
 
 def test_what_is_accepted_and_what_is_said_of_the_rest(run, served):
     with httpx.Client(base_url=served) as http:
-        for n in (4, 0, "all"):
+        for n in (4, 1, "all"):
             answer = http.post("/v1/workers/scale", json={"n": n})
             assert answer.status_code == 202 and answer.json()["text"] == f"{n} workers wanted"
         for body in (
             b"",
             b"{}",
             b'{"n": -1}',
+            b'{"n": 0}',
             b'{"n": 1.5}',
             b'{"n": "4"}',
             b'{"n": true}',
@@ -103,8 +104,9 @@ def test_what_is_accepted_and_what_is_said_of_the_rest(run, served):
             answer = http.post("/v1/workers/scale", content=body)
             assert answer.status_code == 422, body
             assert answer.json()["detail"].startswith(
-                'expected {"n": N} with N a whole number from 0 to 10000, or "all", and optionally "ahead": true; got '
+                'expected {"n": N} with N a whole number from 1 to 10000, or "all", and optionally "ahead": true; got '
             )
+        assert "use `unspiral pause`" in http.post("/v1/workers/scale", json={"n": 0}).json()["detail"]
         answer = http.post("/v1/workers/scale", content=b" " * 5000)
         assert (answer.status_code, answer.json()["detail"]) == (413, "body of 5000 bytes; at most 4096 accepted")
         assert http.post("/v1/pause", content=b" " * 5000).status_code == 413
@@ -120,12 +122,13 @@ def test_what_is_accepted_and_what_is_said_of_the_rest(run, served):
         assert (
             http.post("/v1/pause", headers={"sec-fetch-site": "cross-site"}).status_code == 403
         )  # a foreign page in this machine's browser
-    assert run.asked == [("scale", 4), ("scale", 0), ("scale", "all"), ("drain", "w0.1"), "pause", "resume"]
+    assert run.asked == [("scale", 4), ("scale", 1), ("scale", "all"), ("drain", "w0.1"), "pause", "resume"]
 
 
 def test_health_documentation_and_metrics(run, served):
     with httpx.Client(base_url=served) as http:
-        assert http.get("/healthz").json() == {"status": "ok"} and http.get("/readyz").json() == {"status": "ready"}
+        assert http.get("/healthz").json() == {"status": "ok", "run": "id-r"}
+        assert http.get("/readyz").json() == {"status": "ready"}
         assert "Control plane: API" in http.get("/docs").text
         assert {"/v1/status", "/v1/workers/scale", "/v1/workers/{worker}/drain", "/v1/pause", "/v1/resume"} <= set(
             http.get("/openapi.json").json()["paths"]
@@ -203,10 +206,11 @@ def test_the_commands_print_one_line_and_their_status(served, run, capsys, monke
     assert said("workers", "scale", "99") == (3, "unspiral: 99 rollout workers ask for CPU 99; the cluster has CPU 2\n")
     assert said("workers", "scale", "99", "--ahead") == (0, "99 workers wanted\n")
     assert said("workers", "scale", "-1")[0] == 2 and said("workers", "scale", "many")[0] == 2
-    assert (
-        said("workers", "drain", "w/7") == (2, "unspiral: POST /v1/workers/w/7/drain: Not Found\n")
-        or said("workers", "drain", "w7")[0] == 2
-    )
+    code, out = said("workers", "scale", "0")
+    assert code == 2 and "use `unspiral pause`" in out and out.count("\n") == 1
+    assert said("workers", "drain", "w/7") == (2, "unspiral: POST /v1/workers/w/7/drain: Not Found\n")
+    assert said("workers", "drain", "w7") == (2, "unspiral: no worker w7; there are w0.1\n")
+    assert said("workers", "drain", "w0.1") == (0, "w0.1 drains\n")
     assert said("pause") == (0, "pauses\n") and said("resume") == (0, "goes on\n")
     code, out = said("status")
     assert code == 0 and "r, attempt 0: running" in out and "4 of 9" in out and "0.500 -" in out and "w0.1" in out
@@ -266,7 +270,7 @@ def cluster(monkeypatch):
 def through(gateway, path="/v1/status", method="GET", **kwargs):
     async def ask():
         transport = httpx.ASGITransport(create_app(gateway))
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             return await http.request(method, path, **kwargs)
 
     return asyncio.run(ask())
@@ -279,13 +283,14 @@ def test_a_gateway_speaks_for_the_newest_run_that_answers(run, served, cluster):
     assert (refused.status_code, refused.json()["detail"]) == (409, "no run on the cluster at 127.0.0.1:6379")
     assert through(gateway, "/healthz").status_code == 200
     assert "unspiral_control_run 0.0" in through(gateway, "/metrics").text
-    other = serve_in_thread(Run(), ControlSettings(host="127.0.0.1", port=0), print)
+    other = serve_in_thread(Run(), ControlSettings(host="127.0.0.1", port=0), print, "id-old")
     try:
         cluster += [
-            {"run": "killed", "url": served, "started": 0.5},  # the run after it took its address
-            {"run": "old", "url": other.url, "started": 1.0},
-            {"run": "r", "url": served, "started": 2.0},
-            {"run": "dead", "url": "http://127.0.0.1:9", "started": 3.0},
+            {"run": "killed", "id": "id-0", "url": served, "started": 9.0},  # another run took its address
+            {"run": "old", "id": "id-old", "url": other.url, "started": 1.0},
+            {"run": "r", "id": "id-r", "url": served, "started": 2.0},
+            {"run": "dead", "id": "id-1", "url": "http://127.0.0.1:9", "started": 3.0},
+            {"run": "no address", "id": "id-2", "url": "http://[", "started": 3.0},
         ]
         status = through(gateway).json()
         assert (status["run"], status["others"]) == ("r", ["old"])
@@ -293,6 +298,9 @@ def test_a_gateway_speaks_for_the_newest_run_that_answers(run, served, cluster):
         assert run.asked == [("scale", 3)]
         assert through(gateway, "/v1/workers/scale", "POST", json={"n": 99}).status_code == 409
         assert through(gateway, "/v1/workers/w9/drain", "POST").json()["detail"] == "no worker w9; there are w0.1"
+        assert through(gateway, "/v1/workers/w9%3Fx%23y/drain", "POST").json()["detail"] == "no worker w9?x#y; there are w0.1"
+        cluster[1]["started"] = 4.0  # a newer one is seen at once
+        assert through(gateway).json()["others"] == ["r"]
     finally:
         other.stop()
 

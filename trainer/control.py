@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import httpx
 
 from services.control.records import (
+    PAUSE_INSTEAD,
     ControlError,
     Done,
     DriverSilent,
@@ -25,6 +27,7 @@ from services.control.records import (
     UnknownWorker,
     WorkerStatus,
 )
+from services.redaction import address_without_secrets
 from trainer.config import Config
 
 if TYPE_CHECKING:
@@ -41,6 +44,10 @@ class RunControl:
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.config, self.folder = config, folder
+        self.id = uuid.uuid4().hex
+        """By which a gateway tells this run from whatever else may answer at its address."""
+        self.url: str | None = None
+        """Where it is served; None where it is not."""
         self.driver: Driver | None = None
         """Set once everything is started."""
         self.ending = False
@@ -148,6 +155,9 @@ class RunControl:
             raise UnknownWorker(f"no worker {worker} that could be drained; there are {', '.join(ids) or 'none'}")
         if self.config.rollout.deterministic:
             raise ControlError("rollout.deterministic=true: each trajectory has its worker, so none can be drained")
+        others = [w for w in pool.workers() if w.id != worker and w.state not in ("draining", "failed")]
+        if pool.target <= 1 or not others:
+            raise ControlError(f"{worker} is the last worker, and {PAUSE_INSTEAD}")
         self._background(pool.drain(worker))
         await asyncio.sleep(0)
         driver.system.folder.event("control_drain", worker=worker, target=pool.target)
@@ -181,13 +191,14 @@ class RunControl:
 
 
 async def reach(url: str) -> Reach:
-    """Whether a service answers its health check."""
+    """Whether a service answers its health check; its address is shown without what is secret in it."""
+    shown = address_without_secrets(url)
     try:
         async with httpx.AsyncClient(timeout=REACH_SECONDS, trust_env=False) as http:
             answer = await http.get(url.rstrip("/") + "/healthz")
-    except httpx.HTTPError as e:
-        return Reach(url=url, reachable=False, problem=type(e).__name__)
-    return Reach(url=url, reachable=answer.is_success, problem=None if answer.is_success else f"HTTP {answer.status_code}")
+    except (httpx.HTTPError, httpx.InvalidURL) as e:
+        return Reach(url=shown, reachable=False, problem=type(e).__name__)
+    return Reach(url=shown, reachable=answer.is_success, problem=None if answer.is_success else f"HTTP {answer.status_code}")
 
 
 @asynccontextmanager
@@ -195,12 +206,13 @@ async def served(config: Config, folder: Path, say: Callable[[str], None]) -> As
     """The run's control plane, served while inside; its address is in `control.json` of the run's folder."""
     from services.control.launch import serve_in_thread
 
-    control = RunControl(config, folder)
+    control, address = RunControl(config, folder), folder / "control.json"
+    address.unlink(missing_ok=True)  # of an attempt that was killed
     if not config.control.enabled:
         yield control
         return
-    server = await asyncio.to_thread(serve_in_thread, control, config.control, say)
-    address = folder / "control.json"
+    server = await asyncio.to_thread(serve_in_thread, control, config.control, say, control.id)
+    control.url = server.url
     try:
         about = {"run": config.run.name, "url": server.url, "pid": os.getpid()}
         address.write_text(json.dumps(about) + "\n", encoding="utf-8")
@@ -221,16 +233,14 @@ def announced(control: RunControl, driver: Driver):
 
     run, host = control.config.run.name, control.config.control.host
     control.driver = driver
-    address = control.folder / "control.json"
-    if not address.exists():
+    if (url := control.url) is None:
         yield
         return
-    url = json.loads(address.read_text())["url"]
     if host in ("0.0.0.0", "::"):
         url = f"http://{ray.util.get_node_ip_address()}:{url.rpartition(':')[2]}"
-    announce_run(run, url, str(control.folder.resolve()))
+    announce_run(run, control.id, url, str(control.folder.resolve()))
     try:
         yield
     finally:
         control.ending = True
-        withdraw_run(run)
+        withdraw_run(run, control.id)
