@@ -125,6 +125,28 @@ def test_what_is_accepted_and_what_is_said_of_the_rest(run, served):
     assert run.asked == [("scale", 4), ("scale", 1), ("scale", "all"), ("drain", "w0.1"), "pause", "resume"]
 
 
+def test_a_page_whose_name_was_bound_to_this_machine_is_refused(run, served):
+    port = served.rpartition(":")[2]
+    with httpx.Client(base_url=served) as http:
+        for host in (
+            "evil.example",
+            f"evil.example:{port}",
+            "localhost.evil.example",
+            "10.0.0.1",
+            "[",
+            "127.0.0.1@evil.example",
+        ):
+            for method, path in (("POST", "/v1/pause"), ("GET", "/v1/status"), ("GET", "/healthz")):
+                answer = http.request(method, path, headers={"Host": host})
+                assert answer.status_code == 403, host
+                assert answer.json()["detail"].endswith(
+                    "Host is localhost or a loopback address such as 127.0.0.1 are answered"
+                )
+        assert run.asked == []
+        for host in ("localhost", f"LOCALHOST:{port}", f"127.0.0.1:{port}", "127.0.0.2", f"[::1]:{port}"):
+            assert http.post("/v1/pause", headers={"Host": host}).status_code == 200, host
+
+
 def test_health_documentation_and_metrics(run, served):
     with httpx.Client(base_url=served) as http:
         assert http.get("/healthz").json() == {"status": "ok", "run": "id-r"}
