@@ -137,7 +137,10 @@ def test_a_token_that_ray_refuses_is_one_line(monkeypatch):
             asyncio.run(Gateway(address, None).ready())
     finally:
         server.stop()
-    assert str(caught.value) == f"--ray-address {address}: Ray refuses the token; set RAY_AUTH_TOKEN to the cluster's"
+    assert (
+        str(caught.value)
+        == f"--ray-address {address}: Ray refuses the token; RAY_AUTH_MODE and RAY_AUTH_TOKEN must be the cluster's"
+    )
     assert caught.value.status == 503
 
 

@@ -136,13 +136,13 @@ class Gateway:
             self._gcs = None
             raise CannotReach(f"--ray-address {self.ray_address}: no Ray answers there ({e.strerror or e})") from e
         try:
-            self._gcs = self._gcs or GcsClient(address=self.ray_address)
-            keys = self._gcs.internal_kv_keys(PREFIX, NAMESPACE, timeout=LOOK_SECONDS)
-            values = [self._gcs.internal_kv_get(key, NAMESPACE, timeout=LOOK_SECONDS) for key in keys]
+            gcs = self._gcs = self._gcs or GcsClient(address=self.ray_address)  # another request's fault may unset it
+            keys = gcs.internal_kv_keys(PREFIX, NAMESPACE, timeout=LOOK_SECONDS)
+            values = [gcs.internal_kv_get(key, NAMESPACE, timeout=LOOK_SECONDS) for key in keys]
         except AuthenticationError as e:
             self._gcs = None
             raise CannotReach(
-                f"--ray-address {self.ray_address}: Ray refuses the token; set RAY_AUTH_TOKEN to the cluster's"
+                f"--ray-address {self.ray_address}: Ray refuses the token; RAY_AUTH_MODE and RAY_AUTH_TOKEN must be the cluster's"
             ) from e
         except RayError as e:
             self._gcs = None
