@@ -62,7 +62,7 @@ def scale(
     ] = False,
     url: Url = URL,
 ) -> None:
-    """Want another number of rollout workers, or `all`: as many as the cluster has room for. For none at all there is `unspiral pause`."""
+    """Want another number of rollout workers, or `all`: as many as the cluster has room for. For no work at all, use `unspiral pause`."""
     if n.isascii() and n.isdigit() and int(n) == 0:
         raise ControlError(f"workers scale {n}: {PAUSE_INSTEAD}")
     if n != "all" and not (n.isascii() and n.isdigit() and int(n) <= MAX_WORKERS):
