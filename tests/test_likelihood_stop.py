@@ -57,9 +57,9 @@ def test_requests_in_flight_are_answered_and_leave_no_traceback(tmp_path):
                 socket.create_connection(("127.0.0.1", port), timeout=30) as upload,
                 socket.create_connection(("127.0.0.1", port), timeout=30) as stream,
             ):
-                stream.sendall(b"GET /v1/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+                stream.sendall(b"GET /v1/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert stream.recv(65536).startswith(b"HTTP/1.1 200")
-                upload.sendall(b"POST /v1/runs/r/steps HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+                upload.sendall(b"POST /v1/runs/r/steps HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
                 assert httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False, timeout=30).status_code == 200
                 server.send_signal(signal.SIGTERM)
                 assert answer_of(upload).startswith(b"HTTP/1.1 503")

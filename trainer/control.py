@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
-import secrets
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import httpx
 
 from services.control.records import (
+    PAUSE_INSTEAD,
     ControlError,
     Done,
     DriverSilent,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from trainer.driver import Driver
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 ANSWER_SECONDS = 10.0
 """Longest wait for the driver's loop."""
 REACH_SECONDS = 1.0
@@ -45,13 +44,13 @@ class RunControl:
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.config, self.folder = config, folder
+        self.id = uuid.uuid4().hex
+        """By which a gateway tells this run from whatever else may answer at its address."""
+        self.url: str | None = None
+        """Where it is served; None where it is not."""
         self.driver: Driver | None = None
         """Set once everything is started."""
         self.ending = False
-        self.identity = secrets.token_hex(8)
-        """Of this process's run, whatever else may come to its address later."""
-        self.url: str | None = None
-        """Where it is served."""
         self._loop = asyncio.get_running_loop()
         self._began = time.monotonic()
         self._tasks: set[asyncio.Task] = set()
@@ -156,8 +155,9 @@ class RunControl:
             raise UnknownWorker(f"no worker {worker} that could be drained; there are {', '.join(ids) or 'none'}")
         if self.config.rollout.deterministic:
             raise ControlError("rollout.deterministic=true: each trajectory has its worker, so none can be drained")
-        if pool.target <= 1:
-            raise ControlError(f"{worker} is the last worker wanted; to hold the run, use pause")
+        others = [w for w in pool.workers() if w.id != worker and w.state not in ("draining", "failed")]
+        if pool.target <= 1 or not others:
+            raise ControlError(f"{worker} is the last worker, and {PAUSE_INSTEAD}")
         self._background(pool.drain(worker))
         await asyncio.sleep(0)
         driver.system.folder.event("control_drain", worker=worker, target=pool.target)
@@ -191,12 +191,12 @@ class RunControl:
 
 
 async def reach(url: str) -> Reach:
-    """Whether a service answers its health check."""
+    """Whether a service answers its health check; its address is shown without what is secret in it."""
     shown = address_without_secrets(url)
     try:
         async with httpx.AsyncClient(timeout=REACH_SECONDS, trust_env=False) as http:
             answer = await http.get(url.rstrip("/") + "/healthz")
-    except httpx.HTTPError as e:
+    except (httpx.HTTPError, httpx.InvalidURL) as e:
         return Reach(url=shown, reachable=False, problem=type(e).__name__)
     return Reach(url=shown, reachable=answer.is_success, problem=None if answer.is_success else f"HTTP {answer.status_code}")
 
@@ -206,15 +206,14 @@ async def served(config: Config, folder: Path, say: Callable[[str], None]) -> As
     """The run's control plane, served while inside; its address is in `control.json` of the run's folder."""
     from services.control.launch import serve_in_thread
 
-    control = RunControl(config, folder)
-    address = folder / "control.json"
-    address.unlink(missing_ok=True)  # of a run that was killed
+    control, address = RunControl(config, folder), folder / "control.json"
+    address.unlink(missing_ok=True)  # of an attempt that was killed
     if not config.control.enabled:
         yield control
         return
-    server = await asyncio.to_thread(serve_in_thread, control, config.control, say, control.identity)
+    server = await asyncio.to_thread(serve_in_thread, control, config.control, say, control.id)
+    control.url = server.url
     try:
-        control.url = server.url
         about = {"run": config.run.name, "url": server.url, "pid": os.getpid()}
         address.write_text(json.dumps(about) + "\n", encoding="utf-8")
         yield control
@@ -239,12 +238,9 @@ def announced(control: RunControl, driver: Driver):
         return
     if host in ("0.0.0.0", "::"):
         url = f"http://{ray.util.get_node_ip_address()}:{url.rpartition(':')[2]}"
-    announce_run(run, url, str(control.folder.resolve()), control.identity)
+    announce_run(run, control.id, url, str(control.folder.resolve()))
     try:
         yield
     finally:
         control.ending = True
-        try:
-            withdraw_run(run, control.identity)
-        except Exception as e:  # the cluster has gone: that is not what the run should end with
-            _log.warning("the address of run %s stays announced: %s", run, e)
+        withdraw_run(run, control.id)

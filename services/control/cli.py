@@ -7,13 +7,13 @@ import os
 from typing import Annotated, Any, TypeVar
 
 import typer
-from pydantic import BaseModel
 
-from services.control.records import MAX_WORKERS, CannotReach, ControlError, Done, RunStatus
+from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Answer, CannotReach, ControlError, Done, RunStatus
+
+A = TypeVar("A", bound=Answer)
 
 workers_app = typer.Typer(no_args_is_help=True, help="The rollout workers of a running system.")
 TIMEOUT_SECONDS = 30.0
-M = TypeVar("M", bound=BaseModel)
 
 Url = Annotated[
     str,
@@ -56,23 +56,23 @@ def list_workers(url: Url = URL, as_json: AsJson = False) -> None:
 
 @workers_app.command("scale")
 def scale(
-    n: Annotated[str, typer.Argument(help="Workers wanted: a number, or all.")],
+    n: Annotated[str, typer.Argument(help=f"Workers wanted: 1 to {MAX_WORKERS}, or all.")],
     ahead: Annotated[
         bool, typer.Option("--ahead", help="Also where there is no room for them yet: nodes will be added.")
     ] = False,
     url: Url = URL,
 ) -> None:
-    """Want another number of rollout workers, or `all`: as many as the cluster has room for."""
-    if n != "all" and not (n.isascii() and n.isdigit() and 1 <= int(n) <= MAX_WORKERS):
-        raise ControlError(
-            f"workers scale {n}: expected a whole number from 1 to {MAX_WORKERS}, or all (to hold a run: unspiral pause)"
-        )
+    """Want another number of rollout workers, or `all`: as many as the cluster has room for. For no work at all, use `unspiral pause`."""
+    if n.isascii() and n.isdigit() and int(n) == 0:
+        raise ControlError(f"workers scale {n}: {PAUSE_INSTEAD}")
+    if n != "all" and not (n.isascii() and n.isdigit() and int(n) <= MAX_WORKERS):
+        raise ControlError(f"workers scale {n}: expected a whole number from 1 to {MAX_WORKERS}, or all")
     typer.echo(ask(Done, "POST", url, "/v1/workers/scale", {"n": n if n == "all" else int(n), "ahead": ahead}).text)
 
 
 @workers_app.command("drain")
 def drain(id: Annotated[str, typer.Argument(help="The worker's id, as `workers list` shows it.")], url: Url = URL) -> None:
-    """Let one worker finish what it runs, then end it; one fewer is wanted from now on."""
+    """Let one worker finish what it runs, then end it; one fewer is wanted from now on. The last one stays: see `unspiral pause`."""
     from urllib.parse import quote
 
     typer.echo(ask(Done, "POST", url, f"/v1/workers/{quote(id, safe='')}/drain").text)
@@ -88,11 +88,11 @@ def resume(url: Url = URL) -> None:
     typer.echo(ask(Done, "POST", url, "/v1/resume").text)
 
 
-def ask(kind: type[M], method: str, url: str, path: str, body: Any = None) -> M:
-    """One request to the control plane, with the token of UNSPIRAL_API_TOKEN. Raises ControlError; its `exit_code` is 3 where nothing answers."""
+def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
+    """One request to the control plane, with the token of UNSPIRAL_API_TOKEN. Raises ControlError; its `exit_code` is 3 where no control plane answers."""
     import httpx
 
-    from services.control.gateway import as_error, read_answer
+    from services.control.gateway import read_answer
 
     token = os.environ.get("UNSPIRAL_API_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -107,12 +107,7 @@ def ask(kind: type[M], method: str, url: str, path: str, body: Any = None) -> M:
             f"{url}: no control plane answers there ({type(e).__name__}). Is a run going on? Its address is in runs/NAME/control.json; "
             "give it by --url or UNSPIRAL_CONTROL_URL"
         ) from e
-    if answer.is_success:
-        try:
-            return read_answer(kind, answer.json(), url)
-        except ValueError:
-            raise CannotReach(f"{url}: what answers there is no control plane of a run") from None
-    raise as_error(answer)
+    return read_answer(answer, kind, url)
 
 
 def show(status: RunStatus) -> None:

@@ -2,24 +2,28 @@
 
     unspiral status ──> gateway :8200 ──> the run's own control plane, whose address lies in Ray's key-value store
 
-A run puts its address there when it starts, and takes it away when it ends; an address that no longer answers is passed over.
+A run puts its address and a random id there when it starts, and takes them away when it ends. Only an address whose health check answers
+with that id is the run's: any other is passed over, and never sent the token. (A killed run's port may be somebody else's by now, even this gateway's.)
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import time
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from services.control.records import CannotReach, ControlError, Done, DriverSilent, NoRun, RunStatus
+from services.control.records import Answer, CannotReach, ControlError, Done, DriverSilent, NoRun, RunStatus
 
-M = TypeVar("M", bound=BaseModel)
+A = TypeVar("A", bound=Answer)
+log = logging.getLogger("unspiral.control")
+
 NAMESPACE = b"unspiral"
 PREFIX = b"control/"
 LOOK_SECONDS = 3.0
@@ -27,24 +31,45 @@ LOOK_SECONDS = 3.0
 ANSWER_SECONDS = 20.0
 
 
-def announce_run(run: str, url: str, folder: str, identity: str) -> None:
-    """Put the address of this process's run into the key-value store of the Ray that it has joined. identity: what its /healthz tells."""
-    from ray.experimental.internal_kv import _internal_kv_put
+def announce_run(run: str, id: str, url: str, folder: str) -> None:
+    """Put the address of this process's run into the key-value store of the Ray that it has joined.
 
-    value = {"run": run, "url": url, "folder": folder, "id": identity, "started": time.time()}
-    _internal_kv_put(_key(run, identity), json.dumps(value).encode(), overwrite=True, namespace=NAMESPACE)
+    id: what the run's own health check answers with. What an earlier attempt in the same folder left behind is taken away.
+    """
+    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
+
+    value = {"run": run, "id": id, "url": url, "folder": folder, "host": socket.gethostname(), "started": time.time()}
+    for key in _internal_kv_list(PREFIX, namespace=NAMESPACE):
+        earlier = announcement(_internal_kv_get(key, namespace=NAMESPACE))
+        if earlier is not None and all(earlier.get(name) == value[name] for name in ("folder", "host")):
+            _internal_kv_del(key, namespace=NAMESPACE)
+    _internal_kv_put(_key(run, id), json.dumps(value).encode(), overwrite=True, namespace=NAMESPACE)
 
 
-def withdraw_run(run: str, identity: str) -> None:
-    """Take the address away again."""
-    from ray.experimental.internal_kv import _internal_kv_del
+def withdraw_run(run: str, id: str) -> None:
+    """Take the address away again. Where the cluster is gone it went with it: that is logged, and no error of the run."""
+    from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
-    _internal_kv_del(_key(run, identity), namespace=NAMESPACE)
+    try:
+        internal_kv_get_gcs_client().internal_kv_del(_key(run, id), False, NAMESPACE, timeout=LOOK_SECONDS)
+    except Exception as e:  # whatever Ray says here must not hide how the run itself ended
+        log.warning(
+            "run %s could not be taken off its cluster's list: %s: %s", run, type(e).__name__, " ".join(str(e).split())[:200]
+        )
 
 
-def _key(run: str, identity: str) -> bytes:
-    """Runs of one name may lie in different folders."""
-    return PREFIX + f"{run}/{identity}".encode()
+def _key(run: str, id: str) -> bytes:
+    return PREFIX + f"{run}/{id}".encode()
+
+
+def announcement(value: bytes | None) -> dict[str, Any] | None:
+    """What a run announced, or None where it is no announcement that can be checked."""
+    try:
+        about = json.loads(value or b"")
+    except ValueError:
+        return None
+    kinds = {"run": str, "id": str, "url": str, "started": float}
+    return about if isinstance(about, dict) and all(isinstance(about.get(k), t) for k, t in kinds.items()) else None
 
 
 class Gateway:
@@ -57,64 +82,53 @@ class Gateway:
         self.ray_address, self._place = ray_address, (host.strip("[]"), int(port))
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._gcs: Any = None
-        self._others: list[str] = []
 
     async def ready(self) -> None:
         await asyncio.to_thread(self._registered)
 
     async def status(self) -> RunStatus:
         try:
-            answer = await self._ask("GET", "/v1/status")
+            url, others = await self._find()
         except NoRun:
             return RunStatus(state="no run")
-        return read_answer(RunStatus, answer, self.ray_address).model_copy(update={"others": self._others})
+        status = await self._ask(RunStatus, "GET", "/v1/status", url=url)
+        return status.model_copy(update={"others": others})
 
     async def scale(self, n: int | Literal["all"], ahead: bool) -> Done:
-        return read_answer(Done, await self._ask("POST", "/v1/workers/scale", {"n": n, "ahead": ahead}), self.ray_address)
+        return await self._ask(Done, "POST", "/v1/workers/scale", {"n": n, "ahead": ahead})
 
     async def drain(self, worker: str) -> Done:
-        return read_answer(Done, await self._ask("POST", f"/v1/workers/{quote(worker, safe='')}/drain"), self.ray_address)
+        return await self._ask(Done, "POST", f"/v1/workers/{quote(worker, safe='')}/drain")
 
     async def pause(self) -> Done:
-        return read_answer(Done, await self._ask("POST", "/v1/pause"), self.ray_address)
+        return await self._ask(Done, "POST", "/v1/pause")
 
     async def resume(self) -> Done:
-        return read_answer(Done, await self._ask("POST", "/v1/resume"), self.ray_address)
+        return await self._ask(Done, "POST", "/v1/resume")
 
-    async def _ask(self, method: str, path: str, body: Any = None) -> Any:
+    async def _ask(self, kind: type[A], method: str, path: str, body: Any = None, url: str | None = None) -> A:
+        url = url or (await self._find())[0]
         async with httpx.AsyncClient(headers=self._headers, timeout=ANSWER_SECONDS, trust_env=False) as http:
-            url = await self._find()
             try:
                 answer = await http.request(method, url + path, json=body)
             except httpx.HTTPError as e:
                 raise DriverSilent(f"the run at {url} does not answer: {type(e).__name__}") from e
-        if answer.is_success:
-            return answer.json()
-        raise as_error(answer)
+        return read_answer(answer, kind, url)
 
-    async def _find(self) -> str:
-        """The newest run that answers. Raises NoRun, CannotReach."""
+    async def _find(self) -> tuple[str, list[str]]:
+        """The address of the newest run that answers, looked for anew each time, and the names of the others. Raises NoRun, CannotReach."""
         runs = await asyncio.to_thread(self._registered)
-        answers = await asyncio.gather(*(self._alive(r) for r in runs))
-        alive = [r for r, answered in zip(runs, answers, strict=True) if answered]
+        async with httpx.AsyncClient(timeout=LOOK_SECONDS, trust_env=False) as http:  # no token: who answers is not known yet
+            answers = await asyncio.gather(*(_answers(http, r) for r in runs))
+        alive = sorted((r for r, is_it in zip(runs, answers, strict=True) if is_it), key=lambda r: r["started"])
         if not alive:
             raise NoRun(f"no run on the cluster at {self.ray_address}")
-        newest = max(alive, key=lambda r: r["started"])
-        self._others = sorted(r["run"] for r in alive if r is not newest)
-        return newest["url"]
-
-    async def _alive(self, announced: dict[str, Any]) -> bool:
-        """Whether this very run answers. What took a dead run's address (this gateway perhaps) gets neither token nor requests."""
-        try:
-            async with httpx.AsyncClient(timeout=LOOK_SECONDS, trust_env=False) as http:
-                return (await http.get(announced["url"] + "/healthz")).json()["id"] == announced["id"]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
-            return False
+        return alive[-1]["url"], sorted(r["run"] for r in alive[:-1])
 
     def _registered(self) -> list[dict[str, Any]]:
         """What runs have announced. Raises CannotReach."""
         from ray._raylet import GcsClient
-        from ray.exceptions import RayError
+        from ray.exceptions import AuthenticationError, RayError
 
         try:  # Ray's own client waits for 40 s
             socket.create_connection(self._place, LOOK_SECONDS).close()
@@ -122,27 +136,47 @@ class Gateway:
             self._gcs = None
             raise CannotReach(f"--ray-address {self.ray_address}: no Ray answers there ({e.strerror or e})") from e
         try:
-            self._gcs = self._gcs or GcsClient(address=self.ray_address)
-            keys = self._gcs.internal_kv_keys(PREFIX, NAMESPACE, timeout=LOOK_SECONDS)
-            values = [self._gcs.internal_kv_get(key, NAMESPACE, timeout=LOOK_SECONDS) for key in keys]
+            gcs = self._gcs = self._gcs or GcsClient(address=self.ray_address)  # another request's fault may unset it
+            keys = gcs.internal_kv_keys(PREFIX, NAMESPACE, timeout=LOOK_SECONDS)
+            values = [gcs.internal_kv_get(key, NAMESPACE, timeout=LOOK_SECONDS) for key in keys]
+        except AuthenticationError as e:
+            self._gcs = None
+            raise CannotReach(
+                f"--ray-address {self.ray_address}: Ray refuses the token; RAY_AUTH_MODE and RAY_AUTH_TOKEN must be the cluster's"
+            ) from e
         except RayError as e:
             self._gcs = None
             raise CannotReach(f"--ray-address {self.ray_address}: {' '.join(str(e).split())[:200]}") from e
-        return [json.loads(v) for v in values if v]
+        return [about for value in values if (about := announcement(value))]
 
 
-def read_answer(kind: type[M], answer: Any, address: str) -> M:
-    """An answer of a control plane; fields that a newer one has more are left out. Raises CannotReach for anything else."""
+async def _answers(http: httpx.AsyncClient, run: dict[str, Any]) -> bool:
+    """Whether the run itself answers at the address that it announced."""
     try:
-        return kind.model_validate(answer, extra="ignore")
-    except ValidationError:
-        raise CannotReach(f"{address}: what answers there is no control plane of a run") from None
+        answer = await http.get(run["url"] + "/healthz")
+        return answer.is_success and answer.json()["run"] == run["id"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        return False
 
 
-def as_error(answer: httpx.Response) -> ControlError:
+def read_answer(answer: httpx.Response, kind: type[A], url: str) -> A:
+    """What a control plane answered. Raises its refusal as a ControlError, CannotReach for what no control plane would answer."""
+    if not answer.is_success:
+        raise _as_error(answer)
+    try:
+        return kind.model_validate_json(answer.content)
+    except ValidationError as e:
+        raise CannotReach(
+            f"{url}: what answers there is no control plane of a run, or one of a version too far from this"
+        ) from e
+
+
+def _as_error(answer: httpx.Response) -> ControlError:
     """A refusal of the control plane, as the exception it was there."""
+    if not answer.is_error:
+        return CannotReach(f"{answer.request.url}: HTTP {answer.status_code}; what answers there is no control plane of a run")
     try:
-        detail = str(answer.json()["detail"])
+        detail = " ".join(str(answer.json()["detail"]).split())[:500]
     except (ValueError, KeyError, TypeError):
         detail = f"{answer.request.url}: HTTP {answer.status_code}"
     error = ControlError(detail)

@@ -24,11 +24,11 @@ START_SECONDS = 30.0
 
 
 def serve_in_thread(
-    control: Control, settings: ControlSettings, say: Callable[[str], None], identity: str | None = None
+    control: Control, settings: ControlSettings, say: Callable[[str], None], id: str | None = None
 ) -> RunningServer:
-    """Serve a run's own control plane. Where the port is taken, by another run mostly, a free one serves, and `say` is told. identity: see `create_app`.
+    """Serve a run's own control plane. Where the port is taken, by another run mostly, a free one serves, and `say` is told.
 
-    Raises CannotServe for any other fault of the address, TokenRequired for one beyond this machine without UNSPIRAL_API_TOKEN.
+    id: what the health check gives back. Raises CannotServe for any other fault of the address, TokenRequired for one beyond this machine without UNSPIRAL_API_TOKEN.
     """
     token = required_token(settings.host)
     try:
@@ -40,7 +40,7 @@ def serve_in_thread(
         say(
             f"control plane: port {settings.port} of {settings.host} is in use, by another run perhaps; {url_of(settings.host, sock)} serves this one"
         )
-    server = uvicorn.Server(_config(create_app(control, token, identity)))
+    server = uvicorn.Server(_config(create_app(control, token, id)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="control-plane", daemon=True)
     parts = ExitStack()
     parts.callback(sock.close)

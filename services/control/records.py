@@ -54,8 +54,14 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
+class Answer(Record):
+    """What a client reads. Fields that it does not know are a newer run's, and passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 class Scale(Record):
-    """How many rollout workers are wanted."""
+    """How many rollout workers are wanted. None at all would end the run: a pause is meant for that."""
 
     n: Annotated[int, Field(ge=1, le=MAX_WORKERS, strict=True)] | Literal["all"]
     """A number, or "all": as many as the cluster's `rollout` resource (or its GPUs) allows, now and when nodes come and go."""
@@ -63,7 +69,7 @@ class Scale(Record):
     """Also where the cluster has no room for so many yet: an autoscaler, or somebody, will add nodes."""
 
 
-class WorkerStatus(Record):
+class WorkerStatus(Answer):
     """One rollout worker."""
 
     id: str
@@ -79,7 +85,7 @@ class WorkerStatus(Record):
     """Trajectories that it has finished."""
 
 
-class Reach(Record):
+class Reach(Answer):
     """A service that the run uses."""
 
     url: str
@@ -87,7 +93,7 @@ class Reach(Record):
     problem: str | None = None
 
 
-class RunStatus(Record):
+class RunStatus(Answer):
     """What a run is doing."""
 
     state: Literal["no run", "starting", "running", "paused", "pausing", "ending"]
@@ -127,11 +133,14 @@ class RunStatus(Record):
     """Further runs on the same cluster, which a gateway does not speak for."""
 
 
-class Done(Record):
+class Done(Answer):
     """What was done, or is being done."""
 
     text: str
     target: int | None = None
+
+
+PAUSE_INSTEAD = "a run without workers ends; to have it wait with its workers kept, use `unspiral pause`"
 
 
 class Control(Protocol):

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from services.control.records import MAX_WORKERS, Control, ControlError, Done, RunStatus, Scale
+from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Control, ControlError, Done, RunStatus, Scale
 from services.likelihood import server as likelihood
 from services.likelihood.auth import TokenGate
 from services.likelihood.records import LikelihoodError
@@ -25,9 +25,11 @@ WORKER_STATES = ("starting", "waiting", "ready", "syncing", "draining", "failed"
 Worker = Annotated[str, fastapi.Path(max_length=64, description="a worker's id, such as w0.1")]
 
 
-def create_app(control: Control, token: str | None = None, identity: str | None = None) -> FastAPI:
-    """The control plane of `control`. With a token, everything but health needs it (services.likelihood.auth). identity: what /healthz tells, by
-    which a gateway knows a run from whatever else may answer at its address."""
+def create_app(control: Control, token: str | None = None, id: str | None = None) -> FastAPI:
+    """The control plane of `control`. With a token, everything but health needs it (services.likelihood.auth).
+
+    id: of a run, given back by the health check so that a gateway knows it again; a gateway has none.
+    """
     app = FastAPI(title="Unspiral control plane", version="1", description=__doc__, docs_url=None, redoc_url=None)
     app.add_middleware(TokenGate, token=token)
     seen = ControlMetrics()
@@ -72,12 +74,13 @@ def create_app(control: Control, token: str | None = None, identity: str | None 
             wanted = Scale.model_validate_json(body)
         except ValidationError as e:
             given = body[:60].decode("utf-8", "replace") or "an empty body"
-            raise ControlError(f"{SCALE_ACCEPTS}; got {given}") from e
+            none = any(error["type"] == "greater_than_equal" for error in e.errors())
+            raise ControlError(f"{SCALE_ACCEPTS}; got {given}" + (f"; {PAUSE_INSTEAD}" if none else "")) from e
         return await control.scale(wanted.n, wanted.ahead)
 
     @app.post("/v1/workers/{worker}/drain", status_code=202)
     async def drain(worker: Worker, request: Request) -> Done:
-        """Let a worker finish what it runs, then end it; one fewer is wanted from now on. 404 for an unknown worker."""
+        """Let a worker finish what it runs, then end it; one fewer is wanted from now on. 404 for an unknown worker, 422 for the last one."""
         await likelihood.read_body(request, MAX_BODY_BYTES)
         return await control.drain(worker)
 
@@ -95,8 +98,8 @@ def create_app(control: Control, token: str | None = None, identity: str | None 
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
-        """The process is up."""
-        return {"status": "ok"} | ({"id": identity} if identity else {})
+        """The process is up. `run`: the random id of the run that this serves; left out by a gateway."""
+        return {"status": "ok"} | ({"run": id} if id else {})
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
@@ -152,7 +155,7 @@ class ControlMetrics:
             self.workers.labels(state).set(sum(w.state == state for w in status.workers))
         self.tokens.set(status.tokens_per_s)
         self.restores.set(status.restores)
-        self.reach.clear()
+        self.reach.clear()  # without a run, there is nothing to be reached
         for name, reach in (("retriever", status.retriever), ("store", status.store)):
             if reach:
                 self.reach.labels(name).set(reach.reachable)

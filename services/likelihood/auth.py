@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import os
 from pathlib import Path
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
@@ -26,6 +27,11 @@ LOGIN_PAGE = (Path(__file__).parent / "static" / "login.html").read_text(encodin
 MAX_FORM = 4096
 
 
+REBOUND = (
+    f"without {TOKEN_VARIABLE}, only requests whose Host is localhost or a loopback address such as 127.0.0.1 are answered"
+)
+
+
 class TokenRequired(LikelihoodError):
     """The service is to be bound beyond this machine, and no token is set."""
 
@@ -39,7 +45,8 @@ def required_token(host: str, token: str | None = None) -> str | None:
 
 
 class TokenGate:
-    """ASGI middleware. Without a token it only refuses what a foreign web page sends from this machine's browser."""
+    """ASGI middleware. Without a token it only refuses what a foreign web page sends from this machine's browser: by a post across sites, or
+    under a host name of its own that it has made to mean 127.0.0.1 (DNS rebinding)."""
 
     def __init__(self, app: ASGIApp, token: str | None):
         self.app, self.token = app, token
@@ -58,7 +65,7 @@ class TokenGate:
         if not safe and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return JSONResponse({"detail": "posts from another site's page are refused"}, 403)
         if self.token is None:
-            return None
+            return None if _meant_for_here(request) else JSONResponse({"detail": REBOUND}, 403)
         if request.url.path == "/login":
             return await self._login(request)
         if request.url.path in OPEN_PATHS or self._known(request, safe):
@@ -93,3 +100,22 @@ class TokenGate:
             COOKIE, self.cookie, max_age=7 * 86400, httponly=True, samesite="strict", secure=request.url.scheme == "https"
         )
         return answer
+
+
+def _meant_for_here(request: Request) -> bool:
+    """Whether a request that came by the loopback interface names it as its host too."""
+    server = (request.scope.get("server") or ("",))[0]
+    host = request.headers.get("host", "")
+    if not _loopback(server) or not host:  # every browser sends a host
+        return True
+    try:
+        return _loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return host in LOOPBACK or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
