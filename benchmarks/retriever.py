@@ -152,10 +152,11 @@ def encoder(args: argparse.Namespace) -> None:
 
     texts = [q["question"] for q in read_questions(args.questions)][:512]
     settings = EncoderSettings(**read_info(args.index).settings["encoder"])
+    cores = torch.get_num_threads()
     for dtype in ("float32", "bfloat16"):
-        model = Encoder(settings, dtype=dtype)
-        for threads in sorted({1, torch.get_num_threads()}):
+        for threads in sorted({1, cores}):
             torch.set_num_threads(threads)
+            model = Encoder(settings, dtype=dtype)  # as many batches side by side
             model.queries(texts[:64])
             rates = {}
             for batch in (1, 8, 32, 64):
