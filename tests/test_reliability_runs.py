@@ -116,8 +116,8 @@ def test_a_killed_driver_leaves_no_process_and_the_run_goes_on_in_another_shape(
     assert [s["step"] for s in after] == [1, 2, 3, 4, 5, 6] and after[-1]["attempt"] == 1
     assert [reproducible(s) for s in before] == [reproducible(s) for s in whole[: len(before)]]
     assert asked(run) == asked(undisturbed)  # an epoch of 10 questions ends in the middle of steps 3 and 5
-    joins = events(run, "worker_join")
-    assert [e["worker"] for e in joins] == ["w0.1", "w0.1", "w1.1"]
+    joins = [e["worker"] for e in events(run, "worker_join")]
+    assert joins[0] == "w0.1" and sorted(joins[1:]) == ["w0.1", "w1.1"]
     for step in range(
         1, 7
     ):  # the first one after the resume as well: its workers hold the checkpoint's weights, under their version
@@ -130,7 +130,7 @@ def test_a_killed_driver_leaves_no_process_and_the_run_goes_on_in_another_shape(
 
 @pytest.mark.parametrize(
     ("override", "wanted", "within"),
-    [("rollout.workers=99", "CPU 100", 30), pytest.param("learner.ranks=99", "99 CPU", 30, marks=pytest.mark.chaos)],
+    [("rollout.workers=5", "CPU 6", 60), pytest.param("learner.ranks=99", "99 CPU", 60, marks=pytest.mark.chaos)],
 )
 def test_more_than_the_cluster_has_is_one_line_with_demand_and_supply(files, folder, override, wanted, within):
     process = start(run_config(files, folder, f"much-{wanted[:2]}"), override)
@@ -140,7 +140,7 @@ def test_more_than_the_cluster_has_is_one_line_with_demand_and_supply(files, fol
         seen = seen or time.monotonic()  # the first line: the program is loaded
     assert process.wait(60) == 3, lines
     assert time.monotonic() - seen < within and "Traceback" not in "".join(lines)
-    assert lines[-1].startswith(("unspiral: rollout.workers=99 and", "unspiral: learner.ranks=99 asks")) and wanted in lines[-1]
+    assert lines[-1].startswith(("unspiral: rollout.workers=5 and", "unspiral: learner.ranks=99 asks")) and wanted in lines[-1]
     assert "the cluster has" in lines[-1]
 
 
