@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 
 import httpx
 import pytest
-from end_to_end import ENVIRONMENT, ROOT, command, configuration, events, finish, laboratory, metrics
+import runs
+from end_to_end import command, configuration, events, finish, laboratory, metrics
 from ray_cluster import RayCluster
+from runs import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(400)]
 
@@ -34,30 +34,13 @@ def cluster():
         yield made
 
 
-def until(condition, process, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.1)
-    return value
-
-
 def address(run, process):
     return json.loads(until(lambda: (run / "control.json").exists() and (run / "control.json").read_text(), process))["url"]
 
 
 def unspiral(*arguments, url):
     """A command against a run's control plane: exit status, output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer", *map(str, arguments)],
-        cwd=ROOT,
-        env=ENVIRONMENT | {"UNSPIRAL_CONTROL_URL": url, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return done.returncode, done.stdout + done.stderr
+    return runs.unspiral(*arguments, environment={"UNSPIRAL_CONTROL_URL": url})
 
 
 @contextmanager

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import errno
-import signal
 import socket
-import threading
-import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from types import FrameType
+from contextlib import ExitStack, closing
 
-import uvicorn
+from fastapi import FastAPI
 
 from services.control.records import Control
 from services.control.server import create_app
 from services.likelihood.auth import required_token
-from services.likelihood.launch import CannotServe, RunningServer, bind, url_of
+from services.likelihood.launch import CannotServe, RunningServer, bind, run_in_thread, run_until_signal, url_of
 from services.settings import ControlSettings
 
 WHAT = "control plane"
@@ -31,49 +27,31 @@ def serve_in_thread(
     id: what the health check gives back. Raises CannotServe for any other fault of the address, TokenRequired for one beyond this machine without UNSPIRAL_API_TOKEN.
     """
     token = required_token(settings.host)
+
+    def assembled(parts: ExitStack) -> tuple[FastAPI, socket.socket]:
+        return create_app(control, token, id), parts.enter_context(closing(_bind_or_free(settings, say)))
+
+    return run_in_thread(assembled, settings.host, WHAT, START_SECONDS)
+
+
+def _bind_or_free(settings: ControlSettings, say: Callable[[str], None]) -> socket.socket:
     try:
-        sock = bind(settings.host, settings.port, WHAT)
+        return bind(settings.host, settings.port, WHAT)
     except CannotServe as e:
         if not isinstance(e.__cause__, OSError) or e.__cause__.errno != errno.EADDRINUSE:
             raise
-        sock = bind(settings.host, 0, WHAT)
-        say(
-            f"control plane: port {settings.port} of {settings.host} is in use, by another run perhaps; {url_of(settings.host, sock)} serves this one"
-        )
-    server = uvicorn.Server(_config(create_app(control, token, id)))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="control-plane", daemon=True)
-    parts = ExitStack()
-    parts.callback(sock.close)
-    thread.start()
-    deadline = time.monotonic() + START_SECONDS
-    while not server.started:
-        if not thread.is_alive() or time.monotonic() > deadline:
-            server.should_exit = True
-            parts.close()
-            raise CannotServe(f"control plane on {settings.host}: not up within {START_SECONDS:g} s")
-        time.sleep(0.02)
-    return RunningServer(url_of(settings.host, sock), server, thread, parts)
+    sock = bind(settings.host, 0, WHAT)
+    say(
+        f"{WHAT}: port {settings.port} of {settings.host} is in use, by another run perhaps; {url_of(settings.host, sock)} serves this one"
+    )
+    return sock
 
 
 def serve_forever(control: Control, host: str, port: int, announce: Callable[[str], None]) -> int:
     """Run a gateway in the foreground until SIGINT or SIGTERM, and return the exit status (130, 143)."""
-    received: list[int] = []
     token = required_token(host)
-    sock: socket.socket = bind(host, port, WHAT)
-    server = uvicorn.Server(_config(create_app(control, token)))
 
-    def remember(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        server.should_exit = True
+    def assembled(parts: ExitStack) -> tuple[FastAPI, socket.socket]:
+        return create_app(control, token), parts.enter_context(closing(bind(host, port, WHAT)))
 
-    with ExitStack() as parts:
-        parts.callback(sock.close)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            parts.callback(signal.signal, number, signal.signal(number, remember))
-        announce(f"control plane: {url_of(host, sock)} (API at /docs)")
-        server.run(sockets=[sock])
-    return 128 + received[-1] if received else 0
-
-
-def _config(app) -> uvicorn.Config:
-    return uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, lifespan="off")
+    return run_until_signal(assembled, lambda sock: announce(f"{WHAT}: {url_of(host, sock)} (API at /docs)"))

@@ -23,6 +23,10 @@ from services.likelihood.store import open_store
 from services.redaction import address_without_secrets
 from services.settings import MonitorRules, Settings
 
+WHAT = "likelihood service"
+Assembled = Callable[[ExitStack], tuple[FastAPI, socket.socket]]
+"""Makes an application and its bound socket; what must be closed in the end goes onto the stack."""
+
 
 class ServeSettings(Settings):
     """Where the likelihood service listens and what it keeps."""
@@ -69,7 +73,7 @@ class RunningServer:
         self._parts.close()
 
 
-def bind(host: str, port: int, what: str = "likelihood service") -> socket.socket:
+def bind(host: str, port: int, what: str) -> socket.socket:
     """A bound socket for `what`. Raises CannotServe with one line."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -86,26 +90,39 @@ def bind(host: str, port: int, what: str = "likelihood service") -> socket.socke
 
 def serve_in_thread(settings: ServeSettings) -> RunningServer:
     """Start the service and return once it answers. Raises CannotServe, StoreError, TokenRequired, MirrorError."""
+    return run_in_thread(lambda parts: _assembled(settings, parts), settings.host, WHAT, settings.start_timeout_seconds)
+
+
+def run_in_thread(assembled: Assembled, host: str, what: str, timeout_seconds: float) -> RunningServer:
+    """Assemble a service, run it in a thread, and return once it answers. Raises CannotServe, and what assembling raises."""
     parts = ExitStack()
     try:
-        app, sock = _assembled(settings, parts)
+        app, sock = assembled(parts)
         server = uvicorn.Server(_config(app))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="likelihood-service", daemon=True)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name=what.replace(" ", "-"), daemon=True)
         thread.start()
-        deadline = time.monotonic() + settings.start_timeout_seconds
+        deadline = time.monotonic() + timeout_seconds
         while not server.started:
             if not thread.is_alive() or time.monotonic() > deadline:
                 server.should_exit = True
-                raise CannotServe(f"likelihood service on {settings.host}: not up within {settings.start_timeout_seconds:g} s")
+                raise CannotServe(f"{what} on {host}: not up within {timeout_seconds:g} s")
             time.sleep(0.02)
     except BaseException:
         parts.close()
         raise
-    return RunningServer(url_of(settings.host, sock), server, thread, parts)
+    return RunningServer(url_of(host, sock), server, thread, parts)
 
 
 def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = print) -> int:
     """Run the service in the foreground until SIGINT or SIGTERM, and return the exit status (130, 143)."""
+    about = f"store {without_password(settings.store)}; page at /, API at /docs"
+    return run_until_signal(
+        lambda parts: _assembled(settings, parts), lambda sock: announce(f"{WHAT}: {url_of(settings.host, sock)} ({about})")
+    )
+
+
+def run_until_signal(assembled: Assembled, announce: Callable[[socket.socket], None]) -> int:
+    """Assemble a service, announce its socket, and run it in the foreground until SIGINT or SIGTERM. Returns the exit status (130, 143)."""
     received: list[int] = []
     servers: list[uvicorn.Server] = []
 
@@ -118,10 +135,8 @@ def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = pri
         # uvicorn handles both signals while it runs, and raises them again after the drain: then they land here, and all is closed.
         for number in (signal.SIGINT, signal.SIGTERM):
             parts.callback(signal.signal, number, signal.signal(number, remember))
-        app, sock = _assembled(settings, parts)
-        announce(
-            f"likelihood service: {url_of(settings.host, sock)} (store {without_password(settings.store)}; page at /, API at /docs)"
-        )
+        app, sock = assembled(parts)
+        announce(sock)
         servers.append(uvicorn.Server(_config(app)))
         if not received:
             servers[0].run(sockets=[sock])
@@ -131,7 +146,7 @@ def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = pri
 def _assembled(settings: ServeSettings, parts: ExitStack) -> tuple[FastAPI, socket.socket]:
     """The application and its bound socket; what must be closed goes onto `parts`."""
     token = required_token(settings.host, settings.token)
-    sock = parts.enter_context(closing(bind(settings.host, settings.port)))
+    sock = parts.enter_context(closing(bind(settings.host, settings.port, WHAT)))
     store = open_store(settings.store, settings.token_steps)
     parts.callback(store.close)
     mirrors: list[Mirror] = []

@@ -28,9 +28,8 @@ class AnswerWhenStopped:
 
         try:
             await self.app(scope, receive, noted)
-        except (
-            asyncio.CancelledError
-        ):  # uvicorn cancels what outlives its grace, and would log each as a failure of the program
+        except asyncio.CancelledError:
+            # uvicorn cancels what outlives its grace, and would log each as a failure of the program.
             if scope["type"] == "http" and begun is None:
                 answer = JSONResponse({"detail": "the service is stopping"}, 503, {"Retry-After": "1", "Connection": "close"})
                 await answer(scope, receive, send)
