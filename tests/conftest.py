@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import pytest
+
+# PyTorch asks for a name at each connection that it makes. Where a name server drops the question, the answer would take 5 s and more.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -229,7 +229,7 @@ def test_a_run_that_gets_no_further_says_what_it_waits_for_and_ends(tmp_path):
     began = time.monotonic()
     with pytest.raises(Stalled, match=r"no progress for \d+ s \(trainer.stall_timeout_seconds=0.5\) in update") as caught:
         asyncio.run(watching(made, driver, 0.5))
-    assert caught.value.exit_code == 1 and time.monotonic() - began < 5
+    assert caught.value.exit_code == 1 and time.monotonic() - began < 20
     text = (made.folder.path / "stall.txt").read_text()
     assert text.rstrip() in "\n".join(driver.said)
     for part in ("no room for another worker", "in waits_for_ever", "waits for <Future pending", "thread MainThread:"):
@@ -284,7 +284,7 @@ def test_a_call_of_the_learner_has_until_its_own_timeout_but_is_told_of(tmp_path
     began = time.monotonic()
     with pytest.raises(Stalled):
         asyncio.run(watching(made, Halting(made, 3, update), 0.4))
-    assert 2.0 < time.monotonic() - began < 6
+    assert 2.0 < time.monotonic() - began < 30
 
 
 def alone(script):

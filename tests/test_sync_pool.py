@@ -174,7 +174,7 @@ async def test_other_variables_are_an_error_within_seconds_on_both_sides(world, 
     world.pool.events.clear()
     with pytest.raises(GroupMismatchError) as e:
         await sync(world.learner, world.pool, world.version + 1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < TIMEOUT
     said = "NCCL_CUMEM_ENABLE is not set on worker w0.1 and '1' on learner rank 0: set it to the same value for both"
     assert str(e.value) == said
     assert [said in e["reason"] for e in events_of(world.pool, "sync_failed")] == [True, True]
@@ -242,7 +242,7 @@ async def test_a_joiner_that_hangs_is_replaced_and_its_lender_serves_on(world, m
     began = time.monotonic()
     for member in p._membership.serving():
         assert await difference(p, member.id, world.model) < 1e-4
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < TIMEOUT
     await until(lambda: events_of(p, "worker_start_failed"), 2 * TIMEOUT + 2)
     said = f"did not take version {world.version} within weight_sync.timeout_seconds=6"
     assert said in events_of(p, "worker_start_failed")[0]["reason"]

@@ -1,5 +1,6 @@
 """What is asked before anything slow starts: files of the retriever, prompts, the place for the scores, Ray."""
 
+import asyncio
 import signal
 
 import pytest
@@ -52,6 +53,41 @@ def test_malformed_rows_that_are_left_out_are_counted_aloud(tmp_path):
     said = []
     assert len(system.questions_of(config, str(file), said.append)) == 1
     assert said == [f"{file}: 1 malformed rows left out (data.skip_bad)"]
+
+
+class Ranks:
+    """Of a learner."""
+
+    def demand(self):
+        return {"CPU": 1}
+
+
+def rooms(monkeypatch, *supplies, address):
+    """Wait for room of two workers and a rank, in a cluster that has one supply after the other; how often it was asked."""
+    left, asked = list(supplies), []
+
+    def resources():
+        asked.append(1)
+        return {"CPU": left.pop(0) if len(left) > 1 else left[0]}
+
+    monkeypatch.setattr(system.ray, "cluster_resources", resources)
+    monkeypatch.setattr(system.placement, "SCHEDULE_SECONDS", 1.2)
+    monkeypatch.setattr(system, "LOCAL_SECONDS", 0.0)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    config = parse_config(BASE | {"retriever": {"url": "http://x"}, "rollout": {"workers": 2}})
+    asyncio.run(system.wait_for_room(config, Ranks()))
+    return len(asked)
+
+
+def test_nodes_of_a_cluster_may_still_be_joining(monkeypatch):
+    assert rooms(monkeypatch, 1, 2, 3, address="127.0.0.1:6379") == 3
+
+
+@pytest.mark.parametrize(("address", "seconds"), [("127.0.0.1:6379", "1.2"), ("", "0")])
+def test_a_cluster_that_stays_too_small_is_one_line_and_a_local_one_is_not_waited_for(monkeypatch, address, seconds):
+    said = rf"ask for CPU 3; the cluster has CPU 2, also after {seconds} s"
+    with pytest.raises(system.placement.UnschedulableError, match=said):
+        rooms(monkeypatch, 2, address=address)
 
 
 def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(monkeypatch):

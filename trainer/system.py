@@ -35,6 +35,8 @@ from trainer.rewards import Reward, make_reward
 from trainer.run_folder import RunFolder
 
 Say = Callable[[str], None]
+LOCAL_SECONDS = 2.0
+"""For a local Ray to tell what it has; no other node joins it."""
 
 
 class RayUnavailable(RuntimeError):
@@ -195,12 +197,13 @@ async def start_serving(
 
 
 async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
-    """Return once the cluster could hold all workers and ranks; nodes may still be joining.
+    """Return once the cluster could hold all workers and ranks; nodes may still be joining one that was there before this run.
 
-    Raises UnschedulableError with demand and supply after SCHEDULE_SECONDS, LearnerPlacementError.
+    Raises UnschedulableError with demand and supply after SCHEDULE_SECONDS (LOCAL_SECONDS in our own local Ray), LearnerPlacementError.
     """
     workers, ranks = config.rollout.workers, config.learner.ranks
-    deadline = time.monotonic() + placement.SCHEDULE_SECONDS
+    limit = placement.SCHEDULE_SECONDS if os.environ.get("RAY_ADDRESS") else LOCAL_SECONDS
+    deadline = time.monotonic() + limit
     while workers != "all":
         supply, wants = ray.cluster_resources(), Counter()
         for each, n in ((placement.demand(config.rollout, supply), workers), (learner.demand(), ranks)):
@@ -211,8 +214,7 @@ async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
             asked = ", ".join(f"{name} {amount:g}" for name, amount in wants.items())
             has = ", ".join(f"{name} {supply.get(name, 0):g}" for name in wants)
             raise placement.UnschedulableError(
-                f"rollout.workers={workers} and learner.ranks={ranks} ask for {asked}; the cluster has {has}, also after "
-                f"{placement.SCHEDULE_SECONDS:g} s"
+                f"rollout.workers={workers} and learner.ranks={ranks} ask for {asked}; the cluster has {has}, also after {limit:g} s"
             )
         await asyncio.sleep(0.5)
 
