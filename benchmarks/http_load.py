@@ -32,7 +32,7 @@ def get(path: str) -> bytes:
 
 class _Connection(asyncio.Protocol):
     def __init__(self, load: _Load) -> None:
-        self.load, self.buffer, self.needed, self.answers = load, b"", 0, 0
+        self.load, self.buffer, self.needed, self.answers, self.over = load, b"", 0, 0, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self.transport = transport
@@ -67,8 +67,8 @@ class _Connection(asyncio.Protocol):
             self.send()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self.transport.is_closing():
-            self.load.failures += 1
+        if not self.over:
+            self.load.lost(error)
 
 
 class _Load:
@@ -80,6 +80,7 @@ class _Load:
         self.until = float("inf")
         self.done = asyncio.Event()
         self.running, self.greeted = False, []
+        self.error: str | None = None
 
     def answered(self, connection: _Connection) -> None:
         """The first answer of a connection: the load starts when each has had one, so that setting up is not measured."""
@@ -90,10 +91,17 @@ class _Load:
                 connection.send()
 
     def finished(self, connection: _Connection) -> None:
+        connection.over = True
         connection.transport.close()
         self.open -= 1
         if not self.open:
             self.done.set()
+
+    def lost(self, error: Exception | None) -> None:
+        """The server closed a connection, which a client of a keep-alive server may not have to expect: nothing measured is worth anything."""
+        self.error = f"the server closed a connection: {error or 'idle for too long, perhaps'}"
+        self.running = True
+        self.done.set()
 
     async def run(self, host: str, port: int) -> dict[str, float]:
         loop = asyncio.get_running_loop()
@@ -107,6 +115,8 @@ class _Load:
         started = time.perf_counter()
         self.until = started + self.seconds
         await asyncio.wait_for(self.done.wait(), self.seconds + 120)
+        if self.error:
+            raise SystemExit(self.error)
         took = time.perf_counter() - started
         ordered = sorted(self.latencies)
         at = lambda share: 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")  # noqa: E731
@@ -134,7 +144,7 @@ def load(url: str, requests: list[bytes], clients: int, seconds: float, warm_up:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.http_load"],
         input=json.dumps(job),
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         check=True,
         cwd=Path(__file__).parents[1],

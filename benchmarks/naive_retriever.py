@@ -61,4 +61,5 @@ def make_app(folder: Path, encoder_dtype: str) -> FastAPI:
 
 
 if __name__ == "__main__":
-    uvicorn.run(make_app(Path(sys.argv[1]), sys.argv[3]), port=int(sys.argv[2]), log_level="warning")
+    # A connection may be idle for as long as the other clients' first answers take: 256 of them, one at a time.
+    uvicorn.run(make_app(Path(sys.argv[1]), sys.argv[3]), port=int(sys.argv[2]), log_level="warning", timeout_keep_alive=600)

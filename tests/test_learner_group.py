@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-from learner_actors import FailingActor
+from learner_actors import ElsewhereActor, FailingActor
 from learner_world import (
     TestableRank,
     given_old,
@@ -214,6 +214,14 @@ def test_an_error_of_the_users_arrives_as_such(cluster, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelFolderError, match="has no weights") as e:
         LearnerGroup(make_config(tmp_path), model_path=str(tmp_path)).start()
+    assert e.value.exit_code == 2
+
+
+def test_a_rank_on_a_host_without_the_model_is_the_users_mistake_and_named(cluster, model):
+    group = LearnerGroup(make_config(model, learner={"ranks": 2}), model_path=str(model))
+    group.actor_class = ElsewhereActor
+    with pytest.raises(ModelFolderError, match=r"^learner rank 1 on \S+: model.path: /nowhere/model is not a folder") as e:
+        group.start()
     assert e.value.exit_code == 2
 
 

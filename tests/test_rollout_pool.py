@@ -228,7 +228,7 @@ async def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_serv
             with pytest.raises(WeightSyncError, match=message):
                 await p.sync(publisher.publish(iter(given.items()), 3))
         bucket = good.payload[0]
-        damaged = type(bucket)(bucket.ref, bucket.nbytes, bucket.crc32 ^ 1, bucket.tensors)
+        damaged = type(bucket)(bucket.ref, bucket.nbytes, bucket.checksum ^ 1, bucket.tensors)
         with pytest.raises(WeightSyncError, match="arrived damaged"):
             await p.sync(WeightUpdate(3, good.backend, (damaged, *good.payload[1:]), good.nbytes))
         assert len(events_of(p, "sync_failed")) == 4

@@ -21,7 +21,7 @@ from sync_world import LocalLearner, change, difference, events_of, in_state, po
 from services.contracts import WeightsReceiver
 from services.rollout import delivery, membership, placement
 from services.rollout.member import Member
-from services.rollout.worker import StaleVersionError
+from services.rollout.worker import StaleVersionError, WorkerUnavailableError
 from services.settings import WeightSyncSettings
 from services.weight_sync import GroupMismatchError, WeightSyncError
 from trainer.sync import kept_supplied
@@ -198,6 +198,31 @@ async def test_a_worker_killed_in_mid_broadcast_costs_no_more_than_itself(world)
     await ready(world, 2)
     assert events_of(p, "weights_lent")[-1]["lender"] == survivor
     assert not psutil.pid_exists(pid)
+
+
+async def test_a_half_written_worker_gets_no_trajectory_before_it_holds_a_whole_version(world, monkeypatch):
+    p, offer, offers, go_on = world.pool, world.learner.offer_weights, [], threading.Event()
+
+    def offer_late(version, receivers):
+        offers.append(version)
+        assert len(offers) < 2 or go_on.wait(60)
+        return offer(version, receivers)
+
+    monkeypatch.setattr(world.learner, "offer_weights", offer_late)
+    pid = pid_of(world, victim_of(world))
+    at_tensor(world, 14, lambda: os.kill(pid, signal.SIGKILL))
+    syncing = asyncio.create_task(next_version(world))
+    await until(lambda: len(offers) == 2)
+    [survivor] = in_state(p, "failed")
+    batch = asyncio.create_task(p.rollout([request(f"h{i}", group=f"h{i}", seed=i) for i in range(8)]))
+    await asyncio.sleep(0.5)
+    assert not p._membership.get(survivor.id).jobs and not batch.done()
+    with pytest.raises(WorkerUnavailableError, match="holds no whole version"):
+        await p.logprobs(survivor.id, [[1, 2, 3]], 1.0)
+    go_on.set()
+    await syncing
+    assert {t.policy_version for t in await batch} == {world.version}
+    await ready(world, 2)
 
 
 async def test_a_worker_that_hangs_in_mid_broadcast_is_found_out_by_the_timeout(world):

@@ -13,7 +13,7 @@ import torch
 from rollout_fakes import request
 from rollout_models import reference_logprobs
 from rollout_search import search_server
-from sync_world import ROWS, LocalLearner, change, difference, events_of, in_state, pool, sync, until, wide_model
+from sync_world import LONG, ROWS, LocalLearner, change, difference, events_of, in_state, pool, sync, until, wide_model
 
 from services.contracts import WeightsReceiver
 from services.rollout.vllm_engine import ENVIRONMENT
@@ -39,7 +39,7 @@ async def test_vllm_workers_take_weights_lend_them_and_outlive_each_other(tmp_pa
                 change(model, 1)
                 await sync(learner, p, 1)
                 assert await difference(p, "w0.1", model) < 1e-4
-                assert await difference(p, "w0.1", model, 0.6) < 1e-4
+                assert await difference(p, "w0.1", model, 0.6, LONG) < 1e-4
 
                 # A second one joins: raw parameters from the first, which samples meanwhile.
                 batch = asyncio.create_task(p.rollout([request(f"a{i}", group=f"a{i}", seed=i) for i in range(40)]))
@@ -56,6 +56,8 @@ async def test_vllm_workers_take_weights_lend_them_and_outlive_each_other(tmp_pa
                 await sync(learner, p, 2)
                 for worker in ("w0.1", "w1.1"):
                     assert await difference(p, worker, model) < 1e-4
+                # The same prompts as before, by generation: what was cached of them under the old weights is not used.
+                assert await difference(p, "w0.1", model, 0.6, LONG) < 1e-4
                 done = await batch
                 assert len(done) == 60 and not events_of(p, "trajectory_retry")
                 for t in done:
@@ -97,7 +99,8 @@ async def test_the_lockstep_engine_takes_part_too(tmp_path, without_llvmlite):
             update = learner.offer_weights(version, [WeightsReceiver("w0.1")])
             await asyncio.gather(asyncio.to_thread(learner.send_weights), engine.receive_weights(update.payload, "w0.1", None))
             for temperature in (1.0, 0.6):
-                got, expected = await engine.logprobs(ROWS, temperature), reference_logprobs(model, ROWS, temperature)
+                rows = ROWS + LONG
+                got, expected = await engine.logprobs(rows, temperature), reference_logprobs(model, rows, temperature)
                 assert max(abs(a - b) for r, s in zip(got, expected, strict=True) for a, b in zip(r, s, strict=True)) < 1e-4
 
         # It lends as well: its own fused parameters, as they are.

@@ -25,7 +25,7 @@ from services.contracts import TokenBatch, WeightsReceiver, WeightUpdate
 from services.weight_sync import choose_backend, make_publisher, make_source
 from trainer import checkpoint, zero
 from trainer.config import Config
-from trainer.model_folder import check_model_folder
+from trainer.model_folder import ModelFolderError, check_model_folder
 from trainer.packing import MicroBatch, Rows, deal, make_microbatch, minibatches
 from trainer.policy_model import PolicyModel, load_policy
 from trainer.update import TERMS, Objective, StepStats
@@ -39,12 +39,7 @@ class LearnerRank:
 
     def __init__(self, config: Config, *, model_path: str, reference: bool, rank: int, masked_ids: list[int] | None = None):
         self.config, self.settings, self.algorithm = config, config.learner, config.algorithm
-        self.model_path, self.reference, self.rank, self.masked_ids = (
-            check_model_folder(model_path),
-            reference,
-            rank,
-            masked_ids,
-        )
+        self.model_path, self.reference, self.rank, self.masked_ids = Path(model_path), reference, rank, masked_ids
         self.world_size = config.learner.ranks
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         half = self.settings.dtype == "bfloat16" or (self.settings.dtype == "auto" and self.device.type == "cuda")
@@ -64,7 +59,11 @@ class LearnerRank:
         return self.store.port
 
     def setup(self, host: str, port: int) -> dict[str, Any]:
-        """Join the other ranks, load the model, build the engine. Says where this rank runs."""
+        """Join the other ranks, load the model, build the engine. Says where this rank runs. Raises ModelFolderError."""
+        try:
+            check_model_folder(self.model_path)
+        except ModelFolderError as e:  # the driver's host has the folder, or it would not have come so far
+            raise ModelFolderError(f"learner rank {self.rank} on {socket.gethostname()}: {e}") from None
         torch.manual_seed(self.config.seed)
         if self.device.type == "cpu":
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

@@ -1,11 +1,13 @@
 """Weights through Ray's object store: shared memory on a node, moved by Ray to others. CPU and GPU; needs no process group.
 
-The publisher packs tensors into buckets (safetensors bytes) and puts each into the store. A worker writes them to files in /dev/shm, which
-its engine maps and loads. The store keeps a version for as long as anyone holds its WeightUpdate.
+The publisher packs tensors into buckets, each a safetensors file in memory, and puts each into the store while the next one fills. A worker
+writes them to files in /dev/shm, several at a time, which its engine maps and loads. The store keeps a version for as long as anyone holds
+its WeightUpdate.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -13,6 +15,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +27,27 @@ from services.weight_sync.base import WeightMismatchError, WeightSyncError
 from services.weight_sync.manifest import check_shapes, model_shapes
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
     from torch import Tensor
 
 BACKEND = "shared_memory"
 _MEMORY = Path("/dev/shm")
+_HEADER_BYTES = 2**20
+"""Room for a bucket's safetensors header, which can be written only once the bucket is full."""
+_TYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+_WRITERS = 4
+"""Buckets that a worker writes at a time."""
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +58,7 @@ class Bucket:
     ref: Any
     """ObjectRef of a uint8 array."""
     nbytes: int
-    crc32: int
+    checksum: int
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
     """Name, dtype and shape of each tensor."""
 
@@ -50,36 +70,116 @@ class SharedMemoryPublisher:
         self._limit = bucket_mib * 2**20
 
     def publish(self, tensors: Iterator[tuple[str, Tensor]], version: int) -> WeightUpdate:
-        buckets: list[Bucket] = []
         seen: set[str] = set()
-        waiting: dict[str, Tensor] = {}
-        size = 0
-        for name, tensor in tensors:
-            if name in seen:
-                raise WeightSyncError(f"weights of version {version}: {name} was given twice")
-            seen.add(name)
-            nbytes = tensor.numel() * tensor.element_size()
-            if waiting and size + nbytes > self._limit:
-                buckets.append(_pack(waiting))
-                waiting, size = {}, 0
-            # The source may free or overwrite what it yielded, so it is copied here.
-            waiting[name] = tensor.detach().to("cpu", copy=True).contiguous()
-            size += nbytes
-        if waiting:
-            buckets.append(_pack(waiting))
-        if not buckets:
-            raise WeightSyncError(f"weights of version {version}: there are none")
-        return WeightUpdate(version, BACKEND, tuple(buckets), sum(b.nbytes for b in buckets))
+        filling, resting = _Packer(self._limit), _Packer(self._limit)
+        stored: list[Future[Bucket]] = []
+        # One bucket fills while the other is checked and copied into the store. The source may free or overwrite what it yielded, so
+        # nothing of it is kept.
+        with ThreadPoolExecutor(1, "weights-to-store") as store:
+
+            def send() -> None:
+                nonlocal filling, resting
+                if stored:
+                    stored[-1].result()
+                stored.append(store.submit(filling.store))
+                filling, resting = resting, filling
+                filling.clear()
+
+            for name, tensor in tensors:
+                if name in seen:
+                    raise WeightSyncError(f"weights of version {version}: {name} was given twice")
+                seen.add(name)
+                if not filling.has_room(name, tensor):
+                    send()
+                filling.add(name, tensor)
+            if not seen:
+                raise WeightSyncError(f"weights of version {version}: there are none")
+            send()
+            buckets = tuple(future.result() for future in stored)
+        return WeightUpdate(version, BACKEND, buckets, sum(b.nbytes for b in buckets))
 
 
-def _pack(tensors: dict[str, Tensor]) -> Bucket:
+class _Packer:
+    """One bucket in the making: |room|header|weights end to end|, so that header and weights go into the store as they lie.
+
+    The safetensors library's own `save` makes two copies of all weights.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._buffer: Tensor | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        self._size, self._names = 0, 0
+        self._tensors: list[tuple[str, str, tuple[int, ...]]] = []
+        self._sizes: list[int] = []
+        self._on_gpu: torch.device | None = None
+
+    def has_room(self, name: str, tensor: Tensor) -> bool:
+        """Whether a tensor may go into this bucket; an empty bucket takes any."""
+        names = self._names + _entry_bytes(name, tensor.dim())
+        return not self._tensors or (self._size + tensor.nbytes <= self._limit and names <= _HEADER_BYTES)
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        import torch
+
+        dtype, nbytes = str(tensor.dtype).removeprefix("torch."), tensor.nbytes
+        if dtype not in _TYPES:
+            raise WeightSyncError(f"{name} is of type {dtype}: weights may be {', '.join(_TYPES)}")
+        start, end = _HEADER_BYTES + self._size, _HEADER_BYTES + self._size + nbytes
+        if self._buffer is None or len(self._buffer) < end:
+            # Pinned memory, which a GPU writes to at full speed, is costly to get: it is kept from bucket to bucket, and small for a small model.
+            size = max(end, _HEADER_BYTES + min(self._limit, 2 * (end - _HEADER_BYTES)))
+            longer = torch.empty(size, dtype=torch.uint8, pin_memory=tensor.is_cuda)
+            if self._buffer is not None:
+                self._synchronize()
+                longer[_HEADER_BYTES:start].copy_(self._buffer[_HEADER_BYTES:start])
+            self._buffer = longer
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        self._buffer[start:end].copy_(flat, non_blocking=True)
+        self._on_gpu = tensor.device if tensor.is_cuda else self._on_gpu
+        self._tensors.append((name, dtype, tuple(tensor.shape)))
+        self._sizes.append(nbytes)
+        self._size, self._names = self._size + nbytes, self._names + _entry_bytes(name, tensor.dim())
+
+    def _synchronize(self) -> None:
+        if self._on_gpu is not None:
+            import torch
+
+            torch.cuda.synchronize(self._on_gpu)
+
+    def store(self) -> Bucket:
+        import ray
+
+        self._synchronize()
+        header, offset = {}, 0
+        for (name, dtype, shape), nbytes in zip(self._tensors, self._sizes, strict=True):
+            header[name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": (offset, offset + nbytes)}
+            offset += nbytes
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        begin = _HEADER_BYTES - 8 - len(text)
+        whole = self._buffer.numpy()
+        whole[begin:_HEADER_BYTES] = bytearray(len(text).to_bytes(8, "little") + text)
+        blob = whole[begin : _HEADER_BYTES + self._size]
+        return Bucket(ray.put(blob), len(blob), checksum(blob), tuple(self._tensors))
+
+
+def _entry_bytes(name: str, dimensions: int) -> int:
+    """No less than what a tensor takes in the header."""
+    return len(json.dumps(name)) + 24 * dimensions + 128
+
+
+def checksum(blob: np.ndarray) -> int:
+    """Of a uint8 array: CRC-32 over the sums of its 4 KiB blocks (of little-endian words, modulo 2^64) and what is left after the last one.
+
+    As fast as memory, which CRC-32 over all of it is not.
+    """
     import numpy as np
-    import ray
-    from safetensors.torch import save
 
-    blob = save(tensors)
-    described = tuple((name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items())
-    return Bucket(ray.put(np.frombuffer(blob, np.uint8)), len(blob), zlib.crc32(blob), described)
+    words = blob[: len(blob) // 4096 * 4096].view("<u8").reshape(-1, 512)
+    return zlib.crc32(bytes(blob[words.nbytes :]), zlib.crc32(words.sum(axis=1, dtype=np.uint64).astype("<u8").tobytes()))
 
 
 class SharedMemoryReceiver:
@@ -102,8 +202,13 @@ class SharedMemoryReceiver:
         folder = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=_place(update.nbytes)))
         try:
             deadline = time.monotonic() + self._timeout_seconds
-            for i, bucket in enumerate(update.payload):
-                _write(bucket, folder / f"bucket_{i:04d}.safetensors", update.version, deadline)
+            with ThreadPoolExecutor(_WRITERS, "weights-from-store") as pool:
+                written = [
+                    pool.submit(_write, bucket, folder / f"bucket_{i:04d}.safetensors", update.version, deadline)
+                    for i, bucket in enumerate(update.payload)
+                ]
+                for future in written:
+                    future.result()
         except BaseException:
             self.release(folder)
             raise
@@ -149,7 +254,7 @@ def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
         raise WeightSyncError(
             f"weights of version {version}: {path.stem} is lost ({type(e).__name__}): its learner has gone"
         ) from e
-    if len(blob) != bucket.nbytes or zlib.crc32(blob) != bucket.crc32:
+    if len(blob) != bucket.nbytes or checksum(blob) != bucket.checksum:
         raise WeightSyncError(
             f"weights of version {version}: {path.stem} arrived damaged (checksum of {bucket.tensors[0][0]} ...)"
         )
