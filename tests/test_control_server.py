@@ -25,7 +25,7 @@ from services.control.records import (
     WorkerStatus,
 )
 from services.control.server import create_app
-from services.likelihood.auth import TokenRequired
+from services.http.auth import TokenRequired
 from services.settings import ControlSettings
 from trainer import control as run_control
 from trainer.cli import main

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from services.contracts import TokenBatch
-from services.likelihood.auth import COOKIE, TokenRequired
+from services.http.auth import COOKIE, TokenRequired
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.server import MAX_STEP_BYTES, create_app
 from services.likelihood.sqlite_store import SQLiteStore

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from services.control.records import Control
 from services.control.server import create_app
-from services.likelihood.auth import required_token
+from services.http.auth import required_token
 from services.likelihood.launch import CannotServe, RunningServer, bind, run_in_thread, run_until_signal, url_of
 from services.settings import ControlSettings
 

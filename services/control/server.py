@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Control, ControlError, Done, RunStatus, Scale
+from services.http.auth import TokenGate
+from services.http.errors import OneLineError
 from services.likelihood import server as likelihood
-from services.likelihood.auth import TokenGate
-from services.likelihood.records import LikelihoodError
 
 MAX_BODY_BYTES = 4096
 SCALE_ACCEPTS = f'expected {{"n": N}} with N a whole number from 1 to {MAX_WORKERS}, or "all", and optionally "ahead": true'
@@ -26,7 +26,7 @@ Worker = Annotated[str, fastapi.Path(max_length=64, description="a worker's id, 
 
 
 def create_app(control: Control, token: str | None = None, id: str | None = None) -> FastAPI:
-    """The control plane of `control`. With a token, everything but health needs it (services.likelihood.auth).
+    """The control plane of `control`. With a token, everything but health needs it (services.http.auth).
 
     id: of a run, given back by the health check so that a gateway knows it again; a gateway has none.
     """
@@ -38,12 +38,8 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
         seen.refused.labels(str(status)).inc()
         return JSONResponse({"detail": detail}, status, headers)
 
-    @app.exception_handler(ControlError)
-    async def _mistake(request: Request, error: ControlError) -> JSONResponse:
-        return refuse(str(error), error.status)
-
-    @app.exception_handler(LikelihoodError)  # a body above the limit
-    async def _body(request: Request, error: LikelihoodError) -> JSONResponse:
+    @app.exception_handler(OneLineError)
+    async def _mistake(request: Request, error: OneLineError) -> JSONResponse:
         return refuse(str(error), error.status)
 
     @app.exception_handler(RequestValidationError)

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import Field
 
-from services.likelihood.auth import required_token
+from services.http.auth import required_token
 from services.likelihood.mirrors import Mirror, Mirroring, TensorBoardMirror, WandbMirror
 from services.likelihood.records import LikelihoodError
 from services.likelihood.server import create_app

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
-from services.likelihood.auth import TokenGate
+from services.http.auth import TokenGate
+from services.http.errors import OneLineError
 from services.likelihood.exporters import ServiceMetrics
 from services.likelihood.mirrors import Mirroring
 from services.likelihood.records import (
@@ -59,7 +60,7 @@ Run = Annotated[str, Depends(_named)]
 Step = Annotated[int, fastapi.Path(ge=0, le=MAX_STEP)]
 
 
-class TooLarge(LikelihoodError):
+class TooLarge(OneLineError):
     """A body above the limit."""
 
     status = 413
@@ -68,7 +69,7 @@ class TooLarge(LikelihoodError):
 def create_app(
     store: LikelihoodStore, token: str | None = None, rules: MonitorRules | None = None, mirroring: Mirroring | None = None
 ) -> FastAPI:
-    """The service on a store. With a token, everything but health needs it (services.likelihood.auth)."""
+    """The service on a store. With a token, everything but health needs it (services.http.auth)."""
     service = LikelihoodService(store, rules, mirroring)
     seen = ServiceMetrics(service)
     app = FastAPI(title="Unspiral likelihood service", version="1", description=__doc__, docs_url=None, redoc_url=None)
@@ -77,8 +78,8 @@ def create_app(
     app.add_middleware(AnswerWhenStopped)  # the last added is the outermost
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
-    @app.exception_handler(LikelihoodError)
-    async def _mistake(request: Request, error: LikelihoodError) -> JSONResponse:
+    @app.exception_handler(OneLineError)
+    async def _mistake(request: Request, error: OneLineError) -> JSONResponse:
         seen.refused(error.status)
         return JSONResponse({"detail": str(error)}, error.status)
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.likelihood.records import LikelihoodError
+from services.http.errors import OneLineError
 
 TOKEN_VARIABLE = "UNSPIRAL_API_TOKEN"
 COOKIE = "unspiral_likelihood"
@@ -32,7 +32,7 @@ REBOUND = (
 )
 
 
-class TokenRequired(LikelihoodError):
+class TokenRequired(OneLineError):
     """The service is to be bound beyond this machine, and no token is set."""
 
 
