@@ -25,7 +25,7 @@ from services.control.records import (
     WorkerStatus,
 )
 from services.control.server import create_app
-from services.likelihood.auth import TokenRequired
+from services.http.auth import TokenRequired
 from services.settings import ControlSettings
 from trainer import control as run_control
 from trainer.cli import main
@@ -151,7 +151,8 @@ def test_health_documentation_and_metrics(run, served):
     with httpx.Client(base_url=served) as http:
         assert http.get("/healthz").json() == {"status": "ok", "run": "id-r"}
         assert http.get("/readyz").json() == {"status": "ready"}
-        assert "Control plane: API" in http.get("/docs").text
+        docs = http.get("/docs").text
+        assert "<title>Unspiral control: API</title>" in docs and "<h1>Control plane: API</h1>" in docs
         assert {"/v1/status", "/v1/workers/scale", "/v1/workers/{worker}/drain", "/v1/pause", "/v1/resume"} <= set(
             http.get("/openapi.json").json()["paths"]
         )

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from services.contracts import TokenBatch
+from services.http.serving import CannotServe
 from services.likelihood.client import LikelihoodClient
-from services.likelihood.launch import CannotServe, ServeSettings, serve_in_thread
+from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.records import ActionRecord, LikelihoodError, StepRecord, TrajectoryRecord
 from services.likelihood.spool import SpoolError
 from services.likelihood.sqlite_store import SQLiteStore

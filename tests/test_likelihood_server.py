@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from services.contracts import TokenBatch
-from services.likelihood.auth import COOKIE, TokenRequired
+from services.http.auth import COOKIE, TokenRequired
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.server import MAX_STEP_BYTES, create_app
 from services.likelihood.sqlite_store import SQLiteStore
@@ -262,7 +262,9 @@ def test_prometheus_shows_the_run_and_the_service(client):
 def test_health_and_readiness(client, store):
     assert client.get("/healthz").json() == {"status": "ok"} and client.get("/readyz").status_code == 200
     assert client.get("/openapi.json").json()["info"]["title"] == "Unspiral likelihood service"
-    assert "openapi.json" in client.get("/docs").text and "http" not in client.get("/").text.replace("http-equiv", "")
+    docs = client.get("/docs").text
+    assert "<title>Unspiral likelihood: API</title>" in docs and "<h1>Likelihood service: API</h1>" in docs
+    assert "openapi.json" in docs and "http" not in client.get("/").text.replace("http-equiv", "")
 
 
 def test_a_token_is_asked_for_everywhere_but_in_health(store):

@@ -11,8 +11,8 @@ from fastapi import FastAPI
 
 from services.control.records import Control
 from services.control.server import create_app
-from services.likelihood.auth import required_token
-from services.likelihood.launch import CannotServe, RunningServer, bind, run_in_thread, run_until_signal, url_of
+from services.http.auth import required_token
+from services.http.serving import CannotServe, RunningServer, bind, run_in_thread, run_until_signal, url_of
 from services.settings import ControlSettings
 
 WHAT = "control plane"

@@ -6,14 +6,13 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.http.errors import OneLineError
+
 MAX_WORKERS = 10_000
 
 
-class ControlError(Exception):
-    """A request that cannot be carried out; one line says why. `exit_code` is the command's, `status` the HTTP answer's."""
-
-    exit_code = 2
-    status = 422
+class ControlError(OneLineError):
+    """A request that cannot be carried out; one line says why."""
 
 
 class UnknownWorker(ControlError):

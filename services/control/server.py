@@ -13,20 +13,20 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Control, ControlError, Done, RunStatus, Scale
-from services.likelihood import server as likelihood
-from services.likelihood.auth import TokenGate
-from services.likelihood.records import LikelihoodError
+from services.http.auth import TokenGate
+from services.http.bodies import json_body, read_body
+from services.http.errors import OneLineError
+from services.http.pages import docs_page
 
 MAX_BODY_BYTES = 4096
 SCALE_ACCEPTS = f'expected {{"n": N}} with N a whole number from 1 to {MAX_WORKERS}, or "all", and optionally "ahead": true'
-DOCS = (likelihood.STATIC / "docs.html").read_text(encoding="utf-8")
 WORKER_STATES = ("starting", "waiting", "ready", "syncing", "draining", "failed")
 
 Worker = Annotated[str, fastapi.Path(max_length=64, description="a worker's id, such as w0.1")]
 
 
 def create_app(control: Control, token: str | None = None, id: str | None = None) -> FastAPI:
-    """The control plane of `control`. With a token, everything but health needs it (services.likelihood.auth).
+    """The control plane of `control`. With a token, everything but health needs it (services.http.auth).
 
     id: of a run, given back by the health check so that a gateway knows it again; a gateway has none.
     """
@@ -38,12 +38,8 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
         seen.refused.labels(str(status)).inc()
         return JSONResponse({"detail": detail}, status, headers)
 
-    @app.exception_handler(ControlError)
-    async def _mistake(request: Request, error: ControlError) -> JSONResponse:
-        return refuse(str(error), error.status)
-
-    @app.exception_handler(LikelihoodError)  # a body above the limit
-    async def _body(request: Request, error: LikelihoodError) -> JSONResponse:
+    @app.exception_handler(OneLineError)
+    async def _mistake(request: Request, error: OneLineError) -> JSONResponse:
         return refuse(str(error), error.status)
 
     @app.exception_handler(RequestValidationError)
@@ -64,12 +60,12 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
         """What the run is doing; `state` is `no run` where none is."""
         return await control.status()
 
-    @app.post("/v1/workers/scale", status_code=202, openapi_extra=likelihood.json_body(Scale))
+    @app.post("/v1/workers/scale", status_code=202, openapi_extra=json_body(Scale))
     async def scale(request: Request) -> Done:
         """Want another number of rollout workers. Answers at once: workers join when they hold the weights, and leave when they are idle.
 
         409 where the cluster cannot hold so many, unless `ahead` is true."""
-        body = await likelihood.read_body(request, MAX_BODY_BYTES)
+        body = await read_body(request, MAX_BODY_BYTES)
         try:
             wanted = Scale.model_validate_json(body)
         except ValidationError as e:
@@ -81,19 +77,19 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
     @app.post("/v1/workers/{worker}/drain", status_code=202)
     async def drain(worker: Worker, request: Request) -> Done:
         """Let a worker finish what it runs, then end it; one fewer is wanted from now on. 404 for an unknown worker, 422 for the last one."""
-        await likelihood.read_body(request, MAX_BODY_BYTES)
+        await read_body(request, MAX_BODY_BYTES)
         return await control.drain(worker)
 
     @app.post("/v1/pause")
     async def pause(request: Request) -> Done:
         """Begin no further step. The step in hand ends; workers stay, idle."""
-        await likelihood.read_body(request, MAX_BODY_BYTES)
+        await read_body(request, MAX_BODY_BYTES)
         return await control.pause()
 
     @app.post("/v1/resume")
     async def resume(request: Request) -> Done:
         """Go on after a pause."""
-        await likelihood.read_body(request, MAX_BODY_BYTES)
+        await read_body(request, MAX_BODY_BYTES)
         return await control.resume()
 
     @app.get("/healthz")
@@ -118,10 +114,7 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
     async def docs() -> HTMLResponse:
-        page = DOCS.replace("Unspiral likelihood: API", "Unspiral control: API").replace(
-            "Likelihood service: API", "Control plane: API"
-        )
-        return HTMLResponse(page, headers={"Content-Security-Policy": likelihood.CONTENT_POLICY})
+        return docs_page("Unspiral control: API", "Control plane: API")
 
     return app
 

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import errno
-import signal
 import socket
-import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from types import FrameType
 
-import uvicorn
 from fastapi import FastAPI
 from pydantic import Field
 
-from services.likelihood.auth import required_token
+from services.http.auth import required_token
+from services.http.serving import RunningServer, bind, run_in_thread, run_until_signal, url_of
 from services.likelihood.mirrors import Mirror, Mirroring, TensorBoardMirror, WandbMirror
-from services.likelihood.records import LikelihoodError
 from services.likelihood.server import create_app
 from services.likelihood.store import open_store
 from services.redaction import address_without_secrets
 from services.settings import MonitorRules, Settings
 
 WHAT = "likelihood service"
-Assembled = Callable[[ExitStack], tuple[FastAPI, socket.socket]]
-"""Makes an application and its bound socket; what must be closed in the end goes onto the stack."""
 
 
 class ServeSettings(Settings):
@@ -51,66 +43,9 @@ class ServeSettings(Settings):
     """Longest wait for the server to answer."""
 
 
-class CannotServe(LikelihoodError):
-    """The address cannot be bound, or the server did not come up."""
-
-    exit_code = 3
-
-
-class RunningServer:
-    """A service in a thread of this process."""
-
-    def __init__(self, url: str, server: uvicorn.Server, thread: threading.Thread, parts: ExitStack):
-        self.url, self._server, self._thread, self._parts = url, server, thread, parts
-
-    def stop(self, timeout: float = 10.0) -> None:
-        """End the server, then close its store and trackers. Safe to call twice."""
-        self._server.should_exit = True
-        self._thread.join(timeout / 2)
-        if self._thread.is_alive():  # open event streams
-            self._server.force_exit = True
-            self._thread.join(timeout / 2)
-        self._parts.close()
-
-
-def bind(host: str, port: int, what: str) -> socket.socket:
-    """A bound socket for `what`. Raises CannotServe with one line."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-        sock.listen(512)  # so that nobody is turned away before the server is up
-    except OSError as e:
-        sock.close()
-        why = "in use; choose another with --port, 0 for any free one" if e.errno == errno.EADDRINUSE else e.strerror or str(e)
-        raise CannotServe(f"{what}: port {port} of {host} is {why}") from e
-    return sock
-
-
 def serve_in_thread(settings: ServeSettings) -> RunningServer:
     """Start the service and return once it answers. Raises CannotServe, StoreError, TokenRequired, MirrorError."""
     return run_in_thread(lambda parts: _assembled(settings, parts), settings.host, WHAT, settings.start_timeout_seconds)
-
-
-def run_in_thread(assembled: Assembled, host: str, what: str, timeout_seconds: float) -> RunningServer:
-    """Assemble a service, run it in a thread, and return once it answers. Raises CannotServe, and what assembling raises."""
-    parts = ExitStack()
-    try:
-        app, sock = assembled(parts)
-        server = uvicorn.Server(_config(app))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name=what.replace(" ", "-"), daemon=True)
-        thread.start()
-        deadline = time.monotonic() + timeout_seconds
-        while not server.started:
-            if not thread.is_alive() or time.monotonic() > deadline:
-                server.should_exit = True
-                raise CannotServe(f"{what} on {host}: not up within {timeout_seconds:g} s")
-            time.sleep(0.02)
-    except BaseException:
-        parts.close()
-        raise
-    return RunningServer(url_of(host, sock), server, thread, parts)
 
 
 def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = print) -> int:
@@ -119,28 +54,6 @@ def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = pri
     return run_until_signal(
         lambda parts: _assembled(settings, parts), lambda sock: announce(f"{WHAT}: {url_of(settings.host, sock)} ({about})")
     )
-
-
-def run_until_signal(assembled: Assembled, announce: Callable[[socket.socket], None]) -> int:
-    """Assemble a service, announce its socket, and run it in the foreground until SIGINT or SIGTERM. Returns the exit status (130, 143)."""
-    received: list[int] = []
-    servers: list[uvicorn.Server] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        for server in servers:  # one that is starting has no handlers of its own yet
-            server.should_exit = True
-
-    with ExitStack() as parts:
-        # uvicorn handles both signals while it runs, and raises them again after the drain: then they land here, and all is closed.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            parts.callback(signal.signal, number, signal.signal(number, remember))
-        app, sock = assembled(parts)
-        announce(sock)
-        servers.append(uvicorn.Server(_config(app)))
-        if not received:
-            servers[0].run(sockets=[sock])
-    return 128 + received[-1] if received else 0
 
 
 def _assembled(settings: ServeSettings, parts: ExitStack) -> tuple[FastAPI, socket.socket]:
@@ -160,16 +73,6 @@ def _assembled(settings: ServeSettings, parts: ExitStack) -> tuple[FastAPI, sock
     return create_app(store, token, settings.rules, mirroring), sock
 
 
-def url_of(host: str, sock: socket.socket) -> str:
-    """The address of a bound socket, as a client on this machine writes it."""
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{sock.getsockname()[1]}"
-
-
 def without_password(store: str) -> str:
     """The store's address as it may be shown."""
     return address_without_secrets(store, user="")
-
-
-def _config(app: FastAPI) -> uvicorn.Config:
-    return uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, lifespan="off")

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from services.http.errors import OneLineError
+
 MAX_STEP = 1_000_000
 """A curve is held densely, 8 bytes a step: one post of a far-off step must not cost gigabytes."""
 MAX_COUNT = 2**31 - 1
@@ -23,11 +25,8 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ROUNDING = 1e-3  # a sum of log-probs near 0 may come out a little above it
 
 
-class LikelihoodError(Exception):
-    """A mistake that one line explains. `exit_code` is the command's, `status` the HTTP answer's."""
-
-    exit_code = 2
-    status = 422
+class LikelihoodError(OneLineError):
+    """A mistake in what the likelihood service, its store or its commands are given."""
 
 
 def check_run_name(run: str) -> str:

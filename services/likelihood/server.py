@@ -20,7 +20,10 @@ from pydantic import ValidationError
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
-from services.likelihood.auth import TokenGate
+from services.http.auth import TokenGate
+from services.http.bodies import json_body, read_body
+from services.http.errors import OneLineError
+from services.http.pages import CONTENT_POLICY, docs_page
 from services.likelihood.exporters import ServiceMetrics
 from services.likelihood.mirrors import Mirroring
 from services.likelihood.records import (
@@ -46,9 +49,6 @@ MAX_STEP_BYTES = 32 << 20
 MAX_TOKEN_BYTES = 512 << 20
 MAX_POINTS = 20_000
 STATIC = Path(__file__).parent / "static"
-CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src data:; connect-src 'self'"
-)
 
 
 def _named(run: str) -> str:
@@ -59,16 +59,10 @@ Run = Annotated[str, Depends(_named)]
 Step = Annotated[int, fastapi.Path(ge=0, le=MAX_STEP)]
 
 
-class TooLarge(LikelihoodError):
-    """A body above the limit."""
-
-    status = 413
-
-
 def create_app(
     store: LikelihoodStore, token: str | None = None, rules: MonitorRules | None = None, mirroring: Mirroring | None = None
 ) -> FastAPI:
-    """The service on a store. With a token, everything but health needs it (services.likelihood.auth)."""
+    """The service on a store. With a token, everything but health needs it (services.http.auth)."""
     service = LikelihoodService(store, rules, mirroring)
     seen = ServiceMetrics(service)
     app = FastAPI(title="Unspiral likelihood service", version="1", description=__doc__, docs_url=None, redoc_url=None)
@@ -77,8 +71,8 @@ def create_app(
     app.add_middleware(AnswerWhenStopped)  # the last added is the outermost
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
-    @app.exception_handler(LikelihoodError)
-    async def _mistake(request: Request, error: LikelihoodError) -> JSONResponse:
+    @app.exception_handler(OneLineError)
+    async def _mistake(request: Request, error: OneLineError) -> JSONResponse:
         seen.refused(error.status)
         return JSONResponse({"detail": str(error)}, error.status)
 
@@ -224,8 +218,8 @@ def create_app(
         )
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
-    def docs() -> FileResponse:
-        return FileResponse(STATIC / "docs.html", headers={"Content-Security-Policy": CONTENT_POLICY})
+    def docs() -> HTMLResponse:
+        return docs_page("Unspiral likelihood: API", "Likelihood service: API")
 
     return app
 
@@ -244,26 +238,8 @@ async def _events(service: LikelihoodService, run: str | None, request: Request)
         service.leave(run, listener)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The body, read no further than the limit. Raises TooLarge."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise TooLarge(f"body of {declared} bytes; at most {limit} accepted")
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise TooLarge(f"body of more than {limit} bytes; at most {limit} accepted")
-        parts.append(part)
-    return b"".join(parts)
-
-
 def parsed(model: type, body: bytes) -> Any:
     try:
         return model.model_validate_json(body)
     except ValidationError as e:
         raise LikelihoodError(one_line(e)) from e
-
-
-def json_body(model: type) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}

@@ -10,20 +10,19 @@ import hashlib
 import hmac
 import ipaddress
 import os
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.likelihood.records import LikelihoodError
+from services.http import pages
+from services.http.errors import OneLineError
 
 TOKEN_VARIABLE = "UNSPIRAL_API_TOKEN"
 COOKIE = "unspiral_likelihood"
 OPEN_PATHS = {"/healthz", "/readyz", "/login"}
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
-LOGIN_PAGE = (Path(__file__).parent / "static" / "login.html").read_text(encoding="utf-8")
 MAX_FORM = 4096
 
 
@@ -32,7 +31,7 @@ REBOUND = (
 )
 
 
-class TokenRequired(LikelihoodError):
+class TokenRequired(OneLineError):
     """The service is to be bound beyond this machine, and no token is set."""
 
 
@@ -86,7 +85,7 @@ class TokenGate:
 
     async def _login(self, request: Request) -> Response:
         if request.method != "POST":
-            return HTMLResponse(LOGIN_PAGE.replace("<!--message-->", ""))
+            return HTMLResponse(pages.LOGIN.replace("<!--message-->", ""))
         body = b""
         async for part in request.stream():
             body += part
@@ -94,7 +93,7 @@ class TokenGate:
                 return JSONResponse({"detail": f"login form: at most {MAX_FORM} bytes accepted"}, 413)
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
         if not hmac.compare_digest(given.strip().encode(), self.token.encode()):
-            return HTMLResponse(LOGIN_PAGE.replace("<!--message-->", "<p role=alert>That is not the token.</p>"), 401)
+            return HTMLResponse(pages.LOGIN.replace("<!--message-->", "<p role=alert>That is not the token.</p>"), 401)
         answer = RedirectResponse("/", 303)
         answer.set_cookie(
             COOKIE, self.cookie, max_age=7 * 86400, httponly=True, samesite="strict", secure=request.url.scheme == "https"
