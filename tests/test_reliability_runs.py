@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -125,6 +126,19 @@ def test_a_killed_driver_leaves_no_process_and_the_run_goes_on_in_another_shape(
         after[4:], whole[4:], strict=True
     ):  # other ranks and samplers: equal up to rounding, then to sampling
         assert step["policy_version"] == other["policy_version"]
+
+
+def test_a_run_whose_output_nobody_reads_goes_on_and_hears_signals(files, folder):
+    process, run = (
+        start(run_config(files, folder, "unread", trainer={"steps": 10_000, "checkpoint_every": 0})),
+        folder / "unread",
+    )
+    fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+    until(lambda: len(metrics(run)) > 60, process)  # more lines than the pipe takes
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(100) == 143
+    assert json.loads((run / "summary.json").read_text())["exit"] == 143
+    process.stdout.close()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from services.control.cli import pause, resume, serve_control, status, workers_a
 from services.likelihood.cli import likelihood_app, monitor_app, report, serve_likelihood
 from trainer.data.cli import data_app
 from trainer.models import model_app
+from trainer.output import complain
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -197,19 +198,18 @@ def main(argv: list[str] | None = None) -> int:
         code = 130
     except Exception as error:
         if hasattr(error, "format_message"):  # click: bad usage
-            print(f"unspiral: {error.format_message()}", file=sys.stderr)
+            complain(f"unspiral: {error.format_message()}")
             code = getattr(error, "exit_code", 2)
         elif hasattr(error, "exit_code"):
-            print(f"unspiral: {error}", file=sys.stderr)
+            complain(f"unspiral: {error}")
             code = error.exit_code
         elif isinstance(error, ModuleNotFoundError):
-            print(
-                f"unspiral: {error.name} is not installed; this command needs the extra cpu or gpu: pip install 'unspiral[cpu]'",
-                file=sys.stderr,
+            complain(
+                f"unspiral: {error.name} is not installed; this command needs the extra cpu or gpu: pip install 'unspiral[cpu]'"
             )
             code = 3
         elif isinstance(error, OSError) and error.filename is not None:  # a path that cannot be read, written or made
-            print(f"unspiral: {error.filename}: {error.strerror}", file=sys.stderr)
+            complain(f"unspiral: {error.filename}: {error.strerror}")
             code = 3 if error.errno in MACHINE_FULL else 2
         else:
             raise

@@ -15,6 +15,7 @@ from trainer.checkpoint import latest
 from trainer.config import Config, ConfigError
 from trainer.control import announced, served
 from trainer.driver import Driver
+from trainer.output import unhurried
 from trainer.progress import Progress
 from trainer.run_folder import RunFolder
 from trainer.stopping import Interrupted, StopSignals, interruptible
@@ -41,21 +42,25 @@ def train(config: Config, *, resume: str | None = None, console: Console | None 
     again = resume is not None and folder.begun()
     folder.open(resume=resume is not None)
     began, driver_box = time.monotonic(), []
+    console = console or Console()
     progress = Progress(config.trainer.steps, console)
-    try:
-        with progress:
-            progress.say(f"run folder: {folder.path.resolve()}")
-            with interruptible():  # a warm start or conversion takes minutes, and would keep an event loop from hearing signals
-                model = models.resolve(config.model.path)
-            summary = asyncio.run(_train(config, model, folder, checkpoint, again, progress, driver_box))
-        return _finish(folder, summary, began, 0, progress.say)
-    except BaseException as error:
-        summary = (driver_box[0].summary() if driver_box else {}) | {"steps": folder.last_step()}
-        code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-        _finish(folder, summary, began, code, progress.say)
-        raise
-    finally:
-        folder.close()
+    with unhurried(console):
+        try:
+            with progress:
+                progress.say(f"run folder: {folder.path.resolve()}")
+                with (
+                    interruptible()
+                ):  # a warm start or conversion takes minutes, and would keep an event loop from hearing signals
+                    model = models.resolve(config.model.path)
+                summary = asyncio.run(_train(config, model, folder, checkpoint, again, progress, driver_box))
+            return _finish(folder, summary, began, 0, progress.say)
+        except BaseException as error:
+            summary = (driver_box[0].summary() if driver_box else {}) | {"steps": folder.last_step()}
+            code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+            _finish(folder, summary, began, code, progress.say)
+            raise
+        finally:
+            folder.close()
 
 
 async def _train(

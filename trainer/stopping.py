@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from trainer import output
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STEP_GRACE_SECONDS = 60.0
 """Longest wait for the step in hand after the first signal."""
@@ -141,8 +143,10 @@ class StopSignals:
             self.say(f"{name}: the run is done and ends; another signal leaves as it is")
             return
         self.say(f"{name}: leaving as it is")
+        output.drain()
         os._exit(128 + number)
 
     def _leave_as_it_is(self) -> None:
         self.say(f"no clean end within {LEAVE_SECONDS:g} s: leaving")
+        output.drain()
         os._exit(128 + self.number if self.number else 1)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from services.stacks import task_stacks, thread_stacks
+from trainer.output import complain
 
 if TYPE_CHECKING:
     from trainer.driver import Driver
@@ -95,7 +96,7 @@ class Watchdog:
         )
         self.loop.call_soon_threadsafe(self.driver.stop.abort, error)
         if not self._over.wait(LEAVE_SECONDS):
-            print(f"unspiral: {error}; and no clean end within {LEAVE_SECONDS:g} s", file=sys.stderr, flush=True)
+            complain(f"unspiral: {error}; and no clean end within {LEAVE_SECONDS:g} s")
             self.driver.system.folder.summary(self.driver.summary() | {"exit": 1})
             os._exit(1)
 

@@ -1,0 +1,94 @@
+"""A terminal that stands still or has gone does not hold up whoever prints to it."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from rich.console import Console
+
+from trainer.output import Unhurried, complain, unhurried
+
+PIPE_BYTES = 4096
+
+
+@pytest.fixture
+def pipe():
+    """A pipe that takes 4 KiB: where to read, and a text file to write to."""
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    file = os.fdopen(write, "w")
+    yield read, file
+    for close in (lambda: os.close(read), file.close):
+        try:
+            close()
+        except OSError:
+            continue
+
+
+def test_everything_is_printed_in_order_through_a_pipe_that_is_read_late(pipe):
+    read, file = pipe
+    stream, got = Unhurried(file), []
+    for i in range(2000):
+        stream.write(f"line {i} \u00e9\n")
+    assert not stream.drain(0.2)
+
+    def reader():
+        while len(b"".join(got).splitlines()) < 2000:
+            got.append(os.read(read, 1 << 16))
+
+    thread = threading.Thread(target=reader, daemon=True)
+    thread.start()
+    assert stream.drain(20)
+    thread.join(20)
+    assert b"".join(got).decode().splitlines() == [f"line {i} \u00e9" for i in range(2000)]
+
+
+def test_what_nobody_reads_is_left_out_and_counted(pipe):
+    read, file = pipe
+    stream = Unhurried(file, kept=2)
+    stream.write("x" * PIPE_BYTES * 2)  # in the hands of the thread, which waits
+    time.sleep(0.3)
+    for i in range(5):
+        stream.write(f"line {i}\n")
+    got = b""
+    while len(got) < PIPE_BYTES * 2:
+        got += os.read(read, 1 << 16)
+    assert stream.drain(20)
+    got += os.read(read, 1 << 16)
+    assert got.decode().lstrip("x") == "(3 lines were left out: nobody read them)\nline 0\nline 1\n"
+
+
+def test_a_reader_that_has_gone_is_no_error(pipe):
+    read, file = pipe
+    os.close(read)
+    stream = Unhurried(file)
+    stream.write("to nobody\n")
+    assert stream.drain(20)
+
+
+def test_a_console_gets_its_file_back_with_all_that_was_printed():
+    file = io.StringIO()
+    console = Console(file=file, width=60)
+    with unhurried(console):
+        console.print("inside")
+        assert console.file is not file and not console.is_terminal
+    console.print("after")
+    assert console.file is file and file.getvalue() == "inside\nafter\n"
+
+
+def test_a_last_complaint_reaches_stderr(capsys):
+    complain("unspiral: x: no such file")
+    assert capsys.readouterr().err == "unspiral: x: no such file\n"
+
+
+def test_a_complaint_that_nobody_reads_does_not_keep_a_process_from_ending(pipe):
+    _, file = pipe
+    script = "from trainer import output; output.DRAIN_SECONDS = 0.5; output.complain('x' * 100_000); raise SystemExit(7)"
+    assert subprocess.run([sys.executable, "-c", script], stderr=file, timeout=60).returncode == 7
