@@ -3,6 +3,7 @@
     python -m benchmarks.gpu learner [--shape 3b]                  packed micro-batches against the plain way; LLDS on and off
     python -m benchmarks.gpu rollout --model M --data D            trajectories on their own against a turn barrier, same engine
     python -m benchmarks.gpu train --model M --data D --minutes N  warm start, a real run, exact match before and after by source
+    python -m benchmarks.gpu peer --model M --data D               a step against one of TRL's GRPOTrainer, on one GPU
 
 D: a folder with corpus.jsonl, train.jsonl and test.jsonl. Each prints a table last and writes OUT/NAME.json. All run on CPU as well, with
 small sizes, so that a script can be tried before it meets a GPU.
@@ -16,9 +17,9 @@ import platform
 import sys
 from pathlib import Path
 
-from benchmarks import gpu_learner, gpu_rollout, gpu_train
+from benchmarks import gpu_learner, gpu_peer, gpu_rollout, gpu_train
 
-COMMANDS = {"learner": gpu_learner, "rollout": gpu_rollout, "train": gpu_train}
+COMMANDS = {"learner": gpu_learner, "rollout": gpu_rollout, "train": gpu_train, "peer": gpu_peer}
 
 
 def machine() -> dict[str, object]:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import threading
 import time
 from contextlib import asynccontextmanager
 
@@ -134,6 +135,18 @@ def test_signals_do_not_cut_the_clean_end_short(tmp_path):
             return "whole"
 
     assert asyncio.run(ends()) == "whole"
+
+
+def test_nothing_is_left_that_would_end_the_process_later(tmp_path):
+    async def ends():
+        with StopSignals(print) as stop:
+            stop.abort(RuntimeError("stuck"))
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(10)
+            stop.settle()
+
+    asyncio.run(ends())
+    assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer) and not t.finished.is_set()]
 
 
 def test_a_lost_learner_is_not_asked_to_save(tmp_path):

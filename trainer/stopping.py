@@ -127,6 +127,8 @@ class StopSignals:
     def _begin_the_end(self) -> None:
         """What was started must still be ended, but not for ever."""
         self._ending, self._last = True, time.monotonic()
+        if self._leave is not None:
+            return
         self._leave = threading.Timer(LEAVE_SECONDS, self._leave_as_it_is)
         self._leave.daemon = True
         self._leave.start()
