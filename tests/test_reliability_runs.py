@@ -134,10 +134,18 @@ def test_a_run_whose_output_nobody_reads_goes_on_and_hears_signals(files, folder
         folder / "unread",
     )
     fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
-    until(lambda: len(metrics(run)) > 60, process)  # more lines than the pipe takes
+    until(lambda: len(metrics(run)) > 35, process)  # more lines than the pipe takes
     process.send_signal(signal.SIGTERM)
     assert process.wait(100) == 143
     assert json.loads((run / "summary.json").read_text())["exit"] == 143
+    process.stdout.close()
+
+
+def test_a_run_whose_output_nobody_reads_comes_to_its_end(files, folder):
+    process, run = start(run_config(files, folder, "unread2", trainer={"steps": 36, "checkpoint_every": 0})), folder / "unread2"
+    fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+    assert process.wait(200) == 0
+    assert json.loads((run / "summary.json").read_text())["steps"] == 36
     process.stdout.close()
 
 

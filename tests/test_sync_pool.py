@@ -211,6 +211,7 @@ async def test_a_half_written_worker_gets_no_trajectory_before_it_holds_a_whole_
     monkeypatch.setattr(world.learner, "offer_weights", offer_late)
     pid = pid_of(world, victim_of(world))
     at_tensor(world, 14, lambda: os.kill(pid, signal.SIGKILL))
+    under_way = asyncio.create_task(p.rollout([request(f"k{i}", group=f"k{i}", seed=i) for i in range(60)]))
     syncing = asyncio.create_task(next_version(world))
     await until(lambda: len(offers) == 2)
     [survivor] = in_state(p, "failed")
@@ -222,6 +223,7 @@ async def test_a_half_written_worker_gets_no_trajectory_before_it_holds_a_whole_
     go_on.set()
     await syncing
     assert {t.policy_version for t in await batch} == {world.version}
+    assert {t.policy_version for t in await under_way} <= {world.version - 1, world.version}
     await ready(world, 2)
 
 

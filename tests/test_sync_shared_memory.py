@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 
 import numpy as np
@@ -10,8 +11,8 @@ import ray
 import torch
 from safetensors.torch import load
 
-from services.weight_sync import WeightSyncError
-from services.weight_sync.shared_memory import SharedMemoryPublisher, checksum
+from services.weight_sync import WeightSyncError, shared_memory
+from services.weight_sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver, checksum
 
 pytestmark = pytest.mark.ray
 
@@ -99,3 +100,26 @@ def test_the_checksum_notices_every_changed_byte_and_blocks_that_changed_places(
     if size > 2 * 4096:
         assert checksum(np.concatenate([blob[4096:8192], blob[:4096], blob[8192:]])) != was
         assert checksum(blob[4096:]) != was
+
+
+def test_memory_that_another_worker_fills_meanwhile_sends_the_weights_through_a_folder(tmp_path, monkeypatch):
+    sent = {f"w{i}": torch.full((200_000,), float(i)) for i in range(4)}
+    memory, elsewhere, write = tmp_path / "memory", tmp_path / "elsewhere", shared_memory._write
+    memory.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.setattr(shared_memory, "_MEMORY", memory)
+    monkeypatch.setattr(shared_memory.tempfile, "gettempdir", lambda: str(elsewhere))
+    monkeypatch.setattr(shared_memory, "model_shapes", lambda _: ({n: tuple(t.shape) for n, t in sent.items()}, set()))
+
+    def full(bucket, path, *rest):
+        if memory in path.parents and path.stem == "bucket_0002":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(bucket, path, *rest)
+
+    monkeypatch.setattr(shared_memory, "_write", full)
+    receiver = SharedMemoryReceiver("m", 20)
+    folder = receiver.receive(SharedMemoryPublisher(1).publish(iter(sent.items()), 1))
+    assert folder.parent == elsewhere and not list(memory.iterdir())
+    got = {name: t for file in folder.iterdir() for name, t in load(file.read_bytes()).items()}
+    assert all(torch.equal(got[name], tensor) for name, tensor in sent.items())
+    receiver.release(folder)

@@ -92,3 +92,26 @@ def test_a_complaint_that_nobody_reads_does_not_keep_a_process_from_ending(pipe)
     _, file = pipe
     script = "from trainer import output; output.DRAIN_SECONDS = 0.5; output.complain('x' * 100_000); raise SystemExit(7)"
     assert subprocess.run([sys.executable, "-c", script], stderr=file, timeout=60).returncode == 7
+
+
+def test_nor_does_one_beside_a_thread_that_stands_in_a_write(pipe):
+    _, file = pipe
+    script = (
+        "import os, sys, threading, time; from trainer import output; output.DRAIN_SECONDS = 0.5\n"
+        "threading.Thread(target=lambda: sys.stderr.write('y' * 100_000), daemon=True).start(); time.sleep(0.5)\n"
+        "output.complain('x'); os._exit(7)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    assert subprocess.run([sys.executable, "-c", script], stderr=file, timeout=60, env=environment).returncode == 7
+
+
+def test_what_is_unhurried_already_stays_so():
+    file = io.StringIO()
+    console = Console(file=file, width=60)
+    with unhurried(console):
+        outer = console.file
+        with unhurried(console):
+            assert console.file is outer
+            console.print("first")
+        console.print("second")
+    assert file.getvalue() == "first\nsecond\n"

@@ -137,6 +137,25 @@ def test_signals_do_not_cut_the_clean_end_short(tmp_path):
     assert asyncio.run(ends()) == "whole"
 
 
+def test_a_closed_terminal_ends_a_run_cleanly_but_not_under_nohup(tmp_path):
+    async def ends():
+        with StopSignals(print) as stop:
+            try:
+                await send(signal.SIGHUP)
+                await asyncio.sleep(0.2)
+            except asyncio.CancelledError:
+                return stop.number
+            return "goes on"
+
+    assert asyncio.run(ends()) == signal.SIGHUP
+    assert Interrupted(signal.SIGHUP).exit_code == 129
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert asyncio.run(ends()) == "goes on"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_nothing_is_left_that_would_end_the_process_later(tmp_path):
     async def ends():
         with StopSignals(print) as stop:

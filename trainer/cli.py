@@ -1,7 +1,7 @@
 """The command `unspiral` (also `python -m trainer`). Imports happen inside the commands, so that a plain install runs what it can.
 
 Exit status: 0 done; 1 a fault of ours; 2 bad usage, configuration or data; 3 the environment lacks something; 4 stopped by the
-monitor; 130 and 143 after a clean stop by SIGINT and SIGTERM.
+monitor; 129, 130 and 143 after a clean stop by SIGHUP, SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.control.cli import pause, resume, serve_control, status, workers_a
 from services.likelihood.cli import likelihood_app, monitor_app, report, serve_likelihood
 from trainer.data.cli import data_app
 from trainer.models import model_app
-from trainer.output import complain
+from trainer.output import complain, last_words, unhurried
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -63,8 +63,7 @@ def train(
     from trainer.run import train as run
 
     summary = run(settings, resume=resume)
-    typer.echo(json.dumps(summary))
-    typer.echo(f"report: {(settings.run_dir / 'report.html').resolve()}")
+    last_words(f"{json.dumps(summary)}\nreport: {(settings.run_dir / 'report.html').resolve()}")
 
 
 @app.command("warm-start")
@@ -139,12 +138,16 @@ def demo(
     ] = False,
 ) -> None:
     """The whole system on this machine: a tiny model learns to search a made-up encyclopaedia."""
+    from rich.console import Console
+
     from trainer.lab.show import run_collapse, run_demo
 
-    if collapse:
-        run_collapse(folder, list(range(seed, seed + seeds)), steps=steps, fresh=fresh)
-    else:
-        run_demo(folder, seed, steps=steps, fresh=fresh)
+    console = Console()
+    with unhurried(console):
+        if collapse:
+            run_collapse(folder, list(range(seed, seed + seeds)), steps=steps, fresh=fresh, console=console)
+        else:
+            run_demo(folder, seed, steps=steps, fresh=fresh, console=console)
 
 
 @app.command()

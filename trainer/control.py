@@ -159,7 +159,6 @@ class RunControl:
         if pool.target <= 1 or not others:
             raise ControlError(f"{worker} is the last worker, and {PAUSE_INSTEAD}")
         self._background(pool.drain(worker))
-        await asyncio.sleep(0)
         driver.system.folder.event("control_drain", worker=worker, target=pool.target)
         return Done(text=f"{worker} drains; {pool.target} workers wanted", target=pool.target)
 

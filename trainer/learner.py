@@ -37,6 +37,8 @@ __all__ = [
     "export_checkpoint",
 ]
 
+GONE_SECONDS = 20.0
+"""Longest wait for a rank's process to be gone."""
 _FORWARDED = ("UNSPIRAL_CACHE", "HF_HOME", "HF_HUB_OFFLINE")  # an allow-list: nothing else of the driver's environment travels
 
 
@@ -153,15 +155,11 @@ class LearnerGroup:
             ray.get([a.call.remote("shutdown") for a in actors], timeout=5)
         for actor in actors:
             ray.kill(actor)
-        here = os.uname().nodename
+        # Its node kills one that is stopped and hears nothing after 5 s.
+        here, deadline = os.uname().nodename, time.monotonic() + GONE_SECONDS
         pids = [w["pid"] for w in self.where if w["host"] == here]
-        for limit in (5, 10):
-            deadline = time.monotonic() + limit
-            while (left := [p for p in pids if Path(f"/proc/{p}").exists()]) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            for pid in left:  # one that is stopped does not hear Ray
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, 9)
+        while any(Path(f"/proc/{p}").exists() for p in pids) and time.monotonic() < deadline:
+            time.sleep(0.05)
         self.where = []
 
     def score(self, batch: TokenBatch) -> Scores:

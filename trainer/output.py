@@ -3,6 +3,7 @@ stop the driver in the middle of a step, deaf to signals."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import queue
@@ -29,7 +30,6 @@ class Unhurried(io.TextIOBase):
         self._file, self._waiting, self._left_out = file, queue.Queue(kept), 0
         try:
             self._descriptor: int | None = file.fileno()
-            file.flush()
         except (OSError, ValueError):  # a buffer in memory
             self._descriptor = None
         threading.Thread(target=self._print, name="output", daemon=True).start()
@@ -65,6 +65,8 @@ class Unhurried(io.TextIOBase):
             self._waiting.put(None)
 
     def _print(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._file.flush()  # here, not at the caller's: another thread may stand in the middle of a write to it
         while (text := self._waiting.get()) is not None:
             left_out, self._left_out = self._left_out, 0
             if left_out:
@@ -95,6 +97,9 @@ _current: list[Unhurried] = []
 @contextmanager
 def unhurried(console: Console) -> Iterator[None]:
     """Inside, nothing that the console prints makes the caller wait; on leaving, DRAIN_SECONDS at most."""
+    if isinstance(console.file, Unhurried):  # so it is already
+        yield
+        return
     before, stream = console.file, Unhurried(console.file)
     console.file = stream
     _current.append(stream)
@@ -112,8 +117,13 @@ def drain(seconds: float = 2.0) -> None:
         stream.drain(seconds)
 
 
-def complain(text: str) -> None:
-    """A last line on stderr. Waits no longer than DRAIN_SECONDS."""
-    stream = Unhurried(sys.stderr)
+def last_words(text: str, file: TextIO | None = None) -> None:
+    """A last line, on stdout unless told otherwise. Waits no longer than DRAIN_SECONDS."""
+    stream = Unhurried(file or sys.stdout)
     stream.write(f"{text}\n")
     stream.end(DRAIN_SECONDS)
+
+
+def complain(text: str) -> None:
+    """A last line on stderr."""
+    last_words(text, sys.stderr)

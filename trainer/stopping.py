@@ -1,4 +1,4 @@
-"""How a run is stopped from outside, by SIGINT (Ctrl-C) or SIGTERM.
+"""How a run is stopped from outside, by SIGINT (Ctrl-C), SIGTERM, or SIGHUP (its terminal is closed; not under nohup).
 
 The first signal lets the step in hand come to its end, so that it is recorded and saved; the second, or the first where no step is
 in hand, ends the run at once, with what was started; one more leaves it all as it is.
@@ -17,14 +17,20 @@ from typing import Any
 
 from trainer import output
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STEP_GRACE_SECONDS = 60.0
 """Longest wait for the step in hand after the first signal."""
 LEAVE_SECONDS = 90.0
 """Longest wait for what was started to end, once the run is cut short; then the process ends as it is."""
 
+
 REPEAT_SECONDS = 1.0
 """A signal so soon after another, once the run ends, is the same one: a terminal and a wrapper may both pass it on."""
+
+
+def heard() -> tuple[signal.Signals, ...]:
+    """The signals that stop a run. Under nohup SIGHUP is ignored, and stays so."""
+    hangup = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+    return (signal.SIGINT, signal.SIGTERM, *hangup)
 
 
 class Interrupted(Exception):
@@ -42,7 +48,7 @@ def interruptible() -> Iterator[None]:
     def stop(number: int, _: Any) -> None:
         raise Interrupted(number)
 
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    before = {number: signal.signal(number, stop) for number in heard()}
     try:
         yield
     finally:
@@ -66,12 +72,13 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        for number in SIGNALS:
+        self._heard = heard()
+        for number in self._heard:
             self._loop.add_signal_handler(number, self.receive, number)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in SIGNALS:
+        for number in self._heard:
             self._loop.remove_signal_handler(number)
         if self._leave:
             self._leave.cancel()

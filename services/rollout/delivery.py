@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from services.contracts import WeightsReceiver, WeightUpdate
 from services.rollout.member import Member, WorkerLostError, one_line
 from services.settings import WeightSyncSettings
-from services.weight_sync import GroupBrokenError, WeightSyncError, untouched
+from services.weight_sync import GroupBrokenError, WeightsGoneError, WeightSyncError, untouched
 from services.weight_sync.group import Ticket, break_group
 
 SLACK_SECONDS = 5.0
@@ -62,7 +62,14 @@ class Delivery:
         self._syncing = asyncio.Lock()
         self._sync_comes_until = 0.0
         """Time (monotonic) until which a sync that was announced by `receivers` is expected: no loan begins before it."""
+        self._again_until = 0.0
+        """Time (monotonic) until which the learner is expected to send once more what a broken group left half written."""
         self._arrived = asyncio.Event()
+
+    @property
+    def expects_weights(self) -> bool:
+        """Whether a sync was announced, or must follow one whose group broke: workers without whole weights may hope."""
+        return time.monotonic() < max(self._sync_comes_until, self._again_until)
 
     @property
     def wants_learner(self) -> bool:
@@ -96,12 +103,15 @@ class Delivery:
 
     async def sync(self, update: WeightUpdate) -> None:
         """Bring a version to the workers that it was offered to; see RolloutPool.sync."""
-        self._sync_comes_until = 0.0
+        self._sync_comes_until = self._again_until = 0.0
         async with self._syncing:
             self._check_newer(update.version)
             group = update.payload if isinstance(update.payload, Ticket) else None
-            members = [m for m in [*self._members(), *self.waiting] if group is None or m.id in group.ranks]
-            if group is None and self.update is not None and update.version == self.version:
+            if group is None:
+                members = self._needing(update.version)
+            else:
+                members = [m for m in [*self._members(), *self.waiting] if m.id in group.ranks]
+            if group is None and self.update is not None and update.version == self.version and not self.waiting:
                 raise WeightSyncError(f"version {update.version} is not newer than {self.version}: versions only go up")
             if not members and not self.waiting:
                 self._check_hope()
@@ -127,6 +137,8 @@ class Delivery:
             self._on_event({"event": "sync_failed", "worker": m.id, "version": update.version, "reason": one_line(e)})
         took = len(failed) < len(members)
         broken = [m for m, e in failed.items() if isinstance(e, GroupBrokenError)]
+        if broken:
+            self._again_until = time.monotonic() + self._settings.timeout_seconds
         if took:
             lost = [m for m in failed if m not in broken]
         else:  # where all refuse, the weights are to blame and not the workers
@@ -181,7 +193,7 @@ class Delivery:
                 if member.lost is not None:
                     raise member.lost
                 if not isinstance(self.update.payload, Ticket):
-                    await self._give(member, self.update, None)
+                    await self._fetch(member, self.update)
                     continue
                 self.waiting.add(member)
                 member.state = "waiting"
@@ -193,6 +205,17 @@ class Delivery:
         finally:
             self.waiting.discard(member)
             del self._failed_loans[member]
+
+    async def _fetch(self, member: Member, update: WeightUpdate) -> None:
+        """From the object store; where it lost them with their learner, wait until its successor sends others."""
+        try:
+            await self._give(member, update, None)
+        except WeightsGoneError as e:
+            self._on_event({"event": "weights_gone", "worker": member.id, "version": update.version, "reason": one_line(e)})
+            self.waiting.add(member)
+            member.state = "waiting"
+            while self.update is update and member.lost is None:
+                await self._something_changes()
 
     async def _something_changes(self) -> None:
         self._arrived.clear()

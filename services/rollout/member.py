@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,17 +70,9 @@ class Member:
             ray.cancel(ref)
             raise
 
-    def kill(self) -> None:
-        """End the actor's process, also where it no longer listens (its engine notices, and ends too)."""
-        self.end()
-        if self.info.pid and self.info.node == socket.gethostname():
-            try:
-                os.kill(self.info.pid, 9)
-            except ProcessLookupError:
-                return
-
     def end(self) -> None:
-        """End the actor and give its resources back."""
+        """End the actor and give its resources back. With those its node ends the process, also one that is stopped and hears nothing; the
+        engine notices, and ends too."""
         ray.kill(self.actor)
         release(self.group)
 

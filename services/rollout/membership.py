@@ -9,8 +9,9 @@ There are as many slots as workers are wanted. A worker joins once it holds the 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
 import ray
@@ -22,6 +23,7 @@ from services.rollout.delivery import Delivery
 from services.rollout.member import Member, NoWorkersError, WorkerLostError, one_line
 from services.settings import RolloutSettings, WeightSyncSettings
 
+_log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 2.0
 SILENCE_SECONDS = 30.0
 """A worker that has not answered a ping for so long is taken for dead."""
@@ -91,13 +93,15 @@ class Membership:
         """Raises NoWorkersError where nobody serves and nobody will without outside help."""
         if self._closed:
             raise NoWorkersError("the rollout pool is closed")
-        if self._starting.keys() - self._no_room or any(m.state in ("ready", "syncing") for m in self._members.values()):
+        if any(m.state in ("ready", "syncing") for m in self._members.values()) or self.delivery.expects_weights:
             return
+        if set(range(self.target)) - self._members.keys() - self._given_up.keys() - self._no_room:
+            return  # that slot's worker starts, or will at the next look
         if self.target == 0:
             raise NoWorkersError("no rollout worker is left: the pool was scaled to 0")
         if self._members:
             raise NoWorkersError("no rollout worker holds a whole version of the weights: the last sync failed on all of them")
-        if self._no_room:
+        if self._no_room & set(range(self.target)):
             raise NoWorkersError(
                 f"no rollout worker is left, and there is no room for another: {placement.describe(self._settings)}"
             )
@@ -168,14 +172,14 @@ class Membership:
         everything = self._settings.model_copy(update={"workers": "all"})
         return max(1, placement.count(everything, ray.cluster_resources(), self._learner_gpus))
 
-    async def drain(self, id: str) -> None:
+    def drain(self, id: str) -> Coroutine[Any, Any, None]:
+        """From the call on one worker fewer is wanted, and it gets nothing new; the result waits until it has left."""
         member = self.get(id)
-        if member.state == "draining":
-            return
-        self._follow_cluster = False
-        self.target = max(0, self.target - 1)
-        self._take_out(member)
-        await self._retire(member)
+        if member.state != "draining":
+            self._follow_cluster = False
+            self.target = max(0, self.target - 1)
+            self._take_out(member)
+        return self._retire(member)
 
     def _trim(self) -> list[Member]:
         """Slots are 0 .. target - 1: a worker beyond moves into a free one, or is taken out, to be retired."""
@@ -220,9 +224,9 @@ class Membership:
             await member.call("close", timeout_seconds=CLOSE_SECONDS)
         except (WorkerLostError, RayError, TimeoutError) as e:
             self._on_event({"event": "worker_close_failed", "worker": member.id, "reason": one_line(e)})
-            member.kill()
+            member.end()
         except asyncio.CancelledError:
-            member.kill()
+            member.end()
             raise
         else:
             member.end()
@@ -243,7 +247,7 @@ class Membership:
             self._crashes[member.slot] += 1
         self._leaving.discard(member)
         member.state = "failed"
-        member.kill()
+        member.end()
         self._on_event({"event": "worker_lost", "worker": member.id, "pid": member.info.pid, "reason": one_line(error)})
         for task in list(member.jobs.values()):
             task.cancel()
@@ -275,10 +279,10 @@ class Membership:
                 ) from None
             await self.delivery.catch_up(member)
         except WorkerLostError as e:
-            member.kill()
+            member.end()
             raise NoWorkersError(f"rollout worker {id} died while it started: {e}") from e
         except BaseException:
-            member.kill()
+            member.end()
             raise
         member.state = "ready"
         self._members[slot] = member
@@ -327,23 +331,31 @@ class Membership:
         pings: dict[Member, asyncio.Task] = {}
         try:
             while True:
-                if self._follow_cluster:
-                    # A node that joined or left; one worker at least is always wanted.
-                    self.target = self._room()
-                for member in self._trim():  # nobody waits here for what it runs: the others must be watched
-                    task = asyncio.create_task(self._retire(member))
-                    self._retiring.add(task)
-                    task.add_done_callback(self._retiring.discard)
-                self._fill()
-                for member in [*self._members.values(), *self.delivery.waiting]:
-                    if member not in pings:
-                        ping = pings[member] = asyncio.create_task(self._ping(member))
-                        ping.add_done_callback(lambda _, m=member: pings.pop(m))
-                self._on_change()
+                try:
+                    self._look(pings)
+                except (
+                    Exception
+                ) as e:  # Ray's head restarts, a full disk takes no event: the next look may go well, and must come
+                    _log.warning("the pool's look at its workers failed: %s", one_line(e))
                 await asyncio.sleep(HEARTBEAT_SECONDS)
         finally:
             for ping in list(pings.values()):
                 ping.cancel()
+
+    def _look(self, pings: dict[Member, asyncio.Task]) -> None:
+        if self._follow_cluster:
+            # A node that joined or left; one worker at least is always wanted.
+            self.target = self._room()
+        for member in self._trim():  # nobody waits here for what it runs: the others must be watched
+            task = asyncio.create_task(self._retire(member))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+        self._fill()
+        for member in [*self.all(), *self.delivery.waiting]:
+            if member not in pings:
+                ping = pings[member] = asyncio.create_task(self._ping(member))
+                ping.add_done_callback(lambda _, m=member: pings.pop(m))
+        self._on_change()
 
     async def _ping(self, member: Member) -> None:
         try:
@@ -353,7 +365,7 @@ class Membership:
             error = WorkerLostError(f"worker {member.id} has not answered for {SILENCE_SECONDS:g} s")
         except WorkerLostError as e:
             error = e
-        if self._members.get(member.slot) is member or member in self.delivery.waiting:
+        if member in self.all() or member in self.delivery.waiting:
             self.lose(member, error)
 
     async def take_turns(self, call: Literal["sleep", "wake"]) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -145,9 +145,10 @@ class RolloutPool:
             raise ValueError(f"the number of workers can't be negative; got {n}")
         await self._membership.scale(n)
 
-    async def drain(self, id: str) -> None:
-        """Let a worker finish what it runs, then end it; the pool wants one worker fewer. Raises KeyError for an unknown worker."""
-        await self._membership.drain(id)
+    def drain(self, id: str) -> Coroutine[Any, Any, None]:
+        """Let a worker finish what it runs, then end it; from the call on the pool wants one worker fewer. Raises KeyError for an unknown
+        worker."""
+        return self._membership.drain(id)
 
     def waits(self) -> list[tuple[str, Any]]:
         """Of each worker its id, and a Ray reference to what its tasks wait for, as text."""
@@ -240,7 +241,7 @@ class RolloutPool:
                 member = min(others or free, key=lambda m: m.outstanding_tokens)
                 self._homes[job.home] = member
             member.outstanding_tokens += self._expected_tokens(job.request)
-            member.jobs[job.request.uid] = asyncio.create_task(self._run(member, job))
+            self._give(member, job)
             if len(member.jobs) >= JOBS_PER_WORKER:
                 free.remove(member)
         if not self._pending:
@@ -251,6 +252,24 @@ class RolloutPool:
         except NoWorkersError as e:
             while self._pending:
                 self._fail(self._pending.popleft(), e)
+
+    def _give(self, member: Member, job: Job) -> None:
+        begun = False
+
+        async def run() -> None:
+            nonlocal begun
+            begun = True
+            await self._run(member, job)
+
+        def ended(_: asyncio.Task) -> None:
+            if not begun:  # cancelled before its first step, as where two workers are lost at once: `_run` knows nothing of it
+                member.jobs.pop(job.request.uid, None)
+                if not job.future.done():
+                    self._run_again(member, job, member.lost or WorkerUnavailableError(f"worker {member.id} is leaving"))
+                self._changed()
+
+        task = member.jobs[job.request.uid] = asyncio.create_task(run())
+        task.add_done_callback(ended)
 
     async def _run(self, member: Member, job: Job) -> None:
         uid, expected = job.request.uid, self._expected_tokens(job.request)

@@ -13,6 +13,7 @@ from services.weight_sync.base import (
     Receiver,
     Source,
     WeightMismatchError,
+    WeightsGoneError,
     WeightSyncError,
     untouched,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Source",
     "WeightMismatchError",
     "WeightSyncError",
+    "WeightsGoneError",
     "choose_backend",
     "make_publisher",
     "make_receiver",

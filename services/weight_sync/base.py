@@ -32,6 +32,10 @@ class WeightMismatchError(WeightSyncError):
     """The weights sent are not those of this model; the message names the first that differ. The engine was not touched."""
 
 
+class WeightsGoneError(WeightSyncError):
+    """What was published is lost with the learner that published it. The engine was not touched; the learner's successor publishes again."""
+
+
 class GroupMismatchError(WeightSyncError):
     """Two ranks of a group can't work together; the message prints the difference. Raised by all of them, before any weight was sent."""
 

@@ -7,6 +7,7 @@ its WeightUpdate.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from services.contracts import WeightUpdate
-from services.weight_sync.base import WeightMismatchError, WeightSyncError
+from services.weight_sync.base import WeightMismatchError, WeightsGoneError, WeightSyncError
 from services.weight_sync.manifest import check_shapes, model_shapes
 
 if TYPE_CHECKING:
@@ -199,9 +200,20 @@ class SharedMemoryReceiver:
             self._shapes = model_shapes(self._model_path)
         sent = {name: shape for bucket in update.payload for name, _, shape in bucket.tensors}
         check_shapes(sent, *self._shapes, update.version)
-        folder = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=_place(update.nbytes)))
+        deadline = time.monotonic() + self._timeout_seconds
+        place = _place(update.nbytes)
         try:
-            deadline = time.monotonic() + self._timeout_seconds
+            return self._fetch(update, place, deadline)
+        except OSError as e:
+            if e.errno != errno.ENOSPC or place != _MEMORY:
+                raise
+            # Another worker of this host has taken the room meanwhile.
+            _say_full(update.nbytes)
+            return self._fetch(update, Path(tempfile.gettempdir()), deadline)
+
+    def _fetch(self, update: WeightUpdate, place: Path, deadline: float) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=place))
+        try:
             with ThreadPoolExecutor(_WRITERS, "weights-from-store") as pool:
                 written = [
                     pool.submit(_write, bucket, folder / f"bucket_{i:04d}.safetensors", update.version, deadline)
@@ -237,8 +249,12 @@ def _place(nbytes: int) -> Path:
     """Memory where it has room for the weights, else the temporary folder."""
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 1.1 * nbytes:
         return _MEMORY
-    _log.warning("%s has no room for %.2f GB of weights; they go through %s", _MEMORY, nbytes / 1e9, tempfile.gettempdir())
+    _say_full(nbytes)
     return Path(tempfile.gettempdir())
+
+
+def _say_full(nbytes: int) -> None:
+    _log.warning("%s has no room for %.2f GB of weights; they go through %s", _MEMORY, nbytes / 1e9, tempfile.gettempdir())
 
 
 def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
@@ -251,7 +267,7 @@ def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
     except TimeoutError as e:
         raise WeightSyncError(f"weights of version {version}: {path.stem} did not arrive in time") from e
     except ray.exceptions.RayError as e:
-        raise WeightSyncError(
+        raise WeightsGoneError(
             f"weights of version {version}: {path.stem} is lost ({type(e).__name__}): its learner has gone"
         ) from e
     if len(blob) != bucket.nbytes or checksum(blob) != bucket.checksum:

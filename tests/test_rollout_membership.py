@@ -1,0 +1,234 @@
+"""The pool's book-keeping where workers are lost at once, leave, or lack weights; without Ray: what a worker answers is written here."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from rollout_fakes import request
+
+from services.contracts import WeightUpdate, WorkerInfo
+from services.rollout import membership
+from services.rollout.delivery import Delivery
+from services.rollout.member import Member, NoWorkersError, WorkerLostError
+from services.rollout.pool import RolloutPool
+from services.settings import RolloutSettings, WeightSyncSettings
+from services.weight_sync import GroupBrokenError, WeightsGoneError
+
+
+class Scripted(Member):
+    """Its calls are answered by `does(method, *args)`."""
+
+    async def call(self, method, *args, timeout_seconds):
+        self.calls += 1
+        return await asyncio.wait_for(self.does(method, *args), timeout_seconds)
+
+    def end(self):
+        self.ended = True
+
+
+def member(slot, does, state="ready", version=0):
+    id = f"w{slot}.1"
+    made = Scripted(slot, id, None, None, WorkerInfo(id, 0, "here", 0, state=state), state=state, version=version)
+    made.does = does
+    return made
+
+
+def pool_of(*members, target=None):
+    events = []
+    made = RolloutPool(
+        RolloutSettings(template="lab"),
+        model_path="m",
+        retriever_url="http://x",
+        retriever_timeout_seconds=1,
+        on_event=events.append,
+        sync=WeightSyncSettings(backend="gloo", timeout_seconds=5),
+    )
+    made.events, book = events, made._membership
+    book.target = len(members) if target is None else target
+    book._members = {m.slot: m for m in members}
+    return made
+
+
+def trajectory(asked):
+    return SimpleNamespace(uid=asked.uid, question=asked.question, actions=(), policy_version=0)
+
+
+async def samples(method, *args):
+    await asyncio.sleep(0)
+    return trajectory(args[0]) if method == "rollout" else None
+
+
+def requests(n):
+    return [request(f"u{i}", group=f"g{i}") for i in range(n)]
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_workers_lost_at_the_same_moment_lose_no_trajectory():
+    cut = asyncio.Event()
+
+    async def dies(method, *args):
+        await cut.wait()
+        raise WorkerLostError("the node is gone")
+
+    async def late(method, *args):
+        await cut.wait()
+        return trajectory(args[0])
+
+    pool = pool_of(member(0, dies), member(1, dies), member(2, late))
+    batch = asyncio.create_task(pool.rollout(requests(6)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    cut.set()
+    done = await asyncio.wait_for(batch, 10)
+    assert [t.uid for t in done] == [f"u{i}" for i in range(6)]
+    assert sorted(e["worker"] for e in pool.events if e["event"] == "worker_lost") == ["w0.1", "w1.1"]
+
+
+async def test_a_worker_cancelled_before_its_first_step_gives_the_trajectory_back():
+    idle = member(0, samples)
+    pool = pool_of(idle, member(1, samples))
+    batch = asyncio.create_task(pool.rollout(requests(4)))
+    await asyncio.sleep(0)  # handed out, and not begun
+    pool._membership.lose(idle, WorkerLostError("no answer"))
+    done = await asyncio.wait_for(batch, 10)
+    assert len(done) == 4 and not idle.jobs
+
+
+@pytest.mark.parametrize(
+    ("target", "no_room", "hope"), [(2, {1}, True), (1, {1, 2, 3}, True), (2, {0, 1}, False), (1, {0}, False)]
+)
+async def test_a_slot_without_a_worker_is_hope_unless_the_cluster_has_no_room_for_it(monkeypatch, target, no_room, hope):
+    monkeypatch.setattr(membership.placement, "describe", lambda settings: "each asks for GPU 1; the cluster has none")
+    last = member(0, samples)
+    pool = pool_of(last, target=target)
+    book = pool._membership
+    book._no_room = no_room
+    book.lose(last, WorkerLostError("killed"))
+    if hope:
+        book.check_hope()
+        return
+    with pytest.raises(NoWorkersError, match="no room for another"):
+        book.check_hope()
+
+
+async def test_half_written_workers_may_hope_while_a_version_is_to_be_sent_again():
+    pool = pool_of(member(0, samples, state="failed"))
+    book = pool._membership
+    with pytest.raises(NoWorkersError, match="the last sync failed on all of them"):
+        book.check_hope()
+    book.delivery._settle(
+        WeightUpdate(1, "gloo", None, 0), SimpleNamespace(), list(book._members.values()), {}
+    )  # nothing failed: no reason to wait
+    with pytest.raises(NoWorkersError):
+        book.check_hope()
+    with pytest.raises(GroupBrokenError):
+        survivor = book._members[0]
+        book.delivery._settle(
+            WeightUpdate(2, "gloo", None, 0), SimpleNamespace(), [survivor], {survivor: GroupBrokenError("x")}
+        )
+    book.check_hope()
+    batch = asyncio.create_task(pool.rollout(requests(2)))
+    await asyncio.sleep(0.05)
+    assert not batch.done()
+    survivor.state, survivor.version = "ready", book.delivery.version
+    pool._changed()
+    assert len(await asyncio.wait_for(batch, 10)) == 2
+
+
+async def test_from_the_call_on_a_drained_worker_is_no_longer_counted_on():
+    pool = pool_of(member(0, samples), member(1, samples))
+    leaving = pool.drain("w0.1")
+    assert pool.target == 1 and [w.state for w in pool.workers()] == ["draining", "ready"]
+    again = pool.drain("w0.1")
+    assert pool.target == 1
+    await asyncio.gather(leaving, again)
+    assert [w.id for w in pool.workers()] == ["w1.1"]
+
+
+async def test_a_worker_that_hangs_while_it_leaves_is_found_out_and_its_trajectory_runs_elsewhere(monkeypatch):
+    monkeypatch.setattr(membership, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(membership, "HEARTBEAT_SECONDS", 0.05)
+
+    async def hangs(method, *args):
+        await asyncio.sleep(60)
+
+    async def answers(method, *args):
+        return WorkerInfo("w1.1", 0, "here", 0, state="ready") if method == "info" else await samples(method, *args)
+
+    stuck = member(0, hangs)
+    pool = pool_of(stuck)
+    batch = asyncio.create_task(pool.rollout(requests(1)))
+    await until(lambda: stuck.calls)
+    book = pool._membership
+    book._members[1], book.target = member(1, answers), 2
+    leaving = asyncio.create_task(pool.drain("w0.1"))
+    book._members[0], book.target = book._members.pop(1), 1
+    book._members[0].slot = 0
+    watch = asyncio.create_task(book._watch())
+    try:
+        assert len(await asyncio.wait_for(batch, 10)) == 1
+        assert [e["worker"] for e in pool.events if e["event"] == "worker_lost"] == ["w0.1"]
+        await asyncio.wait_for(leaving, 10)
+    finally:
+        watch.cancel()
+
+
+async def test_a_look_that_fails_is_not_the_last(monkeypatch):
+    monkeypatch.setattr(membership, "HEARTBEAT_SECONDS", 0.01)
+
+    async def answers(method, *args):
+        return WorkerInfo("w0.1", 0, "here", 0, state="ready")
+
+    pool = pool_of(member(0, answers))
+    book, looks = pool._membership, []
+
+    def room():
+        looks.append(1)
+        if len(looks) < 3:
+            raise ConnectionError("Ray's head does not answer")
+        return 1
+
+    monkeypatch.setattr(book, "_room", room)
+    book._follow_cluster = True
+    watch = asyncio.create_task(book._watch())
+    try:
+        await until(lambda: len(looks) > 4 and book._members[0].calls)
+        assert not watch.done()
+    finally:
+        watch.cancel()
+
+
+async def test_a_joiner_whose_weights_are_lost_with_their_learner_waits_for_the_next():
+    events, given = [], []
+
+    async def takes(method, update):
+        given.append(update)
+        if update is lost:
+            raise WeightsGoneError("weights of version 1: its learner has gone")
+        return update.version
+
+    lost, sent_again = WeightUpdate(1, "shared_memory", (), 0), WeightUpdate(1, "shared_memory", (), 0)
+    delivery = Delivery(
+        WeightSyncSettings(timeout_seconds=5),
+        members=list,
+        lose=None,
+        check_hope=lambda: None,
+        on_event=events.append,
+        on_change=lambda: None,
+        parts=1,
+    )
+    delivery.update, delivery.version = lost, 1
+    joiner = member(0, takes, state="starting")
+    joining = asyncio.create_task(delivery.catch_up(joiner))
+    await until(lambda: delivery.waiting)
+    assert [e["event"] for e in events] == ["weights_gone"] and joiner.state == "waiting" and delivery.wants_learner
+    await delivery.sync(sent_again)
+    await asyncio.wait_for(joining, 10)
+    assert given == [lost, sent_again] and joiner.version == 1 and not delivery.waiting
