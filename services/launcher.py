@@ -1,11 +1,13 @@
 """Starts a service as a named Ray actor, for a run that was not given the address of a running one.
 
-The actor runs the same server as `unspiral serve retriever|likelihood`; only the process around it differs.
+The actor runs the same server as `unspiral serve retriever|likelihood`; only the process around it differs. Where that dies, Ray starts it
+again, on the same port.
 """
 
 from __future__ import annotations
 
 import contextlib
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,11 @@ from typing import Any
 import ray
 
 from services.settings import MonitorRules
+
+RESTARTS = 10
+"""Times that a service that died is started again."""
+PORTS = 3
+"""Ports that are tried: another process may take a free one before the service does."""
 
 
 class ServiceError(RuntimeError):
@@ -22,11 +29,11 @@ class ServiceError(RuntimeError):
 
 
 class _RetrieverActor:
-    def __init__(self, index: str, host: str, topk: int) -> None:
+    def __init__(self, host: str, port: int, index: str, topk: int) -> None:
         from retriever_service.launch import serve_in_thread
         from retriever_service.settings import ServerSettings
 
-        self._server = serve_in_thread(ServerSettings(index=index, host=host, port=0, topk=topk))
+        self._server = serve_in_thread(ServerSettings(index=index, host=host, port=port, topk=topk))
 
     def url(self) -> str:
         return self._server.url
@@ -36,10 +43,10 @@ class _RetrieverActor:
 
 
 class _LikelihoodActor:
-    def __init__(self, store: str, host: str, token_steps: int, rules: MonitorRules) -> None:
+    def __init__(self, host: str, port: int, store: str, token_steps: int, rules: MonitorRules) -> None:
         from services.likelihood.launch import ServeSettings, serve_in_thread
 
-        self._server = serve_in_thread(ServeSettings(store=store, host=host, port=0, token_steps=token_steps, rules=rules))
+        self._server = serve_in_thread(ServeSettings(store=store, host=host, port=port, token_steps=token_steps, rules=rules))
 
     def url(self) -> str:
         return self._server.url
@@ -75,16 +82,28 @@ def _here() -> Any:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
-def _start(cls: type, name: str, timeout_seconds: float, *args: Any) -> Service:
-    actor = ray.remote(cls).options(name=name, num_cpus=0, scheduling_strategy=_here()).remote(*args)
-    try:
-        return Service(ray.get(actor.url.remote(), timeout=timeout_seconds), actor)
-    except ray.exceptions.GetTimeoutError as e:
-        ray.kill(actor)
-        raise ServiceError(f"{name}: did not start within {timeout_seconds:g} s") from e
-    except ray.exceptions.RayActorError as e:
-        reason = str(e).strip().splitlines()[-1] if str(e).strip() else "its actor died"
-        raise ServiceError(f"{name}: did not start: {reason}") from e
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:
+        s.bind((host, 0))
+        return s.getsockname()[1]
+
+
+def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any) -> Service:
+    tries = 0
+    while True:
+        tries += 1
+        called = name if tries == 1 else f"{name}-{tries}"  # Ray may hold the first one's name for a moment longer
+        create = ray.remote(cls).options(name=called, num_cpus=0, scheduling_strategy=_here(), max_restarts=RESTARTS)
+        actor = create.remote(host, _free_port(host), *args)
+        try:
+            return Service(ray.get(actor.url.remote(), timeout=timeout_seconds), actor)
+        except ray.exceptions.GetTimeoutError as e:
+            ray.kill(actor)
+            raise ServiceError(f"{name}: did not start within {timeout_seconds:g} s") from e
+        except ray.exceptions.RayActorError as e:
+            reason = str(e).strip().splitlines()[-1] if str(e).strip() else "its actor died"
+            if tries == PORTS or "in use" not in reason:
+                raise ServiceError(f"{name}: did not start: {reason}") from e
 
 
 def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> int:
@@ -100,7 +119,7 @@ def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> int:
 
 def start_retriever(index: str | Path, *, topk: int, name: str, timeout_seconds: float) -> Service:
     """Serve an index folder on a free port of the driver's node."""
-    return _start(_RetrieverActor, name, timeout_seconds, str(index), _host(), topk)
+    return _start(_RetrieverActor, name, timeout_seconds, _host(), str(index), topk)
 
 
 def start_likelihood(
@@ -110,4 +129,4 @@ def start_likelihood(
 
     On loopback always: the driver alone talks to it, and beyond the machine the service would demand a token.
     """
-    return _start(_LikelihoodActor, name, timeout_seconds, store, "127.0.0.1", token_steps, rules or MonitorRules())
+    return _start(_LikelihoodActor, name, timeout_seconds, "127.0.0.1", store, token_steps, rules or MonitorRules())

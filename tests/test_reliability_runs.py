@@ -15,6 +15,8 @@ from end_to_end import events, finish, laboratory, metrics, reproducible
 from ray_cluster import RayCluster, alive
 from runs import all_gone, ask, asked, at_step, kill, ray_processes, run_config, start, status, until
 
+from services.likelihood.store import open_store
+
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 
@@ -191,11 +193,11 @@ def test_sampling_goes_on_while_the_learner_updates(files, folder, staleness):
 
 
 def test_a_seeded_slice_of_chaos(files, folder):
-    """Workers are killed, scaled and drained at moments that a seed draws; the whole of it is `make test-chaos`."""
+    """Workers are killed, scaled and drained, the run's own services killed, at moments that a seed draws; all of it is `make test-chaos`."""
     draw, run = random.Random(int(os.environ.get("CHAOS_SEED", 0))), folder / "slice"
     rollout = {"deterministic": False, "workers": 2}
     config = run_config(files, folder, "slice", rollout=rollout, trainer={"steps": 5000, "checkpoint_every": 0})
-    deeds = ["kill", "scale", "drain"]
+    deeds = ["kill", "scale", "drain", "services"]
     draw.shuffle(deeds)
     with RayCluster(rollout=3, learner=1) as cluster:
         process = start(config, environment=cluster.environment)
@@ -208,6 +210,12 @@ def test_a_seeded_slice_of_chaos(files, folder):
                 victim = draw.choice(there)
                 os.kill(victim["pid"], signal.SIGKILL)
                 until(lambda gone=victim["id"]: gone not in [w["id"] for w in status(run)["workers"]], process, 60)
+            elif deed == "services":
+                head = psutil.Process(cluster.nodes[0].process.pid)
+                victims = [p for title in ("ray::_RetrieverActor", "ray::_LikelihoodActor") for p in ray_processes(head, title)]
+                assert len(victims) == 3  # two retrievers: one for evaluation
+                for victim in victims:
+                    victim.kill()
             elif deed == "scale":
                 ask(run, "/v1/workers/scale", {"n": 3})
             else:
@@ -220,4 +228,7 @@ def test_a_seeded_slice_of_chaos(files, folder):
     steps = [s["step"] for s in metrics(run)]
     assert steps == list(range(1, len(steps) + 1))
     assert sorted(asked(run)) == [f"{s:06d}-{p:04d}-{g:02d}" for s in steps for p in range(4) for g in range(3)]
+    store = open_store(f"sqlite:{run / 'likelihood.db'}")
+    assert sorted(t.uid for s in steps for t in store.trajectories("slice", s)) == sorted(asked(run))
+    store.close()
     assert events(run, "worker_lost") and len(events(run, "control_scale")) == 2 and len(events(run, "control_drain")) == 1

@@ -321,4 +321,4 @@ def test_the_likelihood_service_is_bound_to_loopback_on_a_cluster_of_many_nodes(
     monkeypatch.setattr(launcher.ray, "nodes", lambda: [{"Alive": True}, {"Alive": True}])
     monkeypatch.setattr(launcher, "_start", lambda cls, name, timeout, *args: asked.append(args))
     launcher.start_likelihood("sqlite:x.db", token_steps=8, name="n")
-    assert asked[0][1] == "127.0.0.1"
+    assert asked[0][0] == "127.0.0.1"
