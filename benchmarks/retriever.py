@@ -168,12 +168,12 @@ def encoder(args: argparse.Namespace) -> None:
 
 
 def soak(args: argparse.Namespace) -> None:
-    """Requests in slices of a tenth each, from 16 clients: what grows would show."""
+    """Requests in slices of a second, ten at least, from 16 clients: what grows would show."""
     requests = posts(read_questions(args.questions))
     with server("--index", args.index, "--cache-size", 1000) as (url, process):
         slices, done = [], 0
         load(url, requests, 16, 1.0)
-        while done < args.requests:
+        while done < args.requests or len(slices) < 10:
             result = load(url, requests, 16, 1.0, warm_up=0)
             done += result["n"]
             slices.append((result["n"], result["p99_ms"], process.memory_info().rss / 2**20, process.num_fds()))

@@ -12,6 +12,7 @@ do not wait for all of it. A search that is cheaper than the way to another thre
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -58,7 +59,10 @@ class Batcher:
         self._batch_size, self._wait_seconds, self._max_queued = batch_size, batch_wait_ms / 1000, max_queued
         self._owner = owner
         self._jobs: deque[_Job] = deque()
-        self._running = self._scheduled = self._stopping = False
+        self._running = self._stopping = False
+        self._scheduled: asyncio.Handle | None = None
+        self._gathering = False
+        """Whether what is scheduled still waits for a batch to fill."""
         self._seconds_per_query: float | None = None
         self.queued = 0
         """Queries that wait or are being searched."""
@@ -68,7 +72,8 @@ class Batcher:
         n = len(queries)
         if self._stopping:
             raise QueueFull("the server is stopping")
-        if self._quick and not self.queued and (self._seconds_per_query or 1) * n < _ON_THE_SPOT_SECONDS:
+        # Not `queued`: it forgets a request whose deadline has passed, and the owner may be searching for it still.
+        if self._quick and not self._running and not self._jobs and (self._seconds_per_query or 1) * n < _ON_THE_SPOT_SECONDS:
             return self._timed_search(queries, topk)
         if self.queued and self.queued + n > self._max_queued:
             self._metrics.refused.inc()
@@ -83,8 +88,12 @@ class Batcher:
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await job.future
-        except TimeoutError:
-            raise DeadlinePassed(f"no answer within {timeout_seconds:g} s; {self.queued} queries are queued") from None
+        except (TimeoutError, asyncio.CancelledError) as error:
+            with contextlib.suppress(ValueError):  # it may be in the batch that is searched
+                self._jobs.remove(job)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise DeadlinePassed(f"no answer within {timeout_seconds:.3g} s; {self.queued} queries are queued") from None
         finally:
             self.queued -= n
             self._metrics.queued.dec(n)
@@ -99,16 +108,18 @@ class Batcher:
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start a batch once this turn of the event loop has brought what it brings, or after the time to gather."""
-        if self._running or self._scheduled:
+        gathers = bool(self._wait_seconds) and self.queued < self._batch_size
+        if self._running or (self._scheduled is not None and (gathers or not self._gathering)):
             return
-        self._scheduled = True
-        if self._wait_seconds and self.queued < self._batch_size:
-            loop.call_later(self._wait_seconds, self._start, loop)
-        else:
-            loop.call_soon(self._start, loop)
+        if self._scheduled is not None:  # the batch is full: no reason to wait longer
+            self._scheduled.cancel()
+        self._gathering = gathers
+        self._scheduled = (
+            loop.call_later(self._wait_seconds, self._start, loop) if gathers else loop.call_soon(self._start, loop)
+        )
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._scheduled = False
+        self._scheduled = None
         parts, topk = self._take()
         if not parts:
             return

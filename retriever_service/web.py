@@ -6,9 +6,11 @@ everything else (and for the documentation of these two) FastAPI is used as usua
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable
 
 import orjson
@@ -53,7 +55,13 @@ class JsonEndpoint:
                 _require_json(content_type)
             limit = self._settings.request_timeout_seconds
             seconds = limit if timeout is None else min(limit, _seconds(timeout))
-            body = await self._answer(await _read(receive, length, self._settings.max_body_bytes), seconds)
+            until = time.monotonic() + seconds
+            try:
+                async with asyncio.timeout(seconds):
+                    asked = await _read(receive, length, self._settings.max_body_bytes)
+            except TimeoutError:
+                raise DeadlinePassed(f"body: it did not come whole within {seconds:g} s") from None
+            body = await self._answer(asked, max(0.0, until - time.monotonic()))
             self._ok.inc()
             return 200, [_JSON, (b"content-length", b"%d" % len(body))], body
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 
@@ -282,3 +283,14 @@ async def test_memory_and_file_descriptors_stay_flat_over_many_requests(small_in
         # 800 more requests; this process holds the client and whatever earlier tests loaded, so the bounds are loose
         assert process.memory_info().rss - memory < 48 * 2**20
         assert process.num_fds() <= descriptors + 40
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as s:
+        s.sendall(
+            b"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx-timeout-seconds: 0.3\r\n"
+            b'content-length: 30\r\n\r\n{"query": '
+        )
+        answer = s.recv(65536).decode()
+    assert answer.startswith("HTTP/1.1 504 ") and "body: it did not come whole within 0.3 s" in answer

@@ -1,0 +1,102 @@
+"""The queue before one search: at most one at a time, bounded, in batches that do not wait when they are full."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from retriever_service.batcher import Batcher
+from retriever_service.errors import DeadlinePassed, QueueFull
+from retriever_service.metrics import Metrics
+
+
+class Search:
+    """Counts how many run at a time; each lasts until `go_on` is set."""
+
+    def __init__(self):
+        self.go_on, self.guard = threading.Event(), threading.Lock()
+        self.running = self.most = 0
+        self.batches = []
+
+    def __call__(self, queries, topk):
+        with self.guard:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.go_on.wait(20)
+        with self.guard:
+            self.running -= 1
+        self.batches.append(queries)
+        return [[(q.encode(), 1.0)] for q in queries]
+
+
+def batcher(search, *, quick=False, batch_size=4, batch_wait_ms=0.0, max_queued=8):
+    return Batcher(
+        search, Metrics(), ThreadPoolExecutor(1), quick=quick, batch_size=batch_size, batch_wait_ms=batch_wait_ms,
+        max_queued=max_queued,
+    )  # fmt: skip
+
+
+async def test_a_search_whose_requests_have_given_up_still_keeps_others_out():
+    """They would use the index's scratch memory at the same time: wrong answers."""
+    search = Search()
+    queue = batcher(search, quick=True)
+    queue._seconds_per_query = 1e-6  # cheap enough to be done on the spot
+    search.go_on.set()
+    assert await queue.submit(["a"], 3, 5) == [[(b"a", 1.0)]]
+    search.go_on.clear()
+    queue._seconds_per_query = 1.0
+    with pytest.raises(DeadlinePassed):
+        await queue.submit(["slow"], 3, 0.05)
+    assert queue.queued == 0 and search.running == 1
+    queue._seconds_per_query = 1e-6
+    late = asyncio.create_task(queue.submit(["b"], 3, 10))
+    await asyncio.sleep(0.05)
+    assert not late.done()
+    search.go_on.set()
+    assert await late == [[(b"b", 1.0)]]
+    assert search.most == 1
+
+
+async def test_requests_that_gave_up_leave_the_queue():
+    search = Search()
+    queue = batcher(search, max_queued=4)
+    first = asyncio.create_task(queue.submit(["first"], 3, 20))
+    await asyncio.sleep(0.05)  # it is being searched
+    for _ in range(50):
+        with pytest.raises(DeadlinePassed):
+            await queue.submit(["x"], 3, 0.002)
+    gone = asyncio.create_task(queue.submit(["gone"], 3, 20))
+    await asyncio.sleep(0)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert len(queue._jobs) == 0 and queue.queued == 1
+    waiting = [asyncio.create_task(queue.submit([f"w{i}"], 3, 20)) for i in range(3)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(QueueFull):
+        await queue.submit(["too many"], 3, 20)
+    search.go_on.set()
+    assert await first == [[(b"first", 1.0)]] and [h[0][0][0] for h in await asyncio.gather(*waiting)] == [b"w0", b"w1", b"w2"]
+    assert [q for batch in search.batches for q in batch] == ["first", "w0", "w1", "w2"]
+
+
+async def test_a_full_batch_does_not_wait_for_more():
+    search = Search()
+    search.go_on.set()
+    queue = batcher(search, batch_size=4, batch_wait_ms=30_000)
+    began = time.monotonic()
+    await asyncio.gather(*(queue.submit([f"q{i}"], 3, 20) for i in range(4)))
+    assert time.monotonic() - began < 15 and [len(b) for b in search.batches] == [4]
+
+
+async def test_a_batch_that_is_not_full_waits_its_time_and_no_longer():
+    search = Search()
+    search.go_on.set()
+    queue = batcher(search, batch_size=4, batch_wait_ms=200)
+    began = time.monotonic()
+    await asyncio.gather(queue.submit(["a"], 3, 20), queue.submit(["b"], 3, 20))
+    assert time.monotonic() - began > 0.19 and [sorted(b) for b in search.batches] == [["a", "b"]]
