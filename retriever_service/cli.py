@@ -71,7 +71,10 @@ def build(
     backend: Annotated[str, typer.Option(help="bm25, dense or hybrid (both, fused).")] = "bm25",
     skip_bad: SkipBad = False,
     language: Annotated[
-        str, typer.Option(help="Language of stemmer and stop words; `none` leaves words as they are.")
+        str,
+        typer.Option(
+            help="Language of stemmer and stop words; `none` leaves words as they are. docs/retriever.md says which have stop words."
+        ),
     ] = "english",
     stem: Annotated[bool, typer.Option(help="Reduce words to their stems.")] = True,
     stop_words: Annotated[bool, typer.Option(help="Leave out stop words.")] = True,
