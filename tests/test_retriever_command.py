@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -168,6 +170,49 @@ def test_several_workers_share_an_index_add_up_their_metrics_and_drain(small_ind
             assert all('retriever_requests_total{route="/retrieve",status="200"} 40.0' in page for page in pages)
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 143 and not any(psutil.pid_exists(pid) for pid in pids)
+        finally:
+            process.terminate()
+
+
+def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index, tmp_path):
+    script = tmp_path / "serve_stuck.py"  # a file, because workers import the main module anew
+    script.write_text(
+        "import sys, time\nfrom retriever_service import launch, opening, index\n"
+        "from retriever_service.settings import ServerSettings\n"
+        "class Stuck(index.Index):\n    quick = False\n    def search(self, queries, topk): time.sleep(60)\n"
+        "    def __init__(self, *a, **k): super().__init__(*a, **k); self.quick = False\n"
+        "opening.Index = Stuck\n"
+        "if __name__ == '__main__':\n    settings = ServerSettings(index=sys.argv[1], port=0, workers=2)\n"
+        "    sys.exit(launch.run(settings, lambda url, what: print(url, flush=True)))\n"
+    )
+
+    def workers():
+        return [c for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline())]
+
+    def wait_for_queued(count):
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            with contextlib.suppress(httpx.TransportError):
+                if f"retriever_queued_queries {count}\n" in httpx.get(f"{url}/metrics", trust_env=False).text:
+                    return True
+            time.sleep(0.1)
+        return False
+
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, script, small_index], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    ) as process:
+        try:
+            url = process.stdout.readline().strip()
+            wait_ready(url)
+            host, port = url.removeprefix("http://").split(":")
+            body = b'{"query": "Mina Frost"}'
+            with socket.create_connection((host, int(port))) as asking:
+                asking.sendall(b"POST /retrieve HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+                assert wait_for_queued("1.0")
+                for worker in workers():
+                    worker.kill()
+                assert wait_for_queued("0.0")
         finally:
             process.terminate()
 
