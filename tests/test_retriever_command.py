@@ -174,6 +174,26 @@ def test_several_workers_share_an_index_add_up_their_metrics_and_drain(small_ind
             process.terminate()
 
 
+def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
+    given = {
+        "corpus": "c", "host": "0.0.0.0", "port": 1, "topk": 4, "retriever_name": "e5", "retriever_model": "m",
+        "encoder_dtype": "float16", "faiss_gpu": True, "reranker": "r", "rerank_depth": 5, "workers": 6, "batch_size": 7,
+        "batch_wait_ms": 8.5, "max_queued": 9, "cache_size": 10, "request_timeout_seconds": 11.5, "max_topk": 12, "max_queries": 13,
+        "max_query_chars": 14, "max_body_bytes": 1500, "drain_seconds": 16.5, "token": "s3cret", "index": "i",
+    }  # fmt: skip
+    assert given.keys() == ServerSettings.model_fields.keys()
+    underscored = {"retriever_name", "retriever_model", "faiss_gpu"}
+    words = ["--timeout-seconds", "11.5", "--token-env", "TOKEN_OF_THE_TEST"]
+    for name, value in given.items():
+        if name not in ("request_timeout_seconds", "token"):
+            words += [f"--{name if name in underscored else name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    received = []
+    monkeypatch.setattr("retriever_service.launch.run", lambda settings, on_start: received.append(settings) or 0)
+    monkeypatch.setenv("TOKEN_OF_THE_TEST", "s3cret")
+    status, _, problem = command("serve", *words)
+    assert (status, problem) == (0, "") and received == [ServerSettings(**given)]
+
+
 def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index, tmp_path):
     script = tmp_path / "serve_stuck.py"  # a file, because workers import the main module anew
     script.write_text(
