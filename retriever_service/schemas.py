@@ -183,16 +183,20 @@ def _lone_surrogate(body: bytes) -> str | None:
 
 
 def check_texts(texts: list[str], field: str, max_count: int, max_chars: int) -> None:
-    """Refuse too many texts, too long ones, and NUL characters (no text has them, and they break tokenizers in C)."""
+    """Refuse too many texts, and what `check_text` refuses."""
     if len(texts) > max_count:
         raise BadRequest(422, f"{field}: {len(texts)} given, at most {max_count} are accepted", field, max_count)
     for i, text in enumerate(texts):
-        if len(text) > max_chars:
-            raise BadRequest(
-                422, f"{field}[{i}]: {len(text)} characters, at most {max_chars} are accepted", f"{field}[{i}]", max_chars
-            )
-        if "\0" in text:
-            raise BadRequest(422, f"{field}[{i}]: holds a NUL character", f"{field}[{i}]", "no NUL characters")
+        if len(text) > max_chars or "\0" in text:  # the name of a field is made for a wrong one alone
+            check_text(text, f"{field}[{i}]", max_chars)
+
+
+def check_text(text: str, field: str, max_chars: int) -> None:
+    """Refuse a text that is too long, and NUL characters (no text has them, and they break tokenizers in C)."""
+    if len(text) > max_chars:
+        raise BadRequest(422, f"{field}: {len(text)} characters, at most {max_chars} are accepted", field, max_chars)
+    if "\0" in text:
+        raise BadRequest(422, f"{field}: holds a NUL character", field, "no NUL characters")
 
 
 def check_topk(topk: int | None, default: int, maximum: int, field: str = "topk") -> int:
