@@ -226,6 +226,11 @@ def serve_retriever(
     max_queued: Annotated[int, typer.Option(min=1, help="Most queries that may wait; past it 503 with Retry-After.")] = 8192,
     cache_size: Annotated[int, typer.Option(min=0, help="Queries whose results are kept; 0 keeps none.")] = 10_000,
     timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Deadline of one request.")] = 30.0,
+    max_topk: Annotated[int, typer.Option(min=1, help="Most passages that a request may ask for.")] = 1000,
+    max_queries: Annotated[int, typer.Option(min=1, help="Most queries of one request.")] = 16_384,
+    max_query_chars: Annotated[int, typer.Option(min=1, help="Longest query, in characters.")] = 8192,
+    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Largest request body.")] = 32 << 20,
+    drain_seconds: Annotated[float, typer.Option(min=0, help="At a stop, how long requests in flight may go on.")] = 10.0,
     token_env: Annotated[str | None, typer.Option(help="Ask for the token that is in this environment variable.")] = None,
 ) -> None:
     """Serve an index over HTTP: Search-R1's /retrieve and /rerank, a search page, /healthz, /readyz, /metrics, /docs."""
@@ -244,7 +249,8 @@ def serve_retriever(
             retriever_model=retriever_model, encoder_dtype=encoder_dtype, faiss_gpu=faiss_gpu, reranker=reranker,
             rerank_depth=rerank_depth, workers=workers,
             batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued, cache_size=cache_size,
-            request_timeout_seconds=timeout_seconds, token=os.environ[token_env] if token_env else None,
+            request_timeout_seconds=timeout_seconds, max_topk=max_topk, max_queries=max_queries, max_query_chars=max_query_chars,
+            max_body_bytes=max_body_bytes, drain_seconds=drain_seconds, token=os.environ[token_env] if token_env else None,
         )  # fmt: skip
     except ValidationError as error:
         first = error.errors()[0]

@@ -1,7 +1,7 @@
 """The retriever's client, for agent loops: asynchronous, pooled, patient.
 
-Connection errors, 429 and 5xx are tried again with back-off until the deadline, then RetrieverUnavailable is raised. An outage never
-turns into an empty result.
+Connection errors, time-outs, 429 and 5xx are tried again with back-off until the deadline, then RetrieverUnavailable is raised; nothing
+else is tried again. An outage never turns into an empty result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import httpx
 import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from .errors import RequestRefused, RetrieverUnavailable
+from .errors import BadSetting, RequestRefused, RetrieverUnavailable
 
 MAX_QUERY_CHARS = 8192
 _MOST_BACK_OFF_SECONDS = 5.0
@@ -39,14 +39,20 @@ class _Transient(Exception):
 
 
 class RetrieverClient:
-    """Client of one retriever. Make one for each event loop, and share it between all coroutines."""
+    """Client of one retriever. Make one for each event loop, and share it between all coroutines.
+
+    Raises BadSetting for a `url` that is no http address, and for a `token` that no header can carry.
+    """
 
     def __init__(self, url: str, *, timeout_seconds: float = 60.0, token: str | None = None) -> None:
         self.url, self.timeout_seconds = url.rstrip("/"), timeout_seconds
+        _check_url(url)
+        _check_token(token)
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
         limits = httpx.Limits(max_connections=256, max_keepalive_connections=256, keepalive_expiry=60)
-        # No proxy from the environment: a retriever is a neighbour.
-        self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout_seconds, trust_env=False)
+        # No proxy from the environment: a retriever is a neighbour. No timeout: httpx's begins anew with each piece that is read, so
+        # every request stands under an asyncio.timeout.
+        self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=None, trust_env=False)
         self._back_off = wait_random_exponential(multiplier=0.1, max=_MOST_BACK_OFF_SECONDS)
 
     async def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
@@ -89,12 +95,14 @@ class RetrieverClient:
         await self.aclose()
 
     async def _not_ready(self, timeout_seconds: float) -> str | None:
+        seconds = min(5.0, timeout_seconds)
         try:
-            answer = await self._http.get(f"{self.url}/readyz", timeout=min(5.0, timeout_seconds))
-        except httpx.TransportError as error:
+            async with asyncio.timeout(seconds):
+                answer = await self._http.get(f"{self.url}/readyz")
+        except TimeoutError:
+            return f"/readyz: no whole answer within {seconds:.3g} s"
+        except httpx.RequestError as error:
             return _reason(error)
-        except httpx.InvalidURL as error:
-            raise RequestRefused(f"retriever.url {self.url!r}: no address of a service ({error})") from None
         # Search-R1's own server and its forks have no health route: one that answers 404 is up.
         return None if answer.status_code in (200, 404) else _detail(answer)
 
@@ -124,13 +132,16 @@ class RetrieverClient:
 
     async def _post(self, body: bytes, count: int, left: float) -> list[list[Hit]]:
         try:
-            answer = await self._http.post(
-                f"{self.url}/retrieve", content=body, timeout=left, headers={"x-timeout-seconds": f"{left:.3f}"}
-            )
+            async with asyncio.timeout(left):
+                answer = await self._http.post(
+                    f"{self.url}/retrieve", content=body, headers={"x-timeout-seconds": f"{left:.3f}"}
+                )
+        except TimeoutError:
+            raise _Transient(f"no whole answer within {left:.3g} s") from None
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingError) as error:
+            raise RequestRefused(f"retriever at {self.url}: {type(error).__name__}: {error}") from None
         except httpx.TransportError as error:
             raise _Transient(_reason(error)) from None
-        except httpx.InvalidURL as error:
-            raise RequestRefused(f"retriever.url {self.url!r}: no address of a service ({error})") from None
         if answer.status_code == 429 or answer.status_code >= 500:
             raise _Transient(_detail(answer), _retry_after(answer))
         if answer.status_code != 200:
@@ -154,7 +165,30 @@ def clean_query(query: str) -> str:
     return query[:MAX_QUERY_CHARS].replace("\0", " ").encode("utf-8", "replace").decode()
 
 
-def _reason(error: httpx.TransportError) -> str:
+def _check_url(url: str) -> None:
+    accepted = "http://HOST:PORT or https://HOST:PORT is accepted"
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise BadSetting(f"retriever url {url!r}: no address ({error}); {accepted}") from None
+    if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment:
+        raise BadSetting(f"retriever url {url!r}: {accepted}")
+    if parts.port is not None and not 0 < parts.port < 65536:
+        raise BadSetting(f"retriever url {url!r}: port {parts.port}; {accepted}, PORT from 1 to 65535")
+
+
+def _check_token(token: str | None) -> None:
+    """Never shows the token, only where it is wrong."""
+    for place, character in enumerate(token or "", 1):
+        if not " " <= character <= "~":
+            raise BadSetting(
+                f"retriever token: character {place} is U+{ord(character):04X}; printable ASCII is accepted, without a line break"
+            )
+    if token and token != token.strip():
+        raise BadSetting("retriever token: begins or ends with a space; printable ASCII without them is accepted")
+
+
+def _reason(error: httpx.RequestError) -> str:
     return str(error) or type(error).__name__
 
 

@@ -15,6 +15,7 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
@@ -155,11 +156,19 @@ def _run_one(app: FastAPI, server: uvicorn.Server, sock: socket.socket) -> None:
 
 
 class _Workers(Multiprocess):
-    """uvicorn's supervisor, remembering the signal that ended it."""
+    """uvicorn's supervisor, remembering the signal that ended it, and taking the gauges of workers that are gone out of /metrics."""
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
         super().__init__(config, sockets=sockets)
         self.ended_by: list[int] = []
+        self._counted: set[int | None] = set()
+
+    def keep_subprocess_alive(self) -> None:
+        super().keep_subprocess_alive()
+        running = {process.pid for process in self.processes}
+        for pid in self._counted - running:
+            mark_process_dead(pid)
+        self._counted = running
 
     def handle_int(self) -> None:
         self.ended_by.append(signal.SIGINT)

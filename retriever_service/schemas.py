@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, TypeAdapter, ValidationError
@@ -55,18 +57,24 @@ class RetrieveResponse(BaseModel):
     result: list[list[ScoredDocument] | list[Document]]
 
 
+class GivenContents(BaseModel):
+    """The inside of a wrapped passage: Search-R1 reads its contents alone."""
+
+    id: StrictStr | None = None
+    contents: StrictStr
+
+
 class GivenDocument(BaseModel):
     """A passage as `/retrieve` returns it, with its score or without; unknown fields are ignored."""
 
     id: StrictStr | None = None
     contents: StrictStr | None = None
-    document: Document | None = None
+    document: GivenContents | None = None
 
     def plain(self) -> tuple[str, str] | None:
-        """Id and contents, or None where there are none."""
-        if self.document is not None:
-            return self.document.id, self.document.contents
-        return None if self.contents is None else (self.id or "", self.contents)
+        """Id (empty where none was given) and contents, or None where there are no contents."""
+        given = self.document or self
+        return None if given.contents is None else (given.id or "", given.contents)
 
 
 class RerankRequest(BaseModel):
@@ -97,16 +105,16 @@ class RerankRequest(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Every error of this server."""
+    """Every error of this server: always all three fields."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     detail: str
     """What is wrong, in one line."""
-    field: str | None = None
-    """The field of the request that is wrong, e.g. `queries[3]`."""
-    limit: int | float | str | None = None
-    """What is accepted there."""
+    field: str | None
+    """The field of the request that is wrong, e.g. `queries[3]`; null where it is none."""
+    limit: int | float | str | None
+    """What is accepted there; null where no field is wrong."""
 
 
 class BadRequest(Exception):
@@ -129,6 +137,9 @@ _ACCEPTED = {
 """What a field takes, for the errors whose own account of it is a name of the validation library."""
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def field_path(location: tuple[int | str, ...]) -> str:
     """`("queries", 3)` as `queries[3]`."""
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
@@ -141,6 +152,9 @@ def parse_body(adapter: TypeAdapter, body: bytes) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if first["type"] == "json_invalid":
+            if any(word in first["ctx"]["error"] for word in ("surrogate", "hex escape")) and (field := _lone_surrogate(body)):
+                limit = "no lone surrogates"
+                raise BadRequest(400, f"{field}: holds a lone surrogate, which is not JSON in UTF-8", field, limit) from None
             raise BadRequest(400, f"the body is not JSON in UTF-8: {first['ctx']['error']}", "body", "JSON") from None
         field = field_path(first["loc"]) or "body"
         context = first.get("ctx") or {}
@@ -150,17 +164,39 @@ def parse_body(adapter: TypeAdapter, body: bytes) -> Any:
         raise BadRequest(422, f"{field}: {first['msg']}", field, limit) from None
 
 
+def _lone_surrogate(body: bytes) -> str | None:
+    """Path of the first string in `body` with a lone surrogate, `body` for a key; None where Python's parser, which lets them pass,
+    finds none."""
+    try:
+        waiting = [((), json.loads(body))]
+    except (ValueError, RecursionError):
+        return None
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, str) and _SURROGATE.search(value):
+            return field_path(path) or "body"
+        if isinstance(value, dict) and any(map(_SURROGATE.search, value)):
+            return "body"
+        inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        waiting += reversed([((*path, key), one) for key, one in inside])
+    return None
+
+
 def check_texts(texts: list[str], field: str, max_count: int, max_chars: int) -> None:
-    """Refuse too many texts, too long ones, and NUL characters (no text has them, and they break tokenizers in C)."""
+    """Refuse too many texts, and what `check_text` refuses."""
     if len(texts) > max_count:
         raise BadRequest(422, f"{field}: {len(texts)} given, at most {max_count} are accepted", field, max_count)
     for i, text in enumerate(texts):
-        if len(text) > max_chars:
-            raise BadRequest(
-                422, f"{field}[{i}]: {len(text)} characters, at most {max_chars} are accepted", f"{field}[{i}]", max_chars
-            )
-        if "\0" in text:
-            raise BadRequest(422, f"{field}[{i}]: holds a NUL character", f"{field}[{i}]", "no NUL characters")
+        if len(text) > max_chars or "\0" in text:  # the name of a field is made for a wrong one alone
+            check_text(text, f"{field}[{i}]", max_chars)
+
+
+def check_text(text: str, field: str, max_chars: int) -> None:
+    """Refuse a text that is too long, and NUL characters (no text has them, and they break tokenizers in C)."""
+    if len(text) > max_chars:
+        raise BadRequest(422, f"{field}: {len(text)} characters, at most {max_chars} are accepted", field, max_chars)
+    if "\0" in text:
+        raise BadRequest(422, f"{field}: holds a NUL character", field, "no NUL characters")
 
 
 def check_topk(topk: int | None, default: int, maximum: int, field: str = "topk") -> int:

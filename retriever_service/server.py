@@ -27,9 +27,11 @@ log = logging.getLogger("retriever_service")
 _PAGE = Path(__file__).with_name("search.html")
 _ERRORS = {
     400: "The body is not JSON.",
+    401: "A token is configured and was not sent.",
     413: "The body is too large.",
-    415: "The body is not declared as JSON.",
+    415: "The body is declared as something else than JSON in UTF-8.",
     422: "A field is wrong; the answer names it and what is accepted.",
+    500: "An error of the server itself.",
     503: "The index is loading, or the queue is full; the header Retry-After says when to try again.",
     504: "The deadline passed.",
 }

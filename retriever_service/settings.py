@@ -8,7 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 
 class ServerSettings(BaseModel):
-    """All that `create_app` and `serve_in_thread` need. Every field is a flag of `unspiral serve retriever`."""
+    """All that `create_app` and `serve_in_thread` need.
+
+    Every field is a flag of `unspiral serve retriever`: of its own name, but `--timeout-seconds` for `request_timeout_seconds`, and
+    `--token-env`, which names the environment variable that `token` is read from.
+    """
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True)
 
@@ -49,7 +53,8 @@ class ServerSettings(BaseModel):
     max_queued: int = Field(8192, ge=1)
     """Most queries that wait; past it a request gets a 503 with Retry-After (a request alone in the queue is always taken)."""
     cache_size: int = Field(10_000, ge=0)
-    """Queries whose results are kept (least recently used out first); 0 keeps none."""
+    """Queries whose results are kept (least recently used out first); 0 keeps none. It counts queries, not bytes: one takes its `topk`
+    passages and about 120 bytes for each."""
     request_timeout_seconds: float = Field(30.0, gt=0)
     """Deadline of one request, a 504 after it; a client may ask for a shorter one with the header X-Timeout-Seconds."""
     workers: int = Field(1, ge=1)

@@ -43,7 +43,7 @@ class JsonEndpoint:
     async def respond(self, scope: Scope, receive: Receive) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Status, headers and body of the answer."""
         try:
-            content_type, length, timeout = b"application/json", b"", None
+            content_type, length, timeout = b"application/json", b"", None  # a body that is not declared is read as JSON
             for name, value in scope["headers"]:
                 if name == b"content-type":
                     content_type = value
@@ -82,8 +82,8 @@ class RetrieverApp(FastAPI):
         if scope["type"] == "http":
             path = scope["path"]
             if self._bearer is not None and path not in OPEN_PATHS and not self._allowed(scope):
-                body = {"detail": "a token is required: Authorization: Bearer TOKEN", "field": "authorization"}
-                answer = Response(orjson.dumps(body), 401, {"WWW-Authenticate": "Bearer"}, "application/json")
+                body = error_body("a token is required: Authorization: Bearer TOKEN", "authorization", "Bearer TOKEN")
+                answer = Response(body, 401, {"WWW-Authenticate": "Bearer"}, "application/json")
                 await answer(scope, receive, send)
                 return
             endpoint = self.fast.get(path)
@@ -109,45 +109,50 @@ class RetrieverApp(FastAPI):
         self.add_api_route(endpoint.path, route, methods=["POST"], response_class=Response, **options)
 
 
+def error_body(detail: str, field: str | None = None, limit: int | float | str | None = None) -> bytes:
+    """The JSON of every error: `detail`, `field` and `limit`, null where there is none (schemas.ErrorBody)."""
+    return orjson.dumps({"detail": detail, "field": field, "limit": limit})
+
+
 def error_answer(error: Exception) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
     """Status, JSON body and extra headers that an error becomes."""
     if isinstance(error, BadRequest):
-        return error.status, orjson.dumps(error.body), []
+        return error.status, error_body(**error.body), []
     if isinstance(error, QueueFull):
-        return 503, orjson.dumps({"detail": str(error)}), [(b"retry-after", b"%d" % error.retry_after_seconds)]
+        return 503, error_body(str(error)), [(b"retry-after", b"%d" % error.retry_after_seconds)]
     if isinstance(error, RetrieverUnavailable):
-        return 503, orjson.dumps({"detail": str(error)}), [(b"retry-after", b"1")]
+        return 503, error_body(str(error)), [(b"retry-after", b"1")]
     if isinstance(error, DeadlinePassed):
-        return 504, orjson.dumps({"detail": str(error)}), []
+        return 504, error_body(str(error)), []
     if isinstance(error, ClientDisconnect):
-        return 499, orjson.dumps({"detail": "the client went away"}), []
+        return 499, error_body("the client went away"), []
     log.error("request failed", exc_info=error)
-    return 500, orjson.dumps({"detail": f"internal error: {type(error).__name__}"}), []
+    return 500, error_body(f"internal error: {type(error).__name__}"), []
 
 
 def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     """Make the errors of FastAPI's own routes JSON as well."""
 
-    def counted(request: Request, status: int, body: dict, headers: dict | None = None) -> Response:
+    def counted(request: Request, status: int, body: bytes, headers: dict | None = None) -> Response:
         metrics.requests.labels(getattr(request.scope.get("route"), "path", "other"), str(status)).inc()
-        return Response(orjson.dumps(body), status, headers, "application/json")
+        return Response(body, status, headers, "application/json")
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         detail = str(error.detail)
         if error.status_code in (404, 405):
             detail = f"{request.method} {request.url.path}: {detail}; /docs lists the routes"
-        return counted(request, error.status_code, {"detail": detail}, error.headers)
+        return counted(request, error.status_code, error_body(detail), error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         field = field_path(first["loc"][1:])
-        return counted(request, 422, {"detail": f"{field}: {first['msg']}", "field": field, "limit": first["type"]})
+        return counted(request, 422, error_body(f"{field}: {first['msg']}", field, first["type"]))
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        return counted(request, 500, {"detail": f"internal error: {type(error).__name__}"})
+        return counted(request, 500, error_body(f"internal error: {type(error).__name__}"))
 
 
 async def _read(receive: Receive, declared: bytes, max_bytes: int) -> bytes:
@@ -169,10 +174,16 @@ async def _read(receive: Receive, declared: bytes, max_bytes: int) -> bytes:
 
 
 def _require_json(content_type: bytes) -> None:
-    plain = content_type.partition(b";")[0].strip().lower()
+    """A 415 for what is not JSON in UTF-8. A request without the header does not come here: its body is read as JSON."""
+    plain, *parameters = [part.strip().lower() for part in content_type.split(b";")]
     if plain != b"application/json" and not (plain.startswith(b"application/") and plain.endswith(b"+json")):
         given = content_type.decode("latin-1")[:80]
         raise BadRequest(415, f"content-type: {given!r}, expected application/json", "content-type", "application/json")
+    for parameter in parameters:
+        name, _, value = parameter.partition(b"=")
+        if name.strip() == b"charset" and value.strip().strip(b'"') not in (b"utf-8", b"utf8"):
+            given = value.strip().decode("latin-1")[:40]
+            raise BadRequest(415, f"content-type: charset {given!r}, expected utf-8", "content-type", "utf-8")
 
 
 def _seconds(value: bytes) -> float:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from retriever_service.client import Hit, RetrieverClient
-from retriever_service.errors import RequestRefused, RetrieverUnavailable
+from retriever_service.errors import BadSetting, RequestRefused, RetrieverUnavailable
 from retriever_service.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import server, small_index  # noqa: F401
@@ -119,6 +119,76 @@ async def test_a_refusal_or_a_strange_answer_is_an_error_at_once(scripted, answe
     answers.append(answer)
     async with RetrieverClient(url, timeout_seconds=5) as client:
         with pytest.raises(RequestRefused, match=url):
+            await client.retrieve(["q"], 3)
+    assert len(seen) == 1
+
+
+async def test_the_deadline_bounds_the_whole_request_also_where_the_answer_trickles_in():
+    async def trickle(reader, writer):
+        await reader.read(100)
+        try:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+            for _ in range(60):
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.1)
+        except ConnectionError:
+            pass
+        writer.close()
+
+    async with await asyncio.start_server(trickle, "127.0.0.1", 0) as slow:
+        url = f"http://127.0.0.1:{slow.sockets[0].getsockname()[1]}"
+        async with RetrieverClient(url, timeout_seconds=0.5) as client:
+            started = time.monotonic()
+            with pytest.raises(
+                RetrieverUnavailable, match=rf"{url}: no answer within 0\.5 s \(1 tries\): no whole answer within"
+            ):
+                await client.retrieve(["q"], 3)
+            with pytest.raises(RetrieverUnavailable, match=r"not ready after 0\.5 s: /readyz: no whole answer within"):
+                await client.wait_ready(0.5)
+            assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000",
+        "ftp://x:1",
+        "x",
+        "",
+        "http://",
+        "http:///a",
+        "http://[::1",
+        "http://x:99999",
+        "http://x:0",
+        "http://x\n",
+    ],
+)
+def test_a_url_that_is_none_is_refused_at_once_in_one_line_that_says_what_is_accepted(url):
+    with pytest.raises(BadSetting) as error:
+        RetrieverClient(url)
+    line = str(error.value)
+    assert error.value.exit_code == 2 and line.startswith(f"retriever url {url!r}: ") and "http://HOST:PORT" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("token", "named"),
+    [("s3cret\nx", "character 7 is U+000A"), ("s3cr\u0119t", "character 5 is U+0119"), ("s3cret ", "ends with a space")],
+)
+def test_a_token_that_no_header_can_carry_is_refused_at_once_and_not_shown(token, named):
+    with pytest.raises(BadSetting, match=r"^retriever token: ") as error:
+        RetrieverClient("http://127.0.0.1:1", token=token)
+    line = str(error.value)
+    assert error.value.exit_code == 2 and named in line and "printable ASCII" in line
+    assert "s3c" not in line and "\n" not in line
+
+
+async def test_an_answer_whose_encoding_is_broken_is_an_error_at_once(scripted):
+    url, answers, seen = scripted
+    answers.append((200, b"no gzip", {"content-encoding": "gzip"}))
+    async with RetrieverClient(url, timeout_seconds=5) as client:
+        with pytest.raises(RequestRefused, match=f"{url}: DecodingError"):
             await client.retrieve(["q"], 3)
     assert len(seen) == 1
 

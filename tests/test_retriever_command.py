@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -168,6 +170,69 @@ def test_several_workers_share_an_index_add_up_their_metrics_and_drain(small_ind
             assert all('retriever_requests_total{route="/retrieve",status="200"} 40.0' in page for page in pages)
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 143 and not any(psutil.pid_exists(pid) for pid in pids)
+        finally:
+            process.terminate()
+
+
+def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
+    given = {
+        "corpus": "c", "host": "0.0.0.0", "port": 1, "topk": 4, "retriever_name": "e5", "retriever_model": "m",
+        "encoder_dtype": "float16", "faiss_gpu": True, "reranker": "r", "rerank_depth": 5, "workers": 6, "batch_size": 7,
+        "batch_wait_ms": 8.5, "max_queued": 9, "cache_size": 10, "request_timeout_seconds": 11.5, "max_topk": 12, "max_queries": 13,
+        "max_query_chars": 14, "max_body_bytes": 1500, "drain_seconds": 16.5, "token": "s3cret", "index": "i",
+    }  # fmt: skip
+    assert given.keys() == ServerSettings.model_fields.keys()
+    underscored = {"retriever_name", "retriever_model", "faiss_gpu"}
+    words = ["--timeout-seconds", "11.5", "--token-env", "TOKEN_OF_THE_TEST"]
+    for name, value in given.items():
+        if name not in ("request_timeout_seconds", "token"):
+            words += [f"--{name if name in underscored else name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    received = []
+    monkeypatch.setattr("retriever_service.launch.run", lambda settings, on_start: received.append(settings) or 0)
+    monkeypatch.setenv("TOKEN_OF_THE_TEST", "s3cret")
+    status, _, problem = command("serve", *words)
+    assert (status, problem) == (0, "") and received == [ServerSettings(**given)]
+
+
+def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index, tmp_path):
+    script = tmp_path / "serve_stuck.py"  # a file, because workers import the main module anew
+    script.write_text(
+        "import sys, time\nfrom retriever_service import launch, opening, index\n"
+        "from retriever_service.settings import ServerSettings\n"
+        "class Stuck(index.Index):\n    quick = False\n    def search(self, queries, topk): time.sleep(60)\n"
+        "    def __init__(self, *a, **k): super().__init__(*a, **k); self.quick = False\n"
+        "opening.Index = Stuck\n"
+        "if __name__ == '__main__':\n    settings = ServerSettings(index=sys.argv[1], port=0, workers=2)\n"
+        "    sys.exit(launch.run(settings, lambda url, what: print(url, flush=True)))\n"
+    )
+
+    def workers():
+        return [c for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline())]
+
+    def wait_for_queued(count):
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            with contextlib.suppress(httpx.TransportError):
+                if f"retriever_queued_queries {count}\n" in httpx.get(f"{url}/metrics", trust_env=False).text:
+                    return True
+            time.sleep(0.1)
+        return False
+
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, script, small_index], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    ) as process:
+        try:
+            url = process.stdout.readline().strip()
+            wait_ready(url)
+            host, port = url.removeprefix("http://").split(":")
+            body = b'{"query": "Mina Frost"}'
+            with socket.create_connection((host, int(port))) as asking:
+                asking.sendall(b"POST /retrieve HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+                assert wait_for_queued("1.0")
+                for worker in workers():
+                    worker.kill()
+                assert wait_for_queued("0.0")
         finally:
             process.terminate()
 

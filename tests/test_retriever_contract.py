@@ -11,9 +11,11 @@ import time
 import httpx
 import psutil
 import pytest
+from starlette.testclient import TestClient
 
 from retriever_service.index import Index
 from retriever_service.launch import serve_in_thread
+from retriever_service.server import create_app
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import CORPUS, http, server, small_index  # noqa: F401
 
@@ -114,14 +116,112 @@ def test_a_body_that_is_no_json_is_a_400_in_json(http, raw):
 def test_wrong_content_type_method_and_path_are_json_errors(http):
     form = http.post("/retrieve", data={"queries": "a"})
     assert form.status_code == 415 and form.json()["limit"] == "application/json"
+    none = {"field": None, "limit": None}
     assert (http.get("/retrieve").status_code, http.get("/retrieve").json()) == (
         405,
-        {"detail": "GET /retrieve: Method Not Allowed; /docs lists the routes"},
+        {"detail": "GET /retrieve: Method Not Allowed; /docs lists the routes", **none},
     )
     assert (http.post("/nowhere").status_code, http.post("/nowhere").json()) == (
         404,
-        {"detail": "POST /nowhere: Not Found; /docs lists the routes"},
+        {"detail": "POST /nowhere: Not Found; /docs lists the routes", **none},
     )
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        (None, 200),
+        ("application/json", 200),
+        ("application/json; charset=utf-8", 200),
+        ('Application/JSON; Charset="UTF-8"', 200),
+        ("application/vnd.api+json", 200),
+        ("application/json; charset=utf-16", 415),
+        ("application/json;charset=latin-1", 415),
+        ("text/plain", 415),
+    ],
+)
+def test_a_body_is_json_in_utf_8_unless_it_is_declared_as_something_else(http, content_type, status):
+    headers = {} if content_type is None else {"content-type": content_type}
+    answer = http.post("/retrieve", content=b'{"queries": []}', headers=headers)
+    assert answer.status_code == status
+    if status == 415:
+        error = answer.json()
+        assert error["field"] == "content-type" and content_type.rpartition("=")[2] in error["detail"]
+        assert error["limit"] == ("utf-8" if "charset" in content_type else "application/json")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (rb'{"query": "\ud800"}', "query"),
+        (rb'{"queries": ["a", "b \uDC00 c"]}', "queries[1]"),
+        (rb'{"documents": [[{"contents": "a"}, {"document": {"contents": "\udfff"}}]]}', "documents[0][1].document.contents"),
+        (rb'"\ud800"', "body"),
+        (rb'{"\ud800": "\ud800"}', "body"),
+    ],
+)
+def test_a_lone_surrogate_is_named_with_its_field(http, body, field):
+    answer = http.post("/retrieve", content=body)
+    assert (answer.status_code, answer.json()["field"], answer.json()["limit"]) == (400, field, "no lone surrogates")
+    assert answer.json()["detail"].startswith(f"{field}: holds a lone surrogate")
+
+
+def test_a_pair_of_surrogates_is_text(http):
+    assert http.post("/retrieve", content=rb'{"query": "\ud83d\ude00"}').status_code == 200
+
+
+def test_every_error_has_detail_field_and_limit(small_index):
+    gate, opened = threading.Event(), threading.Event()
+
+    class Troubled(Index):
+        quick = False
+
+        def search(self, queries, topk):
+            if "stuck" in queries:
+                gate.wait(10)
+            if "poison" in queries:
+                raise RuntimeError("poison")
+            return super().search(queries, topk)
+
+    def late():
+        opened.wait(10)
+        return Troubled(small_index)
+
+    settings = ServerSettings(index=str(small_index), port=0, max_body_bytes=1024, token="s3cret")
+    app = create_app(settings, late)
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError("broken")
+
+    @app.get("/typed")
+    async def typed(count: int) -> None:
+        pass
+
+    with TestClient(app, raise_server_exceptions=False, headers={"authorization": "Bearer s3cret"}) as client:
+        answers = [client.get("/readyz"), client.post("/retrieve", json={"query": "a"})]
+        opened.set()
+        while client.get("/readyz").status_code != 200:
+            time.sleep(0.01)
+        answers += [
+            client.post("/retrieve", content=b"{"),
+            client.post("/retrieve", json={}, headers={"authorization": "none"}),
+            client.get("/nowhere"),
+            client.post("/rerank", json={"queries": [], "documents": []}),
+            client.get("/retrieve"),
+            client.post("/retrieve", content=b" " * 2000),
+            client.post("/retrieve", data={"a": "b"}),
+            client.post("/retrieve", json={"query": 3}),
+            client.get("/typed?count=x"),
+            client.post("/retrieve", json={"query": "poison"}),
+            client.get("/broken"),
+            client.post("/retrieve", json={"query": "stuck"}, headers={"x-timeout-seconds": "0.1"}),
+        ]
+        gate.set()
+    assert [a.status_code for a in answers] == [503, 503, 400, 401, 404, 404, 405, 413, 415, 422, 422, 500, 500, 504]
+    for answer in answers:
+        assert answer.headers["content-type"] == "application/json"
+        assert list(answer.json()) == ["detail", "field", "limit"] and answer.json()["detail"]
 
 
 def test_a_body_beyond_the_limit_is_a_413_that_says_the_limit(small_index):

@@ -299,9 +299,13 @@ def test_rerank_orders_list_i_by_query_i(small_index, tiny_reranker):
             plain = http.post("/rerank", json={"queries": QUERIES[:1], "documents": [lists[0]]}).json()["result"]
             assert plain == [[next(r for r in ROWS if r["id"] == i) for i in ordered(QUERIES[0], lists[0])[:3]]]
             assert http.post("/rerank", json={"queries": [], "documents": []}).json() == {"result": []}
+            for given in ({"contents": "x"}, {"document": {"contents": "x"}}, {"document": {"id": None, "contents": "x"}}):
+                without = http.post("/rerank", json={"queries": ["a"], "documents": [[given]]})
+                assert without.status_code == 200 and without.json() == {"result": [[{"id": "", "contents": "x"}]]}
             for body, field in (
                 ({"queries": ["a"], "documents": []}, "documents"),
                 ({"queries": ["a"], "documents": [[{"id": "1"}]]}, "documents[0][0]"),
+                ({"queries": ["a"], "documents": [[{"document": {"id": "1"}}]]}, "documents[0][0].document.contents"),
                 ({"queries": ["a"], "documents": [ROWS[:1] * 1001]}, "documents[0]"),
                 ({"queries": ["a"], "documents": [[]], "rerank_topk": -1}, "rerank_topk"),
             ):
