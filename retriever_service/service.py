@@ -16,7 +16,7 @@ from .documents import encode_document
 from .errors import QueueFull
 from .index import Index
 from .metrics import Metrics
-from .schemas import BadRequest, RerankRequest, RetrieveRequest, check_texts, check_topk, parse_body
+from .schemas import BadRequest, RerankRequest, RetrieveRequest, check_text, check_texts, check_topk, parse_body
 from .settings import ServerSettings
 
 _RETRIEVE, _RERANK = TypeAdapter(RetrieveRequest), TypeAdapter(RerankRequest)
@@ -74,7 +74,9 @@ class Service:
             )
         if queries is None:
             queries = [asked.query]
-        check_texts(queries, "queries", settings.max_queries, settings.max_query_chars)
+            check_text(asked.query, "query", settings.max_query_chars)
+        else:
+            check_texts(queries, "queries", settings.max_queries, settings.max_query_chars)
         topk = check_topk(asked.topk, settings.topk, settings.max_topk)
         hits = await self.search(queries, topk, timeout_seconds) if queries else []
         answer = encode_answer(hits, asked.return_scores)

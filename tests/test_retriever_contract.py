@@ -87,6 +87,8 @@ def test_more_than_the_corpus_holds_is_all_that_match(http):
         ({"queries": ["a"] * 100_000}, 422, "queries", 16384),
         ({"queries": ["a", "b" * 2**20]}, 422, "queries[1]", 8192),
         ({"queries": ["a", "nul \0"]}, 422, "queries[1]", "no NUL characters"),
+        ({"query": "nul \0"}, 422, "query", "no NUL characters"),
+        ({"query": "b" * 8193}, 422, "query", 8192),
         ({"queries": "a"}, 422, "queries", "a list"),
         ({"queries": ["a", 7]}, 422, "queries[1]", "a string"),
         ({"query": ["a"]}, 422, "query", "a string"),
