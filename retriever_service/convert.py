@@ -56,6 +56,8 @@ def convert_index(
             raise BadSetting(f"index {source}: expected an index folder, or a FAISS file together with --corpus")
         flat_path, corpus = source, Path(corpus)
         settings = {"encoder": EncoderSettings(model or "", family_of(family, model or "")).as_dict(), "fingerprint": None}
+    if queries and not (model or settings["encoder"]["model"]):
+        raise BadSetting(f"--queries {queries}: questions need the encoder; the file {source} does not name it: give --model")
     flat = open_faiss(flat_path)
     make_type(flat.d, kind, flat.ntotal)
     encoder = (

@@ -25,13 +25,18 @@ def import_faiss():
 
 
 def open_faiss(path: Path):
-    """A FAISS index file, memory-mapped if it can be. Raises IndexInvalid for one that is torn or of another kind."""
+    """A FAISS index file, memory-mapped if it can be. Raises IndexInvalid for one that is torn, of another kind, or not by inner product."""
     faiss = import_faiss()
     try:
-        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
         reason = " ".join(str(error).split()).rpartition("Error: ")[2]
         raise IndexInvalid(f"{path}: not a readable FAISS index ({reason[:200]})") from None
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:  # its scores would be read upside down
+        raise IndexInvalid(
+            f"{path}: ranks by FAISS metric {index.metric_type} (1 is L2 distance); expected one by inner product, as published ones are"
+        )
+    return index
 
 
 def set_search_effort(index, nprobe: int | None, ef_search: int | None) -> None:

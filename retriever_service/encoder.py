@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -47,13 +48,25 @@ class EncoderSettings:
 
 def family_of(name: str | None, model: str) -> str:
     """The family for upstream's `--retriever_name`, or, where that is not given, guessed from the model's name."""
-    for text in (name, model.rstrip("/").rpartition("/")[2]):
-        for family in ("e5", "bge", "contriever"):
-            if text and family in text.lower():
-                return family
-    if name and name != "auto":
+    known = ("e5", "bge", "contriever")
+    if name:
+        if found := next((family for family in known if family in name.lower()), None):
+            return found
+        if name == "auto":
+            return "auto"
         raise BadSetting(f"retriever_name {name!r}: accepted for a dense index are {', '.join(FAMILIES)}")
-    return "auto"
+    words = re.split(r"[-_.]+", model_name(model).lower())
+    if "mistral" in words:  # e5-mistral takes its last token's vector and instructions of its own
+        return "auto"
+    return next((family for family in known if family in words), "auto")
+
+
+def model_name(model: str) -> str:
+    """The model's own name in a hub id, a folder, or Hugging Face's cache (`models--ORG--NAME/snapshots/HASH`)."""
+    parts = [part for part in model.split("/") if part]
+    if len(parts) > 2 and parts[-2] == "snapshots":
+        parts = parts[:-2]
+    return parts[-1].rpartition("--")[2] if parts else ""
 
 
 class Encoder:

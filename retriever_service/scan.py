@@ -7,6 +7,7 @@ lengths; going on cuts the files back to those lengths and reads on from the rec
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -45,7 +46,10 @@ class Scanner:
 
     def __init__(self, corpus: Path, folder: Path, sinks: list[Sink], key: dict, *, skip_bad: bool) -> None:
         self.corpus, self.folder, self.sinks, self.skip_bad = corpus, folder, sinks, skip_bad
-        self.state = self._resume(key) or ScanState(key)
+        found = self._resume(key)
+        if found is None:
+            self._clear()
+        self.state = found or ScanState(key)
         self._chunk = min((sink.chunk_passages for sink in sinks), default=20_000)
         self._files: dict[str, BinaryIO] = {}
         for name in (TEXT_FILE, OFFSETS_FILE, "hashes", "lines", *(name for sink in sinks for name in sink.files)):
@@ -106,6 +110,14 @@ class Scanner:
             os.fsync(file.fileno())
             self.state.sizes[name] = file.tell()
         replace_file(self.folder / PROGRESS_FILE, orjson.dumps(asdict(self.state)))
+
+    def _clear(self) -> None:
+        """What another build left would become a part of this index."""
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != "lock":
+                path.unlink()
 
     def _resume(self, key: dict) -> ScanState | None:
         path = self.folder / PROGRESS_FILE

@@ -1,0 +1,88 @@
+"""FAISS files that are not what they seem, what another build left, and which family a model's name means."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from retriever_service.__main__ import main
+from retriever_service.build import build_index
+from retriever_service.convert import convert_index
+from retriever_service.encoder import family_of
+from retriever_service.errors import IndexInvalid
+from retriever_service.index import read_info
+from tests.retriever_fixtures import CORPUS
+
+faiss = pytest.importorskip("faiss")
+PASSAGES = sum(1 for _ in CORPUS.open("rb"))
+
+
+@pytest.fixture
+def vectors():
+    made = np.random.default_rng(0).normal(size=(PASSAGES, 32)).astype(np.float32)
+    return made / np.linalg.norm(made, axis=1, keepdims=True)
+
+
+def written(path, kind, vectors):
+    index = kind(vectors.shape[1])
+    index.add(vectors)
+    faiss.write_index(index, str(path))
+    return path
+
+
+def test_an_index_by_distance_is_refused_and_not_served_upside_down(tmp_path, vectors):
+    file = written(tmp_path / "l2.index", faiss.IndexFlatL2, vectors)
+    with pytest.raises(
+        IndexInvalid, match=r"l2.index: ranks by FAISS metric 1 \(1 is L2 distance\); expected one by inner product"
+    ):
+        convert_index(file, tmp_path / "out", "SQ8", corpus=CORPUS)
+
+
+def test_questions_without_an_encoder_are_one_line(tmp_path, vectors, monkeypatch, capsys):
+    file = written(tmp_path / "ip.index", faiss.IndexFlatIP, vectors)
+    (tmp_path / "q.txt").write_text("who?\n")
+    arguments = ["index", "convert", "--index", file, "--corpus", CORPUS, "--type", "SQ8", "--out", tmp_path / "o"]
+    monkeypatch.setattr("sys.argv", ["retriever", *map(str, arguments), "--queries", str(tmp_path / "q.txt")])
+    with pytest.raises(SystemExit) as e:
+        main()
+    said = capsys.readouterr().err
+    assert e.value.code == 2 and said.count("\n") == 1 and "give --model" in said
+
+
+def test_what_another_build_left_is_no_part_of_the_index(tmp_path, vectors, monkeypatch):
+    file, out = written(tmp_path / "ip.index", faiss.IndexFlatIP, vectors), tmp_path / "i"
+
+    def breaks(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("retriever_service.bm25_build.write_bm25", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        build_index(CORPUS, out)
+    work = tmp_path / "i.building"
+    (work / "bm25").mkdir(exist_ok=True)
+    (work / "bm25" / "data.npy").write_bytes(b"half")
+    assert (work / "documents.jsonl").stat().st_size
+    convert_index(file, out, "Flat", corpus=CORPUS)
+    assert sorted(read_info(out).files) == ["dense/faiss.index", "documents.jsonl", "documents.offsets"]
+    assert not (out / "bm25").exists() and json.loads((out / "meta.json").read_text())["passages"] == PASSAGES
+
+
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [
+        ("intfloat/e5-base-v2", "e5"),
+        ("intfloat/multilingual-e5-large/", "e5"),
+        ("/cache/models--intfloat--e5-base-v2/snapshots/1c644c92ad3ba1efdad3f1451a637716616a20e8", "e5"),
+        ("/cache/models--sentence-transformers--all-MiniLM-L6-v2/snapshots/1e5aa243bge0", "auto"),
+        ("intfloat/e5-mistral-7b-instruct", "auto"),
+        ("BAAI/bge-m3", "bge"),
+        ("facebook/contriever-msmarco", "contriever"),
+        ("/models/note5", "auto"),
+        ("", "auto"),
+    ],
+)
+def test_the_family_is_a_word_of_the_models_own_name(model, family):
+    assert family_of(None, model) == family
+    assert family_of("e5", model) == "e5" and family_of("auto", model) == "auto"
