@@ -13,7 +13,7 @@ from pathlib import Path
 
 import orjson
 
-from .corpus import checksum, extent
+from .corpus import checksum, extent, is_parquet
 from .errors import BadSetting, EnvironmentLacks, IndexInvalid
 from .index import FORMAT, META_FILE, IndexInfo, file_digest, read_info, verify
 from .scan import SCRATCH_FILES, Scanner, ScanState, replace_file
@@ -157,7 +157,7 @@ def build_folder(
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadSetting(f"--out {out}: the folder {work} cannot be made ({error.strerror}); give another place") from None
-    _require_disk(work, size)
+    _require_disk(work, size if not size or is_parquet(corpus) else extent(corpus))
     with _locked(work):
         build = Build(corpus, work, key, skip_bad, tell)
         yield build

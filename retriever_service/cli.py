@@ -241,6 +241,8 @@ def serve_retriever(
 
     if index is None:
         raise BadSetting("serve retriever: --index is missing; expected a folder made by `unspiral index build`")
+    if topk > max_topk:
+        raise BadSetting(f"--topk {topk}: at most --max-topk, {max_topk}, passages are answered")
     if token_env and not os.environ.get(token_env):
         raise BadSetting(f"--token-env {token_env}: that variable is not set")
     try:

@@ -5,6 +5,7 @@ Only the positions of the corpus's lines are computed, once, and kept beside the
 
 from __future__ import annotations
 
+import codecs
 import tempfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from .corpus import is_parquet, parse_passage
 from .documents import Documents, encode_document
-from .errors import BadSetting
+from .errors import BadSetting, CorpusError
 from .index import FORMAT, Index, IndexInfo
 
 _BLOCK = 16 << 20
@@ -21,12 +22,22 @@ _BLOCK = 16 << 20
 class CorpusDocuments(Documents):
     """The passages of a plain JSONL corpus, where they lie."""
 
+    def __init__(self, text: Path, offsets: Path) -> None:
+        super().__init__(text, offsets)
+        self._path = text
+        self.get(0)
+        self.get(self.count - 1)
+
     def raw(self, row: int) -> bytes:
-        identity, contents = parse_passage(super().raw(row))
-        return encode_document(identity, contents)
+        return encode_document(*self.get(row))
 
     def get(self, row: int) -> tuple[str, str]:
-        return parse_passage(super().raw(row))
+        """Id and contents of one passage. Raises CorpusError, with its line, for one that is malformed."""
+        line = super().raw(row)
+        try:
+            return parse_passage(line.removeprefix(codecs.BOM_UTF8) if row == 0 else line)
+        except ValueError as error:
+            raise CorpusError(f"corpus {self._path}:{row + 1}: {error}") from None
 
 
 def open_corpus_documents(corpus: Path) -> CorpusDocuments:

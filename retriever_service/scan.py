@@ -37,6 +37,8 @@ class ScanState:
     passages: int = 0
     skipped: int = 0
     reasons: list[str] = field(default_factory=list)
+    read: bool = False
+    """Whether the whole corpus was read; then its ids are looked at."""
     done: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
 
@@ -71,7 +73,7 @@ class Scanner:
     def run(self, progress: Callable[[ScanState], None] | None = None) -> ScanState:
         """Scan to the end. Raises CorpusError for a malformed line (unless skipped), an empty corpus, or an id that occurs twice."""
         state = self.state
-        if not state.done:
+        if not state.read:
             skipped = Skipped(state.skipped, list(state.reasons))
             passages = read_corpus(self.corpus, skip_bad=self.skip_bad, skipped=skipped, line=state.line, start=state.position)
             while chunk := list(islice(passages, self._chunk)):
@@ -84,7 +86,9 @@ class Scanner:
             state.skipped, state.reasons = skipped.count, skipped.reasons
             if not state.passages:
                 raise CorpusError(f"corpus {self.corpus}: holds no passage")
+            state.read = True
             self._commit()
+        if not state.done:
             self._refuse_repeated_ids()
             state.done = True
             self._commit()

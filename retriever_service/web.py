@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from .errors import DeadlinePassed, QueueFull, RetrieverUnavailable
+from .errors import CorpusError, DeadlinePassed, QueueFull, RetrieverUnavailable
 from .metrics import Metrics
 from .schemas import BadRequest, field_path
 from .settings import ServerSettings
@@ -126,6 +126,8 @@ def error_answer(error: Exception) -> tuple[int, bytes, list[tuple[bytes, bytes]
         return 504, error_body(str(error)), []
     if isinstance(error, ClientDisconnect):
         return 499, error_body("the client went away"), []
+    if isinstance(error, CorpusError):  # a line of the corpus that no check at the start has read
+        return 500, error_body(str(error)), []
     log.error("request failed", exc_info=error)
     return 500, error_body(f"internal error: {type(error).__name__}"), []
 

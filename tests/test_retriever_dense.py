@@ -354,3 +354,32 @@ def test_an_engine_that_is_down_or_lacks_the_collection_is_named(tiny_encoder, t
     ):
         with pytest.raises(error, match=words):
             open_index(ServerSettings(index=address, retriever_model=tiny_encoder))
+
+
+def break_off(stage: str, **options) -> None:
+    """A build that is interrupted when it comes to a stage."""
+
+    def tell(now: str, share: float, text: str) -> None:
+        if now == stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_index(progress=tell, **options)
+
+
+@pytest.mark.parametrize("left", ["bm25", "dense"])
+def test_what_a_build_of_another_kind_left_gets_into_no_index(dense_index, tiny_encoder, tmp_path, left):
+    dense = {"backend": "dense", "model": tiny_encoder, "family": "e5", "vector_type": "SQ8"}
+    stage, options = ("invert", {}) if left == "bm25" else ("scan", dense)
+    break_off(stage, corpus=CORPUS, out=tmp_path / "i", **options)
+    assert (tmp_path / "i.building" / ("terms" if left == "bm25" else "vectors")).exists()
+    info, _ = convert_index(dense_index, tmp_path / "i", "SQ8", sample=10)
+    assert set(info.files) == {"dense/faiss.index", "documents.jsonl", "documents.offsets"}
+
+
+def test_a_working_folder_that_is_of_no_build_is_left_alone(tmp_path):
+    (tmp_path / "i.building").mkdir()
+    (tmp_path / "i.building" / "thesis.txt").touch()
+    with pytest.raises(IndexInvalid, match=r"i\.building: holds files that are of no build"):
+        build_index(CORPUS, tmp_path / "i")
+    assert (tmp_path / "i.building" / "thesis.txt").exists()

@@ -11,8 +11,10 @@ from retriever_service.__main__ import main
 from retriever_service.build import build_index
 from retriever_service.convert import convert_index
 from retriever_service.encoder import family_of
-from retriever_service.errors import IndexInvalid
+from retriever_service.errors import CorpusError, IndexInvalid
 from retriever_service.index import read_info
+from retriever_service.published import open_corpus_documents
+from retriever_service.web import error_answer
 from tests.retriever_fixtures import CORPUS
 
 faiss = pytest.importorskip("faiss")
@@ -86,3 +88,45 @@ def test_what_another_build_left_is_no_part_of_the_index(tmp_path, vectors, monk
 def test_the_family_is_a_word_of_the_models_own_name(model, family):
     assert family_of(None, model) == family
     assert family_of("e5", model) == "e5" and family_of("auto", model) == "auto"
+
+
+def test_a_corpus_beside_vectors_is_looked_at_and_a_bad_line_is_named(tmp_path):
+    good = '{"id": "a", "contents": "x"}'
+    marked = tmp_path / "bom.jsonl"
+    marked.write_text(f"\ufeff{good}\n{good}\n", encoding="utf-8")
+    assert open_corpus_documents(marked).get(0) == ("a", "x")
+    for lines in (["{", good, good], [good, good, "{"]):
+        (tmp_path / "bad.jsonl").write_text("\n".join(lines) + "\n")
+        with pytest.raises(CorpusError, match=rf"bad.jsonl:{lines.index('{') + 1}: not JSON"):
+            open_corpus_documents(tmp_path / "bad.jsonl")
+    (tmp_path / "inside.jsonl").write_text(f"{good}\n{{}}\n{good}\n")
+    documents = open_corpus_documents(tmp_path / "inside.jsonl")
+    with pytest.raises(CorpusError, match=r"inside.jsonl:2: no .id.") as e:
+        documents.raw(1)
+    status, body, _ = error_answer(e.value)
+    assert status == 500 and "inside.jsonl:2: no" in json.loads(body)["detail"]
+
+
+def test_a_break_while_ids_are_looked_at_counts_no_bad_line_twice(tmp_path, monkeypatch):
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": "a", "contents": "x y"}\n{"id": "b", "contents": "y z"}\n{\n[]\n')
+    from retriever_service.scan import Scanner
+
+    whole = Scanner._refuse_repeated_ids
+
+    def breaks(self):
+        monkeypatch.setattr(Scanner, "_refuse_repeated_ids", whole)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Scanner, "_refuse_repeated_ids", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        build_index(corpus, tmp_path / "i", skip_bad=True)
+    made = build_index(corpus, tmp_path / "i", skip_bad=True)
+    assert (made.passages, made.skipped, len(made.skipped_reasons)) == (2, 2, 2)
+
+
+def test_more_passages_by_default_than_a_request_may_ask_for_are_refused_at_the_start(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["retriever", "serve", "--index", str(tmp_path), "--topk", "5000"])
+    with pytest.raises(SystemExit) as e:
+        main()
+    assert e.value.code == 2 and "--topk 5000: at most --max-topk, 1000" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""Results that are kept: the same answer without a search, by normalised query and topk, the least recently used out first."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from retriever_service.index import Index
+from retriever_service.launch import serve_in_thread
+from retriever_service.service import ResultCache
+from retriever_service.settings import ServerSettings
+from tests.retriever_fixtures import small_index  # noqa: F401
+
+
+class Counting(Index):
+    """Writes down what was searched for."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.searched = []
+
+    def search(self, queries, topk):
+        self.searched += [(q, topk) for q in queries]
+        return super().search(queries, topk)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_query_that_was_asked_before_is_not_searched_again(small_index, quick):
+    opened = []
+
+    def open_index():
+        opened.append(Counting(small_index))
+        opened[0].quick = quick
+        return opened[0]
+
+    with serve_in_thread(ServerSettings(index=str(small_index), port=0, cache_size=2), open_index=open_index) as server:
+
+        def ask(*queries, topk=2):
+            body = {"queries": list(queries), "topk": topk, "return_scores": True}
+            return httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=10).json()["result"]
+
+        first = ask("Which river flows past Morwen?")
+        searched = opened[0].searched
+        assert len(searched) == 1
+        assert ask("  which RIVER flows   past morwen?") == first and len(searched) == 1
+        assert ask("Which river flows past Morwen?", topk=1) == [first[0][:1]] and len(searched) == 2
+        again = ask("Which river flows past Morwen?", "weaver", "", "weaver")
+        assert again[0] == first[0] and again[1] == again[3] and again[2] == []
+        assert [q for q, _ in searched[2:]] in (["weaver"], ["weaver", "weaver"])
+        known = len(searched)
+        ask("Which river flows past Morwen?")  # used more lately than the one with topk=1, which went out for the weaver
+        assert len(searched) == known
+        ask("Which river flows past Morwen?", topk=1)
+        assert len(searched) == known + 1
+        text = httpx.get(f"{server.url}/metrics", trust_env=False).text
+        assert "retriever_cached_queries_total 4.0" in text  # the blank one too
+
+
+def test_the_least_recently_used_goes_first_and_no_room_keeps_nothing():
+    cache = ResultCache(2)
+    for name in "ab":
+        cache.put((name, 3), [(name.encode(), 1.0)])
+    assert cache.get(("a", 3)) == [(b"a", 1.0)]
+    cache.put(("c", 3), [])
+    assert cache.get(("b", 3)) is None and cache.get(("a", 3)) and cache.get(("c", 3)) == []
+    nothing = ResultCache(0)
+    nothing.put(("a", 3), [])
+    assert nothing.get(("a", 3)) is None
