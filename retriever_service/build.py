@@ -77,7 +77,7 @@ def build_index(
         sinks["dense"] = VectorSink(encoder)
         _check_type(encoder.dimension, vector_type)
 
-    with build_folder(corpus, out, backend, settings, skip_bad=skip_bad, overwrite=overwrite, tell=tell) as build:
+    with build_folder(corpus, out, backend, settings, by="build", skip_bad=skip_bad, overwrite=overwrite, tell=tell) as build:
         if build is None:
             return verify(out)
         work = build.work
@@ -138,12 +138,15 @@ class Build:
 
 @contextmanager
 def build_folder(
-    corpus: Path, out: Path, backend: str, settings: dict, *, skip_bad: bool, overwrite: bool, tell: Progress
+    corpus: Path, out: Path, backend: str, settings: dict, *, by: str, skip_bad: bool, overwrite: bool, tell: Progress
 ) -> Iterator[Build | None]:
-    """A folder to build in, renamed to `out` once it is sealed; None where `out` already is that very index."""
+    """A folder to build in, renamed to `out` once it is sealed; None where `out` already is that very index.
+
+    `by` is what builds: a build never goes on from what another way of building left, even of an index with the same settings.
+    """
     size = corpus.stat().st_size if corpus.is_file() else 0
     sha256 = checksum(corpus, lambda done: tell("checksum", done / max(size, 1), corpus.name))
-    key = {"format": FORMAT, "backend": backend, "corpus_sha256": sha256, "settings": settings, "skip_bad": skip_bad}
+    key = {"format": FORMAT, "backend": backend, "corpus_sha256": sha256, "settings": settings, "skip_bad": skip_bad, "by": by}
     if out.exists() and not overwrite:
         _require_same(out, key)
         yield None
@@ -157,6 +160,8 @@ def build_folder(
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadSetting(f"--out {out}: the folder {work} cannot be made ({error.strerror}); give another place") from None
+    if any(work.iterdir()) and not (work / "lock").is_file():
+        raise IndexInvalid(f"{work}: holds files that are of no build; remove it, or give another --out")
     _require_disk(work, size if not size or is_parquet(corpus) else extent(corpus))
     with _locked(work):
         build = Build(corpus, work, key, skip_bad, tell)

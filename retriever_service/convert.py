@@ -71,7 +71,7 @@ def convert_index(
         settings |= {"encoder": encoder.settings.as_dict(), "fingerprint": encoder.fingerprint}
     settings |= {"type": kind, "nprobe": nprobe, "ef_search": ef_search}
 
-    with build_folder(corpus, out, "dense", settings, skip_bad=skip_bad, overwrite=overwrite, tell=tell) as build:
+    with build_folder(corpus, out, "dense", settings, by="convert", skip_bad=skip_bad, overwrite=overwrite, tell=tell) as build:
         if build is None:
             target = out / FOLDER / INDEX_FILE
         else:

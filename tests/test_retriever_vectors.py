@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +16,11 @@ from retriever_service.build import build_index
 from retriever_service.convert import convert_index
 from retriever_service.encoder import family_of
 from retriever_service.errors import CorpusError, IndexInvalid
-from retriever_service.index import read_info
+from retriever_service.index import read_info, verify
 from retriever_service.published import open_corpus_documents
 from retriever_service.web import error_answer
-from tests.retriever_fixtures import CORPUS
+from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
+from tests.retriever_models import tiny_encoder  # noqa: F401
 
 faiss = pytest.importorskip("faiss")
 PASSAGES = sum(1 for _ in CORPUS.open("rb"))
@@ -130,3 +135,55 @@ def test_more_passages_by_default_than_a_request_may_ask_for_are_refused_at_the_
     with pytest.raises(SystemExit) as e:
         main()
     assert e.value.code == 2 and "--topk 5000: at most --max-topk, 1000" in capsys.readouterr().err
+
+
+PROGRAM = """
+import importlib, os, signal, sys
+from retriever_service import build
+module, _, name = sys.argv[3].rpartition(":")
+part, options = importlib.import_module(module), dict(a.split("=") for a in sys.argv[5:])
+owner = part
+for step in name.split(".")[:-1]:
+    owner = getattr(owner, step)
+whole = getattr(owner, name.split(".")[-1])
+def dies(*arguments, **named):
+    if sys.argv[4] == "after":
+        whole(*arguments, **named)
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(owner, name.split(".")[-1], dies)
+build.build_index(sys.argv[1], sys.argv[2], **options)
+"""
+
+
+def killed_and_gone_on_with(tmp_path, where, when, **options):
+    out = tmp_path / "i"
+    command = [sys.executable, "-c", PROGRAM, str(CORPUS), str(out), where, when, *(f"{k}={v}" for k, v in options.items())]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], timeout=120, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not out.exists() or where == "os:rename"
+    build_index(CORPUS, out, **options)
+    return verify(out).files
+
+
+@pytest.mark.parametrize(
+    ("where", "when"),
+    [
+        ("retriever_service.scan:Scanner._refuse_repeated_ids", "before"),
+        ("retriever_service.bm25_build:write_bm25", "before"),
+        ("retriever_service.bm25_build:write_bm25", "after"),
+        ("retriever_service.build:Build.seal", "after"),
+        ("os:rename", "before"),
+        ("os:rename", "after"),
+    ],
+)
+def test_a_build_killed_in_its_later_stages_goes_on_to_the_same_bytes(tmp_path, small_index, where, when):
+    assert killed_and_gone_on_with(tmp_path, where, when) == verify(small_index).files
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_so_does_a_build_of_vectors(tmp_path, tiny_encoder, when):
+    pytest.importorskip("sentence_transformers")
+    options = {"backend": "dense", "model": tiny_encoder, "family": "e5"}
+    build_index(CORPUS, tmp_path / "whole", **options)
+    made = killed_and_gone_on_with(tmp_path, "retriever_service.dense_build:write_dense", when, **options)
+    assert made == verify(tmp_path / "whole").files
