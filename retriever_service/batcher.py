@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from .errors import DeadlinePassed, QueueFull
+from .errors import DeadlinePassed, QueueFull, RetrieverError
 from .metrics import Metrics
 
 log = logging.getLogger("retriever_service")
@@ -166,7 +166,8 @@ class Batcher:
             hits = dict(zip(queries, self._timed_search(queries, topk), strict=True))
         except Exception as error:
             if len(parts) == 1:
-                log.exception("search failed")
+                known = isinstance(error, RetrieverError)  # its line says all
+                log.error("search failed: %s", error, exc_info=None if known else error)
                 parts[0][0].error = error
                 return
             for part in parts:
