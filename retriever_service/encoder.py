@@ -46,6 +46,10 @@ class EncoderSettings:
         return asdict(self)
 
 
+_SAVED_AS = re.compile(r"(checkpoint|step|epoch|final|best|last|latest|model|encoder)([-_.]?\d+)?")
+"""Last parts of a path that say which state of a model it is, not which model."""
+
+
 def family_of(name: str | None, model: str) -> str:
     """The family for upstream's `--retriever_name`, or, where that is not given, guessed from the model's name."""
     known = ("e5", "bge", "contriever")
@@ -56,16 +60,19 @@ def family_of(name: str | None, model: str) -> str:
             return "auto"
         raise BadSetting(f"retriever_name {name!r}: accepted for a dense index are {', '.join(FAMILIES)}")
     words = re.split(r"[-_.]+", model_name(model).lower())
-    if "mistral" in words:  # e5-mistral takes its last token's vector and instructions of its own
+    if "mistral" in words or {"e5", "instruct"} <= set(words):  # instructions of their own; e5-mistral its last token's vector
         return "auto"
     return next((family for family in known if family in words), "auto")
 
 
 def model_name(model: str) -> str:
-    """The model's own name in a hub id, a folder, or Hugging Face's cache (`models--ORG--NAME/snapshots/HASH`)."""
+    """The model's own name in a hub id, a folder (`NAME`, `NAME/checkpoint-500`), or Hugging Face's cache
+    (`models--ORG--NAME/snapshots/HASH`)."""
     parts = [part for part in model.split("/") if part]
     if len(parts) > 2 and parts[-2] == "snapshots":
         parts = parts[:-2]
+    while len(parts) > 1 and _SAVED_AS.fullmatch(parts[-1].lower()):
+        parts.pop()
     return parts[-1].rpartition("--")[2] if parts else ""
 
 
