@@ -13,7 +13,7 @@ from pathlib import Path
 
 import orjson
 
-from .corpus import checksum, extent, is_parquet
+from .corpus import checksum, estimate, extent
 from .errors import BadSetting, EnvironmentLacks, IndexInvalid
 from .index import FORMAT, META_FILE, IndexInfo, file_digest, read_info, verify
 from .scan import SCRATCH_FILES, Scanner, ScanState, replace_file
@@ -21,6 +21,8 @@ from .sinks import PostingsSink, VectorSink
 
 Progress = Callable[[str, float, str], None]
 """Told the stage, the share done (0 to 1) and a short text."""
+_ROW_BYTES = 64
+"""Of each passage beside its text: its place, the hash of its id, its line, and JSON's own signs."""
 BACKENDS = ("bm25", "dense", "hybrid")
 
 
@@ -60,6 +62,7 @@ def build_index(
         raise BadSetting(f"backend {backend!r}: accepted are {', '.join(BACKENDS)}")
     settings: dict = {}
     sinks: dict[str, PostingsSink | VectorSink] = {}
+    vector_bytes = 0
     if backend != "dense":
         if not 0 < k1 < math.inf or not 0 <= b <= 1:
             raise BadSetting(f"k1 {k1}, b {b}: k1 must be a number above 0 and b from 0 to 1")
@@ -75,9 +78,12 @@ def build_index(
         settings |= {"encoder": encoder.settings.as_dict(), "fingerprint": encoder.fingerprint, "type": vector_type}
         settings |= {"nprobe": nprobe, "ef_search": ef_search}
         sinks["dense"] = VectorSink(encoder)
-        _check_type(encoder.dimension, vector_type)
+        stored = _stored_bytes(encoder.dimension, vector_type)
+        vector_bytes = stored if vector_type == "Flat" else 4 * encoder.dimension + stored
 
-    with build_folder(corpus, out, backend, settings, by="build", skip_bad=skip_bad, overwrite=overwrite, tell=tell) as build:
+    with build_folder(
+        corpus, out, backend, settings, by="build", vector_bytes=vector_bytes, skip_bad=skip_bad, overwrite=overwrite, tell=tell
+    ) as build:
         if build is None:
             return verify(out)
         work = build.work
@@ -138,11 +144,21 @@ class Build:
 
 @contextmanager
 def build_folder(
-    corpus: Path, out: Path, backend: str, settings: dict, *, by: str, skip_bad: bool, overwrite: bool, tell: Progress
+    corpus: Path,
+    out: Path,
+    backend: str,
+    settings: dict,
+    *,
+    by: str,
+    vector_bytes: int,
+    skip_bad: bool,
+    overwrite: bool,
+    tell: Progress,
 ) -> Iterator[Build | None]:
     """A folder to build in, renamed to `out` once it is sealed; None where `out` already is that very index.
 
     `by` is what builds: a build never goes on from what another way of building left, even of an index with the same settings.
+    `vector_bytes` is what one passage's vectors take on disk while it builds.
     """
     size = corpus.stat().st_size if corpus.is_file() else 0
     sha256 = checksum(corpus, lambda done: tell("checksum", done / max(size, 1), corpus.name))
@@ -162,8 +178,8 @@ def build_folder(
         raise BadSetting(f"--out {out}: the folder {work} cannot be made ({error.strerror}); give another place") from None
     if any(work.iterdir()) and not (work / "lock").is_file():
         raise IndexInvalid(f"{work}: holds files that are of no build; remove it, or give another --out")
-    _require_disk(work, size if not size or is_parquet(corpus) else extent(corpus))
     with _locked(work):
+        _require_disk(work, corpus, backend != "dense", vector_bytes)
         build = Build(corpus, work, key, skip_bad, tell)
         yield build
         if out.exists():
@@ -172,10 +188,10 @@ def build_folder(
     (out / "lock").unlink()
 
 
-def _check_type(dimension: int, vector_type: str) -> None:
-    from .dense_build import make_type
+def _stored_bytes(dimension: int, vector_type: str) -> int:
+    from .dense_build import stored_bytes
 
-    make_type(dimension, vector_type, 100_000)
+    return stored_bytes(dimension, vector_type)
 
 
 def _require_replaceable(out: Path) -> None:
@@ -193,11 +209,17 @@ def _require_same(out: Path, key: dict) -> None:
         raise IndexInvalid(f"{out}: holds an index with other {' and '.join(different)}; give another folder, or --overwrite")
 
 
-def _require_disk(folder: Path, corpus_bytes: int) -> None:
-    free, needed = shutil.disk_usage(folder).free, 3 * corpus_bytes + (16 << 20)
+def _require_disk(work: Path, corpus: Path, postings: bool, vector_bytes: int) -> None:
+    """Raise EnvironmentLacks where the disk is too small for what the start of the corpus promises: its text, three times that with
+    postings, and vectors. What an interrupted build left there counts as free, since it is used or removed."""
+    text, passages = estimate(corpus)
+    there = sum(p.stat().st_blocks * 512 for p in work.rglob("*") if p.is_file())
+    free, vectors = shutil.disk_usage(work).free + there, passages * vector_bytes
+    needed = text * (3 if postings else 1) + passages * _ROW_BYTES + vectors + (16 << 20)
     if free < needed:
         raise EnvironmentLacks(
-            f"disk of {folder}: {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} GiB needed for the build"
+            f"disk of {work}: {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} GiB needed for the build "
+            f"({passages:,} passages, {text / 2**30:.1f} GiB of text, {vectors / 2**30:.1f} GiB of vectors, estimated)"
         )
 
 

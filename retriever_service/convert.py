@@ -12,7 +12,7 @@ import orjson
 from .build import Progress, build_folder
 from .corpus import open_corpus
 from .dense import FOLDER, INDEX_FILE, open_faiss, set_search_effort
-from .dense_build import convert, make_type, recall, sample_queries
+from .dense_build import convert, recall, sample_queries, stored_bytes
 from .encoder import Encoder, EncoderSettings, family_of
 from .errors import BadSetting, CorpusError, IndexInvalid
 from .index import IndexInfo, read_info, verify
@@ -59,7 +59,7 @@ def convert_index(
     if queries and not (model or settings["encoder"]["model"]):
         raise BadSetting(f"--queries {queries}: questions need the encoder; the file {source} does not name it: give --model")
     flat = open_faiss(flat_path)
-    make_type(flat.d, kind, flat.ntotal)
+    vector_bytes = 0 if kind == "Flat" else stored_bytes(flat.d, kind)  # a flat one is linked
     encoder = (
         Encoder(EncoderSettings(**settings["encoder"] | ({"model": model} if model else {}))) if model or queries else None
     )
@@ -71,7 +71,17 @@ def convert_index(
         settings |= {"encoder": encoder.settings.as_dict(), "fingerprint": encoder.fingerprint}
     settings |= {"type": kind, "nprobe": nprobe, "ef_search": ef_search}
 
-    with build_folder(corpus, out, "dense", settings, by="convert", skip_bad=skip_bad, overwrite=overwrite, tell=tell) as build:
+    with build_folder(
+        corpus,
+        out,
+        "dense",
+        settings,
+        by="convert",
+        vector_bytes=vector_bytes,
+        skip_bad=skip_bad,
+        overwrite=overwrite,
+        tell=tell,
+    ) as build:
         if build is None:
             target = out / FOLDER / INDEX_FILE
         else:

@@ -14,7 +14,7 @@ import orjson
 from .errors import CorpusError
 
 EXPECTED = '{"id": "0", "contents": "\\"Title\\"\\ntext"}'
-_BLOCK = 4 << 20
+_BLOCK, _SAMPLE = 4 << 20, 8 << 20
 
 
 @dataclass
@@ -118,11 +118,27 @@ def is_parquet(path: Path) -> bool:
 
 
 def extent(path: Path) -> int:
-    """About the `end` of the last passage, for progress: exact but for gzip, where it is guessed from the compressed size."""
+    """About the `end` of the last passage, for progress: exact but for gzip, where it is estimated from its start."""
+    text, passages = estimate(path)
+    return passages if is_parquet(path) else text
+
+
+def estimate(path: Path) -> tuple[int, int]:
+    """(bytes of uncompressed text, passages), from the first 8 MiB of text as if all of it were such; in Parquet what the file says."""
     if is_parquet(path):
-        return max(1, _open_parquet(path).metadata.num_rows)
-    with path.open("rb") as file:
-        return max(1, path.stat().st_size * (3 if file.read(2) == b"\x1f\x8b" else 1))
+        metadata = _open_parquet(path).metadata
+        groups = (metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+        return max(1, sum(groups)), max(1, metadata.num_rows)
+    size = path.stat().st_size
+    with path.open("rb") as raw:
+        gzipped = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        try:
+            head = (gzip.GzipFile(fileobj=raw) if gzipped else raw).read(_SAMPLE)
+        except (EOFError, gzip.BadGzipFile, zlib.error):  # the scan says where it is damaged
+            return 3 * size, max(1, size // 200)
+        text = size if not gzipped else len(head) if len(head) < _SAMPLE else len(head) * size // max(raw.tell(), 1)
+    return max(1, text), max(1, round(text * head.count(b"\n") / max(len(head), 1)))
 
 
 def _open_parquet(path: Path):

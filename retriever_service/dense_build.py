@@ -51,6 +51,17 @@ def make_type(dimension: int, kind: str, vectors: int):
         raise BadSetting(f"type {kind!r}: accepted are {accepted}") from None
 
 
+def stored_bytes(dimension: int, kind: str) -> int:
+    """Bytes on disk of one vector in a type; about, for graphs. Raises BadSetting for a type that FAISS does not know."""
+    made = make_type(dimension, kind, 100_000)
+    faiss = import_faiss()
+    links = 8 * made.hnsw.nb_neighbors(1) if isinstance(made, faiss.IndexHNSW) else 0
+    try:
+        return (made.storage if links else made).sa_code_size() + links + 8 * isinstance(made, faiss.IndexIVF)
+    except RuntimeError:  # a type without codes of its own
+        return 4 * dimension + links
+
+
 def convert(
     source: Path, out: Path, kind: str, *, nprobe: int | None = None, ef_search: int | None = None,
     seed: int = 0, progress: Callable[[int, int], None] | None = None,

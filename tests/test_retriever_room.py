@@ -1,0 +1,116 @@
+"""The disk that a build needs, estimated before it; rows of a plain corpus that turn out bad while it is served; models in folders."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import shutil
+
+import httpx
+import numpy as np
+import pytest
+
+from retriever_service.build import build_index
+from retriever_service.convert import convert_index
+from retriever_service.corpus import estimate
+from retriever_service.encoder import family_of
+from retriever_service.errors import EnvironmentLacks
+from retriever_service.launch import serve_in_thread
+from retriever_service.settings import ServerSettings
+from tests.retriever_models import tiny_encoder  # noqa: F401
+
+faiss = pytest.importorskip("faiss")
+MIB = 1 << 20
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """Sets the MiB that the disk has free."""
+
+    def free(mib: float) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, 1 << 39, int(mib * MIB)))
+
+    return free
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """The same 60,000 passages, 19 MiB, plain and gzipped (to a hundredth)."""
+    folder = tmp_path_factory.mktemp("room")
+    text = "".join(json.dumps({"id": str(i), "contents": "the same words again " * 15}) + "\n" for i in range(60_000))
+    (folder / "c.jsonl").write_text(text)
+    with gzip.open(folder / "c.jsonl.gz", "wt") as file:
+        file.write(text)
+    return folder / "c.jsonl", folder / "c.jsonl.gz"
+
+
+def test_a_gzipped_corpus_is_taken_for_what_it_unpacks_to(corpora, tmp_path, disk):
+    plain, gzipped = corpora
+    (text, passages), (same_text, same_passages) = estimate(plain), estimate(gzipped)
+    assert text == plain.stat().st_size > 50 * gzipped.stat().st_size and passages == pytest.approx(60_000, rel=0.01)
+    assert same_text == pytest.approx(text, rel=0.25) and same_passages == pytest.approx(passages, rel=0.25)
+    disk(40)
+    with pytest.raises(EnvironmentLacks, match=r"GiB free, about 0\.1 GiB needed for the build \(.* passages, .* of vectors"):
+        build_index(gzipped, tmp_path / "i")
+
+
+def test_vectors_count_for_the_disk_that_a_build_needs(corpora, tiny_encoder, tmp_path, disk):
+    plain, _ = corpora
+    flat = faiss.IndexFlatIP(1024)
+    flat.add(np.ones((4, 1024), np.float32))
+    faiss.write_index(flat, str(tmp_path / "x.index"))
+    disk(80)  # 16 + 19 of text + 4 of rows, and 59 of vectors in SQ8
+    with pytest.raises(EnvironmentLacks, match=r"0\.1 GiB of vectors"):
+        convert_index(tmp_path / "x.index", tmp_path / "o", "SQ8", corpus=plain)
+    disk(41)  # vectors of 32 numbers: 7 MiB
+    with pytest.raises(EnvironmentLacks, match="needed for the build"):
+        build_index(plain, tmp_path / "i", backend="dense", model=tiny_encoder, family="e5")
+
+
+def test_what_a_broken_build_left_counts_as_room(tmp_path, disk):
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": "0", "contents": "a"}\n')
+    disk(20)
+    (tmp_path / "i.building").mkdir()
+    (tmp_path / "i.building" / "lock").touch()
+    (tmp_path / "i.building" / "terms").write_bytes(bytes(9 * MIB))
+    disk(8)
+    build_index(corpus, tmp_path / "i")
+    with pytest.raises(EnvironmentLacks):
+        build_index(corpus, tmp_path / "j")
+
+
+def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_the_log(tiny_encoder, tmp_path, caplog):
+    from retriever_service.encoder import Encoder, EncoderSettings
+
+    encoder = Encoder(EncoderSettings(tiny_encoder, "e5"))
+    flat = faiss.IndexFlatIP(encoder.dimension)
+    flat.add(encoder.passages(["a river", "a town", "a weaver"]))
+    faiss.write_index(flat, str(tmp_path / "e5_Flat.index"))
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": "0", "contents": "a river"}\n{"id": 5.5}\n{"id": "2", "contents": "a weaver"}\n')
+    settings = ServerSettings(
+        index=str(tmp_path / "e5_Flat.index"), corpus=str(corpus), retriever_name="e5", retriever_model=tiny_encoder, port=0
+    )
+    with caplog.at_level(logging.ERROR, "retriever_service"), serve_in_thread(settings) as server:
+        answer = httpx.post(f"{server.url}/retrieve", json={"query": "a town", "topk": 3}, trust_env=False, timeout=20)
+        assert answer.status_code == 500 and answer.json()["detail"].startswith(f'corpus {corpus}:2: no "id"')
+    assert [(r.getMessage().partition(" no")[0], r.exc_info) for r in caplog.records] == [
+        (f"search failed: corpus {corpus}:2:", None)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [
+        ("/models/e5-base-v2/checkpoint-500", "e5"),
+        ("/models/bge-small-en/final/", "bge"),
+        ("/srv/bge/all-MiniLM-L6-v2", "auto"),
+        ("/models/final", "auto"),
+        ("intfloat/multilingual-e5-large-instruct", "auto"),
+        ("/models/e5-mistral-7b-instruct/checkpoint_2", "auto"),
+    ],
+)
+def test_the_state_of_a_model_is_not_its_name(model, family):
+    assert family_of(None, model) == family
