@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .encoder import Encoder, EncoderSettings
-from .errors import EnvironmentLacks, IndexInvalid
+from .encoder import Encoder, EncoderSettings, family_of
+from .errors import BadSetting, EnvironmentLacks, IndexInvalid
 
 FOLDER, INDEX_FILE = "dense", "faiss.index"
 
@@ -99,7 +99,15 @@ def open_dense(
     folder: Path, settings: dict, passages: int, *, model: str | None = None, gpu: bool = False, dtype: str = "auto"
 ) -> DenseRanker:
     """The ranker of an index folder. `model` names another place of the same encoder; another encoder is refused."""
-    encoder = Encoder(EncoderSettings(**settings["encoder"] | ({"model": model} if model else {})), dtype=dtype)
+    made_with = dict(settings["encoder"])
+    if not made_with["model"]:  # converted from a FAISS file, which does not name it
+        if not model:
+            raise BadSetting(
+                f"index {folder}: does not name its encoder; give it with --retriever_model (index search: --model)"
+            )
+        if made_with["family"] == "auto":
+            made_with["family"] = family_of(None, model)
+    encoder = Encoder(EncoderSettings(**made_with | ({"model": model} if model else {})), dtype=dtype)
     if settings["fingerprint"] and encoder.fingerprint != settings["fingerprint"]:
         raise IndexInvalid(
             f"index {folder}: was not made by the encoder {encoder.settings.model}; give its own with --retriever_model"

@@ -15,7 +15,8 @@ from retriever_service.build import build_index
 from retriever_service.convert import convert_index
 from retriever_service.corpus import estimate
 from retriever_service.encoder import family_of
-from retriever_service.errors import EnvironmentLacks
+from retriever_service.errors import BadSetting, EnvironmentLacks
+from retriever_service.index import Index
 from retriever_service.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
 from tests.retriever_models import tiny_encoder  # noqa: F401
@@ -99,6 +100,24 @@ def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_th
     assert [(r.getMessage().partition(" no")[0], r.exc_info) for r in caplog.records] == [
         (f"search failed: corpus {corpus}:2:", None)
     ]
+
+
+def test_an_index_that_does_not_name_its_encoder_asks_for_it_and_reads_the_family_from_it(tiny_encoder, tmp_path):
+    from retriever_service.encoder import Encoder, EncoderSettings
+
+    model = tmp_path / "e5-tiny"
+    model.symlink_to(tiny_encoder)
+    flat = faiss.IndexFlatIP(Encoder(EncoderSettings(tiny_encoder, "e5")).dimension)
+    flat.add(np.eye(2, flat.d, dtype=np.float32))
+    faiss.write_index(flat, str(tmp_path / "x.index"))
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": "0", "contents": "a"}\n{"id": "1", "contents": "b"}\n')
+    convert_index(tmp_path / "x.index", tmp_path / "i", "Flat", corpus=corpus)
+    with pytest.raises(BadSetting, match="/i: does not name its encoder; give it with --retriever_model"):
+        Index(tmp_path / "i")
+    index = Index(tmp_path / "i", model=str(model))
+    ((_, score), _) = index.ranker.rank(["town"], 2)[0]
+    assert score == pytest.approx(Encoder(EncoderSettings(tiny_encoder, "e5")).queries(["town"])[0, :2].max(), abs=1e-5)
 
 
 @pytest.mark.parametrize(
