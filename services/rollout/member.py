@@ -1,4 +1,4 @@
-"""A worker as the pool sees it: its actor, what it holds, what it runs."""
+"""A worker as the pool sees it: its actor, what it holds, what it runs. And a trajectory that waits for one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
-from services.contracts import WorkerInfo
+from services.contracts import Trajectory, TrajectoryRequest, WorkerInfo
 from services.rollout.engine import EngineDeadError
 from services.rollout.loop import RolloutError
 from services.rollout.placement import release
@@ -84,6 +84,18 @@ class Member:
             state=self.state,
             trajectories=self.trajectories,
         )
+
+
+@dataclass(eq=False)
+class Job:
+    """One trajectory to be sampled, until its future is done. Jobs with the same `home` key share a worker (its prefix cache)."""
+
+    request: TrajectoryRequest
+    future: asyncio.Future[Trajectory]
+    home: tuple[str, int]
+    attempts: int = 0
+    avoid: Member | None = None
+    """The worker that failed it last; another is preferred."""
 
 
 def one_line(error: BaseException) -> str:

@@ -12,13 +12,12 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from retriever_service.client import RetrieverUnavailable
 from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
 from services.rollout.engine import RequestAbortedError, WeightLoadError
-from services.rollout.member import Member, NoWorkersError, WorkerLostError, one_line
+from services.rollout.member import Job, Member, NoWorkersError, WorkerLostError, one_line
 from services.rollout.membership import (
     FIRST_BACK_OFF_SECONDS,
     GRACE_SECONDS,
@@ -48,18 +47,6 @@ _ELSEWHERE = (
     TimeoutError,
 )
 """Errors of the place or the moment: the trajectory is run again."""
-
-
-@dataclass(eq=False)
-class Job:
-    """One trajectory to be sampled, until its future is done. Jobs with the same `home` key share a worker (its prefix cache)."""
-
-    request: TrajectoryRequest
-    future: asyncio.Future[Trajectory]
-    home: tuple[str, int]
-    attempts: int = 0
-    avoid: Member | None = None
-    """The worker that failed it last; another is preferred."""
 
 
 class RolloutPool:
