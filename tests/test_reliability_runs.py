@@ -143,6 +143,7 @@ def test_a_run_whose_output_nobody_reads_goes_on_and_hears_signals(files, folder
     process.stdout.close()
 
 
+@pytest.mark.chaos
 def test_a_run_whose_output_nobody_reads_comes_to_its_end(files, folder):
     process, run = start(run_config(files, folder, "unread2", trainer={"steps": 36, "checkpoint_every": 0})), folder / "unread2"
     fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)

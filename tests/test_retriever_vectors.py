@@ -180,7 +180,7 @@ def test_a_build_killed_in_its_later_stages_goes_on_to_the_same_bytes(tmp_path, 
     assert killed_and_gone_on_with(tmp_path, where, when) == verify(small_index).files
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["after", pytest.param("before", marks=pytest.mark.chaos)])
 def test_so_does_a_build_of_vectors(tmp_path, tiny_encoder, when):
     pytest.importorskip("sentence_transformers")
     options = {"backend": "dense", "model": tiny_encoder, "family": "e5"}
