@@ -14,7 +14,6 @@ import pytest
 from retriever_service.build import build_index
 from retriever_service.convert import convert_index
 from retriever_service.corpus import estimate
-from retriever_service.encoder import family_of
 from retriever_service.errors import BadSetting, EnvironmentLacks
 from retriever_service.index import Index
 from retriever_service.launch import serve_in_thread
@@ -118,18 +117,3 @@ def test_an_index_that_does_not_name_its_encoder_asks_for_it_and_reads_the_famil
     index = Index(tmp_path / "i", model=str(model))
     ((_, score), _) = index.ranker.rank(["town"], 2)[0]
     assert score == pytest.approx(Encoder(EncoderSettings(tiny_encoder, "e5")).queries(["town"])[0, :2].max(), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("model", "family"),
-    [
-        ("/models/e5-base-v2/checkpoint-500", "e5"),
-        ("/models/bge-small-en/final/", "bge"),
-        ("/srv/bge/all-MiniLM-L6-v2", "auto"),
-        ("/models/final", "auto"),
-        ("intfloat/multilingual-e5-large-instruct", "auto"),
-        ("/models/e5-mistral-7b-instruct/checkpoint_2", "auto"),
-    ],
-)
-def test_the_state_of_a_model_is_not_its_name(model, family):
-    assert family_of(None, model) == family

@@ -87,6 +87,12 @@ def test_what_another_build_left_is_no_part_of_the_index(tmp_path, vectors, monk
         ("BAAI/bge-m3", "bge"),
         ("facebook/contriever-msmarco", "contriever"),
         ("/models/note5", "auto"),
+        ("/models/e5-base-v2/checkpoint-500", "e5"),  # the state of a model is not its name
+        ("/models/bge-small-en/final/", "bge"),
+        ("/srv/bge/all-MiniLM-L6-v2", "auto"),
+        ("/models/final", "auto"),
+        ("intfloat/multilingual-e5-large-instruct", "auto"),
+        ("/models/e5-mistral-7b-instruct/checkpoint_2", "auto"),
         ("", "auto"),
     ],
 )

@@ -48,9 +48,8 @@ def train(config: Config, *, resume: str | None = None, console: Console | None 
         try:
             with progress:
                 progress.say(f"run folder: {folder.path.resolve()}")
-                with (
-                    interruptible()
-                ):  # a warm start or conversion takes minutes, and would keep an event loop from hearing signals
+                # A warm start or conversion takes minutes, and would keep an event loop from hearing signals.
+                with interruptible():
                     model = models.resolve(config.model.path)
                 summary = asyncio.run(_train(config, model, folder, checkpoint, again, progress, driver_box))
             return _finish(folder, summary, began, 0, progress.say)

@@ -107,12 +107,12 @@ class Delivery:
         async with self._syncing:
             self._check_newer(update.version)
             group = update.payload if isinstance(update.payload, Ticket) else None
-            if group is None:
-                members = self._needing(update.version)
-            else:
+            if group is not None:
                 members = [m for m in [*self._members(), *self.waiting] if m.id in group.ranks]
-            if group is None and self.update is not None and update.version == self.version and not self.waiting:
+            elif self.update is not None and update.version == self.version and not self.waiting:
                 raise WeightSyncError(f"version {update.version} is not newer than {self.version}: versions only go up")
+            else:
+                members = self._needing(update.version)
             if not members and not self.waiting:
                 self._check_hope()
             before = {m: m.state for m in members}

@@ -333,9 +333,8 @@ class Membership:
             while True:
                 try:
                     self._look(pings)
-                except (
-                    Exception
-                ) as e:  # Ray's head restarts, a full disk takes no event: the next look may go well, and must come
+                except Exception as e:
+                    # Ray's head restarts, a full disk takes no event: the next look may go well, and must come.
                     _log.warning("the pool's look at its workers failed: %s", one_line(e))
                 await asyncio.sleep(HEARTBEAT_SECONDS)
         finally:
