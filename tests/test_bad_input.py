@@ -136,6 +136,7 @@ def test_a_place_where_no_index_can_be_made_is_one_line(tmp_path):
 @pytest.mark.parametrize("progress", [b'{"key": {', b'{"key": 1, "unknown": 2}'])
 def test_a_build_whose_progress_is_torn_starts_anew(tmp_path, progress):
     corpus, out = index_of(tmp_path)
+    written(tmp_path / "index.building" / "lock", b"")
     written(tmp_path / "index.building" / "progress.json", progress)
     assert call("index", "build", "--corpus", corpus, "--out", out)[0] == 0
 
