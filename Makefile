@@ -18,7 +18,7 @@ study: setup
 	$(PY) -m trainer demo --collapse
 
 test: setup lint
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Less of it: CHAOS_STEPS=40 CHAOS_KILLS=5 make test-chaos; another seed: CHAOS_SEED=1.
 test-chaos: setup

@@ -12,6 +12,12 @@ import pytest
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
+def pytest_collection_modifyitems(items):
+    """Files with whole systems in them first: two processes share the files out, and the last one to be taken should be a short one."""
+    slow = {item.path for item in items if any(item.iter_markers("ray")) or any(item.iter_markers("vllm"))}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def deepspeed_knows_no_dead_process_group():
     """vLLM, where a test steps it in this process, destroys the process groups when it ends. DeepSpeed would go on using them."""

@@ -59,6 +59,8 @@ def test_with_documents_shuffled_between_queries_the_gain_is_gone(demo):
             sorted((folder / "demo-0" / "checkpoints").iterdir())[-1],
             "--out",
             out_file,
+            "--limit",
+            60,
             f"evaluation.retriever.corpus={shuffled}",
             "run.name=shuffled",
         ),

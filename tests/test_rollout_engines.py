@@ -281,7 +281,6 @@ async def test_a_vllm_without_the_patched_name_fails_loudly(environment, monkeyp
         extension.keep_cpu_weights_loadable()
 
 
-@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
@@ -290,7 +289,7 @@ async def test_a_vllm_without_the_patched_name_fails_loudly(environment, monkeyp
         ("off", {"enforce_eager": True}),
     ],
 )
-def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(monkeypatch, how, expected):
+async def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(monkeypatch, how, expected):
     from vllm.config import CompilationConfig
     from vllm.platforms import current_platform
 
