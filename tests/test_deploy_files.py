@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -151,6 +152,65 @@ def test_services_budgets_autoscaler_and_claims_point_at_what_is_there(overlay):
         for volume in template["spec"].get("volumes", []):
             assert "persistentVolumeClaim" not in volume or volume["persistentVolumeClaim"]["claimName"] in claims, name
     assert of_kind(objects, "RayCluster").keys() == {job()["spec"]["clusterSelector"]["ray.io/cluster"]}
+
+
+def test_budgets_of_ray_pods_say_how_many_must_stay(overlay):
+    """A RayCluster has no scale subresource: of `maxUnavailable` Kubernetes makes a budget that never lets any of its pods go."""
+    ray = [t["metadata"]["labels"] for t in ray_pods(overlay[1]).values()]
+    for name, budget in of_kind(overlay[1], "PodDisruptionBudget").items():
+        if any(budget["spec"]["selector"]["matchLabels"].items() <= labels.items() for labels in ray):
+            assert isinstance(budget["spec"].get("minAvailable"), int), name
+
+
+def test_nothing_else_says_how_many_pods_an_autoscaler_wants(overlay):
+    for scaler in of_kind(overlay[1], "HorizontalPodAutoscaler").values():
+        target = scaler["spec"]["scaleTargetRef"]
+        assert "replicas" not in of_kind(overlay[1], target["kind"])[target["name"]]["spec"], (
+            "a second `apply` would set it back"
+        )
+
+
+def test_the_operator_can_ask_how_a_job_goes(overlay):
+    """It asks the dashboard from its own namespace, with the token of the Secret that KubeRay expects; else a RayJob never ends."""
+    name, cluster = next(iter(of_kind(overlay[1], "RayCluster").items()))
+    assert cluster["spec"]["authOptions"] == {"mode": "token"}
+    head = ray_pods(overlay[1])["head"]
+    token = next(v for v in head["spec"]["containers"][0]["env"] if v["name"] == "RAY_AUTH_TOKEN")
+    assert token["valueFrom"]["secretKeyRef"] == {"name": name, "key": "auth_token"}
+    port = next(p["containerPort"] for p in head["spec"]["containers"][0]["ports"] if p["name"] == "dashboard")
+    let_in = [
+        rule
+        for policy in of_kind(overlay[1], "NetworkPolicy").values()
+        if policy["spec"]["podSelector"].get("matchLabels", {}).items() <= head["metadata"]["labels"].items()
+        for rule in policy["spec"]["ingress"]
+        for peer in rule["from"]
+        if "namespaceSelector" in peer
+        and peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "kuberay-operator"
+    ]
+    assert [rule["ports"] for rule in let_in] == [[{"protocol": "TCP", "port": port}]]
+
+
+def test_the_manual_makes_the_secret_that_the_manifests_read(overlay):
+    text = (ROOT / "docs/deploy.md").read_text()
+    made = set(re.findall(r"--from-literal=([\w-]+)=", text))
+    manifests = json.dumps(overlay[1]) + "".join(
+        json.dumps(documents(f.read_text())) for f in (ROOT / "deploy/kubernetes/jobs").iterdir()
+    )
+    read = re.findall(r'"secretKeyRef": (\{[^}]*\})', manifests)
+    assert {json.loads(ref)["name"] for ref in read} == {"unspiral"} and "create secret generic unspiral " in text
+    assert {json.loads(ref)["key"] for ref in read} == made
+
+
+def test_rays_object_store_fits_into_shared_memory(overlay, monkeypatch):
+    """Where it does not, Ray puts it on disk without a word that anybody sees."""
+    from ray._private import utils
+
+    for name, template in ray_pods(overlay[1]).items():
+        shm = next(v["emptyDir"]["sizeLimit"] for v in template["spec"]["volumes"] if v["name"] == "shm")
+        memory = template["spec"]["containers"][0]["resources"]["limits"]["memory"]
+        room, limit = (int(size.removesuffix("Gi")) << 30 for size in (shm, memory))
+        monkeypatch.setattr(utils, "get_shared_memory_bytes", lambda room=room: room)
+        assert utils.resolve_object_store_memory(limit) <= room, name
 
 
 def test_container_commands_are_those_of_the_compose_file(overlay):
