@@ -105,6 +105,27 @@ def test_new_secrets_are_long_different_and_readable_by_their_owner_alone(checko
     assert (checkout / ".env").read_text() == before, "a second call changes nothing"
 
 
+def test_a_copy_of_the_example_gets_its_secrets_and_keeps_the_rest(tmp_path):
+    """Compose sends everyone with an empty secret to this script."""
+    (tmp_path / "deploy").mkdir()
+    for name in (".env.example", "deploy/new_env.sh"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    lines = [x for x in (ROOT / ".env.example").read_text().splitlines() if not x.startswith("GRAFANA_PASSWORD=")]
+    own = {"RAY_AUTH_TOKEN=": "RAY_AUTH_TOKEN=mine", "RETRIEVER_PORT=8000": "RETRIEVER_PORT=9000"}
+    mine = [own.get(line, line) for line in lines]
+    (tmp_path / ".env").write_text("\n".join(mine))
+    done = subprocess.run([tmp_path / "deploy/new_env.sh"], check=True, capture_output=True, text=True, timeout=30)
+    assert all((s in done.stdout) == (s != "RAY_AUTH_TOKEN") for s in SECRETS)
+    after = (tmp_path / ".env").read_text().splitlines()
+    assert {line.split("=")[0] for line in after if len(line.partition("=")[2]) == 48} == set(SECRETS) - {"RAY_AUTH_TOKEN"}
+    assert [new for new, old in zip(after, mine, strict=False) if not old.startswith(SECRETS)] == [
+        old for old in mine if not old.startswith(SECRETS)
+    ]
+    assert "RAY_AUTH_TOKEN=mine" in after
+    folder = tmp_path / "data"
+    assert folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK), "the engine would make it root's"
+
+
 def test_every_service_command_is_one_that_the_command_line_takes(stack):
     click_app = typer.main.get_command(app)
     serving = {}
