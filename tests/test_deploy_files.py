@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -222,6 +223,31 @@ def test_container_commands_are_those_of_the_compose_file(overlay):
     redis = of_kind(overlay[1], "StatefulSet")["redis"]["spec"]["template"]["spec"]["containers"][0]
     assert redis["args"][0].replace("$", "$$") == services["redis"]["command"][2]
     assert redis["image"] == services["redis"]["image"]
+
+
+@pytest.mark.parametrize(
+    ("file", "limit", "bound"),
+    [
+        ("memory.max", "1073741824\n", 751619274),
+        ("memory.max", "max\n", 0),
+        ("memory/memory.limit_in_bytes", "2147483648\n", 1503238548),
+        (None, "", 0),
+    ],
+    ids=["version 2", "no limit", "version 1", "no cgroup"],
+)
+def test_redis_refuses_records_before_its_container_is_ended_for_memory(file, limit, bound, tmp_path):
+    services = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]
+    line, start = services["redis"]["command"][2].replace("$$", "$"), "exec redis-server /tmp/redis.conf"
+    assert start in line and "--maxmemory-policy noeviction" in line
+    (tmp_path / "memory").mkdir()
+    if file:
+        (tmp_path / file).write_text(limit)
+    line = (
+        line[: line.index(start)].replace("/sys/fs/cgroup", str(tmp_path)).replace("/tmp/redis.conf", f"{tmp_path}/redis.conf")
+    )
+    environment = {"PATH": os.environ["PATH"], "REDIS_PASSWORD": "secret"}
+    subprocess.run(["sh", "-c", f"{line} true"], env=environment, check=True, timeout=10)
+    assert (tmp_path / "redis.conf").read_text() == f"requirepass secret\nmaxmemory {bound}\n"
 
 
 def test_runs_of_the_cluster_are_reached_by_the_control_service(overlay):
