@@ -4,8 +4,10 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import kubernetes_validate
@@ -200,6 +202,26 @@ def test_the_manual_makes_the_secret_that_the_manifests_read(overlay):
     read = re.findall(r'"secretKeyRef": (\{[^}]*\})', manifests)
     assert {json.loads(ref)["name"] for ref in read} == {"unspiral"} and "create secret generic unspiral " in text
     assert {json.loads(ref)["key"] for ref in read} == made
+
+
+def test_the_manuals_patch_serves_a_corpus_of_ones_own(overlay, tmp_path):
+    text = (ROOT / "docs/deploy.md").read_text()
+    patch = textwrap.dedent(re.search(r"```yaml\n(  patches:.*?)\n  ```", text, re.S)[1])
+    shutil.copytree(ROOT / "deploy/kubernetes", tmp_path / "k")
+    with (tmp_path / f"k/overlays/{overlay[0]}/kustomization.yaml").open("a") as file:
+        file.write(
+            patch if overlay[0] == "cpu" else patch.removeprefix("patches:")
+        )  # the GPU overlay has patches, last in its file
+    done = run(BIN / "kubectl", "kustomize", tmp_path / f"k/overlays/{overlay[0]}")
+    assert done.returncode == 0, done.stderr
+    spec = of_kind(documents(done.stdout), "Deployment")["retriever"]["spec"]["template"]["spec"]
+    index = spec["initContainers"][0]
+    corpus = Path(index["args"][0])
+    mount = next(m for m in index["volumeMounts"] if corpus.is_relative_to(m["mountPath"]))
+    head = ray_pods(overlay[1])["head"]["spec"]["containers"][0]["volumeMounts"]
+    assert f":{mount['mountPath']}/data`" in text and mount["name"] in {
+        m["name"] for m in head if m["mountPath"] == mount["mountPath"]
+    }
 
 
 def test_rays_object_store_fits_into_shared_memory(overlay, monkeypatch):
