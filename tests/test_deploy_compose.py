@@ -270,6 +270,16 @@ def test_dependencies_wait_for_health(stack):
     assert {c for w in waits.values() for c in w.values()} == {"service_healthy", "service_completed_successfully"}
 
 
+def test_no_container_asks_a_proxy_for_its_neighbours(stack):
+    """Compose hands every container the proxy of ~/.docker/config.json, and urllib knows no 127.0.0.0/8 in `noProxy`."""
+    proxied = {
+        name: f"http://127.0.0.1:9/{name}" for s in ("http", "https", "all") for name in (f"{s}_proxy", f"{s}_proxy".upper())
+    }
+    for name, service in stack["services"].items():
+        left = {k: v for k, v in (proxied | service["environment"]).items() if k in proxied and v}
+        assert not left, f"{name} asks {left}"
+
+
 def test_containers_are_confined_and_come_back(stack):
     for name, service in stack["services"].items():
         assert service["read_only"] is True, name
