@@ -109,6 +109,20 @@ def test_pods_run_confined_with_probes_and_limits(overlay):
             assert all(c.get("readinessProbe") and c.get("livenessProbe") for c in spec["containers"]), name
 
 
+def test_probes_have_the_time_that_health_checks_have(overlay):
+    """Kubernetes gives one second: a pod that is only busy would be taken out of its service, and its load put on the next."""
+    stack = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())
+    patience = int(stack["services"]["retriever"]["healthcheck"]["timeout"].removesuffix("s"))
+    probes = {
+        f"{name} {kind}": container[kind].get("timeoutSeconds", 1)
+        for name, template in pods(overlay[1]).items()
+        for container in template["spec"]["containers"]
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe")
+        if kind in container
+    }
+    assert len(probes) > 12 and {name: seconds for name, seconds in probes.items() if seconds < patience} == {}
+
+
 def test_learner_and_rollout_are_groups_of_their_own_and_rollout_scales_within_bounds(overlay):
     kind, objects = overlay
     cluster = of_kind(objects, "RayCluster")["unspiral"]["spec"]
