@@ -3,7 +3,7 @@
 # missing are filled in; all else stays as it is.
 set -eu
 cd "$(dirname "$0")/.."
-mkdir -p data  # where the engine has to make it, it is root's
+[ -d data ] || { mkdir data && chmod 755 data; }  # where the engine has to make it, it is root's; containers read it as uid 10001
 umask 077
 from=.env.example
 [ ! -e .env ] || from=.env
