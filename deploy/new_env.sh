@@ -1,16 +1,37 @@
 #!/bin/sh
-# Write .env from .env.example, with new secrets. A .env that is there stays as it is.
+# Write .env from .env.example, with new secrets, and make the folder data. In a .env that is there already, secrets that are empty or
+# missing are filled in; all else stays as it is.
 set -eu
 cd "$(dirname "$0")/.."
-if [ -e .env ]; then
-  echo ".env is there already: left as it is"
-  exit 0
-fi
+[ -d data ] || { mkdir data && chmod 755 data; }  # where the engine has to make it, it is root's; containers read it as uid 10001
 umask 077
+from=.env.example
+[ ! -e .env ] || from=.env
+new=$(mktemp .env.XXXXXX)
+trap 'rm -f "$new"' EXIT
+filled=''
+
+fill() {  # the line NAME= with a secret
+  filled="$filled ${1%=}"
+  printf '%s%s\n' "$1" "$(od -An -tx1 -N24 /dev/urandom | tr -d ' \n')" >> "$new"
+}
+
+while IFS= read -r line || [ -n "$line" ]; do
+  case $line in
+    '#'*) printf '%s\n' "$line" >> "$new" ;;
+    *PASSWORD=|*TOKEN=) fill "$line" ;;
+    *) printf '%s\n' "$line" >> "$new" ;;
+  esac
+done < "$from"
 while IFS= read -r line; do
   case $line in
-    *PASSWORD=|*TOKEN=) line="$line$(od -An -tx1 -N24 /dev/urandom | tr -d ' \n')" ;;
+    '#'*) ;;
+    *PASSWORD=|*TOKEN=) grep -q "^$line" "$new" || fill "$line" ;;
   esac
-  printf '%s\n' "$line"
-done < .env.example > .env
-echo ".env written, readable by you alone"
+done < .env.example
+if [ -z "$filled" ]; then
+  echo ".env is there already, with all secrets: left as it is"
+  exit 0
+fi
+mv "$new" .env
+echo ".env: new secrets in$filled; readable by you alone"

@@ -7,6 +7,7 @@ again, on the same port.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,9 +71,9 @@ class Service:
 
 
 def _host() -> str:
-    """Loopback while the cluster is one machine; else the address by which other nodes reach this one."""
+    """Loopback for a local Ray of our own; on a cluster, where nodes may join later, the address by which they reach this one."""
     nodes = [n for n in ray.nodes() if n["Alive"]]
-    return "127.0.0.1" if len(nodes) == 1 else ray.util.get_node_ip_address()
+    return ray.util.get_node_ip_address() if os.environ.get("RAY_ADDRESS") or len(nodes) > 1 else "127.0.0.1"
 
 
 def _here() -> Any:

@@ -105,6 +105,27 @@ def test_new_secrets_are_long_different_and_readable_by_their_owner_alone(checko
     assert (checkout / ".env").read_text() == before, "a second call changes nothing"
 
 
+def test_a_copy_of_the_example_gets_its_secrets_and_keeps_the_rest(tmp_path):
+    """Compose sends everyone with an empty secret to this script."""
+    (tmp_path / "deploy").mkdir()
+    for name in (".env.example", "deploy/new_env.sh"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    lines = [x for x in (ROOT / ".env.example").read_text().splitlines() if not x.startswith("GRAFANA_PASSWORD=")]
+    own = {"RAY_AUTH_TOKEN=": "RAY_AUTH_TOKEN=mine", "RETRIEVER_PORT=8000": "RETRIEVER_PORT=9000"}
+    mine = [own.get(line, line) for line in lines]
+    (tmp_path / ".env").write_text("\n".join(mine))
+    done = subprocess.run([tmp_path / "deploy/new_env.sh"], check=True, capture_output=True, text=True, timeout=30, umask=0o077)
+    assert all((s in done.stdout) == (s != "RAY_AUTH_TOKEN") for s in SECRETS)
+    after = (tmp_path / ".env").read_text().splitlines()
+    assert {line.split("=")[0] for line in after if len(line.partition("=")[2]) == 48} == set(SECRETS) - {"RAY_AUTH_TOKEN"}
+    assert [new for new, old in zip(after, mine, strict=False) if not old.startswith(SECRETS)] == [
+        old for old in mine if not old.startswith(SECRETS)
+    ]
+    assert "RAY_AUTH_TOKEN=mine" in after
+    folder = (tmp_path / "data").stat()
+    assert folder.st_uid == os.getuid() and folder.st_mode & 0o755 == 0o755, "the engine would make it root's"
+
+
 def test_every_service_command_is_one_that_the_command_line_takes(stack):
     click_app = typer.main.get_command(app)
     serving = {}
@@ -247,6 +268,16 @@ def test_dependencies_wait_for_health(stack):
     assert waits["learner"] == waits["rollout"] == waits["control"] == {"ray-head": "service_healthy"}
     assert waits["job"].keys() >= {"ray-head", "retriever", "likelihood"}
     assert {c for w in waits.values() for c in w.values()} == {"service_healthy", "service_completed_successfully"}
+
+
+def test_no_container_asks_a_proxy_for_its_neighbours(stack):
+    """Compose hands every container the proxy of ~/.docker/config.json, and urllib knows no 127.0.0.0/8 in `noProxy`."""
+    proxied = {
+        name: f"http://127.0.0.1:9/{name}" for s in ("http", "https", "all") for name in (f"{s}_proxy", f"{s}_proxy".upper())
+    }
+    for name, service in stack["services"].items():
+        left = {k: v for k, v in (proxied | service["environment"]).items() if k in proxied and v}
+        assert not left, f"{name} asks {left}"
 
 
 def test_containers_are_confined_and_come_back(stack):

@@ -11,7 +11,7 @@ from services.control.records import RunStatus
 from services.likelihood.launch import without_password
 from services.settings import ControlSettings
 from trainer import doctor_roles
-from trainer.doctor import checks_of, run_doctor
+from trainer.doctor import check_address, checks_of, run_doctor
 from trainer.doctor_roles import check_cluster, check_container, check_serving, check_store, check_token, memory_limit
 
 
@@ -90,10 +90,11 @@ def test_a_limit_that_is_too_small_and_missing_shared_folders_are_bad(monkeypatc
 def test_serving_tells_a_server_that_is_up_from_one_that_is_not(monkeypatch, tmp_path):
     from services.likelihood.launch import ServeSettings, serve_in_thread
 
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # the services' clients go by none
     server = serve_in_thread(ServeSettings(store=str(tmp_path / "s.db"), port=0))
     try:
         monkeypatch.setitem(doctor_roles.READY, "likelihood", f"{server.url}/readyz")
-        assert [f.level for f in check_serving("likelihood")] == ["good"]
+        assert [f.level for f in (*check_serving("likelihood"), *check_address("store.url", server.url))] == ["good", "good"]
     finally:
         server.stop()
     monkeypatch.setitem(doctor_roles.READY, "likelihood", "http://127.0.0.1:9/readyz")

@@ -2,8 +2,12 @@
 
 import importlib.util
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import kubernetes_validate
@@ -105,6 +109,20 @@ def test_pods_run_confined_with_probes_and_limits(overlay):
             assert all(c.get("readinessProbe") and c.get("livenessProbe") for c in spec["containers"]), name
 
 
+def test_probes_have_the_time_that_health_checks_have(overlay):
+    """Kubernetes gives one second: a pod that is only busy would be taken out of its service, and its load put on the next."""
+    stack = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())
+    patience = int(stack["services"]["retriever"]["healthcheck"]["timeout"].removesuffix("s"))
+    probes = {
+        f"{name} {kind}": container[kind].get("timeoutSeconds", 1)
+        for name, template in pods(overlay[1]).items()
+        for container in template["spec"]["containers"]
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe")
+        if kind in container
+    }
+    assert len(probes) > 12 and {name: seconds for name, seconds in probes.items() if seconds < patience} == {}
+
+
 def test_learner_and_rollout_are_groups_of_their_own_and_rollout_scales_within_bounds(overlay):
     kind, objects = overlay
     cluster = of_kind(objects, "RayCluster")["unspiral"]["spec"]
@@ -153,6 +171,85 @@ def test_services_budgets_autoscaler_and_claims_point_at_what_is_there(overlay):
     assert of_kind(objects, "RayCluster").keys() == {job()["spec"]["clusterSelector"]["ray.io/cluster"]}
 
 
+def test_budgets_of_ray_pods_say_how_many_must_stay(overlay):
+    """A RayCluster has no scale subresource: of `maxUnavailable` Kubernetes makes a budget that never lets any of its pods go."""
+    ray = [t["metadata"]["labels"] for t in ray_pods(overlay[1]).values()]
+    for name, budget in of_kind(overlay[1], "PodDisruptionBudget").items():
+        if any(budget["spec"]["selector"]["matchLabels"].items() <= labels.items() for labels in ray):
+            assert isinstance(budget["spec"].get("minAvailable"), int), name
+
+
+def test_nothing_else_says_how_many_pods_an_autoscaler_wants(overlay):
+    for scaler in of_kind(overlay[1], "HorizontalPodAutoscaler").values():
+        target = scaler["spec"]["scaleTargetRef"]
+        assert "replicas" not in of_kind(overlay[1], target["kind"])[target["name"]]["spec"], (
+            "a second `apply` would set it back"
+        )
+
+
+def test_the_operator_can_ask_how_a_job_goes(overlay):
+    """It asks the dashboard from its own namespace, with the token of the Secret that KubeRay expects; else a RayJob never ends."""
+    name, cluster = next(iter(of_kind(overlay[1], "RayCluster").items()))
+    assert cluster["spec"]["authOptions"] == {"mode": "token"}
+    head = ray_pods(overlay[1])["head"]
+    token = next(v for v in head["spec"]["containers"][0]["env"] if v["name"] == "RAY_AUTH_TOKEN")
+    assert token["valueFrom"]["secretKeyRef"] == {"name": name, "key": "auth_token"}
+    port = next(p["containerPort"] for p in head["spec"]["containers"][0]["ports"] if p["name"] == "dashboard")
+    let_in = [
+        rule
+        for policy in of_kind(overlay[1], "NetworkPolicy").values()
+        if policy["spec"]["podSelector"].get("matchLabels", {}).items() <= head["metadata"]["labels"].items()
+        for rule in policy["spec"]["ingress"]
+        for peer in rule["from"]
+        if "namespaceSelector" in peer
+        and peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "kuberay-operator"
+    ]
+    assert [rule["ports"] for rule in let_in] == [[{"protocol": "TCP", "port": port}]]
+
+
+def test_the_manual_makes_the_secret_that_the_manifests_read(overlay):
+    text = (ROOT / "docs/deploy.md").read_text()
+    made = set(re.findall(r"--from-literal=([\w-]+)=", text))
+    manifests = json.dumps(overlay[1]) + "".join(
+        json.dumps(documents(f.read_text())) for f in (ROOT / "deploy/kubernetes/jobs").iterdir()
+    )
+    read = re.findall(r'"secretKeyRef": (\{[^}]*\})', manifests)
+    assert {json.loads(ref)["name"] for ref in read} == {"unspiral"} and "create secret generic unspiral " in text
+    assert {json.loads(ref)["key"] for ref in read} == made
+
+
+def test_the_manuals_patch_serves_a_corpus_of_ones_own(overlay, tmp_path):
+    text = (ROOT / "docs/deploy.md").read_text()
+    patch = textwrap.dedent(re.search(r"```yaml\n(  patches:.*?)\n  ```", text, re.S)[1])
+    shutil.copytree(ROOT / "deploy/kubernetes", tmp_path / "k")
+    with (tmp_path / f"k/overlays/{overlay[0]}/kustomization.yaml").open("a") as file:
+        file.write(
+            patch if overlay[0] == "cpu" else patch.removeprefix("patches:")
+        )  # the GPU overlay has patches, last in its file
+    done = run(BIN / "kubectl", "kustomize", tmp_path / f"k/overlays/{overlay[0]}")
+    assert done.returncode == 0, done.stderr
+    spec = of_kind(documents(done.stdout), "Deployment")["retriever"]["spec"]["template"]["spec"]
+    index = spec["initContainers"][0]
+    corpus = Path(index["args"][0])
+    mount = next(m for m in index["volumeMounts"] if corpus.is_relative_to(m["mountPath"]))
+    head = ray_pods(overlay[1])["head"]["spec"]["containers"][0]["volumeMounts"]
+    assert f":{mount['mountPath']}/data`" in text and mount["name"] in {
+        m["name"] for m in head if m["mountPath"] == mount["mountPath"]
+    }
+
+
+def test_rays_object_store_fits_into_shared_memory(overlay, monkeypatch):
+    """Where it does not, Ray puts it on disk without a word that anybody sees."""
+    from ray._private import utils
+
+    for name, template in ray_pods(overlay[1]).items():
+        shm = next(v["emptyDir"]["sizeLimit"] for v in template["spec"]["volumes"] if v["name"] == "shm")
+        memory = template["spec"]["containers"][0]["resources"]["limits"]["memory"]
+        room, limit = (int(size.removesuffix("Gi")) << 30 for size in (shm, memory))
+        monkeypatch.setattr(utils, "get_shared_memory_bytes", lambda room=room: room)
+        assert utils.resolve_object_store_memory(limit) <= room, name
+
+
 def test_container_commands_are_those_of_the_compose_file(overlay):
     services = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]
     deployments = of_kind(overlay[1], "Deployment")
@@ -162,6 +259,31 @@ def test_container_commands_are_those_of_the_compose_file(overlay):
     redis = of_kind(overlay[1], "StatefulSet")["redis"]["spec"]["template"]["spec"]["containers"][0]
     assert redis["args"][0].replace("$", "$$") == services["redis"]["command"][2]
     assert redis["image"] == services["redis"]["image"]
+
+
+@pytest.mark.parametrize(
+    ("file", "limit", "bound"),
+    [
+        ("memory.max", "1073741824\n", 751619274),
+        ("memory.max", "max\n", 0),
+        ("memory/memory.limit_in_bytes", "2147483648\n", 1503238548),
+        (None, "", 0),
+    ],
+    ids=["version 2", "no limit", "version 1", "no cgroup"],
+)
+def test_redis_refuses_records_before_its_container_is_ended_for_memory(file, limit, bound, tmp_path):
+    services = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]
+    line, start = services["redis"]["command"][2].replace("$$", "$"), "exec redis-server /tmp/redis.conf"
+    assert start in line and "--maxmemory-policy noeviction" in line
+    (tmp_path / "memory").mkdir()
+    if file:
+        (tmp_path / file).write_text(limit)
+    line = (
+        line[: line.index(start)].replace("/sys/fs/cgroup", str(tmp_path)).replace("/tmp/redis.conf", f"{tmp_path}/redis.conf")
+    )
+    environment = {"PATH": os.environ["PATH"], "REDIS_PASSWORD": "secret"}
+    subprocess.run(["sh", "-c", f"{line} true"], env=environment, check=True, timeout=10)
+    assert (tmp_path / "redis.conf").read_text() == f"requirepass secret\nmaxmemory {bound}\n"
 
 
 def test_runs_of_the_cluster_are_reached_by_the_control_service(overlay):

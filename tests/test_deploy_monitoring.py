@@ -104,6 +104,37 @@ def test_rules_say_what_to_look_at_and_scrapes_reach_services_of_the_compose_fil
     assert watched == jobs - {"ray"}, "nodes come and go"
 
 
+def selectors(node):
+    """Vector selectors of a parsed expression."""
+    if isinstance(node, promql_parser.VectorSelector):
+        return [node]
+    parts = [getattr(node, p, None) for p in ("vector_selector", "expr", "lhs", "rhs")] + list(
+        getattr(node, "args", None) or ()
+    )
+    return [s for part in parts if part is not None for s in selectors(part)]
+
+
+def test_each_kind_of_node_is_missed_when_it_is_gone():
+    """A node that is down has no name, so no series: only `absent` sees that, and only if it asks for this kind alone."""
+    config = YAML(typ="safe").load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    ray = next(job for job in config["scrape_configs"] if job["job_name"] == "ray")
+    assert {"source_labels": ["__meta_dns_name"], "target_label": "node"} in ray["relabel_configs"]
+    kinds = set()
+    for rule in rules().values():
+        for selector in selectors(parsed(rule["expr"])):
+            label = {m.name: m.value for m in selector.matchers.matchers}
+            if selector.name == "up" and label.get("job") == "ray":
+                assert rule["expr"].startswith("absent(up{"), rule["alert"]
+                kinds.add(frozenset(n for n in ray["dns_sd_configs"][0]["names"] if re.fullmatch(label["node"], n)))
+    assert kinds == {frozenset({"ray-head"}), frozenset({"learner", "learner-gpu"}), frozenset({"rollout", "rollout-gpu"})}
+
+
+def test_a_run_younger_than_the_window_is_not_said_to_stand_still():
+    """`changes` over 30 minutes is 0 from the first sample on: a step of seven minutes would be an alarm."""
+    expression = rules()["runs/RunStandsStill"]["expr"]
+    assert expression == "changes(unspiral_run_step[30m]) == 0 and unspiral_run_step offset 30m"
+
+
 def test_dashboards_have_unique_ids_and_use_the_provisioned_source():
     source = YAML(typ="safe").load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())[
         "datasources"

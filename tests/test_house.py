@@ -70,6 +70,21 @@ def test_a_command_that_needs_an_extra_says_which(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_part_of_the_code_that_is_gone_is_not_called_an_extra():
+    """As where Ray nodes that share a /tmp unpack a job's code over each other."""
+    code = """
+import sys
+from trainer import cli
+def gone():
+    raise ModuleNotFoundError("No module named 'services.launcher'", name="services.launcher")
+cli.app = lambda **_: gone()
+cli.main([])
+"""
+    done = without((), code)
+    assert done.returncode == 3 and "pip install" not in done.stderr
+    assert f"services.launcher is a part of Unspiral and is not in {ROOT}" in done.stderr
+
+
 def test_algorithms_import_nothing_but_torch():
     done = without([p for p in HEAVY if p != "torch"], "import trainer.algorithms")
     assert done.returncode == 0, done.stderr

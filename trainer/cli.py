@@ -207,9 +207,10 @@ def main(argv: list[str] | None = None) -> int:
             complain(f"unspiral: {error}")
             code = error.exit_code
         elif isinstance(error, ModuleNotFoundError):
-            complain(
-                f"unspiral: {error.name} is not installed; this command needs the extra cpu or gpu: pip install 'unspiral[cpu]'"
-            )
+            what = "is not installed; this command needs the extra cpu or gpu: pip install 'unspiral[cpu]'"
+            if (error.name or "").split(".")[0] in ("trainer", "services", "retriever_service"):
+                what = f"is a part of Unspiral and is not in {Path(__file__).parents[1]}: the code there is not whole, or was replaced in mid-run"
+            complain(f"unspiral: {error.name} {what}")
             code = 3
         elif isinstance(error, OSError) and error.filename is not None:  # a path that cannot be read, written or made
             complain(f"unspiral: {error.filename}: {error.strerror}")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.doctor import GIB, Finding, version
+from trainer.doctor import GIB, Finding, ask, version
 
 READY = {
     "retriever": "http://127.0.0.1:8000/readyz",
@@ -26,7 +25,7 @@ def check_serving(role: str) -> Iterator[Finding]:
     """Whether the role's own server, or the node's raylet, answers."""
     url = READY[role]
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with ask(url, timeout=5) as answer:
             yield Finding("serving", "good", f"{url}: {answer.status}")
     except urllib.error.HTTPError as e:
         yield Finding("serving", "bad", f"{url}: {e.code}", "it is up but not ready yet; its log says what it waits for")
