@@ -99,9 +99,10 @@ class Batcher:
             self._metrics.queued.dec(n)
 
     async def stop(self, timeout_seconds: float) -> bool:
-        """Refuse new requests and wait for those that are queued. False if they were not done in time."""
+        """Refuse new requests and wait for those that are queued; for a search whose answer nobody waits for any more, a second at
+        most. False if they were not done in time."""
         self._stopping = True
-        until = time.monotonic() + timeout_seconds
+        until = time.monotonic() + (timeout_seconds if self.queued else min(timeout_seconds, 1.0))
         while (self._running or self._jobs) and time.monotonic() < until:
             await asyncio.sleep(0.01)
         return not self._running
@@ -125,7 +126,12 @@ class Batcher:
             return
         self._running = True
         done = self._owner.submit(self._search_parts, parts, topk)
-        done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._finish, loop, parts, done))
+
+        def finished(_: Future[None]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server stopped without waiting for this
+                loop.call_soon_threadsafe(self._finish, loop, parts, done)
+
+        done.add_done_callback(finished)
 
     def _take(self) -> tuple[list[tuple[_Job, list[str]]], int]:
         """One batch: queries with the same topk from the jobs at the head of the queue, with their jobs."""

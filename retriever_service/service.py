@@ -29,6 +29,8 @@ class Service:
         self.settings, self.metrics, self._open = settings, Metrics(), open_index
         self.index: Index | None = None
         self.failure: Exception | None = None
+        self.left_running = False
+        """Whether `stop` left the owner thread at work, which the interpreter would wait for at its end."""
         self._owner = ThreadPoolExecutor(1, "index-owner")
         self._searches: Batcher | None = None
         self._rerankings: Batcher | None = None
@@ -52,6 +54,7 @@ class Service:
         until = time.monotonic() + self.settings.drain_seconds
         done = [await b.stop(until - time.monotonic()) for b in (self._searches, self._rerankings) if b is not None]
         self._owner.shutdown(wait=False, cancel_futures=True)
+        self.left_running = (self.index is None and self.failure is None) or not all(done)
         if self.index is not None and all(done):
             self.index.close()
 
