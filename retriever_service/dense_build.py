@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .dense import FOLDER, INDEX_FILE, import_faiss, open_faiss, set_search_effort
+from .dense import FOLDER, INDEX_FILE, faiss_reason, import_faiss, open_faiss, set_search_effort
 from .errors import BadSetting
 
 _BLOCK_ROWS = 65_536
@@ -70,15 +70,18 @@ def convert(
     faiss = import_faiss()
     flat = open_faiss(source)
     n, made = flat.ntotal, make_type(flat.d, kind, flat.ntotal)
-    if not made.is_trained:
-        wanted = max(_TRAIN_ROWS_PER_LIST * getattr(made, "nlist", 0), 20_000)
-        rows = np.sort(np.random.default_rng(seed).permutation(n)[: min(wanted, n)])
-        made.train(np.stack([flat.reconstruct(int(row)) for row in rows]))
-    for begin in range(0, n, _BLOCK_ROWS):
-        count = min(_BLOCK_ROWS, n - begin)
-        made.add(flat.reconstruct_n(begin, count))
-        if progress:
-            progress(begin + count, n)
+    try:
+        if not made.is_trained:
+            wanted = max(_TRAIN_ROWS_PER_LIST * getattr(made, "nlist", 0), 20_000)
+            rows = np.sort(np.random.default_rng(seed).permutation(n)[: min(wanted, n)])
+            made.train(np.stack([flat.reconstruct(int(row)) for row in rows]))
+        for begin in range(0, n, _BLOCK_ROWS):
+            count = min(_BLOCK_ROWS, n - begin)
+            made.add(flat.reconstruct_n(begin, count))
+            if progress:
+                progress(begin + count, n)
+    except RuntimeError as error:  # more lists or codes than vectors to learn them from; or it takes no vectors in order
+        raise BadSetting(f"type {kind!r}: can't be made of {n:,} vectors of {flat.d} numbers ({faiss_reason(error)})") from None
     faiss.write_index(made, str(out))
     opened = open_faiss(out)
     set_search_effort(opened, nprobe, ef_search)

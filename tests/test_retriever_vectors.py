@@ -106,12 +106,17 @@ def test_a_corpus_beside_vectors_is_looked_at_and_a_bad_line_is_named(tmp_path):
     marked = tmp_path / "bom.jsonl"
     marked.write_text(f"\ufeff{good}\n{good}\n", encoding="utf-8")
     assert open_corpus_documents(marked).get(0) == ("a", "x")
-    for lines in (["{", good, good], [good, good, "{"]):
+    for lines in (["{", good, good], [good, "{", good], [good, good, "{"], [good, "", good]):
         (tmp_path / "bad.jsonl").write_text("\n".join(lines) + "\n")
-        with pytest.raises(CorpusError, match=rf"bad.jsonl:{lines.index('{') + 1}: not JSON"):
+        bad = next(i for i, line in enumerate(lines, 1) if line != good)
+        with pytest.raises(CorpusError, match=rf"bad.jsonl:{bad}: not JSON"):
             open_corpus_documents(tmp_path / "bad.jsonl")
-    (tmp_path / "inside.jsonl").write_text(f"{good}\n{{}}\n{good}\n")
+    assert not list(tmp_path.glob("bad.jsonl.*"))
+    (tmp_path / "inside.jsonl").write_text(f"{good}\n{good}\n{good}\n")
     documents = open_corpus_documents(tmp_path / "inside.jsonl")
+    with (tmp_path / "inside.jsonl").open("r+b") as file:  # changed behind the server's back
+        file.seek(len(good) + 1)
+        file.write(b"{}".ljust(len(good)))
     with pytest.raises(CorpusError, match=r"inside.jsonl:2: no .id.") as e:
         documents.raw(1)
     status, body, _ = error_answer(e.value)
