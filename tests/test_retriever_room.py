@@ -18,7 +18,7 @@ from retriever_service.errors import BadSetting, EnvironmentLacks
 from retriever_service.index import Index
 from retriever_service.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
-from tests.retriever_models import tiny_encoder  # noqa: F401
+from tests.retriever_models import tiny_encoder, tiny_reranker  # noqa: F401
 
 faiss = pytest.importorskip("faiss")
 MIB = 1 << 20
@@ -89,11 +89,14 @@ def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_th
     flat.add(encoder.passages(["a river", "a town", "a weaver"]))
     faiss.write_index(flat, str(tmp_path / "e5_Flat.index"))
     corpus = tmp_path / "c.jsonl"
-    corpus.write_text('{"id": "0", "contents": "a river"}\n{"id": 5.5}\n{"id": "2", "contents": "a weaver"}\n')
+    corpus.write_text('{"id": "0", "contents": "a river"}\n{"id": "1", "contents": "a"}\n{"id": "2", "contents": "a weaver"}\n')
     settings = ServerSettings(
         index=str(tmp_path / "e5_Flat.index"), corpus=str(corpus), retriever_name="e5", retriever_model=tiny_encoder, port=0
     )
     with caplog.at_level(logging.ERROR, "retriever_service"), serve_in_thread(settings) as server:
+        with corpus.open("r+b") as file:  # changed behind the server's back
+            file.seek(35)
+            file.write(b'{"id": 5.5}'.ljust(28))
         answer = httpx.post(f"{server.url}/retrieve", json={"query": "a town", "topk": 3}, trust_env=False, timeout=20)
         assert answer.status_code == 500 and answer.json()["detail"].startswith(f'corpus {corpus}:2: no "id"')
     assert [(r.getMessage().partition(" no")[0], r.exc_info) for r in caplog.records] == [
@@ -117,3 +120,16 @@ def test_an_index_that_does_not_name_its_encoder_asks_for_it_and_reads_the_famil
     index = Index(tmp_path / "i", model=str(model))
     ((_, score), _) = index.ranker.rank(["town"], 2)[0]
     assert score == pytest.approx(Encoder(EncoderSettings(tiny_encoder, "e5")).queries(["town"])[0, :2].max(), abs=1e-5)
+
+
+def test_a_reranker_with_several_numbers_for_a_passage_is_refused_at_the_start(tiny_reranker, tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from retriever_service.rerank import CrossEncoderReranker
+
+    AutoModelForSequenceClassification.from_pretrained(
+        tiny_reranker, num_labels=3, ignore_mismatched_sizes=True
+    ).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_reranker).save_pretrained(tmp_path)
+    with pytest.raises(BadSetting, match="gives 3 numbers for a passage, expected a model with one"):
+        CrossEncoderReranker(str(tmp_path))
