@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from .dense import FOLDER, INDEX_FILE, faiss_reason, import_faiss, open_faiss, set_search_effort
-from .errors import BadSetting
+from .errors import BadSetting, EnvironmentLacks
 
 _BLOCK_ROWS = 65_536
 _TRAIN_ROWS_PER_LIST = 64
@@ -34,7 +34,11 @@ def write_dense(work: Path, dimension: int, vectors: int, kind: str, progress: C
     with flat.open("r+b") as file:
         file.write(header)
     if kind == "Flat":
-        os.replace(flat, target)
+        target.unlink(missing_ok=True)
+        try:
+            os.link(flat, target)  # and not moved: a build that is killed now still has what it goes on from
+        except OSError:
+            os.replace(flat, target)
     else:
         convert(flat, target, kind, progress=progress)
 
@@ -82,7 +86,10 @@ def convert(
                 progress(begin + count, n)
     except RuntimeError as error:  # more lists or codes than vectors to learn them from; or it takes no vectors in order
         raise BadSetting(f"type {kind!r}: can't be made of {n:,} vectors of {flat.d} numbers ({faiss_reason(error)})") from None
-    faiss.write_index(made, str(out))
+    try:
+        faiss.write_index(made, str(out))
+    except RuntimeError as error:
+        raise EnvironmentLacks(f"{out}: can't be written ({faiss_reason(error)})") from None
     opened = open_faiss(out)
     set_search_effort(opened, nprobe, ef_search)
     return opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import logging
@@ -14,10 +15,11 @@ import pytest
 from retriever_service.build import build_index
 from retriever_service.convert import convert_index
 from retriever_service.corpus import estimate
-from retriever_service.errors import BadSetting, EnvironmentLacks
-from retriever_service.index import Index
+from retriever_service.errors import BadSetting, EnvironmentLacks, IndexInvalid
+from retriever_service.index import Index, verify
 from retriever_service.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
+from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 from tests.retriever_models import tiny_encoder, tiny_reranker  # noqa: F401
 
 faiss = pytest.importorskip("faiss")
@@ -79,6 +81,41 @@ def test_what_a_broken_build_left_counts_as_room(tmp_path, disk):
     build_index(corpus, tmp_path / "i")
     with pytest.raises(EnvironmentLacks):
         build_index(corpus, tmp_path / "j")
+
+
+@pytest.mark.parametrize("broken", ["os:posix_fallocate", "retriever_service.sinks:PostingsSink.write"])
+def test_a_disk_that_fills_up_on_the_way_is_one_line_and_the_build_goes_on_later(small_index, tmp_path, monkeypatch, broken):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broken.replace(":", "."), full)
+        with pytest.raises(
+            EnvironmentLacks, match=r"i.building: No space left on device; make room and give the same command"
+        ) as e:
+            build_index(CORPUS, tmp_path / "i")
+        assert e.value.exit_code == 3
+    build_index(CORPUS, tmp_path / "i")
+    assert verify(tmp_path / "i").files == verify(small_index).files
+
+
+def test_vectors_of_two_precisions_get_into_no_index(tiny_encoder, tmp_path, monkeypatch):
+    dense = {"backend": "dense", "model": tiny_encoder, "family": "e5"}
+    build_index(CORPUS, tmp_path / "half", **dense, encoder_dtype="bfloat16")
+    with pytest.raises(IndexInvalid, match="other settings"):
+        build_index(CORPUS, tmp_path / "half", **dense, encoder_dtype="float32")
+    assert build_index(CORPUS, tmp_path / "half", **dense).settings["dtype"] == "bfloat16"  # auto takes what is there
+
+    def breaks(stage, share, text):
+        if stage == "scan":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_index(CORPUS, tmp_path / "i", **dense, encoder_dtype="bfloat16", progress=breaks)
+    build_index(CORPUS, tmp_path / "i", **dense)
+    build_index(CORPUS, tmp_path / "whole", **dense)
+    broken, whole = (faiss.read_index(str(tmp_path / name / "dense" / "faiss.index")) for name in ("i", "whole"))
+    np.testing.assert_allclose(broken.reconstruct_n(0, 186), whole.reconstruct_n(0, 186), atol=1e-6)
 
 
 def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_the_log(tiny_encoder, tmp_path, caplog):
