@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import orjson
 from pydantic import TypeAdapter
@@ -44,9 +45,12 @@ class Service:
             self.failure = error
             raise
         self.metrics.passages.set(index.info.passages)
-        self._searches = self._batcher(index.search, index.quick)
-        if getattr(index, "reranker", None) is not None:
-            self._rerankings = self._batcher(index.reranker.order, False)
+        if getattr(index, "reranker", None) is None:
+            self._searches = self._batcher(index.search, index.quick)
+        else:  # it takes longer by the passage: a batch of 256 queries would outlast the deadline of each
+            depth = self.settings.rerank_depth
+            self._searches = self._batcher(index.search, index.quick, lambda query, topk: max(topk, depth))
+            self._rerankings = self._batcher(index.reranker.order, False, lambda item, topk: max(1, len(item[1])))
         self.index = index
 
     async def stop(self) -> None:
@@ -58,11 +62,11 @@ class Service:
         if self.index is not None and all(done):
             self.index.close()
 
-    def _batcher(self, search: Search, quick: bool) -> Batcher:
+    def _batcher(self, search: Search, quick: bool, weight: Callable[[Any, int], int] | None = None) -> Batcher:
         settings = self.settings
         return Batcher(
             search, self.metrics, self._owner, quick=quick, batch_size=settings.batch_size,
-            batch_wait_ms=settings.batch_wait_ms, max_queued=settings.max_queued,
+            batch_wait_ms=settings.batch_wait_ms, max_queued=settings.max_queued, weight=weight,
         )  # fmt: skip
 
     async def retrieve(self, body: bytes, timeout_seconds: float) -> bytes:

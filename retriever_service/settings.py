@@ -49,7 +49,7 @@ class ServerSettings(BaseModel):
     max_body_bytes: int = Field(32 << 20, ge=1024)
     """Largest request body; more is a 413."""
     batch_size: int = Field(256, ge=1)
-    """Most queries searched together; 1 handles them one at a time."""
+    """Most queries searched together; 1 handles them one at a time. With a reranker, most passages that it reads together."""
     batch_wait_ms: float = Field(0.0, ge=0, allow_inf_nan=False)
     """How long a batch that is not full waits for company. 0: a batch is whatever came in while the last one was searched."""
     max_queued: int = Field(8192, ge=1)
