@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from .errors import DeadlinePassed, QueueFull, RetrieverError
 from .metrics import Metrics
@@ -54,8 +55,10 @@ class Batcher:
         batch_wait_ms: float,
         max_queued: int,
         quick: bool = False,
+        weight: Callable[[Any, int], int] | None = None,
     ) -> None:
-        self._search, self._metrics, self._quick = search, metrics, quick
+        """`weight` says of a query and its topk how many of the `batch_size` places in a batch it takes; None is one each."""
+        self._search, self._metrics, self._quick, self._weight = search, metrics, quick, weight
         self._batch_size, self._wait_seconds, self._max_queued = batch_size, batch_wait_ms / 1000, max_queued
         self._owner = owner
         self._jobs: deque[_Job] = deque()
@@ -99,9 +102,10 @@ class Batcher:
             self._metrics.queued.dec(n)
 
     async def stop(self, timeout_seconds: float) -> bool:
-        """Refuse new requests and wait for those that are queued. False if they were not done in time."""
+        """Refuse new requests and wait for those that are queued; for a search whose answer nobody waits for any more, a second at
+        most. False if they were not done in time."""
         self._stopping = True
-        until = time.monotonic() + timeout_seconds
+        until = time.monotonic() + (timeout_seconds if self.queued else min(timeout_seconds, 1.0))
         while (self._running or self._jobs) and time.monotonic() < until:
             await asyncio.sleep(0.01)
         return not self._running
@@ -125,13 +129,18 @@ class Batcher:
             return
         self._running = True
         done = self._owner.submit(self._search_parts, parts, topk)
-        done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._finish, loop, parts, done))
+
+        def finished(_: Future[None]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server stopped without waiting for this
+                loop.call_soon_threadsafe(self._finish, loop, parts, done)
+
+        done.add_done_callback(finished)
 
     def _take(self) -> tuple[list[tuple[_Job, list[str]]], int]:
         """One batch: queries with the same topk from the jobs at the head of the queue, with their jobs."""
         parts, room, others, topk = [], self._batch_size, [], 0
         now = time.monotonic()
-        while self._jobs and room:
+        while self._jobs and room > 0:
             job = self._jobs.popleft()
             if job.future.done() or job.expires < now:
                 continue
@@ -139,11 +148,25 @@ class Batcher:
                 others.append(job)
                 continue
             topk = job.topk
-            part = job.queries[len(job.results) : len(job.results) + room]
-            parts.append((job, part))
-            room -= len(part)
+            count, taken = self._fitting(job, room)
+            if parts and taken > room:
+                others.append(job)
+                break
+            parts.append((job, job.queries[len(job.results) : len(job.results) + count]))
+            room -= taken
         self._jobs.extendleft(reversed(others))
         return parts, topk
+
+    def _fitting(self, job: _Job, room: int) -> tuple[int, int]:
+        """How many of the queries that a job still has come into a batch, one at least, and how many places they take."""
+        begin, end = len(job.results), len(job.queries)
+        if self._weight is None:
+            count = min(end - begin, room)
+            return count, count
+        taken, at = self._weight(job.queries[begin], job.topk), begin + 1
+        while at < end and taken + (more := self._weight(job.queries[at], job.topk)) <= room:
+            taken, at = taken + more, at + 1
+        return at - begin, taken
 
     def _finish(self, loop: asyncio.AbstractEventLoop, parts: list[tuple[_Job, list[str]]], done: Future[None]) -> None:
         self._running = False

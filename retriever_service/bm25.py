@@ -34,7 +34,8 @@ class BM25Ranker:
             self._maxima = np.load(folder / FOLDER / MAXIMA_FILE)
         except (OSError, ValueError, KeyError) as error:
             raise IndexInvalid(f"{folder / FOLDER}: not a readable BM25 index ({error}); build it again") from None
-        self._term_ids = TermIds(Analyzer(analyzer), index.vocab_dict.get)
+        self._analyzer = Analyzer(analyzer)
+        self._term_ids = TermIds(self._analyzer, index.vocab_dict.get)
         # Plain arrays over the same pages: the kernel would compile once more for numpy's memmap class.
         self._data, self._indices, self._indptr = (np.asarray(index.scores[key]) for key in ("data", "indices", "indptr"))
         self._sums = np.zeros(RANGE_ROWS, np.float32)
@@ -57,4 +58,4 @@ class BM25Ranker:
 
     def normalise(self, query: str) -> str:
         """Queries of the same form get the same answer."""
-        return " ".join(query.lower().split())
+        return " ".join(self._analyzer.lower(query).split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,8 @@ def write_bm25(
     data_file, indices_file = folder / "data.csc.index.npy", folder / "indices.csc.index.npy"
     data = np.lib.format.open_memmap(data_file, "w+", np.float32, (len(terms),))
     indices = np.lib.format.open_memmap(indices_file, "w+", np.int32, (len(terms),))
+    for file in (data_file, indices_file):
+        _reserve(file)
     maxima = np.zeros(n_terms, np.float32)
     spans = _spans(indptr, BUDGET_BYTES // 8)
     cursor = indptr[:-1].copy()
@@ -99,6 +102,12 @@ def write_bm25(
             }
         )
     )
+
+
+def _reserve(path: Path) -> None:
+    """Take the disk that a mapped file needs: a full disk is an OSError here, and would kill the process (SIGBUS) at a write to the map."""
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def _mapped(path: Path, dtype: type) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import math
 import os
@@ -16,13 +17,15 @@ import orjson
 from .corpus import checksum, estimate, extent
 from .errors import BadSetting, EnvironmentLacks, IndexInvalid
 from .index import FORMAT, META_FILE, IndexInfo, file_digest, read_info, verify
-from .scan import SCRATCH_FILES, Scanner, ScanState, replace_file
+from .scan import PROGRESS_FILE, SCRATCH_FILES, Scanner, ScanState, replace_file
 from .sinks import PostingsSink, VectorSink
 
 Progress = Callable[[str, float, str], None]
 """Told the stage, the share done (0 to 1) and a short text."""
 _ROW_BYTES = 64
 """Of each passage beside its text: its place, the hash of its id, its line, and JSON's own signs."""
+REPLACED = "replaced"
+"""Where the index that another one replaces lies until that one has its place."""
 BACKENDS = ("bm25", "dense", "hybrid")
 
 
@@ -76,6 +79,9 @@ def build_index(
 
         encoder = Encoder(EncoderSettings(model, family_of(family, model)), dtype=encoder_dtype)
         settings |= {"encoder": encoder.settings.as_dict(), "fingerprint": encoder.fingerprint, "type": vector_type}
+        settings["dtype"] = encoder.dtype
+        if encoder_dtype == "auto" and not overwrite and (out / META_FILE).is_file():
+            settings["dtype"] = read_info(out).settings.get("dtype")  # whatever the machine that made it took for auto
         settings |= {"nprobe": nprobe, "ef_search": ef_search}
         sinks["dense"] = VectorSink(encoder)
         stored = _stored_bytes(encoder.dimension, vector_type)
@@ -119,13 +125,11 @@ class Build:
         return self.state
 
     def seal(self) -> None:
-        """Remove what only the build needed, and write the description of the rest."""
+        """Write the description of the index: all but what only the build needed."""
         work, key, state = self.work, self.key, self.state
-        for name in (*SCRATCH_FILES, *(name for sink in self._sinks for name in sink.files)):
-            (work / name).unlink(missing_ok=True)
-        files = {
-            str(p.relative_to(work)): p for p in sorted(work.rglob("*")) if p.is_file() and p.name not in ("lock", META_FILE)
-        }
+        left_out = {"lock", META_FILE, *SCRATCH_FILES, *(name for sink in self._sinks for name in sink.files)}
+        found = {str(p.relative_to(work)): p for p in sorted(work.rglob("*")) if p.is_file()}
+        files = {name: p for name, p in found.items() if name not in left_out and not name.endswith(".new")}
         meta = {
             "format": FORMAT,
             "backend": key["backend"],
@@ -165,6 +169,7 @@ def build_folder(
     key = {"format": FORMAT, "backend": backend, "corpus_sha256": sha256, "settings": settings, "skip_bad": skip_bad, "by": by}
     if out.exists() and not overwrite:
         _require_same(out, key)
+        shutil.rmtree(out / REPLACED, ignore_errors=True)
         yield None
         return
     if out.exists():
@@ -179,13 +184,42 @@ def build_folder(
     if any(work.iterdir()) and not (work / "lock").is_file():
         raise IndexInvalid(f"{work}: holds files that are of no build; remove it, or give another --out")
     with _locked(work):
-        _require_disk(work, corpus, backend != "dense", vector_bytes)
-        build = Build(corpus, work, key, skip_bad, tell)
-        yield build
-        if out.exists():
-            shutil.rmtree(out)
-        os.rename(work, out)
-    (out / "lock").unlink()
+        if not _sealed(work, key):
+            _require_disk(work, corpus, backend != "dense", vector_bytes)
+            try:
+                yield Build(corpus, work, key, skip_bad, tell)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise
+                raise EnvironmentLacks(
+                    f"disk of {work}: {error.strerror}; make room and give the same command again, which goes on where it was"
+                ) from None
+            _put(work, out)
+            return
+        _put(work, out)
+    yield None
+
+
+def _sealed(work: Path, key: dict) -> bool:
+    """Whether a build with this key came to its end there, and only was not given its place."""
+    try:
+        verify(work)
+        return orjson.loads((work / PROGRESS_FILE).read_bytes())["key"] == key
+    except (IndexInvalid, OSError, orjson.JSONDecodeError, KeyError):
+        return False
+
+
+def _put(work: Path, out: Path) -> None:
+    """Give a sealed build its place. What stands there goes into it first, so that at every moment a whole index is there to go on with."""
+    files, replaced = read_info(work).files, work / REPLACED
+    if out.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        os.rename(out, replaced)
+    os.rename(work, out)
+    for path in [*out.iterdir()]:
+        if path.is_file() and path.name not in (META_FILE, *files):
+            path.unlink()
+    shutil.rmtree(out / REPLACED, ignore_errors=True)
 
 
 def _stored_bytes(dimension: int, vector_type: str) -> int:

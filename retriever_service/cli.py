@@ -221,7 +221,9 @@ def serve_retriever(
     ] = None,
     rerank_depth: Annotated[int, typer.Option(min=1, help="Passages of each query that the reranker reads.")] = 20,
     workers: Annotated[int, typer.Option(min=1, help="Processes that serve, sharing the memory-mapped index.")] = 1,
-    batch_size: Annotated[int, typer.Option(min=1, help="Most queries searched together.")] = 256,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Most queries searched together; with a reranker, most passages it reads together.")
+    ] = 256,
     batch_wait_ms: Annotated[float, typer.Option(min=0, help="How long a batch that is not full waits for company.")] = 0.0,
     max_queued: Annotated[int, typer.Option(min=1, help="Most queries that may wait; past it 503 with Retry-After.")] = 8192,
     cache_size: Annotated[int, typer.Option(min=0, help="Queries whose results are kept; 0 keeps none.")] = 10_000,

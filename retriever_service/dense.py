@@ -30,13 +30,17 @@ def open_faiss(path: Path):
     try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
-        reason = " ".join(str(error).split()).rpartition("Error: ")[2]
-        raise IndexInvalid(f"{path}: not a readable FAISS index ({reason[:200]})") from None
+        raise IndexInvalid(f"{path}: not a readable FAISS index ({faiss_reason(error)})") from None
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:  # its scores would be read upside down
         raise IndexInvalid(
             f"{path}: ranks by FAISS metric {index.metric_type} (1 is L2 distance); expected one by inner product, as published ones are"
         )
     return index
+
+
+def faiss_reason(error: RuntimeError) -> str:
+    """What FAISS says is wrong, without where in its source."""
+    return " ".join(str(error).split()).rpartition("Error: ")[2][:200]
 
 
 def set_search_effort(index, nprobe: int | None, ef_search: int | None) -> None:
@@ -91,14 +95,22 @@ class DenseRanker:
         return ranked
 
     def normalise(self, query: str) -> str:
-        """Queries of the same form get the same answer."""
-        return " ".join(query.split())
+        """The query itself: some tokenizers see every space."""
+        return query
 
 
 def open_dense(
-    folder: Path, settings: dict, passages: int, *, model: str | None = None, gpu: bool = False, dtype: str = "auto"
+    folder: Path,
+    settings: dict,
+    passages: int,
+    *,
+    name: str | None = None,
+    model: str | None = None,
+    gpu: bool = False,
+    dtype: str = "auto",
 ) -> DenseRanker:
-    """The ranker of an index folder. `model` names another place of the same encoder; another encoder is refused."""
+    """The ranker of an index folder. `model` names another place of the same encoder; another encoder is refused. `name` is the family
+    of one that the index does not know."""
     made_with = dict(settings["encoder"])
     if not made_with["model"]:  # converted from a FAISS file, which does not name it
         if not model:
@@ -106,7 +118,7 @@ def open_dense(
                 f"index {folder}: does not name its encoder; give it with --retriever_model (index search: --model)"
             )
         if made_with["family"] == "auto":
-            made_with["family"] = family_of(None, model)
+            made_with["family"] = family_of(name, model)
     encoder = Encoder(EncoderSettings(**made_with | ({"model": model} if model else {})), dtype=dtype)
     if settings["fingerprint"] and encoder.fingerprint != settings["fingerprint"]:
         raise IndexInvalid(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .dense import FOLDER, INDEX_FILE, import_faiss, open_faiss, set_search_effort
-from .errors import BadSetting
+from .dense import FOLDER, INDEX_FILE, faiss_reason, import_faiss, open_faiss, set_search_effort
+from .errors import BadSetting, EnvironmentLacks
 
 _BLOCK_ROWS = 65_536
 _TRAIN_ROWS_PER_LIST = 64
@@ -34,7 +34,11 @@ def write_dense(work: Path, dimension: int, vectors: int, kind: str, progress: C
     with flat.open("r+b") as file:
         file.write(header)
     if kind == "Flat":
-        os.replace(flat, target)
+        target.unlink(missing_ok=True)
+        try:
+            os.link(flat, target)  # and not moved: a build that is killed now still has what it goes on from
+        except OSError:
+            os.replace(flat, target)
     else:
         convert(flat, target, kind, progress=progress)
 
@@ -70,16 +74,22 @@ def convert(
     faiss = import_faiss()
     flat = open_faiss(source)
     n, made = flat.ntotal, make_type(flat.d, kind, flat.ntotal)
-    if not made.is_trained:
-        wanted = max(_TRAIN_ROWS_PER_LIST * getattr(made, "nlist", 0), 20_000)
-        rows = np.sort(np.random.default_rng(seed).permutation(n)[: min(wanted, n)])
-        made.train(np.stack([flat.reconstruct(int(row)) for row in rows]))
-    for begin in range(0, n, _BLOCK_ROWS):
-        count = min(_BLOCK_ROWS, n - begin)
-        made.add(flat.reconstruct_n(begin, count))
-        if progress:
-            progress(begin + count, n)
-    faiss.write_index(made, str(out))
+    try:
+        if not made.is_trained:
+            wanted = max(_TRAIN_ROWS_PER_LIST * getattr(made, "nlist", 0), 20_000)
+            rows = np.sort(np.random.default_rng(seed).permutation(n)[: min(wanted, n)])
+            made.train(np.stack([flat.reconstruct(int(row)) for row in rows]))
+        for begin in range(0, n, _BLOCK_ROWS):
+            count = min(_BLOCK_ROWS, n - begin)
+            made.add(flat.reconstruct_n(begin, count))
+            if progress:
+                progress(begin + count, n)
+    except RuntimeError as error:  # more lists or codes than vectors to learn them from; or it takes no vectors in order
+        raise BadSetting(f"type {kind!r}: can't be made of {n:,} vectors of {flat.d} numbers ({faiss_reason(error)})") from None
+    try:
+        faiss.write_index(made, str(out))
+    except RuntimeError as error:
+        raise EnvironmentLacks(f"{out}: can't be written ({faiss_reason(error)})") from None
     opened = open_faiss(out)
     set_search_effort(opened, nprobe, ef_search)
     return opened

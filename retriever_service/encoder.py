@@ -110,6 +110,7 @@ class Encoder:
         if dtype == "auto":
             dtype = "float16" if device == "cuda" else "float32"
         self._model.to(getattr(torch, dtype))
+        self.dtype = dtype
         self._model.max_seq_length = min(settings.max_tokens, self._model.max_seq_length or settings.max_tokens)
         self._workers = _Workers(self._model, torch.get_num_threads()) if device == "cpu" else None
         self.dimension = int(self._model.get_embedding_dimension())

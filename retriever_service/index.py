@@ -101,7 +101,7 @@ def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
 class Index:
     """An open index folder. `search` must be called from one thread at a time.
 
-    `model` names another place of the encoder of a dense index, `dtype` its numbers, `gpu` searches it on the GPUs, `reranker` is a cross-encoder that
+    `model` names another place of the encoder of a dense index, or, where the index does not say what it is, the encoder, and `name` its family; `dtype` its numbers, `gpu` searches it on the GPUs, `reranker` is a cross-encoder that
     orders the best `rerank_depth` passages anew.
     """
 
@@ -110,6 +110,7 @@ class Index:
         folder: str | Path,
         corpus: str | Path | None = None,
         *,
+        name: str | None = None,
         model: str | None = None,
         gpu: bool = False,
         dtype: str = "auto",
@@ -119,7 +120,7 @@ class Index:
         folder = Path(folder)
         self.info = verify(folder, corpus)
         self.documents = Documents(folder / TEXT_FILE, folder / OFFSETS_FILE)
-        self.ranker = _open_ranker(folder, self.info, model, gpu, dtype)
+        self.ranker = _open_ranker(folder, self.info, name, model, gpu, dtype)
         self.reranker, self._depth = reranker, rerank_depth
         self.quick = self.ranker.quick and reranker is None
         self.ranker.rank(["warm up"], 1)  # compiles the kernel, or loads it compiled
@@ -140,15 +141,15 @@ class Index:
         ]
 
     def normalise(self, query: str) -> str:
-        """Queries of the same form get the same answer."""
-        return self.ranker.normalise(query)
+        """Queries of the same form get the same answer. A reranker reads the query as it is, capitals and all."""
+        return query if self.reranker is not None else self.ranker.normalise(query)
 
     def close(self) -> None:
         """Give the mapped files back."""
         self.documents.close()
 
 
-def _open_ranker(folder: Path, info: IndexInfo, model: str | None, gpu: bool, dtype: str) -> Ranker:
+def _open_ranker(folder: Path, info: IndexInfo, name: str | None, model: str | None, gpu: bool, dtype: str) -> Ranker:
     """The ranker of a folder. What a backend needs is imported only for it: numba for BM25, torch and FAISS for dense."""
     rankers: list[Ranker] = []
     if info.backend in ("bm25", "hybrid"):
@@ -159,5 +160,5 @@ def _open_ranker(folder: Path, info: IndexInfo, model: str | None, gpu: bool, dt
     if info.backend in ("dense", "hybrid"):
         from .dense import open_dense
 
-        rankers.append(open_dense(folder, info.settings, info.passages, model=model, gpu=gpu, dtype=dtype))
+        rankers.append(open_dense(folder, info.settings, info.passages, name=name, model=model, gpu=gpu, dtype=dtype))
     return rankers[0] if len(rankers) == 1 else HybridRanker(rankers)

@@ -59,6 +59,8 @@ def _config(app, settings: ServerSettings, **options) -> uvicorn.Config:
         access_log=False,  # a line for each search slows the server and says nothing that /metrics does not
         timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
         timeout_keep_alive=75,
+        # A worker that reads a vocabulary of ten million terms answers nobody for that long, and is well.
+        timeout_worker_healthcheck=60,
         backlog=2048,
         **options,
     )
@@ -129,6 +131,7 @@ def run(settings: ServerSettings, on_start: Callable[[str, str], None] = lambda 
 
     # uvicorn handles both signals while it runs, and raises them again after the drain: then they land here.
     before = {s: signal.signal(s, remember) for s in (signal.SIGINT, signal.SIGTERM)}
+    left_running = False
     try:
         on_start(url_of(sock, settings.host), what)
         if settings.workers > 1 and not received:
@@ -138,10 +141,15 @@ def run(settings: ServerSettings, on_start: Callable[[str, str], None] = lambda 
             servers.append(uvicorn.Server(_config(app, settings)))
             if not received:
                 _run_one(app, servers[0], sock)
+            left_running = app.state.service.left_running
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         sock.close()
+    if left_running:  # a search or the loading of an index goes on past the drain: the interpreter would wait for its end
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(128 + received[-1] if received else 0)
     return 128 + received[-1] if received else 0
 
 
@@ -171,12 +179,17 @@ class _Workers(Multiprocess):
         self._counted = running
 
     def handle_int(self) -> None:
-        self.ended_by.append(signal.SIGINT)
+        self._stop(signal.SIGINT)
         super().handle_int()
 
     def handle_term(self) -> None:
-        self.ended_by.append(signal.SIGTERM)
+        self._stop(signal.SIGTERM)
         super().handle_term()
+
+    def _stop(self, number: int) -> None:
+        self.ended_by.append(number)
+        for sock in self.sockets:  # the workers close theirs: open here, it would take connections that nobody answers
+            sock.close()
 
 
 def _run_workers(settings: ServerSettings, sock: socket.socket) -> list[int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .encoder import family_of
 from .errors import BadSetting, IndexInvalid
-from .index import Index, verify
+from .index import Index, IndexInfo, read_info, verify
 from .model_files import check_model
 from .settings import ServerSettings
 
@@ -28,9 +29,21 @@ def check_settings(settings: ServerSettings) -> str:
     name = settings.retriever_name
     if name and ("bm25" in name.lower()) != (info.backend == "bm25") and name != info.backend:
         raise BadSetting(f"--retriever_name {name}: index {path} is {info.backend}")
+    if family := _family(settings, info):
+        made_with = info.settings["encoder"]
+        known = made_with["family"] != "auto" or made_with["model"]
+        if known and family_of(family, "") != made_with["family"]:
+            raise BadSetting(
+                f"--retriever_name {name}: index {path} was made with an encoder of the family {made_with['family']}"
+            )
     if info.backend == "bm25" and settings.faiss_gpu:
         raise BadSetting(f"--faiss_gpu: index {path} is bm25, which is searched on the CPU; accepted with a dense index")
     return f"{info.passages:,} passages ({info.backend})"
+
+
+def _family(settings: ServerSettings, info: IndexInfo) -> str | None:
+    """`--retriever_name` where it is the family of an encoder and not the backend."""
+    return settings.retriever_name if info.backend != "bm25" and settings.retriever_name != info.backend else None
 
 
 def open_index(settings: ServerSettings):
@@ -52,4 +65,5 @@ def open_index(settings: ServerSettings):
         return PublishedIndex(settings.index, settings.corpus, **encoder, gpu=settings.faiss_gpu, **second)
     if not Path(settings.index).exists() and settings.index.endswith(".index"):
         raise IndexInvalid(f"index {settings.index}: no such file")
-    return Index(settings.index, settings.corpus, model=settings.retriever_model, gpu=settings.faiss_gpu, **second)
+    name = _family(settings, read_info(settings.index))
+    return Index(settings.index, settings.corpus, name=name, model=settings.retriever_model, gpu=settings.faiss_gpu, **second)

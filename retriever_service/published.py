@@ -1,22 +1,20 @@
 """Published FAISS files beside a plain corpus (`e5_Flat.index`, `wiki-18.jsonl`): searched as they are, both memory-mapped.
 
-Only the positions of the corpus's lines are computed, once, and kept beside the corpus (or in the temporary folder).
+Only its lines are looked at once, each of which must be a passage, and their positions kept beside it (or in the temporary folder).
 """
 
 from __future__ import annotations
 
 import codecs
+import os
 import tempfile
+from array import array
 from pathlib import Path
 
-import numpy as np
-
-from .corpus import is_parquet, parse_passage
+from .corpus import EXPECTED, is_parquet, parse_passage
 from .documents import Documents, encode_document
-from .errors import BadSetting, CorpusError
+from .errors import BadSetting, CorpusError, EnvironmentLacks
 from .index import FORMAT, Index, IndexInfo
-
-_BLOCK = 16 << 20
 
 
 class CorpusDocuments(Documents):
@@ -47,33 +45,56 @@ def open_corpus_documents(corpus: Path) -> CorpusDocuments:
             f"corpus {corpus}: a FAISS file is served beside plain JSONL only; `unspiral index convert` takes other corpora"
         )
     stat = corpus.stat()
+    if not stat.st_size:
+        raise CorpusError(f"corpus {corpus}: holds no passage")
     name = f"{corpus.name}.{stat.st_size}.{stat.st_mtime_ns}.offsets"
     places = [corpus.with_name(name), Path(tempfile.gettempdir()) / name]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         offsets = line_offsets(corpus)
-        for place in places:
-            try:
-                aside = place.with_name(place.name + ".new")
-                aside.write_bytes(offsets.tobytes())
-                aside.replace(place)
-            except OSError:
-                continue
-            found = place
-            break
+        found = next((place for place in places if _kept(offsets, place)), None)
+        if found is None:
+            folders = " or in ".join(str(place.parent) for place in places)
+            raise EnvironmentLacks(
+                f"corpus {corpus}: {len(offsets) * 8 / 2**20:.1f} MiB for the places of its lines can't be written in {folders}"
+            )
     return CorpusDocuments(corpus, found)
 
 
-def line_offsets(path: Path) -> np.ndarray:
-    """Start of each line and the end of the last, uint64. A last line without line break counts as if it had one."""
-    parts, position, last = [np.zeros(1, np.uint64)], 0, b"\n"
+def line_offsets(path: Path) -> array[int]:
+    """Start of each line and the end of the last, uint64. A last line without line break counts as if it had one.
+
+    Raises CorpusError for the first line that is no passage, so that a corpus is served whole or not at all.
+    """
+    offsets, position, raw = array("Q", [0]), 0, b""
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            parts.append(np.flatnonzero(np.frombuffer(block, np.uint8) == 10).astype(np.uint64) + np.uint64(position + 1))
-            position, last = position + len(block), block[-1:]
-    if last != b"\n":
-        parts.append(np.array([position + 1], np.uint64))
-    return np.concatenate(parts)
+        for number, raw in enumerate(file, 1):
+            try:
+                parse_passage(raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw)
+            except ValueError as error:
+                raise CorpusError(f"corpus {path}:{number}: {error}; expected {EXPECTED}") from None
+            position += len(raw)
+            offsets.append(position)
+    if not raw.endswith(b"\n"):
+        offsets[-1] += 1
+    return offsets
+
+
+def _kept(offsets: array[int], place: Path) -> bool:
+    """Write a file that is there whole or not at all; other processes may be at it. False where it can't be written."""
+    try:
+        descriptor, aside = tempfile.mkstemp(dir=place.parent, prefix=f"{place.name}.")
+    except OSError:
+        return False
+    try:
+        with open(descriptor, "wb") as file:
+            offsets.tofile(file)
+        os.chmod(aside, 0o644)
+        os.replace(aside, place)
+    except OSError:
+        os.unlink(aside)
+        return False
+    return True
 
 
 class PublishedIndex(Index):

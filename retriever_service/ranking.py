@@ -43,8 +43,8 @@ class HybridRanker:
         return [fuse(list(lists), topk) for lists in zip(*columns, strict=True)]
 
     def normalise(self, query: str) -> str:
-        """Queries of the same form get the same answer."""
-        return " ".join(query.split())
+        """The query itself: some tokenizers see every space."""
+        return query
 
 
 def fuse(lists: list[list[tuple[int, float]]], topk: int) -> list[tuple[int, float]]:

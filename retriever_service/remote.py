@@ -37,7 +37,10 @@ def connect(address: str, timeout_seconds: int = 30):
     if parts.scheme not in ("http", "https", "file") or not collection:
         raise BadSetting(f"index {address!r}: expected qdrant+http://HOST:PORT/COLLECTION or qdrant+file:///FOLDER/COLLECTION")
     if parts.scheme == "file":
-        return QdrantClient(path=folder), collection
+        try:
+            return QdrantClient(path=folder), collection
+        except (RuntimeError, OSError) as error:  # another process has it open
+            raise EnvironmentLacks(f"index {address}: {_first_line(error)}") from None
     url = f"{parts.scheme}://{parts.netloc}"
     return QdrantClient(
         url=url, api_key=os.environ.get(API_KEY_VARIABLE), timeout=timeout_seconds, check_compatibility=False
@@ -66,11 +69,7 @@ class QdrantIndex:
         self._address, self.reranker, self._depth = address, reranker, rerank_depth
         self._client, self._collection = connect(address)
         self._encoder = Encoder(EncoderSettings(model, family_of(name, model)), dtype=dtype)
-        count, dimension = self._call(self._describe)
-        if dimension != self._encoder.dimension:
-            raise BadSetting(
-                f"index {address}: vectors of {dimension} numbers, those of {model} have {self._encoder.dimension}"
-            )
+        count = self._call(lambda: _count(self._client, self._collection, address, self._encoder.dimension, model))
         self.info = IndexInfo(
             FORMAT, "qdrant", address, "", 0, count, 0, [], {"encoder": self._encoder.settings.as_dict()}, {}, 0
         )
@@ -97,32 +96,53 @@ class QdrantIndex:
         return hits
 
     def normalise(self, query: str) -> str:
-        """Queries of the same form get the same answer."""
-        return " ".join(query.split())
+        """The query itself: some tokenizers see every space."""
+        return query
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
-    def _describe(self) -> tuple[int, int]:
-        if not self._client.collection_exists(self._collection):
-            raise BadSetting(f"index {self._address}: no such collection; `unspiral index push` makes one from a dense index")
-        vectors = self._client.get_collection(self._collection).config.params.vectors
-        return self._client.count(self._collection).count, vectors.size
-
     def _call(self, function: Callable):
-        from qdrant_client.http.exceptions import ApiException
+        return _calling(self._address, function)
 
-        try:
-            return function()
-        except (ApiException, OSError) as error:
-            raise RetrieverUnavailable(f"qdrant at {self._address}: {str(error).strip().splitlines()[0]}") from None
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _calling(address: str, function: Callable):
+    from qdrant_client.http.exceptions import ApiException
+
+    try:
+        return function()
+    except (ApiException, OSError) as error:
+        raise RetrieverUnavailable(f"qdrant at {address}: {_first_line(error)}") from None
+
+
+def _count(client, collection: str, address: str, dimension: int, whose: str) -> int:
+    """Points of a collection. Raises BadSetting where it can't hold the vectors of `whose`, or orders them by distance."""
+    from qdrant_client import models
+
+    if not client.collection_exists(collection):
+        raise BadSetting(f"index {address}: no such collection; `unspiral index push` makes one from a dense index")
+    vectors = client.get_collection(collection).config.params.vectors
+    if not isinstance(vectors, models.VectorParams):
+        raise BadSetting(
+            f"index {address}: its vectors have names; expected one vector a point, as `unspiral index push` writes it"
+        )
+    if vectors.size != dimension:
+        raise BadSetting(f"index {address}: vectors of {vectors.size} numbers, those of {whose} have {dimension}")
+    if vectors.distance not in (models.Distance.COSINE, models.Distance.DOT):
+        raise BadSetting(f"index {address}: ordered by {vectors.distance.value} distance; expected Cosine or Dot")
+    return client.count(collection).count
 
 
 def push(folder: str | Path, address: str, progress: Callable[[int, int], None] | None = None) -> int:
     """Copy a dense index folder (of a type that keeps its vectors: Flat, SQ, HNSW) into a collection. Returns the number of points.
 
-    May be run again after a break: points that are there are written over with the same content.
+    May be run again after a break: points that are there are written over with the same content. Raises BadSetting for a collection
+    that can't hold it, RetrieverUnavailable where the engine does not answer.
     """
     from qdrant_client import models
 
@@ -130,19 +150,33 @@ def push(folder: str | Path, address: str, progress: Callable[[int, int], None] 
     info = verify(folder)
     if info.backend == "bm25":
         raise BadSetting(f"index {folder}: is bm25; only vectors can be pushed")
-    client, collection = connect(address)
     vectors, documents = open_faiss(folder / FOLDER / INDEX_FILE), Documents(folder / TEXT_FILE, folder / OFFSETS_FILE)
-    if not client.collection_exists(collection):
-        client.create_collection(collection, models.VectorParams(size=vectors.d, distance=models.Distance.COSINE, on_disk=True))
-    for begin in range(0, info.passages, _PUSH_POINTS):
-        rows = range(begin, min(begin + _PUSH_POINTS, info.passages))
-        batch = models.Batch(
-            ids=list(rows),
-            vectors=vectors.reconstruct_n(begin, len(rows)).tolist(),
-            payloads=[orjson.loads(documents.raw(row)) for row in rows],
-        )
-        client.upsert(collection, batch, wait=True)
-        if progress:
-            progress(rows[-1] + 1, info.passages)
-    client.close()
+    client, collection = connect(address)
+
+    def write() -> None:
+        if not client.collection_exists(collection):
+            client.create_collection(
+                collection, models.VectorParams(size=vectors.d, distance=models.Distance.COSINE, on_disk=True)
+            )
+        there = _count(client, collection, address, vectors.d, str(folder))
+        if there > info.passages:
+            raise BadSetting(
+                f"index {address}: holds {there:,} points, more than the {info.passages:,} passages of {folder}, so others would stay"
+                " among them; give another collection"
+            )
+        for begin in range(0, info.passages, _PUSH_POINTS):
+            rows = range(begin, min(begin + _PUSH_POINTS, info.passages))
+            batch = models.Batch(
+                ids=list(rows),
+                vectors=vectors.reconstruct_n(begin, len(rows)).tolist(),
+                payloads=[orjson.loads(documents.raw(row)) for row in rows],
+            )
+            client.upsert(collection, batch, wait=True)
+            if progress:
+                progress(rows[-1] + 1, info.passages)
+
+    try:
+        _calling(address, write)
+    finally:
+        client.close()
     return info.passages

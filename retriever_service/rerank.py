@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .errors import EnvironmentLacks
+from .errors import BadSetting, EnvironmentLacks
 from .model_files import loading
 
 MAX_TOKENS = 512
@@ -18,6 +18,10 @@ class CrossEncoderReranker:
             raise EnvironmentLacks(f"reranking needs the package {error.name}: pip install 'unspiral[dense]'") from None
         with loading("reranker", model):
             self._model = CrossEncoder(model)
+        if self._model.num_labels != 1:
+            raise BadSetting(
+                f"reranker {model}: gives {self._model.num_labels} numbers for a passage, expected a model with one"
+            )
         self._model.max_seq_length = min(MAX_TOKENS, self._model.max_seq_length or MAX_TOKENS)
         self._batch_size = batch_size
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from fastapi import FastAPI, Response
@@ -64,11 +66,13 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loading = asyncio.create_task(_load_or_report(service, app.state.on_failure))
         if app.state.load_first:
-            await loading
+            with _ended_by_signals():
+                await loading
         try:
             yield
         finally:
-            await asyncio.wait({loading})
+            await asyncio.wait({loading}, timeout=settings.drain_seconds)
+            loading.cancel()
             await service.stop()
 
     app = RetrieverApp(
@@ -131,6 +135,17 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
         return Response(service.metrics.page(), media_type=Metrics.content_type)
 
     return app
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """A process that loads before it serves has nothing to drain: a signal to stop ends it at once."""
+    before = {s: signal.signal(s, lambda number, frame: os._exit(128 + number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def _load_or_report(service: Service, on_failure: Callable[[Exception], None] | None) -> None:

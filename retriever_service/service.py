@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import orjson
 from pydantic import TypeAdapter
@@ -29,6 +30,8 @@ class Service:
         self.settings, self.metrics, self._open = settings, Metrics(), open_index
         self.index: Index | None = None
         self.failure: Exception | None = None
+        self.left_running = False
+        """Whether `stop` left the owner thread at work, which the interpreter would wait for at its end."""
         self._owner = ThreadPoolExecutor(1, "index-owner")
         self._searches: Batcher | None = None
         self._rerankings: Batcher | None = None
@@ -42,9 +45,12 @@ class Service:
             self.failure = error
             raise
         self.metrics.passages.set(index.info.passages)
-        self._searches = self._batcher(index.search, index.quick)
-        if getattr(index, "reranker", None) is not None:
-            self._rerankings = self._batcher(index.reranker.order, False)
+        if getattr(index, "reranker", None) is None:
+            self._searches = self._batcher(index.search, index.quick)
+        else:  # it takes longer by the passage: a batch of 256 queries would outlast the deadline of each
+            depth = self.settings.rerank_depth
+            self._searches = self._batcher(index.search, index.quick, lambda query, topk: max(topk, depth))
+            self._rerankings = self._batcher(index.reranker.order, False, lambda item, topk: max(1, len(item[1])))
         self.index = index
 
     async def stop(self) -> None:
@@ -52,14 +58,15 @@ class Service:
         until = time.monotonic() + self.settings.drain_seconds
         done = [await b.stop(until - time.monotonic()) for b in (self._searches, self._rerankings) if b is not None]
         self._owner.shutdown(wait=False, cancel_futures=True)
+        self.left_running = (self.index is None and self.failure is None) or not all(done)
         if self.index is not None and all(done):
             self.index.close()
 
-    def _batcher(self, search: Search, quick: bool) -> Batcher:
+    def _batcher(self, search: Search, quick: bool, weight: Callable[[Any, int], int] | None = None) -> Batcher:
         settings = self.settings
         return Batcher(
             search, self.metrics, self._owner, quick=quick, batch_size=settings.batch_size,
-            batch_wait_ms=settings.batch_wait_ms, max_queued=settings.max_queued,
+            batch_wait_ms=settings.batch_wait_ms, max_queued=settings.max_queued, weight=weight,
         )  # fmt: skip
 
     async def retrieve(self, body: bytes, timeout_seconds: float) -> bytes:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from .errors import BadSetting
 
 
 class ServerSettings(BaseModel):
@@ -47,19 +49,25 @@ class ServerSettings(BaseModel):
     max_body_bytes: int = Field(32 << 20, ge=1024)
     """Largest request body; more is a 413."""
     batch_size: int = Field(256, ge=1)
-    """Most queries searched together; 1 handles them one at a time."""
-    batch_wait_ms: float = Field(0.0, ge=0)
+    """Most queries searched together; 1 handles them one at a time. With a reranker, most passages that it reads together."""
+    batch_wait_ms: float = Field(0.0, ge=0, allow_inf_nan=False)
     """How long a batch that is not full waits for company. 0: a batch is whatever came in while the last one was searched."""
     max_queued: int = Field(8192, ge=1)
     """Most queries that wait; past it a request gets a 503 with Retry-After (a request alone in the queue is always taken)."""
     cache_size: int = Field(10_000, ge=0)
     """Queries whose results are kept (least recently used out first); 0 keeps none. It counts queries, not bytes: one takes its `topk`
     passages and about 120 bytes for each."""
-    request_timeout_seconds: float = Field(30.0, gt=0)
+    request_timeout_seconds: float = Field(30.0, gt=0, allow_inf_nan=False)
     """Deadline of one request, a 504 after it; a client may ask for a shorter one with the header X-Timeout-Seconds."""
     workers: int = Field(1, ge=1)
     """Processes that serve; they share the memory-mapped index."""
-    drain_seconds: float = Field(10.0, ge=0)
+    drain_seconds: float = Field(10.0, ge=0, allow_inf_nan=False)
     """At a stop, how long requests that are in flight may go on."""
-    token: SecretStr | None = None
+    token: SecretStr | None = Field(None, min_length=1)
     """If set, every route but the health ones wants `Authorization: Bearer TOKEN`. Existing clients send none."""
+
+    @model_validator(mode="after")
+    def _default_is_within_the_limit(self) -> ServerSettings:
+        if self.topk > self.max_topk:
+            raise BadSetting(f"topk {self.topk}: at most max_topk, {self.max_topk}, passages are answered")
+        return self

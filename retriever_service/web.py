@@ -64,7 +64,8 @@ class JsonEndpoint:
             body = await self._answer(asked, max(0.0, until - time.monotonic()))
             self._ok.inc()
             return 200, [_JSON, (b"content-length", b"%d" % len(body))], body
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            # Cancelled is what uvicorn does to requests that are still in flight when the time to drain is up: they get an answer.
             status, body, headers = error_answer(error)
             self._metrics.requests.labels(self.path, str(status)).inc()
             return status, [_JSON, (b"content-length", b"%d" % len(body)), *headers], body
@@ -114,12 +115,14 @@ def error_body(detail: str, field: str | None = None, limit: int | float | str |
     return orjson.dumps({"detail": detail, "field": field, "limit": limit})
 
 
-def error_answer(error: Exception) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+def error_answer(error: BaseException) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
     """Status, JSON body and extra headers that an error becomes."""
     if isinstance(error, BadRequest):
         return error.status, error_body(**error.body), []
     if isinstance(error, QueueFull):
         return 503, error_body(str(error)), [(b"retry-after", b"%d" % error.retry_after_seconds)]
+    if isinstance(error, asyncio.CancelledError):
+        return 503, error_body("the server is stopping"), [(b"retry-after", b"1")]
     if isinstance(error, RetrieverUnavailable):
         return 503, error_body(str(error)), [(b"retry-after", b"1")]
     if isinstance(error, DeadlinePassed):

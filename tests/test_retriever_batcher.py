@@ -6,12 +6,18 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+import httpx
 import pytest
 
 from retriever_service.batcher import Batcher
 from retriever_service.errors import DeadlinePassed, QueueFull
+from retriever_service.index import Index
+from retriever_service.launch import serve_in_thread
 from retriever_service.metrics import Metrics
+from retriever_service.settings import ServerSettings
+from tests.retriever_fixtures import small_index  # noqa: F401
 
 
 class Search:
@@ -33,10 +39,10 @@ class Search:
         return [[(q.encode(), 1.0)] for q in queries]
 
 
-def batcher(search, *, quick=False, batch_size=4, batch_wait_ms=0.0, max_queued=8):
+def batcher(search, *, quick=False, batch_size=4, batch_wait_ms=0.0, max_queued=8, weight=None):
     return Batcher(
         search, Metrics(), ThreadPoolExecutor(1), quick=quick, batch_size=batch_size, batch_wait_ms=batch_wait_ms,
-        max_queued=max_queued,
+        max_queued=max_queued, weight=weight,
     )  # fmt: skip
 
 
@@ -100,3 +106,30 @@ async def test_a_batch_that_is_not_full_waits_its_time_and_no_longer():
     began = time.monotonic()
     await asyncio.gather(queue.submit(["a"], 3, 20), queue.submit(["b"], 3, 20))
     assert time.monotonic() - began > 0.19 and [sorted(b) for b in search.batches] == [["a", "b"]]
+
+
+async def test_a_batch_is_as_heavy_as_its_queries_and_the_heaviest_goes_alone():
+    search = Search()
+    search.go_on.set()
+    queue = batcher(search, batch_size=10, max_queued=100, weight=lambda query, topk: int(query.split()[0]))
+    long = ["4 a", "4 b", "4 c", "30 d", "1 e"]
+    answers = await asyncio.gather(queue.submit(long, 3, 20), queue.submit(["3 f"], 3, 20), queue.submit(["9 g"], 3, 20))
+    assert [[hits[0][0].decode() for hits in one] for one in answers] == [long, ["3 f"], ["9 g"]]
+    assert search.batches == [["4 a", "4 b"], ["3 f"], ["9 g"], ["4 c"], ["30 d"], ["1 e"]]
+    assert queue.queued == 0
+
+
+def test_more_clients_than_a_reranker_can_serve_in_time_are_served_as_many_as_it_can(small_index):
+    """And not none: a batch of all that wait would outlast the deadline of each."""
+
+    class Slow:
+        def order(self, items, topk):
+            time.sleep(0.002 * sum(len(texts) for _, texts in items))
+            return [[(i, 1.0) for i in range(len(texts))][:topk] for _, texts in items]
+
+    settings = ServerSettings(index=str(small_index), port=0, request_timeout_seconds=1, cache_size=0)
+    open_index = partial(Index, small_index, reranker=Slow())
+    with serve_in_thread(settings, open_index=open_index) as server, ThreadPoolExecutor(48) as pool:
+        post = partial(httpx.post, f"{server.url}/retrieve", trust_env=False, timeout=20)
+        statuses = [a.status_code for a in pool.map(lambda i: post(json={"query": f"river town weaver {i}"}), range(48))]
+    assert set(statuses) <= {200, 504} and statuses.count(200) >= 8  # 40 ms each

@@ -66,3 +66,30 @@ def test_the_least_recently_used_goes_first_and_no_room_keeps_nothing():
     nothing = ResultCache(0)
     nothing.put(("a", 3), [])
     assert nothing.get(("a", 3)) is None
+
+
+class Literal:
+    """A reranker that reads capitals and spaces, as those of cased models do: the score is the share of capitals."""
+
+    def order(self, items, topk):
+        return [[(i, sum(c.isupper() for c in query) / len(query)) for i in range(len(texts))][:topk] for query, texts in items]
+
+
+def test_a_reranker_that_reads_capitals_gets_no_answer_of_other_capitals(small_index):
+    settings = ServerSettings(index=str(small_index), port=0)
+    with serve_in_thread(settings, open_index=lambda: Index(small_index, reranker=Literal())) as server:
+        for query in ("mina frost", "Mina Frost", "MINA FROST", "mina  frost"):
+            body = {"query": query, "topk": 1, "return_scores": True}
+            ((hit,),) = httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=10).json()["result"]
+            assert hit["score"] == sum(c.isupper() for c in query) / len(query)
+
+
+def test_queries_to_an_encoder_share_an_answer_only_where_they_are_the_same():
+    """Tokenizers of bytes and of pieces see every space; others join what a control character parts."""
+    from retriever_service.dense import DenseRanker
+    from retriever_service.ranking import HybridRanker
+    from retriever_service.remote import QdrantIndex
+
+    for kind in (DenseRanker, HybridRanker, QdrantIndex):
+        ranker = kind.__new__(kind)
+        assert len({ranker.normalise(q) for q in ("a b", "a  b", "a\x1fb", " a b", "A b")}) == 5

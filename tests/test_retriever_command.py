@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -18,9 +19,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from pydantic import ValidationError
 
 from retriever_service.__main__ import main
-from retriever_service.errors import EnvironmentLacks
+from retriever_service.errors import BadSetting, EnvironmentLacks
 from retriever_service.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
@@ -192,6 +194,22 @@ def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
     monkeypatch.setenv("TOKEN_OF_THE_TEST", "s3cret")
     status, _, problem = command("serve", *words)
     assert (status, problem) == (0, "") and received == [ServerSettings(**given)]
+
+
+def test_settings_made_in_a_program_are_refused_as_flags_are():
+    with pytest.raises(BadSetting, match="topk 5000: at most max_topk, 1000, passages are answered"):
+        ServerSettings(index="i", topk=5000)
+    settings = ServerSettings(index="i", topk=5000, max_topk=5000)
+    with pytest.raises(BadSetting, match="topk 5000: at most max_topk, 10"):
+        settings.max_topk = 10
+    for name, value in (
+        ("drain_seconds", math.inf),
+        ("request_timeout_seconds", math.inf),
+        ("batch_wait_ms", math.inf),
+        ("token", ""),
+    ):
+        with pytest.raises(ValidationError, match=name):
+            ServerSettings(index="i", **{name: value})
 
 
 def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index, tmp_path):

@@ -323,3 +323,36 @@ def test_jax_where_it_is_installed_is_kept_off_the_gpu(tmp_path):
         [sys.executable, "-c", "import retriever_service.bm25"], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == "started on cpu"
+
+
+@pytest.mark.parametrize(
+    ("language", "passage", "query"),
+    [
+        ("turkish", "İSTANBUL ve ISPARTA", "istanbul"),
+        ("turkish", "İSTANBUL ve ISPARTA", "ısparta"),
+        ("english", "the port of İzmir", "izmir"),
+        ("hindi", "दिल्ली की किताबें", "किताबें"),
+        ("tamil", "தமிழ் மொழி", "தமிழ்"),
+        ("french", "un cafe\u0301 noir", "caf\u00e9"),
+        ("french", "un caf\u00e9 noir", "cafe\u0301"),
+        ("german", "Die Brücken über den Fluß", "BRÜCKEN"),
+        ("russian", "Москва — столица", "МОСКВА"),
+        ("none", "Ελλάδα", "ΕΛΛΆΔΑ"),
+    ],
+)
+def test_words_of_other_languages_are_whole_and_found_in_whatever_form_they_are_written(tmp_path, language, passage, query):
+    corpus = tmp_path / "c.jsonl"
+    rows = [{"id": "x", "contents": passage}, {"id": "y", "contents": "क का கா stan e\u0301 zmir"}]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build_index(corpus, tmp_path / "i", language=language)
+    index = Index(tmp_path / "i")
+    assert [json.loads(d)["id"] for d, _ in index.search([query], 3)[0]] == ["x"]
+    assert len(Analyzer(AnalyzerSettings(language)).terms(query)) == 1
+
+
+def test_turkish_queries_share_a_cached_answer_only_where_their_letters_are_the_same(tmp_path):
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": "x", "contents": "ılık"}\n')
+    build_index(corpus, tmp_path / "i", language="turkish")
+    same = Index(tmp_path / "i").normalise
+    assert same("ILIK") == same("ılık") != same("ilik") == same("İLİK")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import logging
@@ -14,11 +15,12 @@ import pytest
 from retriever_service.build import build_index
 from retriever_service.convert import convert_index
 from retriever_service.corpus import estimate
-from retriever_service.errors import BadSetting, EnvironmentLacks
-from retriever_service.index import Index
+from retriever_service.errors import BadSetting, EnvironmentLacks, IndexInvalid
+from retriever_service.index import Index, verify
 from retriever_service.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
-from tests.retriever_models import tiny_encoder  # noqa: F401
+from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
+from tests.retriever_models import tiny_encoder, tiny_reranker  # noqa: F401
 
 faiss = pytest.importorskip("faiss")
 MIB = 1 << 20
@@ -81,6 +83,41 @@ def test_what_a_broken_build_left_counts_as_room(tmp_path, disk):
         build_index(corpus, tmp_path / "j")
 
 
+@pytest.mark.parametrize("broken", ["os:posix_fallocate", "retriever_service.sinks:PostingsSink.write"])
+def test_a_disk_that_fills_up_on_the_way_is_one_line_and_the_build_goes_on_later(small_index, tmp_path, monkeypatch, broken):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broken.replace(":", "."), full)
+        with pytest.raises(
+            EnvironmentLacks, match=r"i.building: No space left on device; make room and give the same command"
+        ) as e:
+            build_index(CORPUS, tmp_path / "i")
+        assert e.value.exit_code == 3
+    build_index(CORPUS, tmp_path / "i")
+    assert verify(tmp_path / "i").files == verify(small_index).files
+
+
+def test_vectors_of_two_precisions_get_into_no_index(tiny_encoder, tmp_path, monkeypatch):
+    dense = {"backend": "dense", "model": tiny_encoder, "family": "e5"}
+    build_index(CORPUS, tmp_path / "half", **dense, encoder_dtype="bfloat16")
+    with pytest.raises(IndexInvalid, match="other settings"):
+        build_index(CORPUS, tmp_path / "half", **dense, encoder_dtype="float32")
+    assert build_index(CORPUS, tmp_path / "half", **dense).settings["dtype"] == "bfloat16"  # auto takes what is there
+
+    def breaks(stage, share, text):
+        if stage == "scan":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_index(CORPUS, tmp_path / "i", **dense, encoder_dtype="bfloat16", progress=breaks)
+    build_index(CORPUS, tmp_path / "i", **dense)
+    build_index(CORPUS, tmp_path / "whole", **dense)
+    broken, whole = (faiss.read_index(str(tmp_path / name / "dense" / "faiss.index")) for name in ("i", "whole"))
+    np.testing.assert_allclose(broken.reconstruct_n(0, 186), whole.reconstruct_n(0, 186), atol=1e-6)
+
+
 def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_the_log(tiny_encoder, tmp_path, caplog):
     from retriever_service.encoder import Encoder, EncoderSettings
 
@@ -89,11 +126,14 @@ def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_th
     flat.add(encoder.passages(["a river", "a town", "a weaver"]))
     faiss.write_index(flat, str(tmp_path / "e5_Flat.index"))
     corpus = tmp_path / "c.jsonl"
-    corpus.write_text('{"id": "0", "contents": "a river"}\n{"id": 5.5}\n{"id": "2", "contents": "a weaver"}\n')
+    corpus.write_text('{"id": "0", "contents": "a river"}\n{"id": "1", "contents": "a"}\n{"id": "2", "contents": "a weaver"}\n')
     settings = ServerSettings(
         index=str(tmp_path / "e5_Flat.index"), corpus=str(corpus), retriever_name="e5", retriever_model=tiny_encoder, port=0
     )
     with caplog.at_level(logging.ERROR, "retriever_service"), serve_in_thread(settings) as server:
+        with corpus.open("r+b") as file:  # changed behind the server's back
+            file.seek(35)
+            file.write(b'{"id": 5.5}'.ljust(28))
         answer = httpx.post(f"{server.url}/retrieve", json={"query": "a town", "topk": 3}, trust_env=False, timeout=20)
         assert answer.status_code == 500 and answer.json()["detail"].startswith(f'corpus {corpus}:2: no "id"')
     assert [(r.getMessage().partition(" no")[0], r.exc_info) for r in caplog.records] == [
@@ -117,3 +157,16 @@ def test_an_index_that_does_not_name_its_encoder_asks_for_it_and_reads_the_famil
     index = Index(tmp_path / "i", model=str(model))
     ((_, score), _) = index.ranker.rank(["town"], 2)[0]
     assert score == pytest.approx(Encoder(EncoderSettings(tiny_encoder, "e5")).queries(["town"])[0, :2].max(), abs=1e-5)
+
+
+def test_a_reranker_with_several_numbers_for_a_passage_is_refused_at_the_start(tiny_reranker, tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from retriever_service.rerank import CrossEncoderReranker
+
+    AutoModelForSequenceClassification.from_pretrained(
+        tiny_reranker, num_labels=3, ignore_mismatched_sizes=True
+    ).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_reranker).save_pretrained(tmp_path)
+    with pytest.raises(BadSetting, match="gives 3 numbers for a passage, expected a model with one"):
+        CrossEncoderReranker(str(tmp_path))

@@ -106,12 +106,17 @@ def test_a_corpus_beside_vectors_is_looked_at_and_a_bad_line_is_named(tmp_path):
     marked = tmp_path / "bom.jsonl"
     marked.write_text(f"\ufeff{good}\n{good}\n", encoding="utf-8")
     assert open_corpus_documents(marked).get(0) == ("a", "x")
-    for lines in (["{", good, good], [good, good, "{"]):
+    for lines in (["{", good, good], [good, "{", good], [good, good, "{"], [good, "", good]):
         (tmp_path / "bad.jsonl").write_text("\n".join(lines) + "\n")
-        with pytest.raises(CorpusError, match=rf"bad.jsonl:{lines.index('{') + 1}: not JSON"):
+        bad = next(i for i, line in enumerate(lines, 1) if line != good)
+        with pytest.raises(CorpusError, match=rf"bad.jsonl:{bad}: not JSON"):
             open_corpus_documents(tmp_path / "bad.jsonl")
-    (tmp_path / "inside.jsonl").write_text(f"{good}\n{{}}\n{good}\n")
+    assert not list(tmp_path.glob("bad.jsonl.*"))
+    (tmp_path / "inside.jsonl").write_text(f"{good}\n{good}\n{good}\n")
     documents = open_corpus_documents(tmp_path / "inside.jsonl")
+    with (tmp_path / "inside.jsonl").open("r+b") as file:  # changed behind the server's back
+        file.seek(len(good) + 1)
+        file.write(b"{}".ljust(len(good)))
     with pytest.raises(CorpusError, match=r"inside.jsonl:2: no .id.") as e:
         documents.raw(1)
     status, body, _ = error_answer(e.value)
@@ -167,7 +172,11 @@ def killed_and_gone_on_with(tmp_path, where, when, **options):
     done = subprocess.run(command, cwd=Path(__file__).parents[1], timeout=120, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not out.exists() or where == "os:rename"
-    build_index(CORPUS, out, **options)
+    told = []
+    build_index(CORPUS, out, **options, progress=lambda stage, share, text: told.append((stage, text)))
+    # all of the corpus was read before
+    assert {text for stage, text in told if stage == "scan"} <= {f"going on after {PASSAGES} passages"}
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith("i")) == ["i"]
     return verify(out).files
 
 
@@ -178,12 +187,31 @@ def killed_and_gone_on_with(tmp_path, where, when, **options):
         ("retriever_service.bm25_build:write_bm25", "before"),
         ("retriever_service.bm25_build:write_bm25", "after"),
         ("retriever_service.build:Build.seal", "after"),
+        ("retriever_service.build:read_info", "before"),
         ("os:rename", "before"),
         ("os:rename", "after"),
     ],
 )
 def test_a_build_killed_in_its_later_stages_goes_on_to_the_same_bytes(tmp_path, small_index, where, when):
     assert killed_and_gone_on_with(tmp_path, where, when) == verify(small_index).files
+
+
+@pytest.mark.parametrize(
+    ("where", "when"),
+    [("os:rename", "after"), ("retriever_service.build:_put", "before"), ("retriever_service.build:_put", "after")],
+)
+def test_an_index_that_is_replaced_is_there_until_another_one_is(tmp_path, small_index, where, when):
+    """Killed between the one and the other, and with the same command given again."""
+    out = tmp_path / "i"
+    build_index(CORPUS, out, k1=1.5)
+    command = [sys.executable, "-c", PROGRAM, str(CORPUS), str(out), where, when, "overwrite=1"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], timeout=120, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    places = [p for p in (out, tmp_path / "i.building" / "replaced") if p.exists()]
+    assert places and verify(places[0])
+    build_index(CORPUS, out, overwrite=True)
+    assert verify(out).files == verify(small_index).files
+    assert [p.name for p in tmp_path.iterdir()] == ["i"] and not (out / "replaced").exists()
 
 
 @pytest.mark.parametrize("when", ["after", pytest.param("before", marks=pytest.mark.chaos)])
