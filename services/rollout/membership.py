@@ -89,10 +89,14 @@ class Membership:
         """Workers that take trajectories now, by slot."""
         return [m for _, m in sorted(self._members.items()) if m.state == "ready" and m.version == self.delivery.version]
 
-    def check_hope(self) -> None:
-        """Raises NoWorkersError where nobody serves and nobody will without outside help."""
+    def check_hope(self, slot: int | None = None) -> None:
+        """Raises NoWorkersError where nobody serves (in that very slot, where one is named) and nobody will without outside help."""
         if self._closed:
             raise NoWorkersError("the rollout pool is closed")
+        if slot is not None and slot >= self.target:
+            raise NoWorkersError(f"slot {slot} was given up: the pool was scaled to {self.target}")
+        if slot is not None and slot not in self._members and slot in self._given_up.keys() | self._no_room:
+            raise NoWorkersError(f"slot {slot} has its share of the batch, and no worker: {self.problem}")
         if any(m.state in ("ready", "syncing") for m in self._members.values()) or self.delivery.expects_weights:
             return
         if set(range(self.target)) - self._members.keys() - self._given_up.keys() - self._no_room:
@@ -191,6 +195,8 @@ class Membership:
             if free:
                 member = self._members.pop(slot)
                 member.slot = free[0]
+                self._given_up.pop(free[0], None)  # that was another worker's
+                del self._crashes[free[0]]
                 self._members[free[0]] = member
             else:
                 leaving.append(self._members[slot])
