@@ -18,7 +18,7 @@ from test_trainer_monitor_actions import Pool, Scripted, events, rollback, syste
 from services import launcher
 from trainer import run as runs
 from trainer import stopping
-from trainer.checkpoint import drop_after, latest, step_folder
+from trainer.checkpoint import CheckpointNotWritten, drop_after, latest, step_folder
 from trainer.config import ConfigError
 from trainer.learner import LearnerError
 from trainer.models import ModelError
@@ -113,6 +113,28 @@ def test_the_grace_ends_with_the_step(tmp_path, monkeypatch):
     assert checkpoints(made) == ["step_000003"]
 
 
+def test_a_signal_while_the_last_steps_are_saved_waits_for_them(tmp_path):
+    made = system(tmp_path)
+    save = made.learner.save
+
+    def slow(path, state):
+        if path.name == "step_000012":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)
+        save(path, state)
+
+    made.learner.save = slow
+    made.config.trainer.checkpoint_every = 5
+    driver = Scripted(made, {})
+
+    async def run():
+        with pytest.raises(Interrupted):
+            await listened(driver)
+        return checkpoints(made)  # when the run's parts are ended, the learner among them
+
+    assert asyncio.run(run()) == ["step_000005", "step_000010", "step_000012"]
+
+
 def test_where_no_step_is_in_hand_the_first_signal_ends_the_run_at_once(tmp_path):
     made = system(tmp_path)
     driver = Scripted(made, {})
@@ -193,6 +215,20 @@ def test_a_learner_lost_in_a_save_is_not_asked_again(tmp_path):
     with pytest.raises(LearnerError, match="died"):
         asyncio.run(Scripted(made, {}).run())
     assert asked == ["step_000002"]
+
+
+def test_a_disk_that_takes_no_checkpoint_ends_the_run_and_not_its_learner(tmp_path):
+    """Else the steps since the last one would be taken again, `trainer.max_restores` times, to fail at the same place."""
+    made, asked = system(tmp_path), []
+
+    def save(path, state):
+        asked.append(path.name)
+        raise CheckpointNotWritten(f"{path} cannot be written: No space left on device")
+
+    made.learner.save = save
+    with pytest.raises(CheckpointNotWritten) as caught:
+        asyncio.run(Scripted(made, {}).run())
+    assert caught.value.exit_code == 3 and asked == ["step_000002"] and made.learner.starts == 0
 
 
 def test_a_rollback_cut_short_is_not_saved_as_the_step_it_left(tmp_path):
