@@ -344,6 +344,30 @@ def test_a_report_that_fails_is_a_warning(tmp_path, monkeypatch):
     assert "warning: no report was written" in out and "events.jsonl:1: not JSON" in out
 
 
+def test_a_full_disk_ends_the_run_with_the_name_of_the_file(tmp_path, monkeypatch):
+    """Not with what else fails because of it: a torn last line, a summary that is not written."""
+    made = system(tmp_path)
+    made.folder.close()
+
+    class Filling(Scripted):
+        async def one_step(self, step):
+            if step == 4:
+                with open(self.system.folder.metrics_path, "a") as f:
+                    f.write('{"step": 4, "x": "cut sh')
+                self.system.folder.path.joinpath("events.jsonl").unlink()
+                self.system.folder.path.joinpath("events.jsonl").symlink_to("/dev/full")
+                self.system.folder.path.joinpath("summary.tmp").symlink_to("/dev/full")
+                self.system.folder.event("alarm")
+            return await super().one_step(step)
+
+    started(made, monkeypatch, Filling)
+    out = io.StringIO()
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        runs.train(made.config, console=Console(file=out, width=200))
+    assert caught.value.filename == str(made.folder.path / "events.jsonl")  # which the command line prints, with exit 3
+    assert "warning: no summary was written: " in out.getvalue()
+
+
 def test_a_folder_in_use_is_left_as_it_is(tmp_path, monkeypatch):
     made = system(tmp_path)  # holds it
     started(made, monkeypatch)
