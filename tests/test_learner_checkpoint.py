@@ -67,9 +67,10 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch
 
     name = {"weights": "safetensors.torch.save_file", "manifest": "trainer.checkpoint.write_json", "sync": "os.fsync"}[fails]
     monkeypatch.setattr(name, no_room)
-    with pytest.raises(CheckpointError, match=r"step_000010 cannot be written: .*No space left") as e, written_aside(
-        path.with_name("step_000010")
-    ) as folder:
+    with (
+        pytest.raises(CheckpointError, match=r"step_000010 cannot be written: .*No space left") as e,
+        written_aside(path.with_name("step_000010")) as folder,
+    ):
         writer = checkpoint.TensorWriter(folder / "weights")
         writer.add("a", torch.zeros(3))
         writer.finish()

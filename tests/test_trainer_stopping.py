@@ -354,10 +354,14 @@ def test_a_full_disk_ends_the_run_with_the_name_of_the_file(tmp_path, monkeypatc
             if step == 4:
                 with open(self.system.folder.metrics_path, "a") as f:
                     f.write('{"step": 4, "x": "cut sh')
-                self.system.folder.path.joinpath("events.jsonl").unlink()
-                self.system.folder.path.joinpath("events.jsonl").symlink_to("/dev/full")
-                self.system.folder.path.joinpath("summary.tmp").symlink_to("/dev/full")
-                self.system.folder.event("alarm")
+                log = self.system.folder.path / "events.jsonl"
+                (self.system.folder.path / "summary.tmp").symlink_to("/dev/full")
+                log.unlink()
+                log.symlink_to("/dev/full")
+                try:
+                    self.system.folder.event("alarm")
+                finally:
+                    log.unlink()
             return await super().one_step(step)
 
     started(made, monkeypatch, Filling)
