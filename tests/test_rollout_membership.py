@@ -128,15 +128,13 @@ async def test_half_written_workers_may_hope_while_a_version_is_to_be_sent_again
     with pytest.raises(NoWorkersError, match="the last sync failed on all of them"):
         book.check_hope()
     book.delivery._settle(
-        WeightUpdate(1, "gloo", None, 0), SimpleNamespace(), list(book._members.values()), {}
+        WeightUpdate(1, "gloo", None, 0), list(book._members.values()), {}
     )  # nothing failed: no reason to wait
     with pytest.raises(NoWorkersError):
         book.check_hope()
     with pytest.raises(GroupBrokenError):
         survivor = book._members[0]
-        book.delivery._settle(
-            WeightUpdate(2, "gloo", None, 0), SimpleNamespace(), [survivor], {survivor: GroupBrokenError("x")}
-        )
+        book.delivery._settle(WeightUpdate(2, "gloo", None, 0), [survivor], {survivor: GroupBrokenError("x")})
     book.check_hope()
     batch = asyncio.create_task(pool.rollout(requests(2)))
     await asyncio.sleep(0.05)
@@ -320,6 +318,30 @@ async def test_a_joiner_that_is_ready_in_mid_sync_joins_with_the_new_version(fir
     await syncing
     await asyncio.wait_for(joining, 5)
     assert joiner.version == delivery.version == 2
+
+
+@pytest.mark.parametrize("error", [MemoryError("out of memory"), None])
+async def test_the_only_worker_that_fails_or_hangs_in_a_sync_is_replaced_and_the_run_goes_on(error):
+    """As with a group: it does not refuse the weights, and its successor takes them."""
+
+    async def fails(method, *args):
+        if error is None:
+            await asyncio.sleep(60)
+        raise error
+
+    only = member(0, fails)
+    pool = pool_of(only)
+    book = pool._membership
+    book.delivery._settings = WeightSyncSettings(timeout_seconds=0.2)
+    await pool.sync(WeightUpdate(1, "shared_memory", (), 0))
+    assert only.lost is not None and [e["event"] for e in pool.events] == ["sync_failed", "worker_lost"]
+    successor = member(0, takes_weights, state="starting")
+    await book.delivery.catch_up(successor)
+    assert successor.version == book.delivery.version == 1
+
+
+async def takes_weights(method, update):
+    return update.version
 
 
 async def test_lockstep_does_not_wait_for_a_slot_that_was_given_up():

@@ -118,23 +118,21 @@ class Delivery:
                 members = self._needing(update.version)
             if not members and not self.waiting:
                 self._check_hope()
-            before = {m: m.state for m in members}
-            for m in members:
+            before = {m: m.state for m in members if m not in self.waiting}
+            for m in before:
                 m.state = "syncing"
             results = await asyncio.gather(*(self._give(m, update, group) for m in members), return_exceptions=True)
             failed = {m: r for m, r in zip(members, results, strict=True) if isinstance(r, BaseException)}
-            for m in members:
+            for m, state in before.items():
                 if m.state != "syncing":
                     continue  # it was drained or lost meanwhile
                 e = failed.get(m)
-                m.state = before[m] if m in self.waiting or untouched(e) else "ready" if e is None else "failed"
-            self._settle(update, group, members, failed)
+                m.state = state if untouched(e) else "ready" if e is None else "failed"
+            self._settle(update, members, failed)
         self._arrived.set()
         self._on_change()
 
-    def _settle(
-        self, update: WeightUpdate, group: Ticket | None, members: list[Member], failed: dict[Member, BaseException]
-    ) -> None:
+    def _settle(self, update: WeightUpdate, members: list[Member], failed: dict[Member, BaseException]) -> None:
         """After a sync: which version is in force, who is lost, who must be sent the version again."""
         for m, e in failed.items():
             self._on_event({"event": "sync_failed", "worker": m.id, "version": update.version, "reason": one_line(e)})
@@ -145,9 +143,7 @@ class Delivery:
         if took:
             lost = [m for m in failed if m not in broken]
         else:  # where all refuse, the weights are to blame and not the workers
-            lost = [
-                m for m, e in failed.items() if isinstance(e, WorkerLostError) or (group and not isinstance(e, WeightSyncError))
-            ]
+            lost = [m for m, e in failed.items() if not isinstance(e, WeightSyncError)]
         refused = [m for m in failed if m not in lost and m not in broken]
         if took or not (refused or broken):
             self.update, self.version = update, update.version

@@ -67,6 +67,8 @@ class Membership:
         self._incarnations: Counter[int] = Counter()
         self._crashes: Counter[int] = Counter()
         self._given_up: dict[int, str] = {}
+        self._last_end: dict[int, str] = {}
+        """Why the last worker of a slot ended."""
         self._no_room: set[int] = set()
         """Slots whose worker the cluster had no resources for, last time."""
         self._watcher: asyncio.Task | None = None
@@ -251,6 +253,7 @@ class Membership:
         if self._members.get(member.slot) is member:
             del self._members[member.slot]
             self._crashes[member.slot] += 1
+            self._last_end[member.slot] = one_line(error)
         self._leaving.discard(member)
         member.state = "failed"
         member.end()
@@ -316,7 +319,8 @@ class Membership:
     async def _replace(self, slot: int) -> None:
         crashes = self._crashes[slot]
         if crashes >= CRASHES:
-            self._given_up[slot] = f"{crashes} workers ended without having finished a trajectory"
+            last = self._last_end.get(slot, "")
+            self._given_up[slot] = f"{crashes} workers ended without having finished a trajectory, the last by {last}"
             self._on_event({"event": "crash_loop", "slot": slot, "reason": self._given_up[slot]})
             return
         if crashes:
@@ -330,6 +334,7 @@ class Membership:
                 self._no_room.add(slot)
             else:
                 self._crashes[slot] += 1
+                self._last_end[slot] = one_line(e)
             self._on_event({"event": "worker_start_failed", "worker": self._name(slot), "reason": one_line(e)})
 
     async def _watch(self) -> None:
