@@ -1,8 +1,11 @@
 """Checkpoints on disk: only whole ones count."""
 
+import errno
 import json
 
 import pytest
+import torch
+from safetensors import SafetensorError
 
 from trainer import checkpoint
 from trainer.checkpoint import CheckpointError, fault, latest, prune, require_whole, written_aside
@@ -53,6 +56,26 @@ def test_a_torn_checkpoint_is_never_chosen_and_is_refused_by_name(tmp_path, tear
     with pytest.raises(CheckpointError, match="step_000010 is torn or changed") as e:
         require_whole(newer)
     assert e.value.exit_code == 2 and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("fails", ["weights", "manifest", "sync"])
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch, fails):
+    path, full = write(tmp_path, 5), OSError(errno.ENOSPC, "No space left on device")
+
+    def no_room(*args, **options):
+        raise full if fails != "weights" else SafetensorError("I/O error: No space left on device (os error 28)")
+
+    name = {"weights": "safetensors.torch.save_file", "manifest": "trainer.checkpoint.write_json", "sync": "os.fsync"}[fails]
+    monkeypatch.setattr(name, no_room)
+    with (
+        pytest.raises(CheckpointError, match=r"step_000010 cannot be written: .*No space left") as e,
+        written_aside(path.with_name("step_000010")) as folder,
+    ):
+        writer = checkpoint.TensorWriter(folder / "weights")
+        writer.add("a", torch.zeros(3))
+        writer.finish()
+    assert e.value.exit_code == 3 and "\n" not in str(e.value)
+    assert latest(tmp_path) == path and [p.name for p in path.parent.iterdir()] == ["step_000005"]
 
 
 def test_an_interrupted_write_leaves_what_was_there(tmp_path):

@@ -316,6 +316,23 @@ asyncio.run(watching(made, Halting(made, 3, stuck), 0.5))
     )
 
 
+def test_a_run_whose_loop_is_stuck_is_ended_also_where_its_summary_cannot_be_written(tmp_path):
+    script = f"""
+import asyncio, pathlib, time
+from test_reliability_driver import Halting, system, watching
+from trainer import watchdog
+watchdog.LEAVE_SECONDS = 0.5
+async def stuck(driver): time.sleep(60)
+made = system(pathlib.Path({str(tmp_path)!r}))
+def full(summary): raise OSError(28, "No space left on device")
+made.folder.summary = full
+asyncio.run(watching(made, Halting(made, 3, stuck), 0.5))
+"""
+    done = alone(script)
+    assert done.returncode == 1, done.stderr
+    assert "no clean end within 0.5 s" in done.stderr and "No space left on device" in done.stderr
+
+
 def test_what_does_not_end_after_a_second_signal_is_left(tmp_path):
     """In a process of its own: what was started hangs while it is ended."""
     script = f"""

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -250,6 +251,27 @@ async def test_the_transformers_twin_keeps_to_the_same_protocol(kind, tied, unti
         await engine.load_weights(weights(model, tmp_path / "half", {"model.norm.weight"}), 2)
     with pytest.raises(WeightLoadError, match="no whole version"):
         await call(engine, [1, 5])
+    await engine.close()
+
+
+async def test_a_call_that_waits_behind_new_weights_knows_how_their_loading_ended(tied, tmp_path):
+    """Sampling and loading take turns in a thread: the next turn may begin before the event loop hears of the last one."""
+    engine = await TransformersEngine.start(tied.path, SETTINGS, seed=0)
+    model = tiny_model(tmp_path / "m", tied=True, seed=4)
+    whole, half = weights(model, tmp_path / "whole"), weights(model, tmp_path / "half", {"model.norm.weight"})
+
+    async def behind(path, version):
+        tasks = [engine.load_weights(path, version), engine.generate_batch([GenerateCall("a", [1, 5], 4, 1.0, 0, ())])]
+        both = asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+        time.sleep(0.3)  # the loop is busy
+        return await both
+
+    loaded, (sampled,) = await behind(whole, 1)
+    assert loaded is None and sampled.policy_version == 1
+    failed, refused = await behind(half, 2)
+    assert "were not loaded" in str(failed) and isinstance(refused, WeightLoadError)
+    assert "no whole version" in str(refused)
     await engine.close()
 
 

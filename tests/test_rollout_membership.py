@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 from types import SimpleNamespace
 
 import pytest
 from rollout_fakes import request
 
 from services.contracts import WeightUpdate, WorkerInfo
+from services.rollout import delivery as deliveries
 from services.rollout import membership
 from services.rollout.delivery import Delivery
 from services.rollout.member import Member, NoWorkersError, WorkerLostError
 from services.rollout.pool import RolloutPool
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import GroupBrokenError, WeightsGoneError
+from services.weight_sync.group import Ticket
 
 
 class Scripted(Member):
@@ -35,10 +39,10 @@ def member(slot, does, state="ready", version=0):
     return made
 
 
-def pool_of(*members, target=None):
+def pool_of(*members, target=None, **settings):
     events = []
     made = RolloutPool(
-        RolloutSettings(template="lab"),
+        RolloutSettings(template="lab", **settings),
         model_path="m",
         retriever_url="http://x",
         retriever_timeout_seconds=1,
@@ -124,15 +128,13 @@ async def test_half_written_workers_may_hope_while_a_version_is_to_be_sent_again
     with pytest.raises(NoWorkersError, match="the last sync failed on all of them"):
         book.check_hope()
     book.delivery._settle(
-        WeightUpdate(1, "gloo", None, 0), SimpleNamespace(), list(book._members.values()), {}
+        WeightUpdate(1, "gloo", None, 0), list(book._members.values()), {}
     )  # nothing failed: no reason to wait
     with pytest.raises(NoWorkersError):
         book.check_hope()
     with pytest.raises(GroupBrokenError):
         survivor = book._members[0]
-        book.delivery._settle(
-            WeightUpdate(2, "gloo", None, 0), SimpleNamespace(), [survivor], {survivor: GroupBrokenError("x")}
-        )
+        book.delivery._settle(WeightUpdate(2, "gloo", None, 0), [survivor], {survivor: GroupBrokenError("x")})
     book.check_hope()
     batch = asyncio.create_task(pool.rollout(requests(2)))
     await asyncio.sleep(0.05)
@@ -232,3 +234,138 @@ async def test_a_joiner_whose_weights_are_lost_with_their_learner_waits_for_the_
     await delivery.sync(sent_again)
     await asyncio.wait_for(joining, 10)
     assert given == [lost, sent_again] and joiner.version == 1 and not delivery.waiting
+
+
+async def test_a_full_disk_takes_no_event_and_loses_no_trajectory():
+    """The pool tells of each retry and loss; a note that can't be written must not cost the trajectory that it is about."""
+
+    async def dies(method, *args):
+        raise WorkerLostError("killed")
+
+    def full(event):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pool = RolloutPool(
+        RolloutSettings(template="lab"), model_path="m", retriever_url="http://x", retriever_timeout_seconds=1, on_event=full
+    )
+    pool._membership.target = 2
+    pool._membership._members = {0: member(0, dies), 1: member(1, samples)}
+    done = await asyncio.wait_for(pool.rollout(requests(4)), 5)
+    assert [t.uid for t in done] == [f"u{i}" for i in range(4)]
+
+
+def ticket(version, *workers):
+    ranks = {worker: rank for rank, worker in enumerate(workers, 1)}
+    return Ticket("e", version, "gloo", "here", 1, "learner rank 0", ranks, 1, 5.0, 2**20, False, [])
+
+
+@pytest.mark.parametrize("leaves", ["drained", "lost", "all lost"])
+async def test_a_worker_that_leaves_between_offer_and_sync_is_not_waited_for(monkeypatch, leaves):
+    """The group was made for it too: nobody else can tell the ranks that it does not come."""
+    told, group_is_broken = [], asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def break_group(ticket, reason):
+        told.append(reason)
+        loop.call_soon_threadsafe(group_is_broken.set)
+
+    monkeypatch.setattr(deliveries, "break_group", break_group)
+
+    async def waits_for_the_group(method, *args):
+        if method == "update_weights":
+            await group_is_broken.wait()
+            raise GroupBrokenError(told[0])
+
+    pool = pool_of(member(0, waits_for_the_group), member(1, waits_for_the_group), target=2)
+    book = pool._membership
+    offered = [r.id for r in await pool.receivers(1)]
+    assert offered == ["w0.1", "w1.1"]
+    if leaves == "drained":
+        leaving = pool.drain("w1.1")
+    else:
+        leaving = asyncio.sleep(0)
+        for m in book.all() if leaves == "all lost" else book.all()[1:]:
+            book.lose(m, WorkerLostError("killed"))
+    syncing = pool.sync(WeightUpdate(1, "gloo", ticket(1, *offered), 0))
+    expected = contextlib.nullcontext() if leaves == "all lost" else pytest.raises(GroupBrokenError, match=r"w1\.1")
+    with expected:
+        await asyncio.wait_for(syncing, 2)
+    assert "w1.1" in told[0]  # the learner waits in the group too
+    await leaving
+    assert [r.id for r in await pool.receivers(1)] == ([] if leaves == "all lost" else ["w0.1"])
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_joiner_that_is_ready_in_mid_sync_joins_with_the_new_version(first):
+    """Else it would idle until the next one."""
+    sent = asyncio.Event()
+
+    async def takes(method, update):
+        if update.version == 2:
+            await sent.wait()
+        return update.version
+
+    serving, joiner = member(0, takes, version=0 if first else 1), member(1, takes, state="starting")
+    pool = pool_of(serving, target=2)
+    delivery = pool._membership.delivery
+    if not first:
+        delivery.update, delivery.version = WeightUpdate(1, "shared_memory", (), 0), 1
+    syncing = asyncio.create_task(pool.sync(WeightUpdate(2, "shared_memory", (), 0)))
+    await asyncio.sleep(0)
+    joining = asyncio.create_task(delivery.catch_up(joiner))
+    await asyncio.sleep(0.05)
+    sent.set()
+    await syncing
+    await asyncio.wait_for(joining, 5)
+    assert joiner.version == delivery.version == 2
+
+
+@pytest.mark.parametrize("error", [MemoryError("out of memory"), None])
+async def test_the_only_worker_that_fails_or_hangs_in_a_sync_is_replaced_and_the_run_goes_on(error):
+    """As with a group: it does not refuse the weights, and its successor takes them."""
+
+    async def fails(method, *args):
+        if error is None:
+            await asyncio.sleep(60)
+        raise error
+
+    only = member(0, fails)
+    pool = pool_of(only)
+    book = pool._membership
+    book.delivery._settings = WeightSyncSettings(timeout_seconds=0.2)
+    await pool.sync(WeightUpdate(1, "shared_memory", (), 0))
+    assert only.lost is not None and [e["event"] for e in pool.events] == ["sync_failed", "worker_lost"]
+    successor = member(0, takes_weights, state="starting")
+    await book.delivery.catch_up(successor)
+    assert successor.version == book.delivery.version == 1
+
+
+async def takes_weights(method, update):
+    return update.version
+
+
+async def test_lockstep_does_not_wait_for_a_slot_that_was_given_up():
+    pool = pool_of(member(0, samples), target=2, deterministic=True)
+    pool._membership._given_up[1] = "5 workers ended without having finished a trajectory"
+    with pytest.raises(NoWorkersError, match="slot 1: 5 workers ended"):
+        await asyncio.wait_for(pool._serving_in(1), 5)
+
+
+async def test_a_worker_that_moves_into_a_given_up_slot_is_replaced_when_it_dies(monkeypatch):
+    pool = pool_of(member(1, samples), member(2, samples), target=3)
+    book, asked = pool._membership, []
+    book._given_up[0] = "5 workers ended without having finished a trajectory"
+
+    async def replace(slot):
+        asked.append(slot)
+
+    monkeypatch.setattr(book, "_replace", replace)
+    moved = book.get("w2.1")
+    await pool.drain("w1.1")
+    book._look({})
+    await asyncio.sleep(0)
+    assert moved.slot == 0 and asked == [1]
+    book.lose(moved, WorkerLostError("killed"))
+    book._fill()
+    await asyncio.sleep(0)
+    assert asked == [1, 0]

@@ -18,7 +18,7 @@ from test_trainer_monitor_actions import Pool, Scripted, events, rollback, syste
 from services import launcher
 from trainer import run as runs
 from trainer import stopping
-from trainer.checkpoint import drop_after, latest, step_folder
+from trainer.checkpoint import CheckpointNotWritten, drop_after, latest, step_folder
 from trainer.config import ConfigError
 from trainer.learner import LearnerError
 from trainer.models import ModelError
@@ -113,6 +113,28 @@ def test_the_grace_ends_with_the_step(tmp_path, monkeypatch):
     assert checkpoints(made) == ["step_000003"]
 
 
+def test_a_signal_while_the_last_steps_are_saved_waits_for_them(tmp_path):
+    made = system(tmp_path)
+    save = made.learner.save
+
+    def slow(path, state):
+        if path.name == "step_000012":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)
+        save(path, state)
+
+    made.learner.save = slow
+    made.config.trainer.checkpoint_every = 5
+    driver = Scripted(made, {})
+
+    async def run():
+        with pytest.raises(Interrupted):
+            await listened(driver)
+        return checkpoints(made)  # when the run's parts are ended, the learner among them
+
+    assert asyncio.run(run()) == ["step_000005", "step_000010", "step_000012"]
+
+
 def test_where_no_step_is_in_hand_the_first_signal_ends_the_run_at_once(tmp_path):
     made = system(tmp_path)
     driver = Scripted(made, {})
@@ -194,6 +216,20 @@ def test_a_learner_lost_in_a_save_is_not_asked_again(tmp_path):
     with pytest.raises(LearnerError, match="died"):
         asyncio.run(Scripted(made, {}).run())
     assert asked == ["step_000002"]
+
+
+def test_a_disk_that_takes_no_checkpoint_ends_the_run_and_not_its_learner(tmp_path):
+    """Else the steps since the last one would be taken again, `trainer.max_restores` times, to fail at the same place."""
+    made, asked = system(tmp_path), []
+
+    def save(path, state):
+        asked.append(path.name)
+        raise CheckpointNotWritten(f"{path} cannot be written: No space left on device")
+
+    made.learner.save = save
+    with pytest.raises(CheckpointNotWritten) as caught:
+        asyncio.run(Scripted(made, {}).run())
+    assert caught.value.exit_code == 3 and asked == ["step_000002"] and made.learner.starts == 0
 
 
 def test_a_rollback_cut_short_is_not_saved_as_the_step_it_left(tmp_path):
@@ -307,6 +343,34 @@ def test_a_report_that_fails_is_a_warning(tmp_path, monkeypatch):
     result, out = trained(made)
     assert result["exit"] == 0 and result["steps"] == 12
     assert "warning: no report was written" in out and "events.jsonl:1: not JSON" in out
+
+
+def test_a_full_disk_ends_the_run_with_the_name_of_the_file(tmp_path, monkeypatch):
+    """Not with what else fails because of it: a torn last line, a summary that is not written."""
+    made = system(tmp_path)
+    made.folder.close()
+
+    class Filling(Scripted):
+        async def one_step(self, step):
+            if step == 4:
+                with open(self.system.folder.metrics_path, "a") as f:
+                    f.write('{"step": 4, "x": "cut sh')
+                log = self.system.folder.path / "events.jsonl"
+                (self.system.folder.path / "summary.tmp").symlink_to("/dev/full")
+                log.unlink()
+                log.symlink_to("/dev/full")
+                try:
+                    self.system.folder.event("alarm")
+                finally:
+                    log.unlink()
+            return await super().one_step(step)
+
+    started(made, monkeypatch, Filling)
+    out = io.StringIO()
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        runs.train(made.config, console=Console(file=out, width=200))
+    assert caught.value.filename == str(made.folder.path / "events.jsonl")  # which the command line prints, with exit 3
+    assert "warning: no summary was written: " in out.getvalue()
 
 
 def test_a_folder_in_use_is_left_as_it_is(tmp_path, monkeypatch):

@@ -45,11 +45,17 @@ def step_folder(run_dir: str | Path, step: int) -> Path:
     return Path(run_dir) / "checkpoints" / f"step_{step:06d}"
 
 
+class CheckpointNotWritten(CheckpointError):
+    """The disk does not take it (it is full, mostly). What was there before is as it was."""
+
+    exit_code = 3
+
+
 @contextlib.contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """A folder to fill; on leaving without an error it gets its manifest, goes to disk, and becomes `path`, replacing what was there.
 
-    At each moment `path` or `path.old` is a whole checkpoint, if one was there before."""
+    At each moment `path` or `path.old` is a whole checkpoint, if one was there before. Raises CheckpointNotWritten."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.parent / f".tmp-{path.name}-{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
@@ -68,6 +74,8 @@ def written_aside(path: Path) -> Iterator[Path]:
         aside.rename(path)
         _fsync(path.parent)
         _remove(old)
+    except OSError as e:
+        raise CheckpointNotWritten(f"{path} cannot be written: {e}") from e
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -168,12 +176,16 @@ class TensorWriter:
             write_json(self.folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": self._where})
 
     def _flush(self) -> None:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         if self._pending:
             self._shards += 1
             file = f"model-{self._shards:05d}.safetensors"
-            save_file(self._pending, self.folder / file, metadata={"format": "pt"})
+            try:
+                save_file(self._pending, self.folder / file, metadata={"format": "pt"})
+            except SafetensorError as e:  # its word for a full disk
+                raise OSError(str(e)) from e
             self._where |= dict.fromkeys(self._pending, file)
             self._pending, self._bytes = {}, 0
 

@@ -28,7 +28,7 @@ from services.likelihood.step_metrics import step_metrics, trajectory_records
 from trainer import performance
 from trainer.algorithms import answer_beta
 from trainer.batches import Prepared, prepare
-from trainer.checkpoint import drop_after, fault, prune
+from trainer.checkpoint import CheckpointNotWritten, drop_after, fault, prune
 from trainer.evaluate import evaluate
 from trainer.learner import LearnerError
 from trainer.probes import Probes, Rescored, join
@@ -113,13 +113,14 @@ class Driver:
                     break
                 with self.stop.step_in_hand():
                     await self.advance(self.step + 1)
-        except LearnerError:
+        except (LearnerError, CheckpointNotWritten):
             self.whole = False  # nothing can be saved, and trying would hide the cause
             raise
         finally:
             await self.cancel_ahead()
             if self.whole:
-                await self.checkpoint()
+                with self.stop.saving():
+                    await self.checkpoint()
         if settings.eval_at_ends and not self.stop.requested:
             await self.evaluate("after")
         return self.summary()

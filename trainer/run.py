@@ -106,7 +106,12 @@ def _finish(
     from services.likelihood.report import write_report
 
     summary |= {"seconds": round(time.monotonic() - began, 1), "exit": exit_code}
-    folder.summary(summary)
+    try:
+        folder.summary(summary)
+    except OSError as error:
+        if exit_code == 0:
+            raise
+        say(f"warning: no summary was written: {error}")  # and must not hide why the run ended
     if folder.metrics_path.exists():
         try:
             write_report([folder.path], folder.path / "report.html")

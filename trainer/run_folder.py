@@ -11,7 +11,8 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,6 +25,16 @@ def finite_or_none(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """Within, an error says which file could not be written: Python's own says so where a file is opened, not where the disk is full."""
+    try:
+        yield path
+    except OSError as e:
+        e.filename = e.filename or str(path)
+        raise
 
 
 class RunFolder:
@@ -50,7 +61,8 @@ class RunFolder:
                 f"run.name: {self.path} holds a run already; choose another run.name, or go on with it by --resume latest"
             )
         self._keep_lines(self.path / "events.jsonl", lambda event: True)
-        (self.path / "config.yaml").write_text(dump_config(self.config, secrets=False), encoding="utf-8")
+        with written(self.path / "config.yaml") as file:
+            file.write_text(dump_config(self.config, secrets=False), encoding="utf-8")
 
     def close(self) -> None:
         if self._lock:
@@ -73,8 +85,8 @@ class RunFolder:
 
     def summary(self, summary: dict[str, Any]) -> None:
         target = self.path / "summary.json"
-        aside = target.with_suffix(".tmp")
-        aside.write_text(json.dumps({k: finite_or_none(v) for k, v in summary.items()}, indent=1) + "\n", encoding="utf-8")
+        with written(target.with_suffix(".tmp")) as aside:
+            aside.write_text(json.dumps({k: finite_or_none(v) for k, v in summary.items()}, indent=1) + "\n", encoding="utf-8")
         os.replace(aside, target)
 
     def trajectories(self, step: int | str, trajectories: list[Trajectory], rewards: list[float]) -> None:
@@ -83,7 +95,7 @@ class RunFolder:
         folder.mkdir(exist_ok=True)
         name = step if isinstance(step, str) else f"step_{step:06d}"
         aside = folder / f".{name}.tmp"
-        with open(aside, "w", encoding="utf-8") as f:
+        with written(aside), open(aside, "w", encoding="utf-8") as f:
             for t, reward in zip(trajectories, rewards, strict=True):
                 segments = [
                     {
@@ -148,13 +160,13 @@ class RunFolder:
                     kept.append(line)
             except (json.JSONDecodeError, KeyError):
                 continue
-        aside = path.with_suffix(".tmp")
-        aside.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        with written(path.with_suffix(".tmp")) as aside:
+            aside.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         os.replace(aside, path)
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
         line = json.dumps(record, ensure_ascii=False) + "\n"
-        with open(self.path / name, "ab") as f:
+        with written(self.path / name) as path, open(path, "ab") as f:
             if f.tell() and not self._ends_in_newline(name):
                 line = "\n" + line  # an earlier writer was killed inside its line
             f.write(line.encode())

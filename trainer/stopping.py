@@ -65,7 +65,7 @@ class StopSignals:
         """The first signal that came."""
         self.error: Exception | None = None
         """Why the run was ended from inside."""
-        self._in_step = self._ending = self._done = False
+        self._in_step = self._saving = self._ending = self._done = False
         self._last = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._leave: threading.Timer | None = None
@@ -99,6 +99,15 @@ class StopSignals:
             if self._timer:
                 self._timer.cancel()
 
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Inside, the first signal waits for the end: it would cost the steps that are being saved."""
+        self._saving = True
+        try:
+            yield
+        finally:
+            self._saving = False
+
     def receive(self, number: int) -> None:
         """What a signal does."""
         if self._ending:
@@ -109,6 +118,8 @@ class StopSignals:
         if first and self._in_step:
             self.say(f"{name}: finishing this step, for {STEP_GRACE_SECONDS:g} s at most; a second signal stops at once")
             self._timer = self._loop.call_later(STEP_GRACE_SECONDS, self._cancel)
+        elif first and self._saving:
+            self.say(f"{name}: saving the last steps; a second signal stops at once")
         else:
             self.say(f"{name}: stopping")
             self._cancel()

@@ -96,9 +96,13 @@ class Watchdog:
         )
         self.loop.call_soon_threadsafe(self.driver.stop.abort, error)
         if not self._over.wait(LEAVE_SECONDS):
-            complain(f"unspiral: {error}; and no clean end within {LEAVE_SECONDS:g} s")
-            self.driver.system.folder.summary(self.driver.summary() | {"exit": 1})
-            os._exit(1)
+            try:
+                complain(f"unspiral: {error}; and no clean end within {LEAVE_SECONDS:g} s")
+                self.driver.system.folder.summary(self.driver.summary() | {"exit": 1})
+            except Exception as e:  # a full disk, or what is stuck: the process ends all the same
+                complain(f"unspiral: no summary was written: {e}")
+            finally:
+                os._exit(1)
 
     def report(self, quiet: float) -> str:
         """What each part waits for."""

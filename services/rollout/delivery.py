@@ -109,29 +109,30 @@ class Delivery:
             group = update.payload if isinstance(update.payload, Ticket) else None
             if group is not None:
                 members = [m for m in [*self._members(), *self.waiting] if m.id in group.ranks]
+                if gone := sorted(group.ranks.keys() - {m.id for m in members}):
+                    # It was lost or drained since the offer: the others would wait for it until their timeout.
+                    await self._stop_others(group, WorkerLostError(f"worker {', '.join(gone)} left before the weights came"))
             elif self.update is not None and update.version == self.version and not self.waiting:
                 raise WeightSyncError(f"version {update.version} is not newer than {self.version}: versions only go up")
             else:
                 members = self._needing(update.version)
             if not members and not self.waiting:
                 self._check_hope()
-            before = {m: m.state for m in members}
-            for m in members:
+            before = {m: m.state for m in members if m not in self.waiting}
+            for m in before:
                 m.state = "syncing"
             results = await asyncio.gather(*(self._give(m, update, group) for m in members), return_exceptions=True)
             failed = {m: r for m, r in zip(members, results, strict=True) if isinstance(r, BaseException)}
-            for m in members:
+            for m, state in before.items():
                 if m.state != "syncing":
                     continue  # it was drained or lost meanwhile
                 e = failed.get(m)
-                m.state = before[m] if m in self.waiting or untouched(e) else "ready" if e is None else "failed"
-            self._settle(update, group, members, failed)
+                m.state = state if untouched(e) else "ready" if e is None else "failed"
+            self._settle(update, members, failed)
         self._arrived.set()
         self._on_change()
 
-    def _settle(
-        self, update: WeightUpdate, group: Ticket | None, members: list[Member], failed: dict[Member, BaseException]
-    ) -> None:
+    def _settle(self, update: WeightUpdate, members: list[Member], failed: dict[Member, BaseException]) -> None:
         """After a sync: which version is in force, who is lost, who must be sent the version again."""
         for m, e in failed.items():
             self._on_event({"event": "sync_failed", "worker": m.id, "version": update.version, "reason": one_line(e)})
@@ -142,9 +143,7 @@ class Delivery:
         if took:
             lost = [m for m in failed if m not in broken]
         else:  # where all refuse, the weights are to blame and not the workers
-            lost = [
-                m for m, e in failed.items() if isinstance(e, WorkerLostError) or (group and not isinstance(e, WeightSyncError))
-            ]
+            lost = [m for m, e in failed.items() if not isinstance(e, WeightSyncError)]
         refused = [m for m in failed if m not in lost and m not in broken]
         if took or not (refused or broken):
             self.update, self.version = update, update.version
@@ -189,22 +188,29 @@ class Delivery:
     async def catch_up(self, member: Member) -> None:
         """Give a worker that has just started the weights in force. Raises WorkerLostError, TimeoutError, and the worker's own errors."""
         try:
-            while self.update is not None and (member.version < self.version or member.state == "failed"):
+            # Who joined in mid-sync would hold the version before it, and idle until the next one.
+            while self._sync_comes or self._lacks(member):
                 if member.lost is not None:
                     raise member.lost
-                if not isinstance(self.update.payload, Ticket):
-                    await self._fetch(member, self.update)
-                    continue
-                self.waiting.add(member)
-                member.state = "waiting"
+                from_group = self.update is not None and isinstance(self.update.payload, Ticket)
+                if from_group and self._lacks(member) and member not in self.waiting:
+                    self.waiting.add(member)
+                    member.state = "waiting"
                 lenders = self._lenders()
-                if lenders and not self._sync_comes and self._failed_loans[member] < LOANS:
+                if self._sync_comes:
+                    await self._something_changes()
+                elif not from_group:
+                    await self._fetch(member, self.update)
+                elif lenders and self._failed_loans[member] < LOANS:
                     await self._borrow(member, lenders[0])
                 else:
                     await self._something_changes()
         finally:
             self.waiting.discard(member)
             del self._failed_loans[member]
+
+    def _lacks(self, member: Member) -> bool:
+        return self.update is not None and (member.version < self.version or member.state == "failed")
 
     async def _fetch(self, member: Member, update: WeightUpdate) -> None:
         """From the object store; where it lost them with their learner, wait until its successor sends others."""

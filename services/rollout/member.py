@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +16,8 @@ from services.contracts import Trajectory, TrajectoryRequest, WorkerInfo
 from services.rollout.engine import EngineDeadError
 from services.rollout.loop import RolloutError
 from services.rollout.placement import release
+
+_log = logging.getLogger(__name__)
 
 
 class NoWorkersError(RolloutError):
@@ -96,6 +100,18 @@ class Job:
     attempts: int = 0
     avoid: Member | None = None
     """The worker that failed it last; another is preferred."""
+
+
+def noted(on_event: Callable[[dict], None]) -> Callable[[dict], None]:
+    """The same, but where a full disk takes no event that is logged: the trajectory or worker that it is about must not be lost with it."""
+
+    def note(event: dict) -> None:
+        try:
+            on_event(event)
+        except OSError as e:
+            _log.warning("%s was not noted: %s", event, e)
+
+    return note
 
 
 def one_line(error: BaseException) -> str:

@@ -67,6 +67,8 @@ class Membership:
         self._incarnations: Counter[int] = Counter()
         self._crashes: Counter[int] = Counter()
         self._given_up: dict[int, str] = {}
+        self._last_end: dict[int, str] = {}
+        """Why the last worker of a slot ended."""
         self._no_room: set[int] = set()
         """Slots whose worker the cluster had no resources for, last time."""
         self._watcher: asyncio.Task | None = None
@@ -89,10 +91,14 @@ class Membership:
         """Workers that take trajectories now, by slot."""
         return [m for _, m in sorted(self._members.items()) if m.state == "ready" and m.version == self.delivery.version]
 
-    def check_hope(self) -> None:
-        """Raises NoWorkersError where nobody serves and nobody will without outside help."""
+    def check_hope(self, slot: int | None = None) -> None:
+        """Raises NoWorkersError where nobody serves (in that very slot, where one is named) and nobody will without outside help."""
         if self._closed:
             raise NoWorkersError("the rollout pool is closed")
+        if slot is not None and slot >= self.target:
+            raise NoWorkersError(f"slot {slot} was given up: the pool was scaled to {self.target}")
+        if slot is not None and slot not in self._members and slot in self._given_up.keys() | self._no_room:
+            raise NoWorkersError(f"slot {slot} has its share of the batch, and no worker: {self.problem}")
         if any(m.state in ("ready", "syncing") for m in self._members.values()) or self.delivery.expects_weights:
             return
         if set(range(self.target)) - self._members.keys() - self._given_up.keys() - self._no_room:
@@ -191,6 +197,8 @@ class Membership:
             if free:
                 member = self._members.pop(slot)
                 member.slot = free[0]
+                self._given_up.pop(free[0], None)  # that was another worker's
+                del self._crashes[free[0]]
                 self._members[free[0]] = member
             else:
                 leaving.append(self._members[slot])
@@ -245,6 +253,7 @@ class Membership:
         if self._members.get(member.slot) is member:
             del self._members[member.slot]
             self._crashes[member.slot] += 1
+            self._last_end[member.slot] = one_line(error)
         self._leaving.discard(member)
         member.state = "failed"
         member.end()
@@ -310,7 +319,8 @@ class Membership:
     async def _replace(self, slot: int) -> None:
         crashes = self._crashes[slot]
         if crashes >= CRASHES:
-            self._given_up[slot] = f"{crashes} workers ended without having finished a trajectory"
+            last = self._last_end.get(slot, "")
+            self._given_up[slot] = f"{crashes} workers ended without having finished a trajectory, the last by {last}"
             self._on_event({"event": "crash_loop", "slot": slot, "reason": self._given_up[slot]})
             return
         if crashes:
@@ -324,6 +334,7 @@ class Membership:
                 self._no_room.add(slot)
             else:
                 self._crashes[slot] += 1
+                self._last_end[slot] = one_line(e)
             self._on_event({"event": "worker_start_failed", "worker": self._name(slot), "reason": one_line(e)})
 
     async def _watch(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from retriever_service.client import RetrieverUnavailable
 from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
 from services.rollout.engine import RequestAbortedError, WeightLoadError
-from services.rollout.member import Job, Member, NoWorkersError, WorkerLostError, one_line
+from services.rollout.member import Job, Member, NoWorkersError, WorkerLostError, noted, one_line
 from services.rollout.membership import (
     FIRST_BACK_OFF_SECONDS,
     GRACE_SECONDS,
@@ -64,13 +64,15 @@ class RolloutPool:
         sync: WeightSyncSettings | None = None,
         learner_gpus: int = 0,
     ):
-        self._settings, self._on_event = settings, on_event
+        self._settings, self._on_event = settings, noted(on_event)
         arguments = {
             "model_path": model_path,
             "retriever_url": retriever_url,
             "retriever_timeout_seconds": retriever_timeout_seconds,
         }
-        self._membership = Membership(settings, sync or WeightSyncSettings(), arguments, on_event, self._changed, learner_gpus)
+        self._membership = Membership(
+            settings, sync or WeightSyncSettings(), arguments, self._on_event, self._changed, learner_gpus
+        )
         self._pending: deque[Job] = deque()
         self._open: set[Job] = set()
         self._homes: dict[tuple[str, int], Member] = {}
@@ -387,9 +389,7 @@ class RolloutPool:
             for member in self._membership.serving():
                 if member.slot == slot:
                     return member
-            if slot >= self._membership.target:
-                raise NoWorkersError(f"slot {slot} was given up: the pool was scaled to {self._membership.target}")
-            self._membership.check_hope()
+            self._membership.check_hope(slot)
             try:
                 await asyncio.wait_for(self._change.wait(), HEARTBEAT_SECONDS)
             except TimeoutError:

@@ -157,14 +157,21 @@ class TransformersEngine:
         await self._replace(version, self._load, path)
 
     async def _replace(self, version: int, load: Callable[..., None], *args) -> None:
-        try:
-            await self._call(load, *args)
-        except Exception as e:
-            self._usable = self._usable and untouched(e)
-            if isinstance(e, WeightSyncError):
+        def replace() -> None:
+            # What waits behind this in the thread begins before the event loop hears how it ended.
+            try:
+                load(*args)
+            except BaseException as e:
+                self._usable = self._usable and untouched(e)
                 raise
+            self._version, self._usable = version, True
+
+        try:
+            await self._call(replace)
+        except WeightSyncError:
+            raise
+        except Exception as e:
             raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
-        self._version, self._usable = version, True
 
     def _load(self, folder: Path) -> None:
         from safetensors.torch import load_file

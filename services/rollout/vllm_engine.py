@@ -315,8 +315,9 @@ class LockstepVllmEngine:
         return (await self.generate_batch([GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)]))[0]
 
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
-        outputs = await self._call(self._run, [(call.token_ids, _sampling(call)) for call in calls])
-        return [_generation(call.request_id, output, self._version) for call, output in zip(calls, outputs, strict=True)]
+        requests = [(call.token_ids, _sampling(call)) for call in calls]
+        outputs, version = await self._call(lambda: (self._run(requests), self._version))
+        return [_generation(call.request_id, output, version) for call, output in zip(calls, outputs, strict=True)]
 
     async def logprobs(self, token_ids: list[list[int]], temperature: float) -> list[list[float]]:
         groups = [_scoring_requests(row, temperature) for row in token_ids]
@@ -333,15 +334,22 @@ class LockstepVllmEngine:
         )
 
     async def _replace(self, version: int, load: Callable[[], Any]) -> None:
-        try:
-            await self._call(load)
-            await self.reset_prefix_cache()
-        except Exception as e:
-            self._usable = self._usable and untouched(e)
-            if isinstance(e, WeightSyncError):
+        def replace() -> None:
+            # What waits behind this in the thread begins before the event loop hears how it ended.
+            try:
+                load()
+                self._empty_prefix_cache()
+            except BaseException as e:
+                self._usable = self._usable and untouched(e)
                 raise
+            self._version, self._usable = version, True
+
+        try:
+            await self._call(replace)
+        except WeightSyncError:
+            raise
+        except Exception as e:
             raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
-        self._version, self._usable = version, True
 
     async def sleep(self) -> None:
         self._asleep = True
@@ -358,7 +366,10 @@ class LockstepVllmEngine:
         await loan_ended(lambda: self._call(lambda: self._llm.collective_rpc("unspiral_lend_outcome")))
 
     async def reset_prefix_cache(self) -> None:
-        if not await self._call(self._llm.reset_prefix_cache):
+        await self._call(self._empty_prefix_cache)
+
+    def _empty_prefix_cache(self) -> None:
+        if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM refused to empty its prefix cache")
 
     def check(self) -> None:
