@@ -207,11 +207,13 @@ class MonitorRules(Settings):
     reward_window: int = Field(8, ge=1)
     """Steps in the mean reward, and steps running that it must stay low."""
     reward_floor: float = Field(0.05, ge=0)
-    """A running maximum below this is no reward to lose: the collapse rule waits."""
+    """A running maximum below this is no reward to lose: the collapse rule waits. A mean up to this, with no group of two different rewards,
+    is a dead batch."""
     nonfinite_steps: int = Field(2, ge=1)
     """Collapsed when the gradient norm was not finite (null) for so many steps running."""
     dead_clip_fraction: float = Field(0.99, gt=0, le=1)
-    """Alarm when no group has two different rewards and at least this share of ratios is clipped."""
+    """A dead batch also where no group has two different rewards and at least this share of ratios is clipped (for trainers that count the
+    ratios of trajectories without advantage)."""
     flat_nats: float = Field(-0.015, lt=0)
     """Slow slip: the lag probe's mean over `share_window` values is below this (until above a third of it). With reward that holds or
     rises it is stagnation; with `probe/fixed` down by `fixed_drop_nats` it is decay."""
@@ -219,6 +221,14 @@ class MonitorRules(Settings):
     """Reward holds while its mean is at least this share of its running maximum."""
     recover_steps: int = Field(15, ge=1)
     """Steps without trouble until `recovering` becomes `healthy`."""
+
+    @model_validator(mode="after")
+    def _clears_above(self) -> MonitorRules:
+        if self.lag_clear_nats <= self.lag_nats:
+            raise ValueError(
+                f"lag_clear_nats={self.lag_clear_nats} must be above lag_nats={self.lag_nats}: the alarm ends when the probe's mean is above it again"
+            )
+        return self
 
 
 class MonitorSettings(Settings):
