@@ -80,6 +80,8 @@ async def roll_back(driver: Driver, action: MonitorAction) -> bool:
     driver.actions.load_state_dict(actions)
     driver.version += 1
     await driver.sync()
+    # What was tried must outlive this process: a run that is killed now, or loses its learner, would else fall the same way again.
+    await driver.on_learner(driver.system.learner.save, checkpoint, driver.state_dict())
     driver.event(
         EventRecord(
             step=driver.step,
