@@ -53,7 +53,7 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing_until_the_rounds_ar
     assert len({t.uid for t in batch.trajectories}) == 4
     batch, pool = sampled(flat, rounds=1)
     assert [t.question.id for t in batch.trajectories] == ["1", "1", "2", "2"] and pool.groups == [2, 1]
-    assert batch.counts["groups/resampled"] == 1 and np.isnan(batch.rewards[2:]).all()
+    assert batch.counts == {"groups/resampled": 1, "reward/missing": 2} and np.isnan(batch.rewards[2:]).all()
 
 
 def test_groups_of_one_have_no_variance_to_lack():

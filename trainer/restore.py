@@ -64,11 +64,11 @@ async def restore_learner(driver: Driver, error: LearnerError) -> None:
 
 
 async def roll_back(driver: Driver, action: MonitorAction) -> bool:
-    """Go back to the newest whole checkpoint from before the fall, as the next attempt. False if none is kept: the run goes on as it is."""
+    """Go back to the newest whole checkpoint from before the fall, as the next attempt. False if none is kept: the run goes on, with half the learning rate too."""
     folder, fell = driver.system.folder.path, driver.step
     checkpoint = await asyncio.to_thread(latest, folder, before=action.before_step)
     if checkpoint is None:
-        text = f"no checkpoint from before step {action.before_step} is kept (trainer.keep_checkpoints): going on"
+        text = f"no checkpoint from before step {action.before_step} is kept (trainer.keep_checkpoints): going on with half the learning rate"
         driver.event(EventRecord(step=fell, kind="monitor_rollback_impossible", text=text))
         return False
     await driver.cancel_ahead()

@@ -35,7 +35,7 @@ class RolloutBatch:
     cursor: dict[str, Any]
     seconds: float
     counts: dict[str, float] = field(default_factory=dict)
-    """Metrics of the sampling itself: groups resampled, trajectories dropped as too stale."""
+    """Metrics of the sampling itself: groups resampled, trajectories without a finite reward, those dropped as too stale."""
 
     def drop_older_than(self, version: int) -> RolloutBatch:
         """Without the trajectories that an older policy version took part in; how many is counted."""
@@ -90,14 +90,15 @@ class BatchSampler:
             if len(kept) // size >= wanted:
                 break
             rounds -= 1
+        scores = np.asarray(rewards, np.float64)
         return RolloutBatch(
             step,
             kept,
-            np.asarray(rewards, np.float64),
+            scores,
             np.asarray([self.exact(t) for t in kept]),
             cursor,
             time.monotonic() - began,
-            {"groups/resampled": float(resampled)},
+            {"groups/resampled": float(resampled), "reward/missing": float((~np.isfinite(scores)).sum())},
         )
 
     def score(self, trajectory: Trajectory) -> float:
