@@ -68,6 +68,12 @@ def test_a_run_without_steps_has_no_performance(tmp_path):
     assert performance([]) == {} and of_run(tmp_path / "metrics.jsonl") == {}
 
 
+def test_a_line_that_a_full_disk_has_torn_is_left_out(tmp_path):
+    whole = json.dumps(STEP) + "\n"
+    (tmp_path / "metrics.jsonl").write_text(whole + whole + whole[:40])
+    assert of_run(tmp_path / "metrics.jsonl") == performance([STEP, STEP])
+
+
 def test_the_table_shows_what_is_known(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         "".join(json.dumps(m) + "\n" for m in [SLOW_START, STEP | {"learner/tokens": None}])

@@ -6,6 +6,7 @@ allocations) is left out where there are others.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -89,7 +90,11 @@ def of_run(metrics_file: Path, ranks: Sequence[dict[str, Any]] = ()) -> dict[str
     """The performance of a run's `metrics.jsonl`; empty without one."""
     if not metrics_file.is_file():
         return {}
-    return performance([json.loads(line) for line in metrics_file.read_text(encoding="utf-8").splitlines()], ranks)
+    steps = []
+    for line in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):  # torn on a full disk: that error is the one to be told
+            steps.append(json.loads(line))
+    return performance(steps, ranks)
 
 
 def table(numbers: dict[str, Any]) -> Table:
