@@ -5,10 +5,11 @@ Every section refuses keys that it does not know. Field docstrings are the descr
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 
 class Settings(BaseModel):
@@ -174,7 +175,7 @@ class MonitorRules(Settings):
     """Alarm when the mean of `probe/lag` is below this."""
     lag_sigmas: float = Field(3.0, ge=0)
     """Where the probe is noisier than usual (few trajectories), the mean must also lie so many of its standard errors below 0."""
-    lag_clear_nats: float = Field(-0.03, le=0)
+    lag_clear_nats: float = Field(-0.03, le=0, validate_default=True)
     """The alarm ends when the mean is above this again."""
     lag_window: int = Field(5, ge=1)
     """Values of `probe/lag` (and of `probe/fixed`, `entropy`, `leak/logp_entropy`) in the mean."""
@@ -222,13 +223,12 @@ class MonitorRules(Settings):
     recover_steps: int = Field(15, ge=1)
     """Steps without trouble until `recovering` becomes `healthy`."""
 
-    @model_validator(mode="after")
-    def _clears_above(self) -> MonitorRules:
-        if self.lag_clear_nats <= self.lag_nats:
-            raise ValueError(
-                f"lag_clear_nats={self.lag_clear_nats} must be above lag_nats={self.lag_nats}: the alarm ends when the probe's mean is above it again"
-            )
-        return self
+    @field_validator("lag_clear_nats")
+    @classmethod
+    def _ends_above(cls, value: float, info: ValidationInfo) -> float:
+        if value <= info.data.get("lag_nats", -math.inf):
+            raise ValueError(f"must be above lag_nats={info.data['lag_nats']}, or the alarm would end where it begins")
+        return value
 
 
 class MonitorSettings(Settings):
