@@ -106,7 +106,7 @@ def sampler_mismatch(batch: TokenBatch, logp_old: np.ndarray) -> dict[str, float
         return {}
     d = np.asarray(logp_old, np.float64)[inside] - np.asarray(batch.logp_sampler, np.float64)[inside]
     bounded = np.clip(d, -10, 10)
-    return {"mismatch/abs_logp": float(np.abs(d).mean()), "kl/sampler": float((np.exp(bounded) - bounded - 1).mean())}
+    return {"mismatch/abs_logp": float(np.abs(d).mean()), "kl/sampler": float((np.expm1(bounded) - bounded).mean())}
 
 
 def reward_metrics(groups: Sequence[str], rewards: Sequence[float | None]) -> dict[str, float]:
