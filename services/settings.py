@@ -5,10 +5,11 @@ Every section refuses keys that it does not know. Field docstrings are the descr
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 
 class Settings(BaseModel):
@@ -174,7 +175,7 @@ class MonitorRules(Settings):
     """Alarm when the mean of `probe/lag` is below this."""
     lag_sigmas: float = Field(3.0, ge=0)
     """Where the probe is noisier than usual (few trajectories), the mean must also lie so many of its standard errors below 0."""
-    lag_clear_nats: float = Field(-0.03, le=0)
+    lag_clear_nats: float = Field(-0.03, le=0, validate_default=True)
     """The alarm ends when the mean is above this again."""
     lag_window: int = Field(5, ge=1)
     """Values of `probe/lag` (and of `probe/fixed`, `entropy`, `leak/logp_entropy`) in the mean."""
@@ -207,11 +208,13 @@ class MonitorRules(Settings):
     reward_window: int = Field(8, ge=1)
     """Steps in the mean reward, and steps running that it must stay low."""
     reward_floor: float = Field(0.05, ge=0)
-    """A running maximum below this is no reward to lose: the collapse rule waits."""
+    """A running maximum below this is no reward to lose: the collapse rule waits. A mean up to this, with no group of two different rewards,
+    is a dead batch."""
     nonfinite_steps: int = Field(2, ge=1)
     """Collapsed when the gradient norm was not finite (null) for so many steps running."""
     dead_clip_fraction: float = Field(0.99, gt=0, le=1)
-    """Alarm when no group has two different rewards and at least this share of ratios is clipped."""
+    """A dead batch also where no group has two different rewards and at least this share of ratios is clipped (for trainers that count the
+    ratios of trajectories without advantage)."""
     flat_nats: float = Field(-0.015, lt=0)
     """Slow slip: the lag probe's mean over `share_window` values is below this (until above a third of it). With reward that holds or
     rises it is stagnation; with `probe/fixed` down by `fixed_drop_nats` it is decay."""
@@ -219,6 +222,13 @@ class MonitorRules(Settings):
     """Reward holds while its mean is at least this share of its running maximum."""
     recover_steps: int = Field(15, ge=1)
     """Steps without trouble until `recovering` becomes `healthy`."""
+
+    @field_validator("lag_clear_nats")
+    @classmethod
+    def _ends_above(cls, value: float, info: ValidationInfo) -> float:
+        if value <= info.data.get("lag_nats", -math.inf):
+            raise ValueError(f"must be above lag_nats={info.data['lag_nats']}, or the alarm would end where it begins")
+        return value
 
 
 class MonitorSettings(Settings):

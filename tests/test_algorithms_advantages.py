@@ -13,7 +13,6 @@ from trainer.algorithms import (
     group_advantages,
     importance_weights,
     overlong_penalty,
-    sampler_mismatch,
     zero_variance,
 )
 
@@ -65,6 +64,15 @@ def test_equal_rewards_give_exactly_0(kind, dtype, reward, size):
     got = group_advantages(rewards, torch.zeros(size, dtype=torch.long), kind)
     assert got.dtype == dtype and (got == 0).all()
     assert zero_variance(rewards, torch.zeros(size, dtype=torch.long)).all()
+
+
+@each_kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rewards", [(0.1, 0.2, 0.3), (0.3, 0.1, 0.1, 0.2, 0.3, 0.2), (0.8, 0.1, 0.45)])
+def test_a_reward_that_is_the_mean_of_its_group_gives_exactly_0(kind, dtype, rewards):
+    got = group_advantages(torch.tensor(rewards, dtype=dtype), torch.zeros(len(rewards), dtype=torch.long), kind)
+    middle = sorted(rewards)[len(rewards) // 2]
+    assert [a == 0 for a in got.tolist()] == [r == middle for r in rewards]
 
 
 @each_kind
@@ -123,17 +131,6 @@ def test_mode_off_gives_ones_and_bad_calls_are_refused():
         importance_weights(OLD, OLD, IDS, mode="seq")
     with pytest.raises(ValueError, match="cap must be > 1"):
         importance_weights(OLD, OLD, IDS, cap=1.0)
-
-
-def test_mismatch_is_the_mean_over_action_tokens_alone():
-    gap = torch.tensor([[0.5, -0.25, 9.0, 0.0], [0.1, 9.0, 9.0, 9.0], [9.0] * 4])
-    got = sampler_mismatch(OLD, OLD.detach() - gap, IDS)
-    gaps = [0.5, -0.25, 0.0, 0.1]
-    assert got.tokens == 4 and got.abs_logp == pytest.approx(sum(map(abs, gaps)) / 4, rel=1e-6)
-    assert got.kl == pytest.approx(sum(math.exp(d) - d - 1 for d in gaps) / 4, rel=1e-5)
-    assert sampler_mismatch(OLD[2:], OLD[2:], IDS[2:]) == (0.0, 0.0, 0.0)
-    far = sampler_mismatch(torch.zeros(1, 1), torch.full((1, 1), -500.0), torch.zeros(1, 1, dtype=torch.long))
-    assert far.abs_logp == 500 and far.kl == pytest.approx(math.exp(10) - 11)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def file(tmp_path):
             "algorithm.loss=ppo",
             "algorithm.loss: Input should be 'grpo', 'grpo_seq', 'dr_grpo', 'dapo', 'gspo' or 'cispo' (got 'ppo')",
         ),
+        ("learner.betas=[1.0, 0.9]", "learner.betas.0: Input should be less than 1 (got 1.0)"),
         ("retriever.url=http://x", "retriever: give one of url, index, corpus; got url and corpus"),
         ("run.name=../x", "run.name"),
         ("model=x", "model"),
@@ -96,6 +97,13 @@ def test_llds_that_can_never_act_is_refused_with_the_reason(file):
 def test_more_minibatches_than_trajectories_are_refused(file):
     with pytest.raises(ConfigError, match="more than the 4 trajectories"):
         load_config(file, ["rollout.prompts_per_step=2", "rollout.group_size=2", "learner.minibatches_per_batch=5"])
+
+
+@pytest.mark.parametrize("advantage", ["rloo", "dr_grpo"])
+def test_groups_of_one_that_could_never_learn_are_refused(file, advantage):
+    with pytest.raises(ConfigError, match=r"rollout\.group_size=1 can never learn"):
+        load_config(file, ["rollout.group_size=1", f"algorithm.advantage={advantage}"])
+    assert load_config(file, ["rollout.group_size=1"]).algorithm.advantage == "grpo"
 
 
 def test_staleness_turns_the_importance_correction_on_unless_the_user_chose(file):

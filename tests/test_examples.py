@@ -36,16 +36,24 @@ def test_the_demo_file_names_files_that_can_be_made(tmp_path, monkeypatch):
 
 
 def commands(text):
-    """Commands of ours in fenced blocks, continuation lines joined, as lists of words."""
-    for block in re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            while words and re.match(r"^[A-Z_]+=", words[0]):  # variables set for the command
-                words.pop(0)
-            cut = next((i for i, w in enumerate(words) if w in ("|", "&&", ";", "&", ">")), len(words))
-            for start in (["unspiral"], ["python", "-m", "trainer"], ["$", "unspiral"]):
-                if words[: len(start)] == start:
-                    yield words[len(start) : cut]
+    """Commands of ours in fenced and indented blocks (continuation lines joined) and in code within a line, as lists of words."""
+    fenced = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S)
+    rest = re.sub(r"^```[^\n]*\n.*?^```", "", text, flags=re.M | re.S)
+    inline = [" ".join(c.split()) for c in re.findall(r"`([^`]*(?:unspiral |python -m trainer )[^`]+)`", rest)]
+    for line in "\n".join([*fenced, *re.findall(r"^ {4}(\S.*)", rest, re.M), *inline]).replace("\\\n", " ").splitlines():
+        if "unspiral" not in line and "python -m trainer" not in line:
+            continue
+        words = shlex.split(line, comments=True)
+        while words and re.match(r"^[A-Z_]+=", words[0]):  # variables set for the command
+            words.pop(0)
+        if words[:3] == ["docker", "compose", "exec"]:
+            words = words[4:]
+        elif words[:1] == ["kubectl"] and "--" in words:
+            words = words[words.index("--") + 1 :]
+        cut = next((i for i, w in enumerate(words) if w in ("|", "&&", ";", "&", ">")), len(words))
+        for start in (["unspiral"], ["python", "-m", "trainer"], ["$", "unspiral"]):
+            if words[: len(start)] == start:
+                yield words[len(start) : cut]
 
 
 def fault(words):
@@ -62,15 +70,19 @@ def fault(words):
         command = command.commands[name]
         context = command.make_context(name, [], parent=context, resilient_parsing=True)
     flags = {f for p in command.params for f in (*p.opts, *p.secondary_opts)} | {"--help"}
+    words = [w.strip("[]") for w in words]  # [--run NAME]: may be left out
     unknown = [w for w in words if w.startswith("--") and w.split("=")[0] not in flags]
     return f"no option {unknown[0]}" if unknown else None
 
 
 def test_a_command_that_does_not_exist_is_noticed():
     text = "```\nunspiral train \\\n  --config x.yaml a=1  # so\nunspiral trian\nUNSPIRAL_CACHE=x python -m trainer demo --fall && ls\n```\n"
+    text += "`unspiral demo\n--fell` and `docker compose exec control unspiral statos`:\n\n    unspiral report RUN [--at F]  # so\n    curl -d '{\n"
     found = list(commands(text))
-    assert found == [["train", "--config", "x.yaml", "a=1"], ["trian"], ["demo", "--fall"]]
-    assert [fault(words) for words in found] == [None, "no command trian", "no option --fall"]
+    assert found[:3] == [["train", "--config", "x.yaml", "a=1"], ["trian"], ["demo", "--fall"]]
+    assert found[3:] == [["report", "RUN", "[--at", "F]"], ["demo", "--fell"], ["statos"]]
+    noticed = ["no command trian", "no option --fall", "no option --at", "no option --fell", "no command statos"]
+    assert [fault(words) for words in found] == [None, *noticed]
 
 
 @pytest.mark.parametrize("file", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda f: f.name)

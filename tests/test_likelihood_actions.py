@@ -79,6 +79,14 @@ def test_stop_comes_once_when_the_run_collapses():
     assert [a.kind for a in made] == ["stop"] and "reward" in made[0].why
 
 
+def test_an_action_names_the_fall_and_not_another_alarm_that_stands():
+    run, _ = fall(0, rate=0.03, delay=400, depth=100.0)
+    for m in run[110:]:
+        m["leak/logp_entropy"] = 0.5
+    made, _ = decisions("lower_lr", run)
+    assert len(made) == 3 and all("nats a token" in a.why for a in made)
+
+
 @pytest.mark.parametrize("kind", ["none", "raise_lambda", "lower_lr", "rollback", "stop"])
 def test_healthy_runs_are_left_alone(kind):
     assert all(decisions(kind, healthy(seed))[0] == [] for seed in range(5))

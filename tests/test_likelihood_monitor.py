@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from likelihood_series import fall, healthy, series
+from pydantic import ValidationError
 
 from services.likelihood.monitor import PhaseMonitor
+from services.settings import MonitorRules
 
 LAB = Path(__file__).parent / "data" / "lab"
 FELL = {"g15n_0": 103, "g15n_1": 84, "grpo_0": 29, "grpo_1": 32, "grpo_2": 20, "padmask_g15_0": 117}
@@ -130,6 +132,21 @@ def test_equal_rewards_with_all_ratios_clipped_alarm():
         m |= {"groups/zero_variance": 1.0, "policy/clip_fraction": 1.0}
     alarms = replay(run)[1]
     assert [(a.rule, a.step, a.since) for a in alarms] == [("dead_batch", 32, 30)]
+
+
+def test_a_run_whose_groups_are_all_wrong_alarms_and_one_whose_groups_are_all_right_does_not():
+    wrong = [{"step": i, "reward/mean": 0.0, "groups/zero_variance": 1.0, "policy/clip_fraction": 0.0} for i in range(1, 31)]
+    phases, alarms = replay(wrong)
+    assert [(a.rule, a.step, a.since) for a in alarms] == [("dead_batch", 10, 8)] and "warm-start" in alarms[0].advice
+    assert set(phases) == {"healthy"}
+    assert replay([m | {"reward/mean": 1.0} for m in wrong])[1] == []
+    assert replay([m | {"groups/zero_variance": 0.9} for m in wrong])[1] == []
+
+
+@pytest.mark.parametrize("rules", [{"lag_nats": -0.02}, {"lag_clear_nats": -0.08}])
+def test_a_threshold_at_which_the_alarm_would_end_before_it_begins_is_refused(rules):
+    with pytest.raises(ValidationError, match=r"(?s)lag_clear_nats.*must be above lag_nats="):
+        MonitorRules(**rules)
 
 
 def test_a_leak_between_sampler_and_learner_alarms():

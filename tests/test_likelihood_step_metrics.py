@@ -12,6 +12,7 @@ from services.likelihood.step_metrics import (
     lag_probe,
     leak,
     record_metrics,
+    reward_metrics,
     sampler_mismatch,
     step_metrics,
     trajectory_records,
@@ -94,6 +95,7 @@ def test_a_reward_that_is_not_finite_is_left_out():
     trajectories, batch, logp, _, advantages = step()
     m = step_metrics(batch, logp, [1.0, float("nan"), None, 1.0, 1.0], advantages, trajectories)
     assert m["reward/mean"] == 1.0 and m["groups/zero_variance"] == 1.0
+    assert reward_metrics(["a", "a", "b", "b", "c"], [1.0, 0.0, None, 1.0, 1.0])["groups/zero_variance"] == 0.5
     assert trajectory_records(trajectories, batch, logp, [1, float("nan"), None, 1, 1], advantages)[1]["reward"] is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -274,6 +275,28 @@ def test_an_unknown_template_is_refused_with_what_is_accepted():
 def test_a_template_of_ones_own_is_taken_by_import_path():
     template = make_template("services.rollout.templates.lab:LabTemplate", LAB, RolloutSettings())
     assert template.stop == ("</search>", "</answer>")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("class T(:\n", "cannot be imported (SyntaxError: "),
+        ("raise OSError('no\\nfile')\n", "cannot be imported (OSError: no file)"),
+        ("class T:\n    pass\n", "cannot be made from a tokenizer and the settings (TypeError: T() takes no arguments)"),
+        ("from services.rollout.templates.lab import LabTemplate as T\n", None),
+    ],
+)
+def test_a_template_in_the_current_folder_is_found_and_its_faults_are_one_line(tmp_path, monkeypatch, text, says):
+    name = f"my_template_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    if says is None:
+        assert make_template(f"{name}:T", LAB, RolloutSettings()).stop == ("</search>", "</answer>")
+        return
+    with pytest.raises(TemplateError) as e:
+        make_template(f"{name}:T", LAB, RolloutSettings())
+    assert says in str(e.value) and "\n" not in str(e.value)
 
 
 def test_a_tokenizer_comes_back_as_it_was_saved_beside_a_qwen2_model(tmp_path):

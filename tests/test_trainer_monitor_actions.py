@@ -132,6 +132,21 @@ def test_a_rollback_goes_on_from_before_the_fall_as_the_next_attempt(tmp_path):
     assert json.loads((step_folder(made.folder.path, 8) / "state.json").read_text())["attempt"] == 1  # written anew
 
 
+def test_a_run_that_is_killed_after_a_rollback_remembers_what_was_tried(tmp_path):
+    class Killed(Scripted):
+        async def one_step(self, step):
+            if self.attempt:
+                raise RuntimeError("killed")
+            return await super().one_step(step)
+
+    made = system(tmp_path)
+    with pytest.raises(RuntimeError, match="killed"):
+        asyncio.run(Killed(made, {9: rollback(9, 6)}).run())
+    resumed = Scripted(made, {})
+    resumed.load_state_dict(made.learner.load(latest(made.folder.path)))
+    assert (resumed.step, resumed.attempt, resumed.actions.changes, resumed.actions.lr_scale) == (4, 2, 1, 0.5)
+
+
 def test_without_a_checkpoint_from_before_the_fall_the_run_goes_on_and_says_so(tmp_path):
     made = system(tmp_path)
     driver = Scripted(made, {5: rollback(5, 2)})

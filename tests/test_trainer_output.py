@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from trainer.output import Unhurried, complain, unhurried
+from trainer.progress import Progress
 
 PIPE_BYTES = 4096
 
@@ -115,3 +117,13 @@ def test_what_is_unhurried_already_stays_so():
             console.print("first")
         console.print("second")
     assert file.getvalue() == "first\nsecond\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_a_run_says_is_printed_as_it_is_with_its_brackets(terminal):
+    said = ["warning: pip install 'unspiral[cpu]'", "rank 0 died: cannot open [/usr/lib/x.so]", "run folder: /runs/[red]"]
+    progress = Progress(3, Console(file=io.StringIO(), force_terminal=terminal, width=200))
+    for text in said:
+        progress.say(text)
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", progress.console.file.getvalue())
+    assert printed.splitlines() == said

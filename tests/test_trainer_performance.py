@@ -52,8 +52,26 @@ def test_lora_counts_fewer_operations_and_an_unknown_device_has_no_utilisation()
     assert "learner/mfu" not in performance([STEP], [RANK | {"dtype": "float32"}])
 
 
+@pytest.mark.parametrize(
+    ("device", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA GH200 480GB", 989e12), ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("NVIDIA L4", 121e12), ("NVIDIA L40", None), ("NVIDIA RTX A1000", None), ("NVIDIA H20", None),
+    ],
+)  # fmt: skip
+def test_utilisation_is_of_the_device_itself_and_not_of_one_whose_name_begins_alike(device, peak):
+    numbers = performance([STEP], [RANK | {"device_name": device}])
+    assert numbers.get("learner/mfu") == (numbers["learner/flops_per_s"] / peak if peak else None)
+
+
 def test_a_run_without_steps_has_no_performance(tmp_path):
     assert performance([]) == {} and of_run(tmp_path / "metrics.jsonl") == {}
+
+
+def test_a_line_that_a_full_disk_has_torn_is_left_out(tmp_path):
+    whole = json.dumps(STEP) + "\n"
+    (tmp_path / "metrics.jsonl").write_text(whole + whole + whole[:40])
+    assert of_run(tmp_path / "metrics.jsonl") == performance([STEP, STEP])
 
 
 def test_the_table_shows_what_is_known(tmp_path):

@@ -249,6 +249,11 @@ class Config(Settings):
                 f"learner.minibatches_per_batch={self.learner.minibatches_per_batch} is more than the {trajectories} trajectories of a batch "
                 "(rollout.prompts_per_step x rollout.group_size)"
             )
+        if self.rollout.group_size == 1 and self.algorithm.advantage != "grpo":
+            raise ValueError(
+                f"algorithm.advantage={self.algorithm.advantage} with rollout.group_size=1 can never learn: a trajectory alone has advantage 0. "
+                "Set rollout.group_size to 2 or more"
+            )
         if self.rollout.max_staleness and self.algorithm.dynamic_sampling:
             raise ValueError(
                 "algorithm.dynamic_sampling needs rollout.max_staleness=0: replaced groups would take the prompts of later batches"

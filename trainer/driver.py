@@ -28,7 +28,7 @@ from services.likelihood.step_metrics import step_metrics, trajectory_records
 from trainer import performance
 from trainer.algorithms import answer_beta
 from trainer.batches import Prepared, prepare
-from trainer.checkpoint import CheckpointNotWritten, drop_after, fault, prune
+from trainer.checkpoint import CheckpointNotWritten, drop_after, fault, prune, step_folder
 from trainer.evaluate import evaluate
 from trainer.learner import LearnerError
 from trainer.probes import Probes, Rescored, join
@@ -328,7 +328,7 @@ class Driver:
     async def checkpoint(self) -> None:
         """Save everything that a resumed run needs, then prune older ones. Nothing to do where this step is saved already, and whole."""
         folder = self.system.folder.path
-        target = folder / "checkpoints" / f"step_{self.step:06d}"
+        target = step_folder(folder, self.step)
         if self.step == 0 or (target.exists() and await asyncio.to_thread(fault, target) is None):
             return
         await asyncio.to_thread(self.system.store.flush, 60.0)

@@ -10,6 +10,7 @@ Each call goes to all ranks at once. The first rank that fails fails the call, w
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from services.contracts import TokenBatch, WeightsReceiver, WeightUpdate
+from services.likelihood.step_metrics import sampler_mismatch
 from services.rollout.placement import SHARED
 from services.weight_sync.base import ENVIRONMENT_PREFIXES
 from trainer.checkpoint import export_checkpoint
@@ -304,10 +306,5 @@ def batch_metrics(batch: TokenBatch, logp_old: np.ndarray, entropy_old: np.ndarr
         mask &= np.repeat(batch.extra["valid"].astype(bool), np.diff(batch.offsets))
     if not mask.any():
         return {}
-    metrics = {"entropy": float(entropy_old[mask].mean(dtype=np.float64))}
-    if batch.logp_sampler is not None:
-        difference = (logp_old - batch.logp_sampler)[mask].astype(np.float64)
-        near = difference.clip(-10, 10)
-        metrics["mismatch/abs_logp"] = float(np.abs(difference).mean())
-        metrics["kl/sampler"] = float((np.expm1(near) - near).mean())
-    return metrics
+    counted = dataclasses.replace(batch, action_ids=np.where(mask, batch.action_ids, -1))
+    return {"entropy": float(entropy_old[mask].mean(dtype=np.float64)), **sampler_mismatch(counted, logp_old)}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from services.settings import Settings
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LoRASettings(Settings):
@@ -31,7 +33,7 @@ class LearnerSettings(Settings):
     """Learning rate of AdamW."""
     warmup_steps: int = Field(0, ge=0)
     """Optimiser steps of linear warm-up."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW's betas."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's weight decay."""

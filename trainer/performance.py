@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ PEAK_FLOPS = {
     "H100": 989e12,
     "H800": 989e12,
     "GH200": 989e12,
+    "GB200": 2500e12,
     "B200": 2250e12,
     "A100": 312e12,
     "A800": 312e12,
@@ -27,7 +29,7 @@ PEAK_FLOPS = {
     "L4": 121e12,
     "A10G": 70e12,
 }
-"""Dense bfloat16 FLOP/s by the vendors' data sheets. The first name that is part of the device's counts."""
+"""Dense bfloat16 FLOP/s by the vendors' data sheets. The first name that stands in the device's as a word counts: an L40 is no L4."""
 PARTS = ("rollout", "update", "logprob", "sync", "other")
 
 
@@ -78,7 +80,7 @@ def _flops(ranks: Sequence[dict[str, Any]], trained: float, scored: float, secon
     backward = 2 if about.get("lora") else 4
     rate = about["parameters"] * ((2 + backward) * trained + 2 * scored) / seconds
     out = {"learner/flops_per_s": rate}
-    peak = next((flops for name, flops in PEAK_FLOPS.items() if name in about["device_name"]), None)
+    peak = next((flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", about["device_name"])), None)
     if peak and about["dtype"] == "bfloat16":
         out["learner/mfu"] = rate / (peak * len(ranks))
     return out
@@ -90,7 +92,7 @@ def of_run(metrics_file: Path, ranks: Sequence[dict[str, Any]] = ()) -> dict[str
         return {}
     steps = []
     for line in metrics_file.read_text(encoding="utf-8", errors="replace").split("\n"):
-        with contextlib.suppress(json.JSONDecodeError):  # torn by a full disk
+        with contextlib.suppress(json.JSONDecodeError):  # torn on a full disk: that error is the one to be told
             steps.append(json.loads(line))
     return performance(steps, ranks)
 

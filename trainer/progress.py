@@ -70,7 +70,8 @@ class Progress:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(f"[dim]{text}[/dim]" if self._live else text, highlight=False)
+        """A line, as it is: paths and errors may hold brackets."""
+        self.console.print(text, style="dim" if self._live else None, markup=False, highlight=False)
 
     def stage(self, name: str, step: int) -> None:
         self._stage, self._done = f"step {step}: {name}", 0

@@ -64,11 +64,11 @@ async def restore_learner(driver: Driver, error: LearnerError) -> None:
 
 
 async def roll_back(driver: Driver, action: MonitorAction) -> bool:
-    """Go back to the newest whole checkpoint from before the fall, as the next attempt. False if none is kept: the run goes on as it is."""
+    """Go back to the newest whole checkpoint from before the fall, as the next attempt. False if none is kept: the run goes on, with half the learning rate too."""
     folder, fell = driver.system.folder.path, driver.step
     checkpoint = await asyncio.to_thread(latest, folder, before=action.before_step)
     if checkpoint is None:
-        text = f"no checkpoint from before step {action.before_step} is kept (trainer.keep_checkpoints): going on"
+        text = f"no checkpoint from before step {action.before_step} is kept (trainer.keep_checkpoints): going on with half the learning rate"
         driver.event(EventRecord(step=fell, kind="monitor_rollback_impossible", text=text))
         return False
     await driver.cancel_ahead()
@@ -80,6 +80,8 @@ async def roll_back(driver: Driver, action: MonitorAction) -> bool:
     driver.actions.load_state_dict(actions)
     driver.version += 1
     await driver.sync()
+    # What was tried must outlive this process: a run that is killed now, or loses its learner, would else fall the same way again.
+    await driver.on_learner(driver.system.learner.save, checkpoint, driver.state_dict())
     driver.event(
         EventRecord(
             step=driver.step,

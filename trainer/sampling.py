@@ -13,7 +13,7 @@ import torch
 
 from services.contracts import Question, Trajectory, TrajectoryRequest
 from services.rollout.pool import RolloutPool
-from trainer.algorithms import overlong_penalty
+from trainer.algorithms import overlong_penalty, zero_variance
 from trainer.config import Config
 from trainer.data import PromptCursor
 from trainer.rewards import Reward, make_reward
@@ -35,7 +35,7 @@ class RolloutBatch:
     cursor: dict[str, Any]
     seconds: float
     counts: dict[str, float] = field(default_factory=dict)
-    """Metrics of the sampling itself: groups resampled, trajectories dropped as too stale."""
+    """Metrics of the sampling itself: groups resampled, trajectories without a finite reward, those dropped as too stale."""
 
     def drop_older_than(self, version: int) -> RolloutBatch:
         """Without the trajectories that an older policy version took part in; how many is counted."""
@@ -77,29 +77,28 @@ class BatchSampler:
             fresh = await self.pool.rollout(self.requests(step, questions, first=asked), on_done=on_done)
             asked += missing
             values = [self.score(t) for t in fresh]
+            # In the last round (and without dynamic sampling) all groups are taken, so that the batch has its size.
+            flat = (
+                zero_variance(torch.tensor(values, dtype=torch.float64), torch.arange(len(fresh)) // size) if rounds else None
+            )
             for g in range(0, len(fresh), size):
-                if rounds and len(set(values[g : g + size])) == 1:
+                if flat is not None and flat[g]:
                     resampled += 1
                     continue
                 kept += fresh[g : g + size]
                 rewards += values[g : g + size]
             if len(kept) // size >= wanted:
                 break
-            if rounds == 0:  # out of rounds: fill up with what came, so that the batch has its size
-                spare = [g for g in range(0, len(fresh), size) if len(set(values[g : g + size])) == 1]
-                for g in spare[: wanted - len(kept) // size]:
-                    kept += fresh[g : g + size]
-                    rewards += values[g : g + size]
-                break
             rounds -= 1
+        scores = np.asarray(rewards, np.float64)
         return RolloutBatch(
             step,
             kept,
-            np.asarray(rewards, np.float64),
+            scores,
             np.asarray([self.exact(t) for t in kept]),
             cursor,
             time.monotonic() - began,
-            {"groups/resampled": float(resampled)},
+            {"groups/resampled": float(resampled), "reward/missing": float((~np.isfinite(scores)).sum())},
         )
 
     def score(self, trajectory: Trajectory) -> float:

@@ -96,7 +96,7 @@ class MonitorActions:
 
     def _action(self, state: PhaseState, kind: Kind, *, undo: bool = False, before: int | None = None) -> MonitorAction:
         self.last = state.step
-        seen = state.active[-1].seen if state.active else "no alarm stands"
+        seen = next((a.seen for a in reversed(state.active) if a.rule not in ("leak", "dead_batch")), "no alarm stands")
         why = f"healthy since step {state.since}: back to the configured value" if undo else f"phase {state.phase}: {seen}"
         return MonitorAction(state.step, kind, undo, 1.0 if undo or kind == "stop" else STEP_BACK**self.changes, before, why)
 

@@ -13,7 +13,8 @@ ADVICE: dict[Rule, str] = {
     "leak": "Look for what keeps tokens from being sampled but not from being learnt: padded vocabulary rows, bad_words, min_tokens, "
     "allowed ids, top-k, top-p, min-p. Mask them in the learner too, or switch them off.",
     "nonfinite": "Steps without a finite gradient norm are skipped, so nothing is learnt. Look at ratio/max and mismatch/abs_logp; lower learner.lr.",
-    "dead_batch": "Nothing is learnt. Look at the reward function and the data, and resume from an earlier checkpoint.",
+    "dead_batch": "Nothing is learnt. Read some trajectories: a model that does not write the tags needs a warm start (unspiral warm-start). "
+    "Look at the reward function and the data; after a fall, resume from an earlier checkpoint.",
 }
 
 
@@ -81,7 +82,12 @@ def describe(rule: Rule, monitor: PhaseMonitor) -> Alarm:
         seen = f"the gradient norm is not finite, {monitor.nonfinite} steps running"
     else:
         metric, since = "groups/zero_variance", step - monitor.dead + 1
-        seen = f"no group has two different rewards and at least {r.dead_clip_fraction:.0%} of ratios are clipped, {monitor.dead} steps running"
+        why = (
+            f"mean reward is {monitor.windows['reward'].mean:.3f}"
+            if monitor.poor
+            else f"at least {r.dead_clip_fraction:.0%} of ratios are clipped"
+        )
+        seen = f"no group has two different rewards and {why}, {monitor.dead} steps running"
     return Alarm(
         rule=rule, metric=metric, step=step, since=since, phase=monitor.phase, seen=seen, sure=confidence(rule, monitor),
         advice=ADVICE[rule].format(since=since), value=value, threshold=threshold,

@@ -122,6 +122,12 @@ class PhaseMonitor:
         return w["lag"].active or (w["fixed"].active and (w["slow"].active or w["share_negative"].active))
 
     @property
+    def poor(self) -> bool:
+        """There is hardly a reward: groups without two different ones are then all wrong, not all right."""
+        reward = self.windows["reward"]
+        return reward.full and reward.mean <= self.rules.reward_floor
+
+    @property
     def collapsed(self) -> bool:
         return self.low_reward >= self.rules.reward_window
 
@@ -151,8 +157,6 @@ class PhaseMonitor:
             w["grad_norm"].update(step, norm - middle - r.grad_norm_mads * spread)
         if self.phase not in TROUBLE:
             baseline.add(norm)
-        dead = value("groups/zero_variance") == 1.0 and (value("policy/clip_fraction") or 0.0) >= r.dead_clip_fraction
-        self.dead = self.dead + 1 if dead else 0
 
         if windows["reward"].add(value("reward/mean")) and windows["reward"].full:
             mean = windows["reward"].mean
@@ -163,6 +167,11 @@ class PhaseMonitor:
                 self.low_reward += 1
             elif not self.collapsed or mean > (r.collapse_share + 0.1) * self.best_reward:
                 self.low_reward = 0  # once collapsed, a clear rise must show
+
+        dead = value("groups/zero_variance") == 1.0 and (
+            self.poor or (value("policy/clip_fraction") or 0.0) >= r.dead_clip_fraction
+        )
+        self.dead = self.dead + 1 if dead else 0
 
     def _next_phase(self) -> Phase:
         r, w = self.rules, self.watches

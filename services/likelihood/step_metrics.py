@@ -106,17 +106,16 @@ def sampler_mismatch(batch: TokenBatch, logp_old: np.ndarray) -> dict[str, float
         return {}
     d = np.asarray(logp_old, np.float64)[inside] - np.asarray(batch.logp_sampler, np.float64)[inside]
     bounded = np.clip(d, -10, 10)
-    return {"mismatch/abs_logp": float(np.abs(d).mean()), "kl/sampler": float((np.exp(bounded) - bounded - 1).mean())}
+    return {"mismatch/abs_logp": float(np.abs(d).mean()), "kl/sampler": float((np.expm1(bounded) - bounded).mean())}
 
 
 def reward_metrics(groups: Sequence[str], rewards: Sequence[float | None]) -> dict[str, float]:
-    """`reward/mean`, and `groups/zero_variance`: the share of groups (of two or more) whose rewards are all the same."""
+    """`reward/mean`, and `groups/zero_variance`: the share of groups (of two or more) without two different finite rewards."""
     values = np.asarray([np.nan if r is None else r for r in rewards], np.float64)
     by_group: dict[str, list[float]] = {}
     for group, value in zip(groups, values, strict=True):
-        if np.isfinite(value):
-            by_group.setdefault(group, []).append(float(value))
-    flat = [max(v) == min(v) for v in by_group.values() if len(v) > 1]
+        by_group.setdefault(group, []).append(float(value))
+    flat = [len({x for x in v if np.isfinite(x)}) < 2 for v in by_group.values() if len(v) > 1]
     finite = values[np.isfinite(values)]
     return _known(
         {"reward/mean": float(finite.mean()) if len(finite) else None, "groups/zero_variance": _share(np.asarray(flat, bool))}

@@ -70,7 +70,7 @@ def check_all_loaded(parameters: Iterable[str], loaded: Container[str]) -> None:
 
 
 class Engine(Protocol):
-    """An inference engine with one policy. Its vocabulary is sampled whole: no top-k, no top-p, no forbidden tokens but `masked_ids`."""
+    """An inference engine with one policy. Its vocabulary is sampled whole: no top-k, no top-p, no forbidden tokens."""
 
     async def generate(
         self,
@@ -124,7 +124,7 @@ class Engine(Protocol):
         ...
 
     def info(self) -> dict[str, Any]:
-        """`masked_ids`: vocabulary rows that are never sampled, to be masked in the learner's softmax too; and facts for logs."""
+        """Its name, and the ids of its processes."""
         ...
 
     async def close(self) -> None:

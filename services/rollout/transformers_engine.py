@@ -225,7 +225,7 @@ class TransformersEngine:
         """It lives and dies with this process."""
 
     def info(self) -> dict[str, Any]:
-        return {"engine": "transformers", "masked_ids": [], "pids": []}
+        return {"engine": "transformers", "pids": []}
 
     async def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -260,7 +260,7 @@ class VllmEngine:
 
     def info(self) -> dict[str, Any]:
         # vLLM samples from all rows of the output layer, padded ones included.
-        return {"engine": "vllm", "masked_ids": [], "pids": [p.pid for p in self._processes]}
+        return {"engine": "vllm", "pids": [p.pid for p in self._processes]}
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None
@@ -376,7 +376,7 @@ class LockstepVllmEngine:
         """It lives and dies with this process."""
 
     def info(self) -> dict[str, Any]:
-        return {"engine": "vllm-lockstep", "masked_ids": [], "pids": []}
+        return {"engine": "vllm-lockstep", "pids": []}
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None

@@ -110,7 +110,7 @@ class RolloutWorker:
         return WorkerInfo(self.id, os.getpid(), socket.gethostname(), self._version, tokens, state)
 
     def engine_info(self) -> dict:
-        """What the engine says of itself: `masked_ids`, and facts for logs."""
+        """What the engine says of itself."""
         return self._ready().info()
 
     async def rollout(self, request: TrajectoryRequest) -> Trajectory:

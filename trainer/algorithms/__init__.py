@@ -3,7 +3,7 @@
 from trainer.algorithms.advantages import group_advantages, zero_variance
 from trainer.algorithms.answer_weight import answer_beta
 from trainer.algorithms.fused import plain_token_logprobs, token_logprobs
-from trainer.algorithms.importance import Mismatch, importance_weights, sampler_mismatch
+from trainer.algorithms.importance import importance_weights
 from trainer.algorithms.kl import entropy_bonus, kl_k3
 from trainer.algorithms.llds import llds_loss
 from trainer.algorithms.overlong import overlong_penalty
@@ -12,7 +12,6 @@ from trainer.algorithms.terms import LossTerm
 
 __all__ = [
     "LossTerm",
-    "Mismatch",
     "answer_beta",
     "entropy_bonus",
     "group_advantages",
@@ -22,7 +21,6 @@ __all__ = [
     "overlong_penalty",
     "plain_token_logprobs",
     "policy_loss",
-    "sampler_mismatch",
     "token_logprobs",
     "zero_variance",
 ]

@@ -19,8 +19,9 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, kind: AdvantageKind) ->
     - `dr_grpo` (arXiv 2503.20783): `r - mean`; a group of one gives 0.
     - `rloo` (arXiv 2402.14740): `r -` mean of the others; a group of one gives 0.
 
-    Where all rewards of a group of two or more are equal the advantage is exactly 0. A reward that is not finite is left out of
-    its group's statistics and gets 0 (the caller removes that row from every loss); a group that so loses all but one gives 0.
+    Where all rewards of a group of two or more are equal, and for a reward that is its group's mean but for rounding, the advantage
+    is exactly 0. A reward that is not finite is left out of its group's statistics and gets 0 (the caller removes that row from every
+    loss); a group that so loses all but one gives 0.
 
     >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 7, 9, 9]), "dr_grpo")
     tensor([ 0.6667, -0.3333, -0.3333,  0.0000,  0.0000])
@@ -32,6 +33,9 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, kind: AdvantageKind) ->
     zeros, n, others = r.new_zeros(len(born)), left.clamp(min=1).double(), (left - 1).clamp(min=1).double()
     mean = zeros.scatter_add(0, group, r) / n
     centred = torch.where(finite, r - mean[group], 0.0)
+    # .2 among .1, .2, .3 is its group's mean, and rounding must not make it a wrong answer.
+    rounding = 4 * torch.finfo(torch.float64 if rewards.dtype == torch.float64 else torch.float32).eps
+    centred = torch.where(centred.abs() <= rounding * zeros.scatter_reduce(0, group, r.abs(), "amax")[group], 0.0, centred)
     if kind == "grpo":
         variance = zeros.scatter_add(0, group, centred**2) / others
         several = centred / (variance.sqrt()[group] + 1e-6)

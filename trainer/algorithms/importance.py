@@ -1,8 +1,8 @@
-"""The gap between the sampler's log-probs and the learner's, and its correction (truncated importance sampling)."""
+"""The correction of the gap between the sampler's log-probs and the learner's (truncated importance sampling)."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -10,16 +10,6 @@ from torch import Tensor
 from trainer.algorithms.terms import check_shapes, select
 
 ImportanceMode = Literal["off", "token", "sequence_mask"]
-
-
-class Mismatch(NamedTuple):
-    """How far the learner's log-probs lie from the sampler's. Means over `tokens`; weigh by it to join several."""
-
-    abs_logp: float
-    """Mean |logp_old - logp_sampler|, nats a token."""
-    kl: float
-    """KL(sampler || learner), nats a token, estimated as k3 with the difference clamped to +-10."""
-    tokens: float
 
 
 def importance_weights(
@@ -46,15 +36,3 @@ def importance_weights(
         ratio = (difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).exp()
         kept = (ratio >= 1 / cap) & (ratio <= cap)
         return torch.where(mask & ~kept, 0.0, torch.ones_like(difference))
-
-
-def sampler_mismatch(logp_old: Tensor, logp_sampler: Tensor, action_ids: Tensor) -> Mismatch:
-    """Mean |logp_old - logp_sampler| and the k3 KL of it, over action tokens; 0 on an empty mask. Shapes as above."""
-    check_shapes(action_ids, logp_old, logp_sampler)
-    mask = action_ids >= 0
-    with torch.no_grad():
-        difference = (select(mask, logp_old) - select(mask, logp_sampler)).double()
-        near = difference.clamp(-10, 10)
-        sums = torch.stack([difference.abs().sum(), (torch.expm1(near) - near).sum(), mask.sum()])
-    absolute, kl, tokens = sums.tolist()
-    return Mismatch(absolute / max(tokens, 1.0), kl / max(tokens, 1.0), tokens)

@@ -79,7 +79,7 @@ def run_demo(
         "A made-up encyclopaedia, a tiny language model that has seen the search tags, and the real system around it."
     )
     files = prepared(console, folder / "lab", seed, fresh)
-    console.print(f"warm start done after {time.monotonic() - began:.0f} s; model in {files.model}")
+    console.print(f"warm start done after {time.monotonic() - began:.0f} s; model in {files.model}", markup=False)
     config = fresh_config(demo_config(files, folder=folder, name=f"demo-{seed}", seed=seed, steps=steps))
     summary = train(config, console=console)
     table = Table(
@@ -94,7 +94,7 @@ def run_demo(
         table.add_row(label, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
     console.print(table)
     console.print(f"phase {summary['phase']}, {summary['steps']} steps, {time.monotonic() - began:.0f} s in all")
-    console.print(f"report: {(config.run_dir / 'report.html').resolve()}", soft_wrap=True)
+    console.print(f"report: {(config.run_dir / 'report.html').resolve()}", soft_wrap=True, markup=False)
     return summary
 
 
@@ -120,7 +120,7 @@ def run_collapse(
         rows += [arm_result(c.run_dir, arm, seed) for arm, c in configs.items()]
         write_report(folders, folder / "collapse.html")
     print_study(console, rows)
-    console.print(f"report: {(folder / 'collapse.html').resolve()}", soft_wrap=True)
+    console.print(f"report: {(folder / 'collapse.html').resolve()}", soft_wrap=True, markup=False)
     (folder / "collapse.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return rows
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from services.rollout.templates.base import ParsedAction, TagTemplate, Template
@@ -26,16 +28,22 @@ class TemplateError(ValueError):
 
 
 def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:
-    """`name` is a known template or the import path of a class that is called with `(tokenizer, settings)`. Raises TemplateError."""
+    """`name` is a known template or the import path of a class that is called with `(tokenizer, settings)`; it is looked for where Python
+    looks, and in the current folder. Raises TemplateError."""
     path = _KNOWN.get(name, name)
     module_name, sep, attribute = path.partition(":")
     if not sep:
         raise TemplateError(f"rollout.template={name}: expected {' or '.join(_KNOWN)}, or an import path package.module:Name")
+    if os.getcwd() not in sys.path and "" not in sys.path:  # as `python -m trainer` has it; the console script has not
+        sys.path.append(os.getcwd())
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as e:
-        raise TemplateError(f"rollout.template={name}: cannot be imported ({e})") from e
-    template = factory(tokenizer, settings)
+    except Exception as e:  # the module's own code may raise anything
+        raise TemplateError(f"rollout.template={name}: cannot be imported ({_what(e)})") from e
+    try:
+        template = factory(tokenizer, settings)
+    except Exception as e:
+        raise TemplateError(f"rollout.template={name}: cannot be made from a tokenizer and the settings ({_what(e)})") from e
     missing = [m for m in _MEMBERS if not hasattr(template, m)]
     if missing:
         raise TemplateError(
@@ -46,3 +54,7 @@ def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:
             f"rollout.max_obs_tokens={settings.max_obs_tokens}: the tags of an observation alone take {template.min_observation_tokens} tokens"
         )
     return template
+
+
+def _what(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
