@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import gpu_learner, gpu_rollout, gpu_train
+from benchmarks import gpu_learner, gpu_peer, gpu_rollout, gpu_train
 from benchmarks.gpu_shapes import qwen2_config
+from trainer.config import load_config
 from trainer.packing import make_microbatch
 from trainer.policy_model import PolicyModel
 
@@ -98,3 +99,41 @@ def test_the_rollout_table_names_the_ratio():
     }
     assert gpu_rollout.table(out).splitlines()[-1] == "ratio 1.50"
     assert "ratio" not in gpu_rollout.table({k: v for k, v in out.items() if k not in ("barrier", "ratio")})
+
+
+def peer_arguments(tmp_path, *more):
+    (tmp_path / "train.jsonl").write_text("".join(f'{{"n": {i}}}\n' for i in range(40)))
+    parser = argparse.ArgumentParser()
+    gpu_peer.arguments(parser)
+    args = parser.parse_args(["--model", "m", "--data", str(tmp_path), *more])
+    args.out = tmp_path
+    return args
+
+
+@pytest.mark.parametrize("vllm", ["yes", "no"])
+def test_the_peer_is_given_the_work_that_ours_does(tmp_path, vllm):
+    args = peer_arguments(tmp_path, "--vllm", vllm, "--prompts", "4", "--steps", "3", "--tokens", "100")
+    questions = gpu_peer.same_questions(args)
+    assert len(questions.read_text().splitlines()) == 12
+    changes = gpu_peer.our_changes(args, questions)
+    config = load_config(gpu_peer.ROOT / "examples/wiki_qa_gpu.yaml", [f"{k}={v}" for k, v in changes.items()])
+    assert config.rollout.max_turns == 0, "one generation, as TRL's"
+    assert config.rollout.engine == ("vllm" if vllm == "yes" else "transformers")
+    assert not config.learner.gradient_checkpointing and config.learner.minibatches_per_batch * config.learner.epochs == 1
+    assert config.probe.every > config.trainer.steps and not config.algorithm.kl and not config.algorithm.llds.lambda_
+    assert (config.rollout.max_response_tokens, config.rollout.max_model_tokens) == (100, gpu_peer.MAX_PROMPT_TOKENS + 100)
+
+
+def test_the_peers_both_see_one_gpu_and_a_batch_that_does_not_divide_is_refused(tmp_path, monkeypatch):
+    for given, seen in ((None, "0"), ("2,3", "2"), ("GPU-a1", "GPU-a1")):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if given:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        assert gpu_peer.one_gpu()["CUDA_VISIBLE_DEVICES"] == seen
+    for more, said in (
+        (["--rows", "24"], "--rows 24 does not divide the 256"),
+        ([], "has 40 questions"),
+        (["--steps", "1"], "2 or more"),
+    ):
+        with pytest.raises(SystemExit, match=said):
+            gpu_peer.run(peer_arguments(tmp_path, *more))
