@@ -300,4 +300,7 @@ def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(monkeypatch, how, ex
     given = _arguments(RolloutSettings(compile=how, share_gpus=True), "m", 0)
     assert {k: v for k, v in given.items() if k in ("enforce_eager", "compilation_config")} == expected
     assert given["enable_sleep_mode"] is True
+    assert given["distributed_executor_backend"] == "uni"
+    # Left alone, vLLM has Ray start the parts, on GPUs that the worker has taken already.
+    assert _arguments(RolloutSettings(compile=how, tensor_parallel=2), "m", 0)["distributed_executor_backend"] == "mp"
     CompilationConfig(**expected.get("compilation_config", {}))  # vLLM knows these words
