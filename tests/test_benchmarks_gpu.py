@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -48,6 +49,21 @@ def test_the_learner_benchmark_prints_ratios_of_one_run(capsys):
     assert lines[2].split()[0] == "plain" and lines[3].split()[0] == "packed" and len(lines) == 4
     late = gpu_learner.run(parser.parse_args([*shape, "--seconds", "0", "--variants", "packed"]))
     assert late["packed"] == {"skipped": "out of time"}
+
+
+def test_a_variant_that_fails_leaves_its_memory_to_the_next(monkeypatch):
+    parser = argparse.ArgumentParser()
+    gpu_learner.arguments(parser)
+    kept = []
+
+    def failing(rank, *_, **__):
+        kept.append(weakref.ref(next(rank.engine.policy.parameters())))
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(gpu_learner, "measure", failing)
+    out = gpu_learner.run(parser.parse_args(["--shape", "tiny", "--rows", "2", "--longest", "100", "--variants", "packed"]))
+    assert out["packed"] == {"failed": "RuntimeError: CUDA out of memory"}
+    assert kept[0]() is None
 
 
 def write_run(folder):
