@@ -104,6 +104,16 @@ def test_the_report_of_a_run_has_scores_by_source_and_examples_without_documents
     assert "EM nq                        0.000 ->  0.500  (n 2)" in text and "long documents" not in text
 
 
+def test_an_earlier_run_is_not_met_after_the_warm_start(tmp_path):
+    (tmp_path / "train").mkdir()
+    parser = argparse.ArgumentParser()
+    gpu_train.arguments(parser)
+    args = parser.parse_args(["--model", "m", "--data", str(tmp_path)])
+    args.out = tmp_path
+    with pytest.raises(SystemExit, match="give another --out"):
+        gpu_train.run(args)
+
+
 def test_the_rollout_table_names_the_ratio():
     run = {"seconds": 1.0, "tokens": 100, "turns": 2.0}
     out = {
