@@ -192,10 +192,11 @@ def _variant(name: str, kind: type[RandomRank], config: Config, hf_config: Any, 
     began = time.monotonic()
     rank.setup("127.0.0.1", rank.host_store("127.0.0.1"))
     setup, began = time.monotonic() - began, time.monotonic()
-    result = {"setup_seconds": setup} | measure(rank, batch, args.repeats, llds_cost=name == "packed")
-    result["measure_seconds"] = time.monotonic() - began
-    rank.engine.engine.destroy()
-    return result
+    try:
+        result = {"setup_seconds": setup} | measure(rank, batch, args.repeats, llds_cost=name == "packed")
+        return result | {"measure_seconds": time.monotonic() - began}
+    finally:
+        rank.engine.engine.destroy()  # also after a failure: the next variant needs the memory
 
 
 def arguments(parser: Any) -> None:

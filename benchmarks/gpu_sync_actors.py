@@ -153,7 +153,8 @@ class WeightsOnlyRank(BenchRank):
 
         model = AutoModelForCausalLM.from_pretrained(rank.model_path, dtype=rank.dtype).to(rank.device)
         named = list(model.named_parameters())
-        torch.cuda.synchronize()
+        if rank.device.type == "cuda":
+            torch.cuda.synchronize()
         rank.engine = SimpleNamespace(
             weights=named,
             shapes=lambda: [(n, tuple(p.shape)) for n, p in named],

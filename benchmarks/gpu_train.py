@@ -42,6 +42,8 @@ def unspiral(*arguments: Any, seconds: float) -> None:
 
 def run(args: Any) -> dict[str, Any]:
     began, folder = time.monotonic(), args.out.resolve()
+    if (folder / "train").exists():  # the run would be refused, but after the warm start
+        raise SystemExit(f"{folder / 'train'} holds an earlier run; give another --out")
     changes = [
         f"data.train={args.data.resolve() / 'train.jsonl'}",
         f"data.eval={args.data.resolve() / 'test.jsonl'}",

@@ -2,13 +2,15 @@
 
 import argparse
 import json
+import weakref
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import gpu_learner, gpu_rollout, gpu_train
+from benchmarks import gpu_learner, gpu_peer, gpu_rollout, gpu_train
 from benchmarks.gpu_shapes import qwen2_config
+from trainer.config import load_config
 from trainer.packing import make_microbatch
 from trainer.policy_model import PolicyModel
 
@@ -49,6 +51,21 @@ def test_the_learner_benchmark_prints_ratios_of_one_run(capsys):
     assert late["packed"] == {"skipped": "out of time"}
 
 
+def test_a_variant_that_fails_leaves_its_memory_to_the_next(monkeypatch):
+    parser = argparse.ArgumentParser()
+    gpu_learner.arguments(parser)
+    kept = []
+
+    def failing(rank, *_, **__):
+        kept.append(weakref.ref(next(rank.engine.policy.parameters())))
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(gpu_learner, "measure", failing)
+    out = gpu_learner.run(parser.parse_args(["--shape", "tiny", "--rows", "2", "--longest", "100", "--variants", "packed"]))
+    assert out["packed"] == {"failed": "RuntimeError: CUDA out of memory"}
+    assert kept[0]() is None
+
+
 def write_run(folder):
     (folder / "trajectories").mkdir(parents=True)
     summary = {"steps": 2, "em_before": 0.0, "em_after": 0.5, "performance": {"share/rollout": 0.4}}
@@ -87,6 +104,16 @@ def test_the_report_of_a_run_has_scores_by_source_and_examples_without_documents
     assert "EM nq                        0.000 ->  0.500  (n 2)" in text and "long documents" not in text
 
 
+def test_an_earlier_run_is_not_met_after_the_warm_start(tmp_path):
+    (tmp_path / "train").mkdir()
+    parser = argparse.ArgumentParser()
+    gpu_train.arguments(parser)
+    args = parser.parse_args(["--model", "m", "--data", str(tmp_path)])
+    args.out = tmp_path
+    with pytest.raises(SystemExit, match="give another --out"):
+        gpu_train.run(args)
+
+
 def test_the_rollout_table_names_the_ratio():
     run = {"seconds": 1.0, "tokens": 100, "turns": 2.0}
     out = {
@@ -98,3 +125,41 @@ def test_the_rollout_table_names_the_ratio():
     }
     assert gpu_rollout.table(out).splitlines()[-1] == "ratio 1.50"
     assert "ratio" not in gpu_rollout.table({k: v for k, v in out.items() if k not in ("barrier", "ratio")})
+
+
+def peer_arguments(tmp_path, *more):
+    (tmp_path / "train.jsonl").write_text("".join(f'{{"n": {i}}}\n' for i in range(40)))
+    parser = argparse.ArgumentParser()
+    gpu_peer.arguments(parser)
+    args = parser.parse_args(["--model", "m", "--data", str(tmp_path), *more])
+    args.out = tmp_path
+    return args
+
+
+@pytest.mark.parametrize("vllm", ["yes", "no"])
+def test_the_peer_is_given_the_work_that_ours_does(tmp_path, vllm):
+    args = peer_arguments(tmp_path, "--vllm", vllm, "--prompts", "4", "--steps", "3", "--tokens", "100")
+    questions = gpu_peer.same_questions(args)
+    assert len(questions.read_text().splitlines()) == 12
+    changes = gpu_peer.our_changes(args, questions)
+    config = load_config(gpu_peer.ROOT / "examples/wiki_qa_gpu.yaml", [f"{k}={v}" for k, v in changes.items()])
+    assert config.rollout.max_turns == 0, "one generation, as TRL's"
+    assert config.rollout.engine == ("vllm" if vllm == "yes" else "transformers")
+    assert not config.learner.gradient_checkpointing and config.learner.minibatches_per_batch * config.learner.epochs == 1
+    assert config.probe.every > config.trainer.steps and not config.algorithm.kl and not config.algorithm.llds.lambda_
+    assert (config.rollout.max_response_tokens, config.rollout.max_model_tokens) == (100, gpu_peer.MAX_PROMPT_TOKENS + 100)
+
+
+def test_the_peers_both_see_one_gpu_and_a_batch_that_does_not_divide_is_refused(tmp_path, monkeypatch):
+    for given, seen in ((None, "0"), ("2,3", "2"), ("GPU-a1", "GPU-a1")):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if given:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        assert gpu_peer.one_gpu()["CUDA_VISIBLE_DEVICES"] == seen
+    for more, said in (
+        (["--rows", "24"], "--rows 24 does not divide the 256"),
+        ([], "has 40 questions"),
+        (["--steps", "1"], "2 or more"),
+    ):
+        with pytest.raises(SystemExit, match=said):
+            gpu_peer.run(peer_arguments(tmp_path, *more))

@@ -125,6 +125,7 @@ def test_two_ranks_end_with_the_weights_and_metrics_of_one(pair, model, stage):
     assert two.metrics["llds/active_tokens"] == sum(s.sums["llds/active_tokens"] for s in steps)
     assert two.metrics["learner/optimiser_steps"] == 4 and two.skipped_steps == 0
     assert two.metrics["learner/tokens"] == 2 * len(batch.token_ids)
+    assert two.metrics["learner/action_tokens"] == 2 * (batch.action_ids >= 0).sum()
 
 
 def test_metrics_of_entropy_and_mismatch_are_over_action_tokens_of_valid_rows(pair, model):

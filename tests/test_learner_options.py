@@ -5,7 +5,17 @@ import json
 import numpy as np
 import pytest
 import torch
-from learner_world import given_old, make_batch, make_config, make_policy, relative_difference, same_bits, start_rank
+from learner_world import (
+    VOCABULARY,
+    TestableRank,
+    given_old,
+    make_batch,
+    make_config,
+    make_policy,
+    relative_difference,
+    same_bits,
+    start_rank,
+)
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -126,3 +136,13 @@ def test_compiled_layers_give_the_same_gradient(model):
 def test_options_that_do_not_fit_together_are_refused_in_one_line(model, learner, line):
     with pytest.raises(ConfigError, match=line):
         make_config(model, learner=learner)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_output_layer_is_counted_apart_tied_or_not(tmp_path, tied):
+    """It works on action tokens alone, so the performance table cannot count it with the rest."""
+    path = make_policy(tmp_path / "m", tied=tied)
+    rank = TestableRank(make_config(path), model_path=str(path), reference=False, rank=0)
+    where = rank.setup("127.0.0.1", rank.host_store("127.0.0.1"))
+    body = sum(p.numel() for n, p in rank.engine.weights if "embed_tokens" not in n and "lm_head" not in n)
+    assert (where["parameters"], where["head_parameters"]) == (body, VOCABULARY * 64)

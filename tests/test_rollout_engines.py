@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -321,4 +322,20 @@ async def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(monkeypatch, h
     given = _arguments(RolloutSettings(compile=how, share_gpus=True), "m", 0)
     assert {k: v for k, v in given.items() if k in ("enforce_eager", "compilation_config")} == expected
     assert given["enable_sleep_mode"] is True
+    assert given["distributed_executor_backend"] == "uni"
+    # Left alone, vLLM has Ray start the parts, on GPUs that the worker has taken already.
+    assert _arguments(RolloutSettings(compile=how, tensor_parallel=2), "m", 0)["distributed_executor_backend"] == "mp"
     CompilationConfig(**expected.get("compilation_config", {}))  # vLLM knows these words
+
+
+@pytest.mark.vllm
+def test_what_the_docs_would_have_one_set_for_vllm_reaches_the_workers_and_is_known_to_it():
+    from vllm import envs
+
+    from services.rollout.placement import PASSED_ON
+    from services.rollout.vllm_engine import ENVIRONMENT
+
+    docs = (Path(__file__).parents[1] / "docs").glob("*.md")
+    told = {name for file in docs for name in re.findall(r"\bVLLM_\w+", file.read_text(encoding="utf-8"))}
+    passed = {name for name in (*PASSED_ON, *ENVIRONMENT) if name.startswith("VLLM_")}
+    assert told and told <= passed <= envs.environment_variables.keys()

@@ -82,6 +82,47 @@ async def test_vllm_workers_take_weights_lend_them_and_outlive_each_other(tmp_pa
         ray.shutdown()
 
 
+@pytest.mark.chaos  # six processes that hold a model: too slow for every day
+async def test_each_part_of_a_vllm_worker_takes_its_share_and_lends_it(tmp_path):
+    """Tensor parallelism in Ray's actors, on CPUs that Ray takes for GPUs."""
+    model = wide_model(tmp_path / "m")
+    learner = learner_of(model)
+    ray.init(address="local", num_cpus=3, num_gpus=4, include_dashboard=False, log_to_driver=False)
+    try:
+        async with pool(tmp_path / "m", engine="vllm", tensor_parallel=2, timeout=30) as p:
+            await p.start()
+            for version in (1, 2):
+                change(model, version)
+                await sync(learner, p, version)
+                assert await difference(p, "w0.1", model) < 1e-4
+            assert learner.offers[-1].ranks == {"w0.1": 1} and learner.offers[-1].parts == 2
+            await p.scale(2)
+            await until(lambda: len(in_state(p, "ready")) == 2, 200)
+            assert [e["lender"] for e in events_of(p, "weights_lent")] == ["w0.1"]
+            assert await difference(p, "w1.1", model) < 1e-4
+            change(model, 3)
+            await sync(learner, p, 3)
+            assert learner.offers[-1].ranks == {"w0.1": 1, "w1.1": 3}
+            engines = psutil.Process(p._membership.get("w1.1").info.pid).children(recursive=True)
+            for worker in ("w0.1", "w1.1"):
+                assert await difference(p, worker, model, 0.6, LONG) < 1e-4
+
+            # A part of one dies in mid-broadcast.
+            def hook(i):
+                if i == 14:
+                    learner.hook = lambda i: None
+                    os.kill(engines[-1].pid, signal.SIGKILL)
+
+            learner.hook = hook
+            change(model, 4)
+            assert await sync(learner, p, 4) < 30
+            assert [e["worker"] for e in events_of(p, "worker_lost")] == ["w1.1"]
+            assert await difference(p, "w0.1", model) < 1e-4
+        assert not [e for e in engines if e.is_running() and e.status() != psutil.STATUS_ZOMBIE]
+    finally:
+        ray.shutdown()
+
+
 async def test_the_lockstep_engine_takes_part_too(tmp_path, without_llvmlite):
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

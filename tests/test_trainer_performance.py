@@ -19,10 +19,18 @@ STEP = {
     "rollout/tokens_per_s": 2000.0,
     "learner/tokens": 30_000.0,
     "learner/scored_tokens": 30_000.0,
+    "learner/action_tokens": 6_000.0,
+    "learner/scored_action_tokens": 5_000.0,
     "sync/bytes": 1e9,
 }
 SLOW_START = STEP | {"time/step": 100.0, "time/update": 90.0}
-RANK = {"device_name": "NVIDIA H100 80GB HBM3", "dtype": "bfloat16", "parameters": 10**9, "lora": False}
+RANK = {
+    "device_name": "NVIDIA H100 80GB HBM3",
+    "dtype": "bfloat16",
+    "parameters": 10**9,
+    "head_parameters": 10**8,
+    "lora": False,
+}
 
 
 def test_shares_rates_and_overhead_are_exact_and_the_first_step_is_left_out():
@@ -35,8 +43,9 @@ def test_shares_rates_and_overhead_are_exact_and_the_first_step_is_left_out():
     assert numbers["overhead"] == pytest.approx((1.0 + 11.0 - 5.5) / 40)
     assert numbers["rollout/tokens_per_s"] == 2000.0
     assert numbers["learner/tokens_per_s"] == pytest.approx(60_000 / 11)
-    assert numbers["learner/flops_per_s"] == pytest.approx(1e9 * 8 * 60_000 / 11)
-    assert numbers["learner/mfu"] == pytest.approx(1e9 * 8 * 60_000 / 11 / (2 * 989e12))
+    rate = (1e9 * 8 * 60_000 + 1e8 * (6 * 12_000 + 2 * 10_000)) / 11
+    assert numbers["learner/flops_per_s"] == pytest.approx(rate)
+    assert numbers["learner/mfu"] == pytest.approx(rate / (2 * 989e12))
     assert numbers["sync/bytes"] == 1e9 and numbers["sync/seconds"] == 0.5
 
 
@@ -47,7 +56,7 @@ def test_rollouts_beside_the_update_count_as_the_time_waited_for_them():
 
 def test_lora_counts_fewer_operations_and_an_unknown_device_has_no_utilisation():
     numbers = performance([STEP], [RANK | {"lora": True, "device_name": "Somebody's card"}])
-    assert numbers["learner/flops_per_s"] == pytest.approx(1e9 * 6 * 30_000 / 3)
+    assert numbers["learner/flops_per_s"] == pytest.approx((1e9 * 6 * 30_000 + 1e8 * (4 * 6_000 + 2 * 5_000)) / 3)
     assert "learner/mfu" not in numbers
     assert "learner/mfu" not in performance([STEP], [RANK | {"dtype": "float32"}])
 
@@ -56,7 +65,7 @@ def test_lora_counts_fewer_operations_and_an_unknown_device_has_no_utilisation()
     ("device", "peak"),
     [
         ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA GH200 480GB", 989e12), ("NVIDIA A100-SXM4-40GB", 312e12),
-        ("NVIDIA L4", 121e12), ("NVIDIA L40", None), ("NVIDIA RTX A1000", None), ("NVIDIA H20", None),
+        ("NVIDIA L4", 121e12), ("NVIDIA L40", 181e12), ("NVIDIA H100 NVL", 835e12), ("NVIDIA H200", 989e12), ("NVIDIA RTX A1000", None), ("NVIDIA H20", None),
     ],
 )  # fmt: skip
 def test_utilisation_is_of_the_device_itself_and_not_of_one_whose_name_begins_alike(device, peak):

@@ -108,7 +108,7 @@ class LearnerGroup:
         self.ranks = config.learner.ranks
         self.where: list[dict[str, Any]] = []
         """Of each rank, once started: process id, host, device (with its name and UUID), dtype, whether it trains LoRA adapters, and the
-        model's parameters without the input embedding."""
+        model's parameters: of the output layer, and of all but it and the input embedding."""
         self._actors: list[Any] = []
 
     def start(self) -> None:

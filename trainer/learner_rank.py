@@ -79,7 +79,9 @@ class LearnerRank:
         policy = self._load_policy().to(self.device)
         embedding = policy.hf.get_input_embeddings()
         self.vocabulary = embedding.num_embeddings
-        parameters = sum(p.numel() for p in policy.hf.parameters()) - embedding.weight.numel()
+        head = policy.hf.get_output_embeddings().weight
+        ends = {id(w): w.numel() for w in (embedding.weight, head)}  # one and the same where they are tied
+        parameters = sum(p.numel() for p in policy.hf.parameters()) - sum(ends.values())
         self.engine = zero.Engine(policy, self.settings, dtype=self.dtype, device=self.device, world_size=self.world_size)
         self.reference_weights = self.engine.copy_weights() if self.reference else None
         on_gpu = self.device.type == "cuda"
@@ -92,6 +94,7 @@ class LearnerRank:
             "dtype": self._dtype_name,
             "lora": self.settings.lora is not None,
             "parameters": parameters,
+            "head_parameters": ends[id(head)],
         }
 
     def _load_policy(self) -> PolicyModel:
@@ -195,6 +198,7 @@ class LearnerRank:
             "llds/min_drop": min_drop,
             "lr": lr,
             "learner/scored_tokens": float(len(batch.token_ids)),
+            "learner/scored_action_tokens": float((batch.action_ids >= 0).sum()),
             "time/update_compute": time.monotonic() - began,
         }
         return scored, steps, facts

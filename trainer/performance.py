@@ -16,8 +16,10 @@ from typing import Any
 from rich.table import Table
 
 PEAK_FLOPS = {
+    "H200 NVL": 835e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "H800": 989e12,
     "GH200": 989e12,
@@ -26,6 +28,7 @@ PEAK_FLOPS = {
     "A100": 312e12,
     "A800": 312e12,
     "L40S": 362e12,
+    "L40": 181e12,
     "L4": 121e12,
     "A10G": 70e12,
 }
@@ -39,8 +42,8 @@ def performance(metrics: Sequence[dict[str, Any]], ranks: Sequence[dict[str, Any
     `share/*`: of the step's wall time; `rollout` is the time that the learner waited for trajectories, `update` includes scoring pi_old,
     `logprob` is the scoring after it, `sync` ends when all workers serve again, `other` is the rest: rewards, files, store, monitor.
     `overhead`: `other` and the part of `update` in which no rank computed, which is what Ray, services and driver cost around a step.
-    `learner/flops_per_s`: of all ranks, during updates, 6 a parameter and token (4 with LoRA), 2 for scoring pi_old; parameters
-    without the input embedding; attention's own products left out. `learner/mfu`: over the devices' peak, in bfloat16 where it is known.
+    `learner/flops_per_s`: of all ranks, during updates, 6 a parameter and token (4 with LoRA), 2 for scoring pi_old. The output layer's
+    parameters (tied or not) count for action tokens, the others' for all; the input embedding and attention's own products are left out. `learner/mfu`: over the devices' peak, in bfloat16 where it is known.
     """
     steps = [m for m in metrics if m.get("time/step")]
     steps = steps[1:] if len(steps) > 1 else steps
@@ -68,17 +71,23 @@ def performance(metrics: Sequence[dict[str, Any]], ranks: Sequence[dict[str, Any
     if spent["update"]:
         out["learner/tokens_per_s"] = total("learner/tokens") / spent["update"]
     if spent["update"] and ranks:
-        out |= _flops(ranks, total("learner/tokens"), total("learner/scored_tokens"), spent["update"])
+        trained = (total("learner/tokens"), total("learner/action_tokens"))
+        scored = (total("learner/scored_tokens"), total("learner/scored_action_tokens"))
+        out |= _flops(ranks, trained, scored, spent["update"])
     if nbytes := total("sync/bytes"):
         out["sync/bytes"] = nbytes / len(steps)
         out["sync/seconds"] = spent["sync"] / len(steps)
     return out
 
 
-def _flops(ranks: Sequence[dict[str, Any]], trained: float, scored: float, seconds: float) -> dict[str, float]:
+def _flops(
+    ranks: Sequence[dict[str, Any]], trained: tuple[float, float], scored: tuple[float, float], seconds: float
+) -> dict[str, float]:
+    """trained, scored: tokens, and action tokens."""
     about = ranks[0]
     backward = 2 if about.get("lora") else 4
-    rate = about["parameters"] * ((2 + backward) * trained + 2 * scored) / seconds
+    work = zip((about["parameters"], about["head_parameters"]), trained, scored, strict=True)
+    rate = sum(parameters * ((2 + backward) * t + 2 * s) for parameters, t, s in work) / seconds
     out = {"learner/flops_per_s": rate}
     peak = next((flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", about["device_name"])), None)
     if peak and about["dtype"] == "bfloat16":

@@ -158,4 +158,5 @@ def update_metrics(steps: list[StepStats], *, kl: bool) -> dict[str, float]:
     metrics["learner/optimiser_steps"] = float(len(taken))
     metrics["learner/skipped"] = float(len(steps) - len(taken))
     metrics["learner/tokens"] = float(sum(s.tokens for s in steps))
+    metrics["learner/action_tokens"] = total("policy/action_tokens")
     return metrics

@@ -24,7 +24,7 @@ RESOURCE = "rollout"
 """Ray resource that marks nodes for rollout workers; one worker takes one."""
 SCHEDULE_SECONDS = 20.0
 """Longest wait for the resources of one worker."""
-_PASSED_ON = ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_ATTENTION_BACKEND")
+PASSED_ON = ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_USE_FLASHINFER_SAMPLER")
 """Variables of the driver that workers see too. An allow-list: secrets never enter Ray's runtime environment."""
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
@@ -110,7 +110,7 @@ def create_actor(
 ):
     """Ask Ray for a worker's actor on reserved resources; returns its handle at once."""
     wants = group.bundle_specs[0]
-    variables = dict(ENVIRONMENT) | {name: os.environ[name] for name in (*ENVIRONMENT, *_PASSED_ON) if name in os.environ}
+    variables = dict(ENVIRONMENT) | {name: os.environ[name] for name in (*ENVIRONMENT, *PASSED_ON) if name in os.environ}
     variables |= {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)}
     # A seed of its own: two engines with the same seed would draw the same noise.
     seed = int.from_bytes(hashlib.blake2b(id.encode(), digest_size=4).digest(), "big") >> 1

@@ -59,7 +59,6 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
     dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(settings.dtype, settings.dtype)
     if on_cpu:
         device: dict[str, Any] = {
-            "distributed_executor_backend": "uni",
             "enforce_eager": True,
             "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30),
             "block_size": 32,
@@ -70,7 +69,6 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
     else:
         device = {
             "gpu_memory_utilization": settings.gpu_memory_utilization,
-            "tensor_parallel_size": settings.tensor_parallel,
             "enable_sleep_mode": settings.share_gpus,
             "enforce_eager": settings.compile == "off",
         }
@@ -84,6 +82,9 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
         "max_model_len": settings.max_model_tokens,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
+        "tensor_parallel_size": settings.tensor_parallel,
+        # Inside a Ray actor vLLM would have Ray place the parts, on GPUs of which this worker holds all already.
+        "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
         "worker_extension_cls": "services.rollout.vllm_worker_extension.WorkerExtension",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,

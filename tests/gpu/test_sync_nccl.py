@@ -16,6 +16,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 GPUS = torch.cuda.device_count()
+TWO_ROUNDINGS = 0.03
+"""Mean difference of two computations in bfloat16 of one policy, in nats, at most; on CPU they differ by .011 to .013."""
 pytestmark = [
     pytest.mark.skipif(GPUS < 2, reason=f"needs two GPUs, one for the learner and one for a worker; there are {GPUS}"),
     pytest.mark.asyncio(loop_scope="module"),
@@ -73,7 +75,7 @@ async def test_sampler_and_learner_agree_after_each_sync(world):
             continue
         stale = await agreement(world)
         await sync(learner, p, version)
-        assert await agreement(world) < min(0.02, stale)
+        assert await agreement(world) < min(TWO_ROUNDINGS, stale)
 
 
 async def test_an_engine_killed_in_mid_broadcast_ends_nothing_but_itself(world):
@@ -95,6 +97,6 @@ async def test_an_engine_killed_in_mid_broadcast_ends_nothing_but_itself(world):
     wanted = min(GPUS - 1, 2)
     back = until(lambda: len(in_state(p, "ready")) == wanted, 300)
     await kept_supplied(p, back, lambda: sync(learner, p, 6))
-    assert await agreement(world) < 0.02
+    assert await agreement(world) < TWO_ROUNDINGS
     if wanted == 2:
         assert events_of(p, "weights_lent"), "a peer held the weights"
