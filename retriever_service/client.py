@@ -19,6 +19,7 @@ from .errors import BadSetting, RequestRefused, RetrieverUnavailable
 
 MAX_QUERY_CHARS = 8192
 _MOST_BACK_OFF_SECONDS = 5.0
+_CONNECTIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,9 @@ class RetrieverClient:
         _check_url(url)
         _check_token(token)
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
-        limits = httpx.Limits(max_connections=256, max_keepalive_connections=256, keepalive_expiry=60)
+        limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS, keepalive_expiry=60)
+        # httpx's own queue for a connection looks at all that wait whenever one comes or goes: a thousand would hold the loop for seconds.
+        self._connections = asyncio.Semaphore(_CONNECTIONS)
         # No proxy from the environment: a retriever is a neighbour. No timeout: httpx's begins anew with each piece that is read, so
         # every request stands under an asyncio.timeout.
         self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=None, trust_env=False)
@@ -131,10 +134,12 @@ class RetrieverClient:
                 return await attempt(max(0.05, left()))
 
     async def _post(self, body: bytes, count: int, left: float) -> list[list[Hit]]:
+        until = time.monotonic() + left
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(left), self._connections:
+                seconds = max(0.001, until - time.monotonic())
                 answer = await self._http.post(
-                    f"{self.url}/retrieve", content=body, headers={"x-timeout-seconds": f"{left:.3f}"}
+                    f"{self.url}/retrieve", content=body, headers={"x-timeout-seconds": f"{seconds:.3f}"}
                 )
         except TimeoutError:
             raise _Transient(f"no whole answer within {left:.3g} s") from None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -225,3 +227,25 @@ async def test_the_token_is_sent(small_index):
         async with RetrieverClient(guarded.url) as client:
             with pytest.raises(RequestRefused, match="401 a token is required"):
                 await client.retrieve(["river"], 2)
+
+
+async def test_a_thousand_that_wait_for_a_silent_retriever_keep_their_deadline():
+    """They wait for connections without holding up the loop, and are answered once it answers."""
+    speaks, answer = asyncio.Event(), b'{"result":[[]]}'
+
+    async def talk(reader, writer):
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                await reader.readexactly(int(re.search(rb"content-length: (\d+)", head.lower())[1]))
+                await speaks.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(answer), answer))
+        writer.close()
+
+    silent = await asyncio.start_server(talk, "127.0.0.1", 0, backlog=2048)
+    async with silent, RetrieverClient(f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}", timeout_seconds=0.3) as client:
+        began = time.monotonic()
+        failures = await asyncio.gather(*(client.retrieve(["a"], 3) for _ in range(1000)), return_exceptions=True)
+        assert time.monotonic() - began < 5 and {type(f) for f in failures} == {RetrieverUnavailable}
+        speaks.set()
+        client.timeout_seconds = 30
+        assert await asyncio.gather(*(client.retrieve(["a"], 3) for _ in range(300))) == [[[]]] * 300
