@@ -18,7 +18,7 @@ from .documents import OFFSETS_FILE, TEXT_FILE, Documents
 from .errors import CorpusError, IndexInvalid
 from .ranking import HybridRanker, Ranker, Reranker
 
-FORMAT = 1
+FORMAT = 2
 META_FILE = "meta.json"
 _WHOLE_BYTES = 64 << 20
 _END_BYTES = 1 << 20
