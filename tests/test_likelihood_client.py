@@ -38,6 +38,27 @@ def tokens() -> TokenBatch:
     )  # fmt: skip
 
 
+def test_what_a_checkpoint_counts_on_outlives_a_kill_in_an_outage(tmp_path):
+    port, spool = free_port(), tmp_path / "spool"
+    client = LikelihoodClient(f"http://127.0.0.1:{port}", spool_dir=spool)
+    for step in range(3):
+        client.post_step("run", record(step))
+    began = time.monotonic()
+    client.keep(60.0)
+    client.post_step("run", record(3))
+    client.keep(60.0)
+    assert time.monotonic() - began < 10, "the service is known to be away"
+    (tmp_path / "killed").mkdir()
+    for file in spool.glob("*.msg"):  # what a killed process would leave
+        (tmp_path / "killed" / file.name).write_bytes(file.read_bytes())
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
+    with LikelihoodClient(server.url, spool_dir=tmp_path / "killed") as after:
+        assert after.flush(15)
+    server.stop()
+    assert [s.step for s in SQLiteStore(tmp_path / "l.db").steps("run", 0, 99)] == [0, 1, 2, 3]
+    client.close(timeout=0.1)
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

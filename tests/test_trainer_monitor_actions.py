@@ -91,7 +91,7 @@ def system(tmp_path, **changes):
     folder = RunFolder(config)
     folder.open(resume=False)
     posted = []
-    store = SimpleNamespace(flush=lambda timeout: True, post_event=lambda run, event: posted.append(event.kind))
+    store = SimpleNamespace(keep=lambda timeout: None, post_event=lambda run, event: posted.append(event.kind))
     cursor = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
     return SimpleNamespace(
         config=config,

@@ -331,7 +331,7 @@ class Driver:
         target = step_folder(folder, self.step)
         if self.step == 0 or (target.exists() and await asyncio.to_thread(fault, target) is None):
             return
-        await asyncio.to_thread(self.system.store.flush, 60.0)
+        await asyncio.to_thread(self.system.store.keep, 60.0)  # the steps before a checkpoint are not taken again
         await self.on_learner(self.system.learner.save, target, self.state_dict())
         prune(folder, self.config.trainer.keep_checkpoints)
         self.system.folder.event("checkpoint", step=self.step, path=str(target.relative_to(folder)))

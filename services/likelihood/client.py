@@ -57,7 +57,7 @@ class LikelihoodClient:
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=False)
         self._spool = Spool(spool_dir, memory_bytes, token_steps)
         self._changed = threading.Condition()
-        self._closing = False
+        self._closing = self._away = False
         self.refused = 0
         """Messages that the service refused for good (a superseded attempt, a bad record); each is logged."""
         self._thread = threading.Thread(target=self._send_all, name="likelihood-client", daemon=True)
@@ -117,6 +117,15 @@ class LikelihoodClient:
                     return False
         return True
 
+    def keep(self, timeout: float) -> None:
+        """Have everything handed over so far outlive this process: stored, or on disk where the service is away (known to be, or for `timeout`
+        seconds). Raises SpoolError if the disk is full."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while len(self._spool) and not self._away and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            self._spool.to_disk()
+
     def close(self, timeout: float = 10.0) -> int:
         """Deliver what can be delivered, leave the rest on disk, and end the thread. Returns how many messages were left."""
         if self._closing:
@@ -163,6 +172,7 @@ class LikelihoodClient:
             problem = self._send(message)
             if problem is None:
                 with self._changed:
+                    self._away = False
                     self._spool.done(message)
                     self._changed.notify_all()
                 if failures:
@@ -177,6 +187,8 @@ class LikelihoodClient:
             failures += 1
             until = time.monotonic() + pause
             with self._changed:
+                self._away = True
+                self._changed.notify_all()
                 while not self._closing and time.monotonic() < until:
                     self._changed.wait(until - time.monotonic())
                 if self._closing:

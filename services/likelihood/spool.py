@@ -124,11 +124,19 @@ class Spool:
         return int(self.files[0].stem.split("-")[0]) if self.files else None
 
     def close(self) -> None:
-        """Write what is in memory to disk, for the next process."""
-        for message in self.memory:
-            self._write(message)
-        self.memory.clear()
+        """Leave everything on disk, for the next process."""
+        self.to_disk()
         self._lock.close()
+
+    def to_disk(self) -> None:
+        """Write what is in memory to disk, before what is there already."""
+        newer, self.files = self.files, deque()
+        try:
+            while self.memory:
+                self._write(self.memory[0])
+                self.held -= self.memory.popleft().size
+        finally:
+            self.files.extend(newer)
 
     def _write(self, message: Message) -> None:
         path = self.folder / f"{message.seq:016d}-{message.kind}.msg"
