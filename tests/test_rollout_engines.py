@@ -339,3 +339,33 @@ def test_what_the_docs_would_have_one_set_for_vllm_reaches_the_workers_and_is_kn
     told = {name for file in docs for name in re.findall(r"\bVLLM_\w+", file.read_text(encoding="utf-8"))}
     passed = {name for name in (*PASSED_ON, *ENVIRONMENT) if name.startswith("VLLM_")}
     assert told and told <= passed <= envs.environment_variables.keys()
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stopped process stays")
+def test_a_stopped_engine_ends_with_its_worker():
+    """A worker whose engine hangs is killed; the memory of the engine's GPU is its successor's."""
+    from services.rollout.vllm_worker_extension import end_with
+
+    reading, writing = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        if os.fork() == 0:
+            end_with(os.getppid())
+            os.write(writing, str(os.getpid()).encode())
+        time.sleep(60)
+        os._exit(0)
+    engine = psutil.Process(int(os.read(reading, 20)))
+    try:
+        engine.send_signal(signal.SIGSTOP)
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+        deadline = time.monotonic() + 5
+        while engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, "it stays"
+            time.sleep(0.02)
+    finally:
+        if engine.is_running():
+            engine.kill()
+        os.close(reading)
+        os.close(writing)

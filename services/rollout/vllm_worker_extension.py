@@ -6,8 +6,11 @@ or leaves a tied output layer silently stale. So the packing is replaced, at imp
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import os
+import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -27,6 +30,7 @@ from services.weight_sync.group import Ticket
 
 OWNER_VARIABLE = "UNSPIRAL_ENGINE_OWNER"
 """Process id of the rollout worker that the engine belongs to; the engine does not outlive it."""
+_PR_SET_PDEATHSIG = 1
 _PACKER = "dispatch_cpu_unquantized_gemm"
 
 
@@ -49,7 +53,11 @@ def keep_cpu_weights_loadable() -> None:
 
 
 def end_with(owner: int) -> None:
-    """End this process when `owner` ends, so that a killed worker leaves no engine behind."""
+    """End this process when `owner` ends, so that a killed worker leaves no engine behind, nor the GPU memory of one that hangs."""
+    if sys.platform == "linux":
+        # The kernel also ends a process that is stopped, or whose threads stand still. (It counts from the parent's thread that started
+        # this process: one that lives as long as the engine's owner does.)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     process = psutil.Process(owner)
 
     def watch() -> None:
