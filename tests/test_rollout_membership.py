@@ -369,3 +369,60 @@ async def test_a_worker_that_moves_into_a_given_up_slot_is_replaced_when_it_dies
     book._fill()
     await asyncio.sleep(0)
     assert asked == [1, 0]
+
+
+async def test_in_the_learners_turn_no_engine_starts_and_one_that_was_starting_sleeps_too(monkeypatch):
+    """They share GPUs: what starts beside the learner takes memory that is not there."""
+    up, calls = asyncio.Event(), []
+
+    async def does(method, *args):
+        calls.append(method)
+        if method == "start":
+            await up.wait()
+        return WorkerInfo("w", 1, "here", 0, state="ready")
+
+    def made(slot, id, group, actor, info, gpus):
+        return member(slot, does, state="starting")
+
+    async def reserve(settings):
+        return SimpleNamespace(bundle_specs=[{"GPU": 0.5}])
+
+    monkeypatch.setattr(membership, "Member", made)
+    monkeypatch.setattr(membership.placement, "reserve", reserve)
+    monkeypatch.setattr(membership.placement, "create_actor", lambda *args, **kwargs: None)
+    pool = pool_of(target=2)
+    book = pool._membership
+    book.target = 1
+    book._fill()
+    await until(lambda: "start" in calls)
+    learners_turn = asyncio.create_task(pool.sleep())
+    await asyncio.sleep(0.05)
+    assert not learners_turn.done(), "its memory is in use"
+    book.target = 2
+    book._fill()
+    up.set()
+    await asyncio.wait_for(learners_turn, 5)
+    await asyncio.sleep(0.05)
+    assert calls == ["info", "start", "sleep"], "the second one waits for its turn"
+    await pool.wake()
+    await until(lambda: len(book.all()) == 2)
+    assert calls == ["info", "start", "sleep", "wake", "info", "start"]
+
+
+async def test_an_engine_that_does_not_get_up_does_not_keep_the_learner_waiting(monkeypatch):
+    async def hangs(method, *args):
+        await asyncio.sleep(60)
+
+    started = member(0, hangs, state="starting")
+
+    async def reserve(settings):
+        return SimpleNamespace(bundle_specs=[{"GPU": 0.5}])
+
+    monkeypatch.setattr(membership, "Member", lambda *args, **kwargs: started)
+    monkeypatch.setattr(membership.placement, "reserve", reserve)
+    monkeypatch.setattr(membership.placement, "create_actor", lambda *args, **kwargs: None)
+    book = pool_of(target=1)._membership
+    book._fill()
+    await until(lambda: started.calls)
+    await asyncio.wait_for(book._turns.of_learner(timeout_seconds=0.1), 5)
+    assert started.ended

@@ -21,6 +21,7 @@ from services.contracts import WorkerInfo
 from services.rollout import placement
 from services.rollout.delivery import Delivery
 from services.rollout.member import Member, NoWorkersError, WorkerLostError, one_line
+from services.rollout.turns import Turns
 from services.settings import RolloutSettings, WeightSyncSettings
 
 _log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Membership:
         """Slots whose worker the cluster had no resources for, last time."""
         self._watcher: asyncio.Task | None = None
         self._retiring: set[asyncio.Task] = set()
+        self._turns = Turns()
         self._closed = False
 
     # -- who serves
@@ -272,6 +274,7 @@ class Membership:
         self._incarnations[slot] += 1
         id, limit = self._name(slot), self._settings.start_timeout_seconds
         try:
+            await self._turns.before_engine()
             actor = placement.create_actor(id, self._settings, group, **self._worker_arguments)
         except BaseException:
             placement.release(group)
@@ -380,9 +383,13 @@ class Membership:
 
     async def take_turns(self, call: Literal["sleep", "wake"]) -> None:
         """Have all workers give the GPUs to the learner, or take them back; one that does not is replaced."""
-        members = list(self._members.values())
         limit = self._settings.start_timeout_seconds
+        if call == "sleep":
+            await self._turns.of_learner(limit)
+        members = list(self._members.values())
         results = await asyncio.gather(*(m.call(call, timeout_seconds=limit) for m in members), return_exceptions=True)
         for m, error in zip(members, results, strict=True):
             if isinstance(error, Exception):
                 self.lose(m, WorkerLostError(f"worker {m.id} did not {call}: {one_line(error)}"))
+        if call == "wake":
+            self._turns.of_workers()
