@@ -28,7 +28,8 @@ log = logging.getLogger("retriever_service")
 Hits = list[tuple[bytes, float]]
 Search = Callable[[list, int], list]
 """From queries (any hashable items) and topk to one result each."""
-_ON_THE_SPOT_SECONDS = 0.001
+_ON_THE_SPOT_SECONDS, _ON_THE_SPOT_CHARS = 0.001, 1024
+"""Seconds by the mean of earlier queries, which says nothing of a text as long as fifty of them."""
 
 
 class _Job:
@@ -76,8 +77,10 @@ class Batcher:
         if self._stopping:
             raise QueueFull("the server is stopping")
         # Not `queued`: it forgets a request whose deadline has passed, and the owner may be searching for it still.
-        if self._quick and not self._running and not self._jobs and (self._seconds_per_query or 1) * n < _ON_THE_SPOT_SECONDS:
-            return self._timed_search(queries, topk)
+        idle = not self._running and not self._jobs
+        if self._quick and idle and (self._seconds_per_query or 1) * n < _ON_THE_SPOT_SECONDS:
+            if sum(map(len, queries)) < _ON_THE_SPOT_CHARS:
+                return self._timed_search(queries, topk)
         if self.queued and self.queued + n > self._max_queued:
             self._metrics.refused.inc()
             wait = min(60, max(1, math.ceil(self.queued * (self._seconds_per_query or 0))))

@@ -229,6 +229,7 @@ def serve_retriever(
     cache_size: Annotated[int, typer.Option(min=0, help="Queries whose results are kept; 0 keeps none.")] = 10_000,
     timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Deadline of one request.")] = 30.0,
     max_topk: Annotated[int, typer.Option(min=1, help="Most passages that a request may ask for.")] = 1000,
+    max_passages: Annotated[int, typer.Option(min=1, help="Most passages of one answer: queries times topk.")] = 1_000_000,
     max_queries: Annotated[int, typer.Option(min=1, help="Most queries of one request.")] = 16_384,
     max_query_chars: Annotated[int, typer.Option(min=1, help="Longest query, in characters.")] = 8192,
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Largest request body.")] = 32 << 20,
@@ -253,8 +254,8 @@ def serve_retriever(
             retriever_model=retriever_model, encoder_dtype=encoder_dtype, faiss_gpu=faiss_gpu, reranker=reranker,
             rerank_depth=rerank_depth, workers=workers,
             batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued, cache_size=cache_size,
-            request_timeout_seconds=timeout_seconds, max_topk=max_topk, max_queries=max_queries, max_query_chars=max_query_chars,
-            max_body_bytes=max_body_bytes, drain_seconds=drain_seconds, token=os.environ[token_env] if token_env else None,
+            request_timeout_seconds=timeout_seconds, max_topk=max_topk, max_passages=max_passages, max_queries=max_queries,
+            max_query_chars=max_query_chars, max_body_bytes=max_body_bytes, drain_seconds=drain_seconds, token=os.environ[token_env] if token_env else None,
         )  # fmt: skip
     except ValidationError as error:
         first = error.errors()[0]

@@ -85,6 +85,11 @@ class Service:
         else:
             check_texts(queries, "queries", settings.max_queries, settings.max_query_chars)
         topk = check_topk(asked.topk, settings.topk, settings.max_topk)
+        if len(queries) * topk > settings.max_passages:
+            limit = max(1, settings.max_passages // len(queries))
+            raise BadRequest(
+                422, f"topk: {topk} for {len(queries)} queries, at most {limit} are accepted for so many", "topk", limit
+            )
         hits = await self.search(queries, topk, timeout_seconds) if queries else []
         answer = encode_answer(hits, asked.return_scores)
         self.metrics.latency.observe(time.perf_counter() - started)

@@ -42,6 +42,8 @@ class ServerSettings(BaseModel):
     """Documents returned when a request names no number."""
     max_topk: int = Field(1000, ge=1)
     """Most documents that one request may ask for; more is a 422."""
+    max_passages: int = Field(1_000_000, ge=1)
+    """Most passages of one answer, queries times `topk`: with passages of 600 bytes that is 600 MB."""
     max_queries: int = Field(16_384, ge=1)
     """Most queries of one request; more is a 422."""
     max_query_chars: int = Field(8192, ge=1)

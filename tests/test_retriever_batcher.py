@@ -67,6 +67,18 @@ async def test_a_search_whose_requests_have_given_up_still_keeps_others_out():
     assert search.most == 1
 
 
+async def test_a_long_text_is_never_searched_in_the_event_loop():
+    """The mean time of short ones says nothing of it, and everybody would wait."""
+    search = Search()
+    queue = batcher(search, quick=True)
+    queue._seconds_per_query = 1e-6
+    long = asyncio.create_task(queue.submit(["word " * 1000], 3, 10))
+    await asyncio.sleep(0.05)
+    assert search.running == 1 and not long.done()
+    search.go_on.set()
+    assert len(await long) == 1
+
+
 async def test_requests_that_gave_up_leave_the_queue():
     search = Search()
     queue = batcher(search, max_queued=4)

@@ -85,6 +85,7 @@ def test_more_than_the_corpus_holds_is_all_that_match(http):
         ({"queries": ["a"], "topk": True}, 422, "topk", "an integer"),
         ({"queries": ["a"], "topk": 1.5}, 422, "topk", "an integer"),
         ({"queries": ["a"] * 100_000}, 422, "queries", 16384),
+        ({"queries": ["a"] * 2000, "topk": 501}, 422, "topk", 500),
         ({"queries": ["a", "b" * 2**20]}, 422, "queries[1]", 8192),
         ({"queries": ["a", "nul \0"]}, 422, "queries[1]", "no NUL characters"),
         ({"query": "nul \0"}, 422, "query", "no NUL characters"),

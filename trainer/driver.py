@@ -333,7 +333,7 @@ class Driver:
             return
         await asyncio.to_thread(self.system.store.keep, 60.0)  # the steps before a checkpoint are not taken again
         await self.on_learner(self.system.learner.save, target, self.state_dict())
-        prune(folder, self.config.trainer.keep_checkpoints)
+        await asyncio.to_thread(prune, folder, self.config.trainer.keep_checkpoints)  # gigabytes are deleted
         self.system.folder.event("checkpoint", step=self.step, path=str(target.relative_to(folder)))
 
     def state_dict(self) -> dict[str, Any]:
