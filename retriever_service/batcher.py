@@ -77,10 +77,11 @@ class Batcher:
         if self._stopping:
             raise QueueFull("the server is stopping")
         # Not `queued`: it forgets a request whose deadline has passed, and the owner may be searching for it still.
-        idle = not self._running and not self._jobs
-        if self._quick and idle and (self._seconds_per_query or 1) * n < _ON_THE_SPOT_SECONDS:
-            if sum(map(len, queries)) < _ON_THE_SPOT_CHARS:
-                return self._timed_search(queries, topk)
+        quick = (
+            self._quick and (self._seconds_per_query or 1) * n < _ON_THE_SPOT_SECONDS and not self._running and not self._jobs
+        )
+        if quick and sum(map(len, queries)) < _ON_THE_SPOT_CHARS:
+            return self._timed_search(queries, topk)
         if self.queued and self.queued + n > self._max_queued:
             self._metrics.refused.inc()
             wait = min(60, max(1, math.ceil(self.queued * (self._seconds_per_query or 0))))
