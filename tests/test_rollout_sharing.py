@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from end_to_end import command, configuration, events, finish, laboratory, metrics
 from rollout_models import tiny_model
+from test_rollout_membership import member, pool_of, until
 from test_trainer_monitor_actions import system
 
-from services.contracts import WeightUpdate
-from services.rollout import placement
+from services.contracts import WeightUpdate, WorkerInfo
+from services.rollout import membership, placement
 from services.rollout.engine import EngineAsleepError
 from services.rollout.transformers_engine import TransformersEngine
 from services.settings import RolloutSettings
+from services.weight_sync import WeightsGoneError
 from trainer.config import ConfigError, parse_config
 from trainer.driver import Driver
 from trainer.stopping import StopSignals
@@ -82,6 +84,41 @@ async def test_an_engine_that_sleeps_refuses_work_until_it_wakes(tmp_path):
     await engine.wake()
     assert len((await engine.generate("b", [1, 2], **CALL)).token_ids) == 2
     await engine.close()
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["weights gone", "sync announced"])
+async def test_a_lost_learner_does_not_wait_for_a_worker_that_waits_for_it(monkeypatch, gone):
+    """The worker needs weights that the learner's successor sends, and the successor starts in the learner's turn."""
+    calls, lost = [], gone
+
+    async def does(method, *args):
+        calls.append(method)
+        if method == "update_weights" and lost:
+            raise WeightsGoneError("the object store has them no more")
+        return args[0].version if method == "update_weights" else WorkerInfo("w", 1, "here", 0, state="ready")
+
+    async def reserve(settings):
+        return SimpleNamespace(bundle_specs=[{"GPU": 0.5}])
+
+    monkeypatch.setattr(membership, "Member", lambda slot, id, *rest, **gpus: member(slot, does, state="starting"))
+    monkeypatch.setattr(membership.placement, "reserve", reserve)
+    monkeypatch.setattr(membership.placement, "create_actor", lambda *args, **kwargs: None)
+    pool = pool_of(target=1)
+    book = pool._membership
+    book.delivery.update, book.delivery.version = WeightUpdate(1, "shared_memory", (), 0), 1
+    if not gone:
+        await pool.receivers(2)  # and the learner is lost before it sends
+    book._fill()
+    await until(lambda: book.delivery.waiting if gone else "start" in calls)
+    await asyncio.wait_for(pool.sleep(), 3)
+    assert calls == ["info", "start", "update_weights"] + ([] if gone else ["sleep"])
+    await asyncio.sleep(0)
+    book._fill()
+    await pool.wake()
+    lost = False
+    await pool.sync(WeightUpdate(2, "shared_memory", (), 0))
+    await until(lambda: [m.version for m in pool._membership.serving()] == [2])
+    assert not [e for e in pool.events if e["event"] == "worker_start_failed"]
 
 
 class Traced:

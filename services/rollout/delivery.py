@@ -92,6 +92,10 @@ class Delivery:
         await asyncio.gather(*(loan.task for loan in loans), return_exceptions=True)
         return [WeightsReceiver(m.id, self._parts, m.gpus) for m in self._needing(version)]
 
+    def no_sync_comes(self) -> None:
+        """What `receivers` announced is off, as where the learner was lost before it sent: nobody must wait for it."""
+        self._sync_comes_until = 0.0
+
     def _needing(self, version: int) -> list[Member]:
         joined = [m for m in self._members() if self.update is None or m.version < version or m.state == "failed"]
         # By name, not in the order in which they happened to join: the same workers are then the same group.

@@ -385,7 +385,9 @@ class Membership:
         """Have all workers give the GPUs to the learner, or take them back; one that does not is replaced."""
         limit = self._settings.start_timeout_seconds
         if call == "sleep":
-            await self._turns.of_learner(limit)
+            self.delivery.no_sync_comes()
+            lack = self.delivery.waiting
+            await self._turns.of_learner(limit, lambda: {self._starting[m.slot] for m in lack if m.slot in self._starting})
         members = list(self._members.values())
         results = await asyncio.gather(*(m.call(call, timeout_seconds=limit) for m in members), return_exceptions=True)
         for m, error in zip(members, results, strict=True):

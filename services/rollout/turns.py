@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
+
+LOOK_SECONDS = 0.2
+"""Time between two looks at which of the workers that start wait in vain."""
 
 
 class Turns:
@@ -15,19 +20,22 @@ class Turns:
 
     async def before_engine(self) -> None:
         """Return in the workers' turn. Until the calling task ends, the learner's waits for it."""
-        await self._workers.wait()
+        while not self._workers.is_set():
+            await self._workers.wait()
         task = asyncio.current_task()
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
-    async def of_learner(self, timeout_seconds: float) -> None:
-        """No engine starts from here on; those that are starting are waited for, and given up after `timeout_seconds`."""
+    async def of_learner(self, timeout_seconds: float, in_vain: Callable[[], set[asyncio.Task]] = set) -> None:
+        """No engine starts from here on. Those that are starting are waited for, and given up after `timeout_seconds`; at once those that
+        wait `in_vain`: for what only the learner can send, after its turn."""
         self._workers.clear()
-        if self._starting:
-            _, late = await asyncio.wait(self._starting, timeout=timeout_seconds)
-            for task in late:
+        deadline = time.monotonic() + timeout_seconds
+        while self._starting:
+            left = deadline - time.monotonic()
+            for task in self._starting & in_vain() if left > 0 else self._starting:
                 task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await asyncio.wait(self._starting, timeout=min(left, LOOK_SECONDS) if left > 0 else LOOK_SECONDS)
 
     def of_workers(self) -> None:
         self._workers.set()
