@@ -18,6 +18,7 @@ from services.rollout.member import Member, NoWorkersError, WorkerLostError
 from services.rollout.pool import RolloutPool
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import GroupBrokenError, WeightsGoneError
+from services.weight_sync.base import HalfWrittenError
 from services.weight_sync.group import Ticket
 
 
@@ -293,6 +294,29 @@ async def test_a_worker_that_leaves_between_offer_and_sync_is_not_waited_for(mon
     assert "w1.1" in told[0]  # the learner waits in the group too
     await leaving
     assert [r.id for r in await pool.receivers(1)] == ([] if leaves == "all lost" else ["w0.1"])
+
+
+async def test_a_worker_that_is_drained_while_the_group_is_told_of_another_that_left_stays_drained(monkeypatch):
+    async def broken(method, *args):
+        if method == "update_weights":
+            raise HalfWrittenError("w1.1 left")
+
+    pool = pool_of(member(0, broken), member(1, broken), member(2, broken), target=3)
+    book, loop, told = pool._membership, asyncio.get_running_loop(), asyncio.Event()
+    monkeypatch.setattr(deliveries, "break_group", lambda *args: asyncio.run_coroutine_threadsafe(told.wait(), loop).result(5))
+    offered = [r.id for r in await pool.receivers(1)]
+    book.lose(book.get("w1.1"), WorkerLostError("killed"))
+    syncing = asyncio.create_task(pool.sync(WeightUpdate(1, "gloo", ticket(1, *offered), 0)))
+    await asyncio.sleep(0.05)
+    leaver = book.get("w0.1")
+    leaving = pool.drain("w0.1")
+    told.set()
+    with pytest.raises(GroupBrokenError):
+        await asyncio.wait_for(syncing, 5)
+    assert leaver.state == "draining"
+    again = pool.drain("w0.1")
+    assert book.target == 2
+    await asyncio.gather(leaving, again)
 
 
 @pytest.mark.parametrize("first", [True, False])

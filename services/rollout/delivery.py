@@ -113,18 +113,18 @@ class Delivery:
             group = update.payload if isinstance(update.payload, Ticket) else None
             if group is not None:
                 members = [m for m in [*self._members(), *self.waiting] if m.id in group.ranks]
-                if gone := sorted(group.ranks.keys() - {m.id for m in members}):
-                    # It was lost or drained since the offer: the others would wait for it until their timeout.
-                    await self._stop_others(group, WorkerLostError(f"worker {', '.join(gone)} left before the weights came"))
             elif self.update is not None and update.version == self.version and not self.waiting:
                 raise WeightSyncError(f"version {update.version} is not newer than {self.version}: versions only go up")
             else:
                 members = self._needing(update.version)
-            if not members and not self.waiting:
-                self._check_hope()
             before = {m: m.state for m in members if m not in self.waiting}
             for m in before:
                 m.state = "syncing"
+            if group is not None and (gone := sorted(group.ranks.keys() - {m.id for m in members})):
+                # It was lost or drained since the offer: the others would wait for it until their timeout.
+                await self._stop_others(group, WorkerLostError(f"worker {', '.join(gone)} left before the weights came"))
+            if not members and not self.waiting:
+                self._check_hope()
             results = await asyncio.gather(*(self._give(m, update, group) for m in members), return_exceptions=True)
             failed = {m: r for m, r in zip(members, results, strict=True) if isinstance(r, BaseException)}
             for m, state in before.items():
