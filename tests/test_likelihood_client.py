@@ -59,6 +59,24 @@ def test_what_a_checkpoint_counts_on_outlives_a_kill_in_an_outage(tmp_path):
     client.close(timeout=0.1)
 
 
+def test_a_record_that_cannot_be_written_out_does_not_cost_the_checkpoint_in_an_outage(tmp_path, caplog):
+    def bad(step):
+        return StepRecord.model_construct(step=step, attempt=0, policy_version=None, metrics={"x": {1, 2}}, trajectories=[])
+
+    client = LikelihoodClient(f"http://127.0.0.1:{free_port()}", spool_dir=tmp_path / "spool")
+    for one in (record(0), bad(1), record(2)):
+        client.post_step("run", one)
+    client.keep(60.0)
+    for one in (bad(3), record(4)):
+        client.post_step("run", one)
+    assert client.close(timeout=0.1) == 3 and caplog.text.count("cannot be written out") == 2
+    server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
+    with LikelihoodClient(server.url, spool_dir=tmp_path / "spool") as after:
+        assert after.flush(15)
+    server.stop()
+    assert [s.step for s in SQLiteStore(tmp_path / "l.db").steps("run", 0, 9)] == [0, 2, 4]
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

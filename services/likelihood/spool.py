@@ -68,7 +68,7 @@ class Spool:
         self.files = deque(sorted(self.folder.glob("*.msg")))
         self.memory: deque[Message] = deque()
         self.held = 0
-        self.next_seq = int(self.files[-1].stem.split("-")[0]) + 1 if self.files else 0
+        self.next_seq = _number(self.files[-1]) + 1 if self.files else 0
 
     def __len__(self) -> int:
         return len(self.memory) + len(self.files)
@@ -114,14 +114,14 @@ class Spool:
         if self.memory and self.memory[0] is message:
             self.memory.popleft()
             self.held -= message.size
-        else:
+        elif self.files and _number(self.files[0]) == message.seq:
             self.files.popleft().unlink()
 
     def oldest(self) -> int | None:
         """Number of the oldest message that waits."""
         if self.memory:
             return self.memory[0].seq
-        return int(self.files[0].stem.split("-")[0]) if self.files else None
+        return _number(self.files[0]) if self.files else None
 
     def close(self) -> None:
         """Leave everything on disk, for the next process."""
@@ -139,11 +139,16 @@ class Spool:
             self.files.extend(newer)
 
     def _write(self, message: Message) -> None:
+        try:
+            body = message.body
+        except Exception as e:  # whatever it is, it would be the same next time: the record is lost, those behind it are not
+            log.error("%s of run %s, step %d cannot be written out: %r", message.kind, message.run, message.step, e)
+            return
         path = self.folder / f"{message.seq:016d}-{message.kind}.msg"
         head = orjson.dumps([message.kind, message.run, message.step, message.method, message.path])
         try:
             with open(path.with_suffix(".tmp"), "wb") as out:
-                out.write(len(head).to_bytes(4, "big") + head + message.body)
+                out.write(len(head).to_bytes(4, "big") + head + body)
                 out.flush()
                 os.fsync(out.fileno())
             path.with_suffix(".tmp").rename(path)
@@ -160,4 +165,8 @@ class Spool:
         raw = path.read_bytes()
         size = int.from_bytes(raw[:4], "big")
         body = raw[4 + size :]
-        return Message(*orjson.loads(raw[4 : 4 + size]), lambda: body, len(body), int(path.stem.split("-")[0]))
+        return Message(*orjson.loads(raw[4 : 4 + size]), lambda: body, len(body), _number(path))
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.split("-")[0])
