@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -350,22 +351,44 @@ def test_a_stopped_engine_ends_with_its_worker():
     reading, writing = os.pipe()
     worker = os.fork()
     if worker == 0:
-        if os.fork() == 0:
-            end_with(os.getppid())
-            os.write(writing, str(os.getpid()).encode())
-        time.sleep(60)
-        os._exit(0)
+        try:
+            if os.fork() == 0:
+                end_with(os.getppid())
+                os.write(writing, str(os.getpid()).encode())
+            os.close(writing)
+            time.sleep(60)
+        finally:
+            os._exit(0)  # whatever went wrong: the copies must not go on with the tests
+    os.close(writing)  # so that the end of both is read as such
     engine = psutil.Process(int(os.read(reading, 20)))
     try:
         engine.send_signal(signal.SIGSTOP)
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
         deadline = time.monotonic() + 5
-        while engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline, "it stays"
-            time.sleep(0.02)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while engine.status() != psutil.STATUS_ZOMBIE:
+                assert time.monotonic() < deadline, "it stays"
+                time.sleep(0.02)
     finally:
         if engine.is_running():
             engine.kill()
         os.close(reading)
-        os.close(writing)
+
+
+@pytest.mark.vllm
+def test_an_engine_notices_a_worker_that_goes_between_two_questions_about_it():
+    from services.rollout import vllm_worker_extension as extension
+
+    def gone():
+        raise psutil.NoSuchProcess(1)
+
+    engine = os.fork()
+    if engine == 0:
+        try:
+            extension.psutil.Process = lambda pid: SimpleNamespace(is_running=lambda: True, status=gone)
+            extension.end_with(os.getppid())
+            time.sleep(10)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(engine, 0)[1]) == 1

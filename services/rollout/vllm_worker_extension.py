@@ -6,6 +6,7 @@ or leaves a tied output layer silently stale. So the packing is replaced, at imp
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import inspect
 import os
@@ -61,8 +62,9 @@ def end_with(owner: int) -> None:
     process = psutil.Process(owner)
 
     def watch() -> None:
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.5)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may go between the two questions
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.5)
         os._exit(1)
 
     threading.Thread(target=watch, name="owner-watch", daemon=True).start()
