@@ -58,15 +58,15 @@ def test_a_torn_checkpoint_is_never_chosen_and_is_refused_by_name(tmp_path, tear
     assert e.value.exit_code == 2 and "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize("fails", ["weights", "manifest", "sync"])
+@pytest.mark.parametrize("fails", ["folder", "weights", "manifest", "sync"])
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch, fails):
     path, full = write(tmp_path, 5), OSError(errno.ENOSPC, "No space left on device")
 
     def no_room(*args, **options):
         raise full if fails != "weights" else SafetensorError("I/O error: No space left on device (os error 28)")
 
-    name = {"weights": "safetensors.torch.save_file", "manifest": "trainer.checkpoint.write_json", "sync": "os.fsync"}[fails]
-    monkeypatch.setattr(name, no_room)
+    names = {"folder": "os.mkdir", "weights": "safetensors.torch.save_file", "manifest": "trainer.checkpoint.write_json"}
+    monkeypatch.setattr(names.get(fails, "os.fsync"), no_room)
     with (
         pytest.raises(CheckpointError, match=r"step_000010 cannot be written: .*No space left") as e,
         written_aside(path.with_name("step_000010")) as folder,

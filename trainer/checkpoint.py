@@ -56,11 +56,11 @@ def written_aside(path: Path) -> Iterator[Path]:
     """A folder to fill; on leaving without an error it gets its manifest, goes to disk, and becomes `path`, replacing what was there.
 
     At each moment `path` or `path.old` is a whole checkpoint, if one was there before. Raises CheckpointNotWritten."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.parent / f".tmp-{path.name}-{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.mkdir()
         yield aside
         files = sorted(f for f in aside.rglob("*") if f.is_file())
         manifest = {str(f.relative_to(aside)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files}
