@@ -15,7 +15,7 @@ from services.contracts import WeightUpdate, WorkerInfo
 from services.rollout import membership, placement
 from services.rollout.engine import EngineAsleepError
 from services.rollout.transformers_engine import TransformersEngine
-from services.settings import RolloutSettings
+from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightsGoneError
 from trainer.config import ConfigError, parse_config
 from trainer.driver import Driver
@@ -105,12 +105,13 @@ async def test_a_lost_learner_does_not_wait_for_a_worker_that_waits_for_it(monke
     monkeypatch.setattr(membership.placement, "create_actor", lambda *args, **kwargs: None)
     pool = pool_of(target=1)
     book = pool._membership
+    book.delivery._settings = WeightSyncSettings(timeout_seconds=300)
     book.delivery.update, book.delivery.version = WeightUpdate(1, "shared_memory", (), 0), 1
     if not gone:
         await pool.receivers(2)  # and the learner is lost before it sends
     book._fill()
     await until(lambda: book.delivery.waiting if gone else "start" in calls)
-    await asyncio.wait_for(pool.sleep(), 3)
+    await asyncio.wait_for(pool.sleep(), 10)  # not 300 s
     assert calls == ["info", "start", "update_weights"] + ([] if gone else ["sleep"])
     await asyncio.sleep(0)
     book._fill()
