@@ -113,6 +113,27 @@ def test_the_grace_ends_with_the_step(tmp_path, monkeypatch):
     assert checkpoints(made) == ["step_000003"]
 
 
+@pytest.mark.parametrize("when", ["in the step", "in the save"])
+def test_the_grace_does_not_cut_the_checkpoint_that_is_due_after_the_step(tmp_path, monkeypatch, when):
+    """The save would go on in the learner, and be asked for once more."""
+    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.1)
+    made, asked = system(tmp_path), []
+    save = made.learner.save
+
+    def slow(path, state):
+        asked.append(path.name)
+        if when == "in the save":
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.4)
+        save(path, state)
+
+    made.learner.save = slow
+    driver = Halting(made, 2, lambda d: send(signal.SIGTERM)) if when == "in the step" else Scripted(made, {})
+    with pytest.raises(Interrupted):
+        asyncio.run(listened(driver))
+    assert asked == checkpoints(made) == ["step_000002"] and made.folder.last_step() == 2
+
+
 def test_a_signal_while_the_last_steps_are_saved_waits_for_them(tmp_path):
     made = system(tmp_path)
     save = made.learner.save

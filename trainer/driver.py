@@ -119,8 +119,7 @@ class Driver:
         finally:
             await self.cancel_ahead()
             if self.whole:
-                with self.stop.saving():
-                    await self.checkpoint()
+                await self.checkpoint()
         if settings.eval_at_ends and not self.stop.requested:
             await self.evaluate("after")
         return self.summary()
@@ -331,10 +330,11 @@ class Driver:
         target = step_folder(folder, self.step)
         if self.step == 0 or (target.exists() and await asyncio.to_thread(fault, target) is None):
             return
-        await asyncio.to_thread(self.system.store.keep, 60.0)  # the steps before a checkpoint are not taken again
-        await self.on_learner(self.system.learner.save, target, self.state_dict())
-        await asyncio.to_thread(prune, folder, self.config.trainer.keep_checkpoints)  # gigabytes are deleted
-        self.system.folder.event("checkpoint", step=self.step, path=str(target.relative_to(folder)))
+        with self.stop.saving():
+            await asyncio.to_thread(self.system.store.keep, 60.0)  # the steps before a checkpoint are not taken again
+            await self.on_learner(self.system.learner.save, target, self.state_dict())
+            await asyncio.to_thread(prune, folder, self.config.trainer.keep_checkpoints)  # gigabytes are deleted
+            self.system.folder.event("checkpoint", step=self.step, path=str(target.relative_to(folder)))
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -101,7 +101,7 @@ class StopSignals:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Inside, the first signal waits for the end: it would cost the steps that are being saved."""
+        """Inside, the first signal waits for the end, as does one that came in the step before: it would cost the steps that are being saved."""
         self._saving = True
         try:
             yield
@@ -115,11 +115,11 @@ class StopSignals:
             return
         name, first = signal.Signals(number).name, self.number is None
         self.number = number if first else self.number
-        if first and self._in_step:
-            self.say(f"{name}: finishing this step, for {STEP_GRACE_SECONDS:g} s at most; a second signal stops at once")
-            self._timer = self._loop.call_later(STEP_GRACE_SECONDS, self._cancel)
-        elif first and self._saving:
+        if first and self._saving:
             self.say(f"{name}: saving the last steps; a second signal stops at once")
+        elif first and self._in_step:
+            self.say(f"{name}: finishing this step, for {STEP_GRACE_SECONDS:g} s at most; a second signal stops at once")
+            self._timer = self._loop.call_later(STEP_GRACE_SECONDS, self._end_of_grace)
         else:
             self.say(f"{name}: stopping")
             self._cancel()
@@ -137,6 +137,10 @@ class StopSignals:
         self._done = True
         if self.number is not None:
             raise Interrupted(self.number)
+
+    def _end_of_grace(self) -> None:
+        if not self._saving:  # the step is done then, and ends with what saves it
+            self._cancel()
 
     def _cancel(self) -> None:
         self._begin_the_end()
