@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,9 +139,9 @@ def test_after_a_resume_the_workers_hold_the_checkpoints_weights_before_the_firs
 
 
 def test_trajectories_that_are_too_old_are_dropped_and_counted():
-    def trajectory(uid, *versions):
+    def trajectory(uid, *versions, group="g"):
         actions = [Action([1], [-0.5], v, "search", "x") for v in versions]
-        return Trajectory(uid, "g", Question("q", "?", ("a",), "lab"), [1], actions, "answer")
+        return Trajectory(uid, group, Question("q", "?", ("a",), "lab"), [1], actions, "answer")
 
     made = [trajectory("a", 3, 4), trajectory("b", 2, 4), trajectory("c", 4, 4)]
     batch = RolloutBatch(5, made, np.array([1.0, 0.0, 0.5]), np.array([1.0, 0.0, 0.0]), {}, 1.0)
@@ -148,6 +149,10 @@ def test_trajectories_that_are_too_old_are_dropped_and_counted():
     assert [t.uid for t in kept.trajectories] == ["a", "c"] and kept.rewards.tolist() == [1.0, 0.5]
     assert kept.counts == {"rollout/stale_dropped": 1.0}
     assert [a.policy_version for a in kept.trajectories[0].actions] == [3, 4]  # each action keeps its own
+    pairs = [trajectory("a", 4), trajectory("b", 2), trajectory("c", 4, group="h")]
+    last = replace(batch, trajectories=pairs).drop_older_than(3)
+    assert [t.uid for t in last.trajectories] == ["c"], "what is left of a pair is no group born with one"
+    assert last.counts == {"rollout/stale_dropped": 2.0}
 
 
 # -- pause

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,8 +39,15 @@ class RolloutBatch:
     """Metrics of the sampling itself: groups resampled, trajectories without a finite reward, those dropped as too stale."""
 
     def drop_older_than(self, version: int) -> RolloutBatch:
-        """Without the trajectories that an older policy version took part in; how many is counted."""
-        rows = [i for i, t in enumerate(self.trajectories) if t.policy_version >= version]
+        """Without the trajectories that an older policy version took part in, nor the last one of a group that lost all others by it:
+        alone it has nothing to be compared with. How many is counted."""
+        born = Counter(t.group for t in self.trajectories)
+        left = Counter(t.group for t in self.trajectories if t.policy_version >= version)
+        rows = [
+            i
+            for i, t in enumerate(self.trajectories)
+            if t.policy_version >= version and (left[t.group] > 1 or born[t.group] == 1)
+        ]
         counts = self.counts | {"rollout/stale_dropped": float(len(self.trajectories) - len(rows))}
         kept = [self.trajectories[i] for i in rows]
         return replace(self, trajectories=kept, rewards=self.rewards[rows], em=self.em[rows], counts=counts)
