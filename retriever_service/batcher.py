@@ -116,7 +116,7 @@ class Batcher:
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start a batch once this turn of the event loop has brought what it brings, or after the time to gather."""
-        gathers = bool(self._wait_seconds) and self.queued < self._batch_size
+        gathers = bool(self._wait_seconds) and not self._full()
         if self._running or (self._scheduled is not None and (gathers or not self._gathering)):
             return
         if self._scheduled is not None:  # the batch is full: no reason to wait longer
@@ -125,6 +125,13 @@ class Batcher:
         self._scheduled = (
             loop.call_later(self._wait_seconds, self._start, loop) if gathers else loop.call_soon(self._start, loop)
         )
+
+    def _full(self) -> bool:
+        """Whether what is queued fills a batch."""
+        if self._weight is None or self.queued >= self._batch_size:
+            return self.queued >= self._batch_size
+        places = sum(self._weight(query, job.topk) for job in self._jobs for query in job.queries[len(job.results) :])
+        return places >= self._batch_size
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._scheduled = None

@@ -115,6 +115,9 @@ async def test_a_full_batch_does_not_wait_for_more():
     began = time.monotonic()
     await asyncio.gather(*(queue.submit([f"q{i}"], 3, 20) for i in range(4)))
     assert time.monotonic() - began < 15 and [len(b) for b in search.batches] == [4]
+    heavy = batcher(search, batch_size=4, batch_wait_ms=30_000, weight=lambda query, topk: 2)  # two are a full batch
+    await asyncio.gather(heavy.submit(["a"], 3, 20), heavy.submit(["b"], 3, 20))
+    assert time.monotonic() - began < 15 and search.batches[1:] == [["a", "b"]]
 
 
 async def test_a_batch_that_is_not_full_waits_its_time_and_no_longer():
