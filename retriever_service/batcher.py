@@ -109,8 +109,10 @@ class Batcher:
         """Refuse new requests and wait for those that are queued; for a search whose answer nobody waits for any more, a second at
         most. False if they were not done in time."""
         self._stopping = True
-        until = time.monotonic() + (timeout_seconds if self.queued else min(timeout_seconds, 1.0))
+        until = time.monotonic() + timeout_seconds
         while (self._running or self._jobs) and time.monotonic() < until:
+            if not self.queued:
+                until = min(until, time.monotonic() + 1.0)
             await asyncio.sleep(0.01)
         return not self._running
 

@@ -108,6 +108,18 @@ async def test_requests_that_gave_up_leave_the_queue():
     assert [q for batch in search.batches for q in batch] == ["first", "w0", "w1", "w2"]
 
 
+async def test_a_stop_waits_no_longer_than_somebody_waits_for_the_answer():
+    search = Search()
+    queue = batcher(search)
+    asked = asyncio.create_task(queue.submit(["a"], 3, 0.1))
+    await begun(search)
+    began = time.monotonic()
+    assert await queue.stop(8) is False and time.monotonic() - began < 6
+    with pytest.raises(DeadlinePassed):
+        await asked
+    search.go_on.set()
+
+
 async def test_a_full_batch_does_not_wait_for_more():
     search = Search()
     search.go_on.set()
