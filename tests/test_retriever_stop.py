@@ -79,6 +79,16 @@ def wait_in_flight(url: str, queries: int, seconds: float = 20) -> None:
         time.sleep(0.05)
 
 
+def workers(process: subprocess.Popen) -> set[int]:
+    """Those that live."""
+    found = set()
+    for child in psutil.Process(process.pid).children():
+        with contextlib.suppress(psutil.Error):  # a zombie has no command line
+            if "spawn_main" in " ".join(child.cmdline()):
+                found.add(child.pid)
+    return found
+
+
 WORKERS = [1, pytest.param(2, marks=pytest.mark.chaos)]
 
 
@@ -132,15 +142,31 @@ def test_workers_keep_deadlines_answer_what_is_in_flight_and_take_nothing_new(sm
 
 
 @pytest.mark.chaos
+def test_a_worker_that_does_not_move_holds_up_neither_its_successor_nor_a_stop(small_index, tmp_path):
+    def stopped() -> psutil.Process:
+        worker = psutil.Process(min(workers(process)))
+        worker.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)  # the supervisor has asked it for a sign of life
+        return worker
+
+    with serving(tmp_path, small_index, 2, 1) as (process, url):
+        wait_ready(url)
+        dead, began = stopped(), time.monotonic()
+        dead.kill()
+        while len(workers(process)) < 2:
+            time.sleep(0.05)
+        assert time.monotonic() - began < 20
+        stuck = stopped()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143 and not stuck.is_running()
+
+
+@pytest.mark.chaos
 def test_a_worker_that_is_busy_loading_is_not_taken_for_dead(small_index, tmp_path):
     """As the vocabulary of a large index keeps it: uvicorn gives a worker 5 s to answer, and starts another that does not either."""
-
-    def workers() -> set[int]:
-        return {c.pid for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline())}
-
     with serving(tmp_path, small_index, 2, 1, "holding") as (process, url):
-        while len(first := workers()) < 2:
+        while len(first := workers(process)) < 2:
             time.sleep(0.05)
         wait_ready(url, 30)
-        assert workers() == first
+        assert workers(process) == first
         assert ask(url, "Mina Frost").json()["result"][0][0]["id"] == "d59"
