@@ -101,6 +101,18 @@ def test_a_disk_that_fills_up_on_the_way_is_one_line_and_the_build_goes_on_later
     assert verify(tmp_path / "i").files == verify(small_index).files
 
 
+def test_vectors_that_a_broken_build_had_linked_count_once(tmp_path, disk):
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": "0", "contents": "a"}\n')
+    (tmp_path / "i.building" / "dense").mkdir(parents=True)
+    (tmp_path / "i.building" / "lock").touch()
+    (tmp_path / "i.building" / "vectors").write_bytes(b"x" * 6 * MIB)
+    (tmp_path / "i.building" / "dense" / "faiss.index").hardlink_to(tmp_path / "i.building" / "vectors")
+    disk(8)  # of 16
+    with pytest.raises(EnvironmentLacks, match="needed for the build"):
+        build_index(corpus, tmp_path / "i")
+
+
 def test_a_full_disk_is_known_by_its_number_wherever_an_array_is_written(tmp_path):
     """`np.save` says `100000 requested and 24968 written`, without the number that tells it from other faults."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
