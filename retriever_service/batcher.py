@@ -118,8 +118,10 @@ class Batcher:
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start a batch once this turn of the event loop has brought what it brings, or after the time to gather."""
+        if self._running or (self._scheduled is not None and not self._gathering):
+            return
         gathers = bool(self._wait_seconds) and not self._full()
-        if self._running or (self._scheduled is not None and (gathers or not self._gathering)):
+        if self._scheduled is not None and gathers:
             return
         if self._scheduled is not None:  # the batch is full: no reason to wait longer
             self._scheduled.cancel()
