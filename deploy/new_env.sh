@@ -19,7 +19,7 @@ fill() {  # the line NAME= with a secret
 while IFS= read -r line || [ -n "$line" ]; do
   case $line in
     '#'*) printf '%s\n' "$line" >> "$new" ;;
-    *PASSWORD=|*TOKEN=) fill "$line" ;;
+    *PASSWORD=|*TOKEN=) if grep -qx "$line" .env.example; then fill "$line"; else printf '%s\n' "$line" >> "$new"; fi ;;
     *) printf '%s\n' "$line" >> "$new" ;;
   esac
 done < "$from"

@@ -109,15 +109,19 @@ class Batcher:
         """Refuse new requests and wait for those that are queued; for a search whose answer nobody waits for any more, a second at
         most. False if they were not done in time."""
         self._stopping = True
-        until = time.monotonic() + (timeout_seconds if self.queued else min(timeout_seconds, 1.0))
+        until = time.monotonic() + timeout_seconds
         while (self._running or self._jobs) and time.monotonic() < until:
+            if not self.queued:
+                until = min(until, time.monotonic() + 1.0)
             await asyncio.sleep(0.01)
         return not self._running
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start a batch once this turn of the event loop has brought what it brings, or after the time to gather."""
-        gathers = bool(self._wait_seconds) and self.queued < self._batch_size
-        if self._running or (self._scheduled is not None and (gathers or not self._gathering)):
+        if self._running or (self._scheduled is not None and not self._gathering):
+            return
+        gathers = bool(self._wait_seconds) and not self._full()
+        if self._scheduled is not None and gathers:
             return
         if self._scheduled is not None:  # the batch is full: no reason to wait longer
             self._scheduled.cancel()
@@ -125,6 +129,13 @@ class Batcher:
         self._scheduled = (
             loop.call_later(self._wait_seconds, self._start, loop) if gathers else loop.call_soon(self._start, loop)
         )
+
+    def _full(self) -> bool:
+        """Whether what is queued fills a batch."""
+        if self._weight is None or self.queued >= self._batch_size:
+            return self.queued >= self._batch_size
+        places = sum(self._weight(query, job.topk) for job in self._jobs for query in job.queries[len(job.results) :])
+        return places >= self._batch_size
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._scheduled = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Callable
@@ -83,8 +84,8 @@ def write_bm25(
         maxima[low:high] = np.maximum.reduceat(scores_part, indptr[low:high] - base)
     data.flush()
     indices.flush()
-    np.save(folder / MAXIMA_FILE, maxima)
-    np.save(folder / "indptr.csc.index.npy", indptr)
+    _save(folder / MAXIMA_FILE, maxima)
+    _save(folder / "indptr.csc.index.npy", indptr)
     (folder / "vocab.index.json").write_bytes(orjson.dumps({term: i for i, term in enumerate(vocabulary)}))
     (folder / "params.index.json").write_bytes(
         orjson.dumps(
@@ -108,6 +109,13 @@ def _reserve(path: Path) -> None:
     """Take the disk that a mapped file needs: a full disk is an OSError here, and would kill the process (SIGBUS) at a write to the map."""
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    """As `np.save`, whose OSError does not say that the disk is full."""
+    content = io.BytesIO()
+    np.save(content, array)
+    path.write_bytes(content.getbuffer())
 
 
 def _mapped(path: Path, dtype: type) -> np.ndarray:

@@ -247,7 +247,7 @@ def _require_disk(work: Path, corpus: Path, postings: bool, vector_bytes: int) -
     """Raise EnvironmentLacks where the disk is too small for what the start of the corpus promises: its text, three times that with
     postings, and vectors. What an interrupted build left there counts as free, since it is used or removed."""
     text, passages = estimate(corpus)
-    there = sum(p.stat().st_blocks * 512 for p in work.rglob("*") if p.is_file())
+    there = sum({s.st_ino: s.st_blocks * 512 for s in (p.stat() for p in work.rglob("*") if p.is_file())}.values())
     free, vectors = shutil.disk_usage(work).free + there, passages * vector_bytes
     needed = text * (3 if postings else 1) + passages * _ROW_BYTES + vectors + (16 << 20)
     if free < needed:

@@ -259,7 +259,8 @@ def serve_retriever(
         )  # fmt: skip
     except ValidationError as error:
         first = error.errors()[0]
-        raise BadSetting(f"--{first['loc'][0]} {first['input']}: {first['msg']}") from None
+        flag = str(first["loc"][0]).removeprefix("request_").replace("_", "-")
+        raise BadSetting(f"--{flag} {first['input']}: {first['msg']}") from None
 
     def started(url: str, what: str) -> None:
         _out.print(f"retriever: {what} at {url}, documentation at {url}/docs", soft_wrap=True, highlight=False, markup=False)

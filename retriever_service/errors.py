@@ -21,6 +21,10 @@ class IndexInvalid(RetrieverError):
     exit_code = 2
 
 
+class OtherFormat(IndexInvalid):
+    """An index folder that another version made."""
+
+
 class BadSetting(RetrieverError):
     """A setting or flag that makes no sense; the message names it and what is accepted."""
 

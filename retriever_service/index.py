@@ -15,7 +15,7 @@ import orjson
 
 from .corpus import checksum
 from .documents import OFFSETS_FILE, TEXT_FILE, Documents
-from .errors import CorpusError, IndexInvalid
+from .errors import CorpusError, IndexInvalid, OtherFormat
 from .ranking import HybridRanker, Ranker, Reranker
 
 FORMAT = 2
@@ -71,7 +71,9 @@ def read_info(folder: str | Path) -> IndexInfo:
     try:
         meta = orjson.loads(path.read_bytes())
         if meta.get("format") != FORMAT:
-            raise IndexInvalid(f"index {folder}: format {meta.get('format')}, this version reads {FORMAT}; build it again")
+            raise OtherFormat(
+                f"index {folder}: format {meta.get('format')}, this version reads {FORMAT}; build it again, with --overwrite"
+            )
         return IndexInfo(**meta, bytes=sum(f["bytes"] for f in meta["files"].values()))
     except (orjson.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
         raise IndexInvalid(f"{path}: damaged ({error}); build the index again") from None

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Process
 
 from .errors import EnvironmentLacks, RetrieverUnavailable
 from .opening import check_settings
@@ -26,6 +27,8 @@ from .settings import ServerSettings
 
 _SETTINGS_VARIABLE = "UNSPIRAL_RETRIEVER_SETTINGS"
 _TOKEN_VARIABLE = "UNSPIRAL_RETRIEVER_TOKEN"
+_ANSWER_SECONDS = 60
+"""A worker that reads a vocabulary of ten million terms answers nobody for that long, and is well."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -59,8 +62,7 @@ def _config(app, settings: ServerSettings, **options) -> uvicorn.Config:
         access_log=False,  # a line for each search slows the server and says nothing that /metrics does not
         timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
         timeout_keep_alive=75,
-        # A worker that reads a vocabulary of ten million terms answers nobody for that long, and is well.
-        timeout_worker_healthcheck=60,
+        timeout_worker_healthcheck=_ANSWER_SECONDS,
         backlog=2048,
         **options,
     )
@@ -164,7 +166,10 @@ def _run_one(app: FastAPI, server: uvicorn.Server, sock: socket.socket) -> None:
 
 
 class _Workers(Multiprocess):
-    """uvicorn's supervisor, remembering the signal that ended it, and taking the gauges of workers that are gone out of /metrics."""
+    """uvicorn's supervisor, remembering the signal that ended it, and taking the gauges of workers that are gone out of /metrics.
+
+    A stop waits neither for a worker's sign of life nor without end for its drain.
+    """
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
         super().__init__(config, sockets=sockets)
@@ -172,11 +177,42 @@ class _Workers(Multiprocess):
         self._counted: set[int | None] = set()
 
     def keep_subprocess_alive(self) -> None:
+        for process in self.processes:
+            if process.process.is_alive() and not self._answers(process):
+                process.kill()  # and another one starts below
+        if self._stopping():
+            return
         super().keep_subprocess_alive()
         running = {process.pid for process in self.processes}
         for pid in self._counted - running:
             mark_process_dead(pid)
         self._counted = running
+
+    def _answers(self, process: Process) -> bool:
+        """As uvicorn's `ping`, which would look at a signal to stop, or at a worker that died meanwhile, only when the time is up."""
+        until = time.monotonic() + _ANSWER_SECONDS
+        try:
+            process.parent_conn.send(b"ping")
+            while not process.parent_conn.poll(0.2):
+                if self._stopping() or not process.process.is_alive():
+                    return True
+                if time.monotonic() > until:
+                    return False
+            process.parent_conn.recv()
+        except (OSError, EOFError):
+            return False
+        return True
+
+    def _stopping(self) -> bool:
+        return self.should_exit.is_set() or bool({signal.SIGINT, signal.SIGTERM} & {*self.signal_queue})
+
+    def join_all(self) -> None:
+        until = time.monotonic() + 2 * self.config.timeout_graceful_shutdown + 5
+        for process in self.processes:
+            process.process.join(max(0.0, until - time.monotonic()))
+            if process.process.is_alive():
+                process.process.kill()
+        super().join_all()
 
     def handle_int(self) -> None:
         self._stop(signal.SIGINT)

@@ -20,6 +20,8 @@ from .metrics import Metrics
 from .schemas import BadRequest, RerankRequest, RetrieveRequest, check_text, check_texts, check_topk, parse_body
 from .settings import ServerSettings
 
+_ENCODED_AT_ONCE = 2000
+"""Passages of an answer that are written before others have their turn: some milliseconds."""
 _RETRIEVE, _RERANK = TypeAdapter(RetrieveRequest), TypeAdapter(RerankRequest)
 
 
@@ -85,13 +87,16 @@ class Service:
         else:
             check_texts(queries, "queries", settings.max_queries, settings.max_query_chars)
         topk = check_topk(asked.topk, settings.topk, settings.max_topk)
+        if len(queries) > settings.max_passages:
+            limit = settings.max_passages
+            raise BadRequest(422, f"queries: {len(queries)} given, at most {limit} are accepted", "queries", limit)
         if len(queries) * topk > settings.max_passages:
-            limit = max(1, settings.max_passages // len(queries))
+            limit = settings.max_passages // len(queries)
             raise BadRequest(
                 422, f"topk: {topk} for {len(queries)} queries, at most {limit} are accepted for so many", "topk", limit
             )
         hits = await self.search(queries, topk, timeout_seconds) if queries else []
-        answer = encode_answer(hits, asked.return_scores)
+        answer = await encode_answer(hits, asked.return_scores)
         self.metrics.latency.observe(time.perf_counter() - started)
         return answer
 
@@ -120,7 +125,7 @@ class Service:
         items = [(q, tuple(contents for _, contents in one)) for q, one in zip(asked.queries, documents, strict=True)]
         orders = await self._rerankings.submit(items, topk, timeout_seconds) if items else []
         hits = [[(encode_document(*one[i]), score) for i, score in order] for one, order in zip(documents, orders, strict=True)]
-        return encode_answer(hits, asked.return_scores)
+        return await encode_answer(hits, asked.return_scores)
 
     async def search(self, queries: list[str], topk: int, timeout_seconds: float) -> list[Hits]:
         """Hits of each query; a blank one has none."""
@@ -170,10 +175,17 @@ class ResultCache:
                 self._entries.popitem(last=False)
 
 
-def encode_answer(hits: list[Hits], return_scores: bool) -> bytes:
-    """The body of an answer, joined from documents that are JSON already."""
-    if return_scores:
-        rows = [b",".join([b'{"document":%b,"score":%b}' % (d, orjson.dumps(s)) for d, s in one]) for one in hits]
-    else:
-        rows = [b",".join([d for d, _ in one]) for one in hits]
-    return b'{"result":[%b]}' % b",".join([b"[%b]" % row for row in rows])
+async def encode_answer(hits: list[Hits], return_scores: bool) -> bytes:
+    """The body of an answer, joined from documents that are JSON already. Others have their turn between the parts of a long one."""
+    rows, room = [], _ENCODED_AT_ONCE
+    for one in hits:
+        if return_scores:
+            row = b",".join([b'{"document":%b,"score":%b}' % (d, orjson.dumps(s)) for d, s in one])
+        else:
+            row = b",".join([d for d, _ in one])
+        rows.append(b"[%b]" % row)
+        room -= len(one)
+        if room < 0:
+            room = _ENCODED_AT_ONCE
+            await asyncio.sleep(0)
+    return b'{"result":[%b]}' % b",".join(rows)

@@ -112,7 +112,7 @@ def test_a_copy_of_the_example_gets_its_secrets_and_keeps_the_rest(tmp_path):
         shutil.copy(ROOT / name, tmp_path / name)
     lines = [x for x in (ROOT / ".env.example").read_text().splitlines() if not x.startswith("GRAFANA_PASSWORD=")]
     own = {"RAY_AUTH_TOKEN=": "RAY_AUTH_TOKEN=mine", "RETRIEVER_PORT=8000": "RETRIEVER_PORT=9000"}
-    mine = [own.get(line, line) for line in lines]
+    mine = [*(own.get(line, line) for line in lines), "HF_TOKEN="]  # a secret that is none of ours
     (tmp_path / ".env").write_text("\n".join(mine))
     done = subprocess.run([tmp_path / "deploy/new_env.sh"], check=True, capture_output=True, text=True, timeout=30, umask=0o077)
     assert all((s in done.stdout) == (s != "RAY_AUTH_TOKEN") for s in SECRETS)
@@ -218,6 +218,10 @@ def test_another_corpus_takes_the_place_of_the_index_and_the_same_one_keeps_it(s
     assert index(line("first")).returncode == 0 and read_info(tmp_path / "index").corpus_sha256 == before
     done = index(line("second"))
     assert done.returncode == 0 and read_info(tmp_path / "index").corpus_sha256 != before, done.stderr
+    meta = tmp_path / "index/meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"format": 1}))
+    done = index(line("second"))
+    assert done.returncode == 0 and read_info(tmp_path / "index").passages == 1, "an upgrade finds the last version's index"
     assert index("no corpus").returncode == 2 and read_info(tmp_path / "index").passages == 1, "a bad corpus replaces nothing"
     assert stack["services"]["retriever"]["depends_on"]["index"]["restart"] is True, "the retriever is started on the new one"
 

@@ -46,6 +46,12 @@ def batcher(search, *, quick=False, batch_size=4, batch_wait_ms=0.0, max_queued=
     )  # fmt: skip
 
 
+async def begun(search):
+    async with asyncio.timeout(10):
+        while not search.running:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_search_whose_requests_have_given_up_still_keeps_others_out():
     """They would use the index's scratch memory at the same time: wrong answers."""
     search = Search()
@@ -73,8 +79,8 @@ async def test_a_long_text_is_never_searched_in_the_event_loop():
     queue = batcher(search, quick=True)
     queue._seconds_per_query = 1e-6
     long = asyncio.create_task(queue.submit(["word " * 1000], 3, 10))
-    await asyncio.sleep(0.05)
-    assert search.running == 1 and not long.done()
+    await begun(search)
+    assert not long.done()
     search.go_on.set()
     assert len(await long) == 1
 
@@ -83,7 +89,7 @@ async def test_requests_that_gave_up_leave_the_queue():
     search = Search()
     queue = batcher(search, max_queued=4)
     first = asyncio.create_task(queue.submit(["first"], 3, 20))
-    await asyncio.sleep(0.05)  # it is being searched
+    await begun(search)
     for _ in range(50):
         with pytest.raises(DeadlinePassed):
             await queue.submit(["x"], 3, 0.002)
@@ -102,6 +108,18 @@ async def test_requests_that_gave_up_leave_the_queue():
     assert [q for batch in search.batches for q in batch] == ["first", "w0", "w1", "w2"]
 
 
+async def test_a_stop_waits_no_longer_than_somebody_waits_for_the_answer():
+    search = Search()
+    queue = batcher(search)
+    asked = asyncio.create_task(queue.submit(["a"], 3, 0.1))
+    await begun(search)
+    began = time.monotonic()
+    assert await queue.stop(8) is False and time.monotonic() - began < 6
+    with pytest.raises(DeadlinePassed):
+        await asked
+    search.go_on.set()
+
+
 async def test_a_full_batch_does_not_wait_for_more():
     search = Search()
     search.go_on.set()
@@ -109,6 +127,9 @@ async def test_a_full_batch_does_not_wait_for_more():
     began = time.monotonic()
     await asyncio.gather(*(queue.submit([f"q{i}"], 3, 20) for i in range(4)))
     assert time.monotonic() - began < 15 and [len(b) for b in search.batches] == [4]
+    heavy = batcher(search, batch_size=4, batch_wait_ms=30_000, weight=lambda query, topk: 2)  # two are a full batch
+    await asyncio.gather(heavy.submit(["a"], 3, 20), heavy.submit(["b"], 3, 20))
+    assert time.monotonic() - began < 15 and search.batches[1:] == [["a", "b"]]
 
 
 async def test_a_batch_that_is_not_full_waits_its_time_and_no_longer():
@@ -141,7 +162,11 @@ def test_more_clients_than_a_reranker_can_serve_in_time_are_served_as_many_as_it
 
     settings = ServerSettings(index=str(small_index), port=0, request_timeout_seconds=1, cache_size=0)
     open_index = partial(Index, small_index, reranker=Slow())
-    with serve_in_thread(settings, open_index=open_index) as server, ThreadPoolExecutor(48) as pool:
-        post = partial(httpx.post, f"{server.url}/retrieve", trust_env=False, timeout=20)
+    with (
+        serve_in_thread(settings, open_index=open_index) as server,
+        ThreadPoolExecutor(48) as pool,
+        httpx.Client(trust_env=False, timeout=20) as client,  # one for all, or they come as slowly as clients are made
+    ):
+        post = partial(client.post, f"{server.url}/retrieve")
         statuses = [a.status_code for a in pool.map(lambda i: post(json={"query": f"river town weaver {i}"}), range(48))]
     assert set(statuses) <= {200, 504} and statuses.count(200) >= 8  # 40 ms each

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
+import orjson
 import pytest
 
+from retriever_service.errors import QueueFull
 from retriever_service.index import Index
 from retriever_service.launch import serve_in_thread
-from retriever_service.service import ResultCache
+from retriever_service.schemas import BadRequest
+from retriever_service.service import ResultCache, Service, encode_answer
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import small_index  # noqa: F401
 
@@ -68,6 +73,23 @@ def test_the_least_recently_used_goes_first_and_no_room_keeps_nothing():
     assert nothing.get(("a", 3)) is None
 
 
+async def test_others_have_their_turn_while_a_long_answer_is_written():
+    """A million passages, which one request may ask for, take seconds."""
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    answer = await encode_answer([[(b'{"id":"0"}', 1.5)] * 1000] * 60, True)
+    counting.cancel()
+    assert turns >= 19 and answer.count(b'{"document":{"id":"0"},"score":1.5}') == 60_000
+    assert await encode_answer([[(b"1", 1.0), (b"2", 1.0)], []], False) == b'{"result":[[1,2],[]]}'
+
+
 class Literal:
     """A reranker that reads capitals and spaces, as those of cased models do: the score is the share of capitals."""
 
@@ -93,3 +115,15 @@ def test_queries_to_an_encoder_share_an_answer_only_where_they_are_the_same():
     for kind in (DenseRanker, HybridRanker, QdrantIndex):
         ranker = kind.__new__(kind)
         assert len({ranker.normalise(q) for q in ("a b", "a  b", "a\x1fb", " a b", "A b")}) == 5
+
+
+@pytest.mark.parametrize(("queries", "topk", "field", "limit"), [(20, 1, "queries", 10), (10, 2, "topk", 1), (3, 4, "topk", 3)])
+async def test_the_limit_that_a_too_long_answer_names_is_one_that_is_taken(queries, topk, field, limit):
+    service = Service(ServerSettings(index="i", max_passages=10), lambda: None)
+    with pytest.raises(BadRequest) as error:
+        await service.retrieve(orjson.dumps({"queries": ["a"] * queries, "topk": topk}), 1)
+    assert (error.value.body["field"], error.value.body["limit"]) == (field, limit)
+    assert f"at most {limit} are accepted" in str(error.value.body["detail"])
+    taken = {"queries": queries, "topk": topk} | {field: limit}
+    with pytest.raises(QueueFull, match="loading"):  # so it was taken
+        await service.retrieve(orjson.dumps({"queries": ["a"] * taken["queries"], "topk": taken["topk"]}), 1)

@@ -74,7 +74,8 @@ def test_mistakes_are_one_line_and_exit_status_2(tmp_path, small_index, command)
         (("serve",), "--index is missing"),
         (("serve", "--index", small_index, "--retriever_name", "e5"), "--retriever_name e5"),
         (("serve", "--index", small_index, "--faiss_gpu"), "--faiss_gpu"),
-        (("serve", "--index", small_index, "--encoder-dtype", "int3"), "--encoder_dtype int3"),
+        (("serve", "--index", small_index, "--encoder-dtype", "int3"), "--encoder-dtype int3"),
+        (("serve", "--index", small_index, "--timeout-seconds", "inf"), "--timeout-seconds inf"),
         (("serve", "--index", small_index, "--corpus_path", tmp_path / "bad.jsonl"), "another corpus"),
         (("serve", "--index", small_index, "--reranker", tmp_path / "none"), "--reranker"),
     ):

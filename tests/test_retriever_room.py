@@ -6,12 +6,14 @@ import errno
 import gzip
 import json
 import logging
+import resource
 import shutil
 
 import httpx
 import numpy as np
 import pytest
 
+from retriever_service import bm25_build
 from retriever_service.build import build_index
 from retriever_service.convert import convert_index
 from retriever_service.corpus import estimate
@@ -97,6 +99,32 @@ def test_a_disk_that_fills_up_on_the_way_is_one_line_and_the_build_goes_on_later
         assert e.value.exit_code == 3
     build_index(CORPUS, tmp_path / "i")
     assert verify(tmp_path / "i").files == verify(small_index).files
+
+
+def test_vectors_that_a_broken_build_had_linked_count_once(tmp_path, disk):
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": "0", "contents": "a"}\n')
+    (tmp_path / "i.building" / "dense").mkdir(parents=True)
+    (tmp_path / "i.building" / "lock").touch()
+    (tmp_path / "i.building" / "vectors").write_bytes(b"x" * 6 * MIB)
+    (tmp_path / "i.building" / "dense" / "faiss.index").hardlink_to(tmp_path / "i.building" / "vectors")
+    disk(8)  # of 16
+    with pytest.raises(EnvironmentLacks, match="needed for the build"):
+        build_index(corpus, tmp_path / "i")
+
+
+def test_a_full_disk_is_known_by_its_number_wherever_an_array_is_written(tmp_path):
+    """`np.save` says `100000 requested and 24968 written`, without the number that tells it from other faults."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError) as e:
+            bm25_build._save(tmp_path / "maxima.npy", np.zeros(100_000, np.float32))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert e.value.errno == errno.EFBIG
+    bm25_build._save(tmp_path / "maxima.npy", np.arange(5))
+    assert np.load(tmp_path / "maxima.npy").tolist() == [0, 1, 2, 3, 4]
 
 
 def test_vectors_of_two_precisions_get_into_no_index(tiny_encoder, tmp_path, monkeypatch):

@@ -1,14 +1,16 @@
 """Index a corpus into a folder: what the one-shot service `index` of docker-compose.yml runs before the retriever starts.
 
 usage: build_index.py CORPUS OUT     CORPUS: a file, or lab:train_corpus:0, the demo's made-up encyclopaedia
-An index of the same corpus that is there already is kept; that of another corpus is replaced once the new one is whole.
+An index of the same corpus that is there already is kept; that of another corpus, or of another version
+of this program, is replaced once the new one is whole.
 """
 
 import sys
 from pathlib import Path
 
 from retriever_service.corpus import checksum
-from retriever_service.index import IndexInvalid, read_info
+from retriever_service.errors import IndexInvalid, OtherFormat
+from retriever_service.index import read_info
 from trainer.cli import main
 from trainer.models import resolve_file
 
@@ -18,6 +20,8 @@ def arguments(corpus: str, out: str) -> list[str]:
     file = resolve_file(corpus)
     try:
         other = Path(file).is_file() and read_info(out).corpus_sha256 != checksum(file)
+    except OtherFormat:
+        other = True
     except IndexInvalid:  # none is there, or the build says what is wrong with it
         other = False
     return ["index", "build", "--corpus", str(file), "--out", out, *(["--overwrite"] if other else [])]
