@@ -240,7 +240,9 @@ def _require_same(out: Path, key: dict) -> None:
         raise IndexInvalid(f"{out}: exists and is no index; give another folder")
     have = asdict(verify(out))
     if different := [k for k in ("backend", "corpus_sha256", "settings") if have[k] != key[k]]:
-        raise IndexInvalid(f"{out}: holds an index with other {' and '.join(different)}; give another folder, or --overwrite")
+        words = {"backend": "another backend", "corpus_sha256": "another corpus", "settings": "other settings"}
+        other = " and ".join(words[k] for k in different)
+        raise IndexInvalid(f"{out}: holds an index of {other}; give another folder, or --overwrite")
 
 
 def _require_disk(work: Path, corpus: Path, postings: bool, vector_bytes: int) -> None:

@@ -105,6 +105,19 @@ def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(mo
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_local_ray_that_is_not_up_in_time_is_one_line_that_says_what_helps(monkeypatch):
+    def late(**kwargs):
+        raise Exception("The current node timed out during startup. This could happen because\nthe raylet failed to startup.")
+
+    monkeypatch.setattr(system.ray, "init", late)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(
+        system.RayUnavailable, match=r"^a local Ray did not start \(on a busy machine: .*timed out during startup"
+    ) as e:
+        system.connect_ray(lambda text: None)
+    assert e.value.exit_code == 3 and "\n" not in str(e.value)
+
+
 @pytest.fixture
 def scored(tmp_path, monkeypatch):
     """`unspiral eval` with the scoring itself replaced; the keyword arguments that it was called with."""

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from trainer.config import ConfigError
 from trainer.lab import show
 from trainer.signals import Stopped, cancelled_by_signals, raised_by_signals
+from trainer.stopping import Interrupted
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STUBBORN = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"]
@@ -84,5 +86,22 @@ def test_a_demo_that_is_still_running_keeps_its_folder(tmp_path):
         with pytest.raises(ConfigError, match="in use by another running process"):
             show.fresh_config(raw)
         assert (folder / "metrics.jsonl").exists()
-    show.fresh_config(raw)
-    assert not folder.exists()
+    for _ in range(2):  # the second time there is none to be moved
+        show.fresh_config(raw)
+        assert not folder.exists()
+        assert (tmp_path / "demo-0.before" / "metrics.jsonl").read_text() == "{}\n", "what was seen can be looked at again"
+
+
+def test_a_demo_that_is_stopped_does_not_promise_that_it_can_go_on(tmp_path, monkeypatch):
+    from trainer import run
+
+    def stopped(config, console):
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(run, "train", stopped)
+    monkeypatch.setattr(show, "prepared", lambda *a: SimpleNamespace(model="m"))
+    monkeypatch.setattr(show, "demo_config", lambda *a, **k: None)
+    monkeypatch.setattr(show, "fresh_config", lambda raw: None)
+    with pytest.raises(Interrupted, match=r"^stopped by SIGINT; a demo begins anew: unspiral demo$") as e:
+        show.run_demo(tmp_path, 0)
+    assert e.value.exit_code == 130

@@ -36,9 +36,9 @@ def heard() -> tuple[signal.Signals, ...]:
 class Interrupted(Exception):
     """The run was ended by a signal, cleanly. The exit status is 128 + the signal's number."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}; go on with --resume latest")
-        self.exit_code = 128 + number
+    def __init__(self, number: int, advice: str = "go on with --resume latest") -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}; {advice}")
+        self.number, self.exit_code = number, 128 + number
 
 
 @contextmanager

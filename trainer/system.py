@@ -10,13 +10,14 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import utils
 
 from retriever_service.client import RetrieverClient
 from services.contracts import Question
@@ -68,6 +69,23 @@ class System(Serving):
     reward: Reward
 
 
+@contextmanager
+def _in_a_group_of_their_own() -> Iterator[None]:
+    """Processes that Ray starts inside do not hear what the driver's process group is sent, as `timeout` does: a stop would find no Ray
+    left for its checkpoint. Ray's own function runs in each of them before its program does; they still end with this process."""
+    bound = utils.set_kill_on_parent_death_linux
+
+    def apart() -> None:
+        bound()
+        os.setpgrp()
+
+    utils.set_kill_on_parent_death_linux = apart
+    try:
+        yield
+    finally:
+        utils.set_kill_on_parent_death_linux = bound
+
+
 def connect_ray(say: Say) -> None:
     """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), else start a local Ray that ends with this process.
 
@@ -82,16 +100,18 @@ def connect_ray(say: Say) -> None:
     say(f"joining Ray at {address}" if address else "starting a local Ray")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        ray.init(
-            address=address or "local",
-            include_dashboard=None if address else False,
-            log_to_driver=False,
-            configure_logging=False,
-            runtime_env={"env_vars": worker_environment()} if address else None,
-        )
-    except (ConnectionError, RuntimeError, ValueError) as e:
+        with _in_a_group_of_their_own():
+            ray.init(
+                address=address or "local",
+                include_dashboard=None if address else False,
+                log_to_driver=False,
+                configure_logging=False,
+                runtime_env={"env_vars": worker_environment()} if address else None,
+            )
+    except Exception as e:  # a raylet that is not up in time is a bare one
         reason = " ".join(str(e).split())[:300]
-        what = f"RAY_ADDRESS={address}: cannot join that cluster" if address else "a local Ray did not start"
+        busy = "a local Ray did not start (on a busy machine: try again, or set RAY_raylet_start_wait_time_s=120)"
+        what = f"RAY_ADDRESS={address}: cannot join that cluster" if address else busy
         raise RayUnavailable(f"{what}: {reason}") from e
     finally:  # Ray puts its own handlers in their place, which end the process in the middle of a clean stop
         for number, handler in handlers.items():

@@ -24,6 +24,7 @@ from services.likelihood.report import write_report
 from trainer.config import Config, ConfigError, dump_config, parse_config
 from trainer.lab.demo import LabFiles, collapse_config, demo_config, prepare
 from trainer.signals import raised_by_signals
+from trainer.stopping import Interrupted
 
 ARMS = {"grpo": 0.0, "llds": 0.5}
 """The two arms of the collapse study: they differ in algorithm.llds.lambda alone."""
@@ -50,7 +51,7 @@ def prepared(console: Console, folder: Path, seed: int, fresh: bool) -> LabFiles
 
 
 def fresh_config(raw: dict[str, Any]) -> Config:
-    """The configuration, with an earlier demo of the same name cleared away: a demo is made to be run again.
+    """The configuration, with an earlier demo of the same name moved aside to NAME.before: a demo is made to be run again.
 
     Raises ConfigError where that demo is still running.
     """
@@ -63,7 +64,9 @@ def fresh_config(raw: dict[str, Any]) -> Config:
                 raise ConfigError(
                     f"{config.run_dir} is in use by another running process; choose another --dir or --seed"
                 ) from e
-            shutil.rmtree(config.run_dir, ignore_errors=True)
+            before = config.run_dir.with_name(config.run_dir.name + ".before")
+            shutil.rmtree(before, ignore_errors=True)
+            config.run_dir.rename(before)
     return config
 
 
@@ -81,7 +84,10 @@ def run_demo(
     files = prepared(console, folder / "lab", seed, fresh)
     console.print(f"warm start done after {time.monotonic() - began:.0f} s; model in {files.model}", markup=False)
     config = fresh_config(demo_config(files, folder=folder, name=f"demo-{seed}", seed=seed, steps=steps))
-    summary = train(config, console=console)
+    try:
+        summary = train(config, console=console)
+    except Interrupted as e:
+        raise Interrupted(e.number, "a demo begins anew: unspiral demo") from None
     table = Table(
         title="exact match on held-out questions (another world: nothing can be known without searching)",
         title_justify="left",
