@@ -47,7 +47,7 @@ def test_a_mistake_gives_one_line_and_its_status(run, argv, code, says):
 
 def test_an_unknown_key_on_the_command_line_is_status_2(run, config):
     status, _, err = run("config", "show", "--config", config, "learner.lrr=1")
-    assert (status, err) == (2, "unspiral: learner.lrr: unknown key; did you mean lr?\n")
+    assert (status, err) == (2, "unspiral: learner.lrr: unknown key; did you mean learner.lr?\n")
 
 
 def test_the_resolved_configuration_holds_the_override(run, config):

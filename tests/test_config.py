@@ -19,9 +19,11 @@ def file(tmp_path):
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("learner.lrr=1", "learner.lrr: unknown key; did you mean lr?"),
+        ("learner.lrr=1", "learner.lrr: unknown key; did you mean learner.lr?"),
         ("rollot.workers=2", "rollot: unknown key; did you mean rollout?"),
-        ("algorithm.llds.lamda=1", "algorithm.llds.lamda: unknown key; did you mean lambda?"),
+        ("algorithm.llds.lamda=1", "algorithm.llds.lamda: unknown key; did you mean algorithm.llds.lambda?"),
+        ("steps=3", "steps: unknown key; did you mean trainer.steps?"),
+        ("learner.group_size=8", "learner.group_size: unknown key; did you mean rollout.group_size?"),
         ("learner.lr=fast", "learner.lr: Input should be a valid number, unable to parse string as a number (got 'fast')"),
         ("rollout.workers=0", "rollout.workers: Input should be greater than or equal to 1 (got 0)"),
         ("rollout.workers=many", "rollout.workers"),

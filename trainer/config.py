@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -351,9 +352,11 @@ def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(p) for p in first["loc"] if p not in UNION_TAGS)
     if first["type"] == "extra_forbidden":
-        known = _keys_at(first["loc"][:-1])
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+        section, name, known = key.rpartition(".")[0], str(first["loc"][-1]), _keys_at(first["loc"][:-1])
+        near = [f"{section}.{n}".lstrip(".") for n in difflib.get_close_matches(name, known, n=1, cutoff=0.5)]
+        elsewhere = [path for path in _paths(Config) if path.endswith(f".{name}")][:3]
+        found = elsewhere or near
+        hint = f"did you mean {' or '.join(found)}?" if found else f"known here: {', '.join(known)}"
         return f"{key}: unknown key; {hint}"
     if first["type"] == "missing":
         return f"{key}: required, and not given"
@@ -368,9 +371,21 @@ def _keys_at(loc: tuple[Any, ...]) -> list[str]:
         field = next((f for n, f in model.model_fields.items() if (f.alias or n) == part or n == part), None)
         if field is None:
             return []
-        annotation = field.annotation
-        options = [annotation, *getattr(annotation, "__args__", ())]
-        model = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+        model = _section(field.annotation)
         if model is None:
             return []
     return [f.alias or n for n, f in model.model_fields.items()]
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The settings that a key holds, where it holds more keys."""
+    options = [annotation, *getattr(annotation, "__args__", ())]
+    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+
+
+def _paths(model: type[BaseModel]) -> Iterator[str]:
+    """All keys, dotted."""
+    for name, field in model.model_fields.items():
+        key, section = field.alias or name, _section(field.annotation)
+        yield key
+        yield from (f"{key}.{path}" for path in (_paths(section) if section else ()))

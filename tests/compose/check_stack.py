@@ -176,7 +176,7 @@ def demo(env: dict[str, str]) -> None:
         text=True,
         timeout=120,
     )
-    assert bad.returncode == 2 and "did you mean lr" in bad.stdout, (bad.returncode, bad.stdout[-500:])
+    assert bad.returncode == 2 and "did you mean learner.lr" in bad.stdout, (bad.returncode, bad.stdout[-500:])
     say("a mistake in the job's arguments: exit 2, and its one line reaches the terminal")
     for line in docker("stats", "--no-stream", "--format", "{{.Name}} {{.MemUsage}}").splitlines():
         say(f"  {line}")
