@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -329,8 +328,7 @@ async def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(monkeypatch, h
     CompilationConfig(**expected.get("compilation_config", {}))  # vLLM knows these words
 
 
-@pytest.mark.vllm
-def test_what_the_docs_would_have_one_set_for_vllm_reaches_the_workers_and_is_known_to_it():
+async def test_what_the_docs_would_have_one_set_for_vllm_reaches_the_workers_and_is_known_to_it():
     from vllm import envs
 
     from services.rollout.placement import PASSED_ON
@@ -340,55 +338,3 @@ def test_what_the_docs_would_have_one_set_for_vllm_reaches_the_workers_and_is_kn
     told = {name for file in docs for name in re.findall(r"\bVLLM_\w+", file.read_text(encoding="utf-8"))}
     passed = {name for name in (*PASSED_ON, *ENVIRONMENT) if name.startswith("VLLM_")}
     assert told and told <= passed <= envs.environment_variables.keys()
-
-
-@pytest.mark.vllm
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stopped process stays")
-def test_a_stopped_engine_ends_with_its_worker():
-    """A worker whose engine hangs is killed; the memory of the engine's GPU is its successor's."""
-    from services.rollout.vllm_worker_extension import end_with
-
-    reading, writing = os.pipe()
-    worker = os.fork()
-    if worker == 0:
-        try:
-            if os.fork() == 0:
-                end_with(os.getppid())
-                os.write(writing, str(os.getpid()).encode())
-            os.close(writing)
-            time.sleep(60)
-        finally:
-            os._exit(0)  # whatever went wrong: the copies must not go on with the tests
-    os.close(writing)  # so that the end of both is read as such
-    engine = psutil.Process(int(os.read(reading, 20)))
-    try:
-        engine.send_signal(signal.SIGSTOP)
-        os.kill(worker, signal.SIGKILL)
-        os.waitpid(worker, 0)
-        deadline = time.monotonic() + 5
-        with contextlib.suppress(psutil.NoSuchProcess):
-            while engine.status() != psutil.STATUS_ZOMBIE:
-                assert time.monotonic() < deadline, "it stays"
-                time.sleep(0.02)
-    finally:
-        if engine.is_running():
-            engine.kill()
-        os.close(reading)
-
-
-@pytest.mark.vllm
-def test_an_engine_notices_a_worker_that_goes_between_two_questions_about_it():
-    from services.rollout import vllm_worker_extension as extension
-
-    def gone():
-        raise psutil.NoSuchProcess(1)
-
-    engine = os.fork()
-    if engine == 0:
-        try:
-            extension.psutil.Process = lambda pid: SimpleNamespace(is_running=lambda: True, status=gone)
-            extension.end_with(os.getppid())
-            time.sleep(10)
-        finally:
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(engine, 0)[1]) == 1

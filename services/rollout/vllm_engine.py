@@ -26,6 +26,7 @@ from services.rollout.engine import (
     WeightLoadError,
     check_may_serve,
 )
+from services.rollout.owner import OWNER_VARIABLE
 from services.weight_sync.base import WeightSyncError, untouched
 from services.weight_sync.broadcast import loan_ended, raise_told
 
@@ -159,8 +160,6 @@ class VllmEngine:
     @classmethod
     async def start(cls, model_path: str, settings: RolloutSettings, seed: int) -> VllmEngine:
         """Start the engine's process and load the model; takes 10 to 40 s."""
-        from services.rollout.vllm_worker_extension import OWNER_VARIABLE
-
         os.environ[OWNER_VARIABLE] = str(os.getpid())
         before = set(psutil.Process().children(recursive=True))
 

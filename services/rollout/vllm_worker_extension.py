@@ -6,17 +6,10 @@ or leaves a tied output layer silently stale. So the packing is replaced, at imp
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import inspect
 import os
-import signal
-import sys
-import threading
-import time
 from pathlib import Path
 
-import psutil
 import torch
 from safetensors import safe_open
 from vllm.model_executor.layers import utils as layer_utils
@@ -25,13 +18,11 @@ from vllm.tokenizers.hf import get_cached_tokenizer
 from vllm.tokenizers.registry import TokenizerRegistry
 
 from services.rollout.engine import check_all_loaded
+from services.rollout.owner import OWNER_VARIABLE, end_with
 from services.rollout.tokenizer import load_tokenizer
 from services.weight_sync.broadcast import WeightLender, WeightReceiver, listed, told
 from services.weight_sync.group import Ticket
 
-OWNER_VARIABLE = "UNSPIRAL_ENGINE_OWNER"
-"""Process id of the rollout worker that the engine belongs to; the engine does not outlive it."""
-_PR_SET_PDEATHSIG = 1
 _PACKER = "dispatch_cpu_unquantized_gemm"
 
 
@@ -51,23 +42,6 @@ def keep_cpu_weights_loadable() -> None:
             "weights would be packed, and could not be replaced. Use the pinned version of vLLM"
         )
     setattr(layer_utils, _PACKER, plain_linear)
-
-
-def end_with(owner: int) -> None:
-    """End this process when `owner` ends, so that a killed worker leaves no engine behind, nor the GPU memory of one that hangs."""
-    if sys.platform == "linux":
-        # The kernel also ends a process that is stopped, or whose threads stand still. (It counts from the parent's thread that started
-        # this process: one that lives as long as the engine's owner does.)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    process = psutil.Process(owner)
-
-    def watch() -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may go between the two questions
-            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="owner-watch", daemon=True).start()
 
 
 class SavedTokenizer:

@@ -1,0 +1,34 @@
+"""A process that does not outlive the one that it belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+import psutil
+
+OWNER_VARIABLE = "UNSPIRAL_ENGINE_OWNER"
+"""Process id of the rollout worker that an engine belongs to."""
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with(owner: int) -> None:
+    """End this process when `owner` ends, so that a killed worker leaves no engine behind, nor the GPU memory of one that hangs."""
+    if sys.platform == "linux":
+        # The kernel also ends a process that is stopped, or whose threads stand still. (It counts from the parent's thread that started
+        # this process: one that lives as long as the engine's owner does.)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    process = psutil.Process(owner)
+
+    def watch() -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may go between the two questions
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="owner-watch", daemon=True).start()
