@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+# Two processes test at the same time: with a thread a core each would wait for the other's, and take twice as long. It is read when PyTorch is
+# imported, and is what rollout workers and learners get in a run.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # PyTorch asks for a name at each connection that it makes. Where a name server drops the question, the answer would take 5 s and more.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
