@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from services.rollout.engine import GenerateCall, Generation, WeightLoadError, check_all_loaded, check_may_serve
+from services.rollout.engine import GenerateCall, Generation, check_all_loaded, check_may_serve
+from services.rollout.own_thread import OwnThread
 from services.rollout.tokenizer import load_tokenizer
-from services.weight_sync.base import WeightSyncError, untouched
 from services.weight_sync.broadcast import WeightLender, WeightReceiver, listed, loan_ended
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
     from services.weight_sync.group import Ticket
 
-T = TypeVar("T")
-
 _TAIL = 32
 """Newest tokens in which a stop string is looked for."""
 
 
-class TransformersEngine:
+class TransformersEngine(OwnThread):
     """Calls that wait at the same moment are sampled together, as one left-padded batch; those that come later join the next."""
 
     def __init__(self, model, tokenizer, thread: ThreadPoolExecutor, seed: int):
         import torch
 
-        self._model, self._tokenizer, self._thread = model, tokenizer, thread
+        super().__init__(thread)
+        self._model, self._tokenizer = model, tokenizer
         self._random = torch.Generator(model.device).manual_seed(seed)
         eos = getattr(model.generation_config, "eos_token_id", None) or model.config.eos_token_id
         self._eos = set(eos if isinstance(eos, list) else [eos])
-        self._version = 0
-        self._usable = True
-        self._asleep = False
         self._receiver, self._lender = WeightReceiver(), WeightLender()
         self._waiting: list[tuple[GenerateCall, asyncio.Future]] = []
         self._loop: asyncio.Task | None = None
@@ -54,9 +50,6 @@ class TransformersEngine:
             return cls(model, load_tokenizer(model_path), thread, seed)
 
         return await asyncio.get_running_loop().run_in_executor(thread, build)
-
-    async def _call(self, function: Callable[..., T], *args) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop) -> Generation:
         call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)
@@ -154,24 +147,7 @@ class TransformersEngine:
         return scores
 
     async def load_weights(self, path: Path, version: int) -> None:
-        await self._replace(version, self._load, path)
-
-    async def _replace(self, version: int, load: Callable[..., None], *args) -> None:
-        def replace() -> None:
-            # What waits behind this in the thread begins before the event loop hears how it ended.
-            try:
-                load(*args)
-            except BaseException as e:
-                self._usable = self._usable and untouched(e)
-                raise
-            self._version, self._usable = version, True
-
-        try:
-            await self._call(replace)
-        except WeightSyncError:
-            raise
-        except Exception as e:
-            raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
+        await self._replace(version, lambda: self._load(path))
 
     def _load(self, folder: Path) -> None:
         from safetensors.torch import load_file
@@ -191,7 +167,7 @@ class TransformersEngine:
 
     async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
         await asyncio.to_thread(self._lender.stop)
-        await self._replace(ticket.version, self._receive, ticket, worker, problem)
+        await self._replace(ticket.version, lambda: self._receive(ticket, worker, problem))
 
     def _receive(self, ticket: Ticket, worker: str, problem: str | None) -> None:
         import torch

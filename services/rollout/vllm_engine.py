@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -26,6 +26,7 @@ from services.rollout.engine import (
     WeightLoadError,
     check_may_serve,
 )
+from services.rollout.own_thread import OwnThread
 from services.rollout.owner import OWNER_VARIABLE
 from services.weight_sync.base import WeightSyncError, untouched
 from services.weight_sync.broadcast import loan_ended, raise_told
@@ -33,8 +34,6 @@ from services.weight_sync.broadcast import loan_ended, raise_told
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
     from services.weight_sync.group import Ticket
-
-T = TypeVar("T")
 
 ENVIRONMENT = {
     # Without these a tiny model on CPU is several times slower: vLLM would bind and oversubscribe the cores.
@@ -271,14 +270,12 @@ class VllmEngine:
             process.kill()
 
 
-class LockstepVllmEngine:
+class LockstepVllmEngine(OwnThread):
     """vLLM's engine in this process, stepped by one thread. `generate_batch` adds all requests before the first step."""
 
     def __init__(self, llm, thread: ThreadPoolExecutor):
-        self._llm, self._thread = llm, thread
-        self._version = 0
-        self._usable = True
-        self._asleep = False
+        super().__init__(thread)
+        self._llm = llm
         self._count = 0
 
     @classmethod
@@ -295,9 +292,6 @@ class LockstepVllmEngine:
             )
 
         return cls(await asyncio.get_running_loop().run_in_executor(thread, build), thread)
-
-    async def _call(self, function: Callable[..., T], *args) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     def _run(self, requests: list[tuple[list[int], Any]]) -> list:
         check_may_serve(self._usable, self._asleep)
@@ -334,22 +328,11 @@ class LockstepVllmEngine:
         )
 
     async def _replace(self, version: int, load: Callable[[], Any]) -> None:
-        def replace() -> None:
-            # What waits behind this in the thread begins before the event loop hears how it ended.
-            try:
-                load()
-                self._empty_prefix_cache()
-            except BaseException as e:
-                self._usable = self._usable and untouched(e)
-                raise
-            self._version, self._usable = version, True
+        def whole() -> None:
+            load()
+            self._empty_prefix_cache()
 
-        try:
-            await self._call(replace)
-        except WeightSyncError:
-            raise
-        except Exception as e:
-            raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
+        await super()._replace(version, whole)
 
     async def sleep(self) -> None:
         self._asleep = True

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import os
 import re
-import sys
 import traceback
 from collections.abc import Callable
 
 from services.contracts import Trajectory
+from services.user_code import find
 from trainer.rewards.answers import exact_match, final_answer, normalize, substring_match, token_f1
 from trainer.rewards.shaped import format_reward
 from trainer.rewards.spans import answer_mask
@@ -63,13 +61,8 @@ def make_reward(kind: str) -> Reward:
         return _KNOWN[kind]
     if not is_kind(kind):
         raise RewardError(f"reward.kind {kind!r}: {ACCEPTED}")
-    module_name, _, attribute = kind.partition(":")
-    if os.getcwd() not in sys.path and "" not in sys.path:  # as `python -m trainer` has it; the console script has not
-        sys.path.append(os.getcwd())
     try:
-        found = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        found = find(kind)
     except Exception as e:  # the module's own code may raise anything
         raise RewardError(f"reward.kind {kind!r}: cannot be imported: {_what(e)}") from e
     if not callable(found):

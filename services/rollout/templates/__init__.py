@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from typing import TYPE_CHECKING
 
 from services.rollout.templates.base import ParsedAction, TagTemplate, Template
+from services.user_code import find
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
@@ -31,13 +29,10 @@ def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:
     """`name` is a known template or the import path of a class that is called with `(tokenizer, settings)`; it is looked for where Python
     looks, and in the current folder. Raises TemplateError."""
     path = _KNOWN.get(name, name)
-    module_name, sep, attribute = path.partition(":")
-    if not sep:
+    if ":" not in path:
         raise TemplateError(f"rollout.template={name}: expected {' or '.join(_KNOWN)}, or an import path package.module:Name")
-    if os.getcwd() not in sys.path and "" not in sys.path:  # as `python -m trainer` has it; the console script has not
-        sys.path.append(os.getcwd())
     try:
-        factory = getattr(importlib.import_module(module_name), attribute)
+        factory = find(path)
     except Exception as e:  # the module's own code may raise anything
         raise TemplateError(f"rollout.template={name}: cannot be imported ({_what(e)})") from e
     try:
