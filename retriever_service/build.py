@@ -184,7 +184,8 @@ def build_folder(
     if any(work.iterdir()) and not (work / "lock").is_file():
         raise IndexInvalid(f"{work}: holds files that are of no build; remove it, or give another --out")
     with _locked(work):
-        if not _sealed(work, key):
+        sealed = _sealed(work, key)
+        if not sealed:
             _require_disk(work, corpus, backend != "dense", vector_bytes)
             try:
                 yield Build(corpus, work, key, skip_bad, tell)
@@ -194,10 +195,9 @@ def build_folder(
                 raise EnvironmentLacks(
                     f"disk of {work}: {error.strerror}; make room and give the same command again, which goes on where it was"
                 ) from None
-            _put(work, out)
-            return
         _put(work, out)
-    yield None
+    if sealed:
+        yield None
 
 
 def _sealed(work: Path, key: dict) -> bool:

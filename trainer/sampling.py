@@ -41,13 +41,10 @@ class RolloutBatch:
     def drop_older_than(self, version: int) -> RolloutBatch:
         """Without the trajectories that an older policy version took part in, nor the last one of a group that lost all others by it:
         alone it has nothing to be compared with. How many is counted."""
-        born = Counter(t.group for t in self.trajectories)
-        left = Counter(t.group for t in self.trajectories if t.policy_version >= version)
-        rows = [
-            i
-            for i, t in enumerate(self.trajectories)
-            if t.policy_version >= version and (left[t.group] > 1 or born[t.group] == 1)
-        ]
+        groups = [t.group for t in self.trajectories]
+        fresh = [i for i, t in enumerate(self.trajectories) if t.policy_version >= version]
+        born, left = Counter(groups), Counter(groups[i] for i in fresh)
+        rows = [i for i in fresh if left[groups[i]] > 1 or born[groups[i]] == 1]
         counts = self.counts | {"rollout/stale_dropped": float(len(self.trajectories) - len(rows))}
         kept = [self.trajectories[i] for i in rows]
         return replace(self, trajectories=kept, rewards=self.rewards[rows], em=self.em[rows], counts=counts)
