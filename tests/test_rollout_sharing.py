@@ -86,6 +86,65 @@ async def test_an_engine_that_sleeps_refuses_work_until_it_wakes(tmp_path):
     await engine.close()
 
 
+def workers_answer(monkeypatch, does):
+    """Workers that the pool starts are answered for by `does(method, *args)`; there is room for each. Returns those that it started."""
+    started = []
+
+    def made(slot, *rest, **gpus):
+        started.append(member(slot, does, state="starting"))
+        return started[-1]
+
+    async def reserve(settings):
+        return SimpleNamespace(bundle_specs=[{"GPU": 0.5}])
+
+    monkeypatch.setattr(membership, "Member", made)
+    monkeypatch.setattr(membership.placement, "reserve", reserve)
+    monkeypatch.setattr(membership.placement, "create_actor", lambda *args, **kwargs: None)
+    return started
+
+
+async def test_in_the_learners_turn_no_engine_starts_and_one_that_was_starting_sleeps_too(monkeypatch):
+    """They share GPUs: what starts beside the learner takes memory that is not there."""
+    up, calls = asyncio.Event(), []
+
+    async def does(method, *args):
+        calls.append(method)
+        if method == "start":
+            await up.wait()
+        return WorkerInfo("w", 1, "here", 0, state="ready")
+
+    workers_answer(monkeypatch, does)
+    pool = pool_of(target=2)
+    book = pool._membership
+    book.target = 1
+    book._fill()
+    await until(lambda: "start" in calls)
+    learners_turn = asyncio.create_task(pool.sleep())
+    await asyncio.sleep(0.05)
+    assert not learners_turn.done(), "its memory is in use"
+    book.target = 2
+    book._fill()
+    up.set()
+    await asyncio.wait_for(learners_turn, 5)
+    await asyncio.sleep(0.05)
+    assert calls == ["info", "start", "sleep"], "the second one waits for its turn"
+    await pool.wake()
+    await until(lambda: len(book.all()) == 2)
+    assert calls == ["info", "start", "sleep", "wake", "info", "start"]
+
+
+async def test_an_engine_that_does_not_get_up_does_not_keep_the_learner_waiting(monkeypatch):
+    async def hangs(method, *args):
+        await asyncio.sleep(60)
+
+    started = workers_answer(monkeypatch, hangs)
+    book = pool_of(target=1)._membership
+    book._fill()
+    await until(lambda: started and started[0].calls)
+    await asyncio.wait_for(book._turns.of_learner(timeout_seconds=0.1), 5)
+    assert started[0].ended
+
+
 @pytest.mark.parametrize("gone", [True, False], ids=["weights gone", "sync announced"])
 async def test_a_lost_learner_does_not_wait_for_a_worker_that_waits_for_it(monkeypatch, gone):
     """The worker needs weights that the learner's successor sends, and the successor starts in the learner's turn."""
@@ -97,12 +156,7 @@ async def test_a_lost_learner_does_not_wait_for_a_worker_that_waits_for_it(monke
             raise WeightsGoneError("the object store has them no more")
         return args[0].version if method == "update_weights" else WorkerInfo("w", 1, "here", 0, state="ready")
 
-    async def reserve(settings):
-        return SimpleNamespace(bundle_specs=[{"GPU": 0.5}])
-
-    monkeypatch.setattr(membership, "Member", lambda slot, id, *rest, **gpus: member(slot, does, state="starting"))
-    monkeypatch.setattr(membership.placement, "reserve", reserve)
-    monkeypatch.setattr(membership.placement, "create_actor", lambda *args, **kwargs: None)
+    workers_answer(monkeypatch, does)
     pool = pool_of(target=1)
     book = pool._membership
     book.delivery._settings = WeightSyncSettings(timeout_seconds=300)

@@ -15,7 +15,6 @@ import pytest
 from rich.console import Console
 from test_trainer_monitor_actions import Pool, Scripted, events, rollback, system
 
-from services import launcher
 from trainer import run as runs
 from trainer import stopping
 from trainer.checkpoint import CheckpointNotWritten, drop_after, latest, step_folder
@@ -400,24 +399,3 @@ def test_a_folder_in_use_is_left_as_it_is(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="in use"):
         trained(made)
     assert not (made.folder.path / "summary.json").exists()
-
-
-def test_the_likelihood_service_is_bound_to_loopback_on_a_cluster_of_many_nodes(monkeypatch):
-    asked = []
-    monkeypatch.setattr(launcher.ray, "nodes", lambda: [{"Alive": True}, {"Alive": True}])
-    monkeypatch.setattr(launcher, "_start", lambda cls, name, timeout, *args: asked.append(args))
-    launcher.start_likelihood("sqlite:x.db", token_steps=8, name="n")
-    assert asked[0][0] == "127.0.0.1"
-
-
-@pytest.mark.parametrize(
-    ("address", "host"), [(None, "127.0.0.1"), ("10.0.0.1:6379", "10.0.0.1")], ids=["our own Ray", "a cluster"]
-)
-def test_a_retriever_is_reached_from_nodes_that_join_a_cluster_of_one_later(monkeypatch, address, host):
-    asked = []
-    monkeypatch.setattr(launcher.ray, "nodes", lambda: [{"Alive": True}])
-    monkeypatch.setattr(launcher.ray.util, "get_node_ip_address", lambda: "10.0.0.1")
-    monkeypatch.setattr(launcher, "_start", lambda cls, name, timeout, *args: asked.append(args))
-    monkeypatch.setenv("RAY_ADDRESS", address or "")
-    launcher.start_retriever("index", topk=2, name="n", timeout_seconds=1)
-    assert asked[0][0] == host
