@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from benchmarks.gpu_shapes import SHAPES, qwen2_config
 from services.contracts import TokenBatch
-from trainer.config import Config, parse_config
-from trainer.learner_rank import LearnerRank
-from trainer.packing import MicroBatch, Rows
-from trainer.policy_model import PolicyModel, prepare_policy
-from trainer.update import Objective
+from trainer.config.schema import Config, parse_config
+from trainer.learner.micro_batches import MicroBatch, Rows
+from trainer.learner.objective import Objective
+from trainer.learner.policy import PolicyModel, prepare_policy
+from trainer.learner.rank import LearnerRank
 
 PLAIN_ROWS = 4
 """Rows of a micro-batch in the plain way."""
@@ -41,7 +41,7 @@ class RandomRank(LearnerRank):
     def _load_policy(self) -> PolicyModel:
         from transformers import AutoModelForCausalLM
 
-        from trainer import packed_attention
+        from trainer.learner import attention as packed_attention
 
         attention = packed_attention.register() if self.packed else "sdpa"
         with torch.device(self.device):

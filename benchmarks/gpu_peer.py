@@ -142,8 +142,8 @@ def _trl(told: dict[str, Any]) -> None:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from services.rollout.templates import make_template
-    from services.rollout.tokenizer import load_tokenizer
+    from services.rollout.worker.templates import make_template
+    from services.rollout.worker.tokenizer import load_tokenizer
     from services.settings import RolloutSettings
     from trainer.data import load_questions
     from trainer.rewards.answers import exact_match, last_answer_match

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from retriever_service.build import build_index
-from retriever_service.launch import serve_in_thread
+from retriever_service.http.launch import serve_in_thread
+from retriever_service.indexing.build import build_index
 from retriever_service.settings import ServerSettings
 from services.contracts import TrajectoryRequest
-from services.rollout.worker import RolloutWorker
+from services.rollout.worker.worker import RolloutWorker
 from services.settings import RolloutSettings
 from trainer.data import load_questions
 

@@ -39,11 +39,11 @@ import ray  # noqa: E402
 from benchmarks.gpu_shapes import SHAPES, make_model  # noqa: E402
 from benchmarks.gpu_sync_actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
 from services.contracts import TokenBatch  # noqa: E402
-from services.rollout import placement  # noqa: E402
-from services.rollout.pool import RolloutPool  # noqa: E402
-from trainer.config import Config, parse_config  # noqa: E402
-from trainer.learner import LearnerGroup  # noqa: E402
-from trainer.sync import kept_supplied, sync_weights  # noqa: E402
+from services.rollout.pool import placement  # noqa: E402
+from services.rollout.pool.pool import RolloutPool  # noqa: E402
+from trainer.config.schema import Config, parse_config  # noqa: E402
+from trainer.learner.group import LearnerGroup  # noqa: E402
+from trainer.loop.sync import kept_supplied, sync_weights  # noqa: E402
 
 WEIGHTS_ONLY = ("7b",)
 BEGAN = time.monotonic()

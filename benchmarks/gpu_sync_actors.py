@@ -8,8 +8,8 @@ from typing import Any
 
 import ray
 
-from services.rollout.worker import RolloutWorker
-from trainer.learner import RankActor
+from services.rollout.worker.worker import RolloutWorker
+from trainer.learner.group import RankActor
 
 
 class BenchWorker(RolloutWorker):
@@ -18,7 +18,7 @@ class BenchWorker(RolloutWorker):
     async def start(self):
         import pathlib
 
-        from services.rollout import vllm_engine
+        from services.rollout.engines import vllm_engine
 
         if self._settings.engine != "vllm":
             return await super().start()

@@ -13,10 +13,10 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from retriever_service.analysis import Analyzer, AnalyzerSettings
+from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents
+from retriever_service.http.schemas import RetrieveRequest
 from retriever_service.index import read_info
-from retriever_service.schemas import RetrieveRequest
 
 
 def searcher(folder: Path, encoder_dtype: str):
@@ -33,7 +33,7 @@ def searcher(folder: Path, encoder_dtype: str):
             return list(zip(rows[0].tolist(), scores[0].tolist(), strict=True))
 
         return search
-    from retriever_service.dense import open_dense
+    from retriever_service.dense.search import open_dense
 
     ranker = open_dense(folder, info.settings, info.passages, dtype=encoder_dtype)
     return lambda query, topk: ranker.rank([query], topk)[0]

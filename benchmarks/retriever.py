@@ -147,7 +147,7 @@ def encoder(args: argparse.Namespace) -> None:
     """Queries/s of the encoder alone: what batches can gain on this machine, whatever the server does."""
     import torch
 
-    from retriever_service.encoder import Encoder, EncoderSettings
+    from retriever_service.dense.encoder import Encoder, EncoderSettings
     from retriever_service.index import read_info
 
     texts = [q["question"] for q in read_questions(args.questions)][:512]
@@ -239,7 +239,7 @@ def ranks(args: argparse.Namespace) -> None:
     import math
     from collections import Counter
 
-    from retriever_service.analysis import Analyzer, AnalyzerSettings
+    from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
     from retriever_service.index import Index
 
     index, analyzer = Index(args.index), Analyzer(AnalyzerSettings())

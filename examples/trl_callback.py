@@ -19,7 +19,7 @@ import torch
 from transformers import TrainerCallback
 
 from services.likelihood.client import LikelihoodClient
-from services.likelihood.padded import LagMemory, padded_records
+from services.likelihood.metrics.padded import LagMemory, padded_records
 from services.likelihood.records import StepRecord
 
 NAMES = {

@@ -15,7 +15,7 @@ import numpy as np
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 
 from services.likelihood.client import LikelihoodClient
-from services.likelihood.padded import LagMemory, padded_records
+from services.likelihood.metrics.padded import LagMemory, padded_records
 from services.likelihood.records import StepRecord
 
 NAMES = {

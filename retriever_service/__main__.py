@@ -6,8 +6,8 @@ import sys
 
 import typer
 
-from .cli import index_app, serve_retriever
-from .errors import RetrieverError
+from retriever_service.cli import index_app, serve_retriever
+from retriever_service.errors import RetrieverError
 
 app = typer.Typer(help="A retrieval service that speaks Search-R1's interface.", no_args_is_help=True)
 app.add_typer(index_app, name="index")

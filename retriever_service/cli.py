@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from .errors import BadSetting
+from retriever_service.errors import BadSetting
 
 index_app = typer.Typer(help="Build, inspect and search indexes.", no_args_is_help=True)
 _out, _err = Console(), Console(stderr=True)
@@ -89,7 +89,7 @@ def build(
     overwrite: Overwrite = False,
 ) -> None:
     """Index a corpus. An interrupted build goes on where it was."""
-    from .build import build_index
+    from retriever_service.indexing.build import build_index
 
     with _progress() as tell:
         info = build_index(
@@ -122,7 +122,7 @@ def convert(
     overwrite: Overwrite = False,
 ) -> None:
     """Make a smaller or faster index from an exact one, and print the recall that it keeps."""
-    from .convert import as_percent, convert_index
+    from retriever_service.indexing.convert import as_percent, convert_index
 
     with _progress() as tell:
         info, measured = convert_index(
@@ -140,7 +140,7 @@ def push(
     to: Annotated[str, typer.Option(help="qdrant+http://HOST:PORT/COLLECTION; an API key is read from QDRANT_API_KEY.")],
 ) -> None:
     """Copy a dense index into a Qdrant collection, which `serve retriever --index qdrant+...` then searches."""
-    from .remote import push as push_index
+    from retriever_service.remote import push as push_index
 
     with _progress() as tell:
         points = push_index(index, to, lambda done, of: tell("push", done / of, f"{done:,} points"))
@@ -157,7 +157,7 @@ def info(
     """Check an index and print what it is, as JSON."""
     from dataclasses import asdict
 
-    from .index import verify
+    from retriever_service.index import verify
 
     _out.print_json(data=asdict(verify(index, corpus)))
 
@@ -176,9 +176,9 @@ def search(
     """Search an index without a server."""
     import orjson
 
-    from .client import clean_query
-    from .opening import check_settings, open_index
-    from .settings import ServerSettings
+    from retriever_service.client import clean_query
+    from retriever_service.opening import check_settings, open_index
+    from retriever_service.settings import ServerSettings
 
     settings = ServerSettings(index=index, corpus=str(corpus) if corpus else None, retriever_model=model, retriever_name=family)
     check_settings(settings)
@@ -239,8 +239,8 @@ def serve_retriever(
     """Serve an index over HTTP: Search-R1's /retrieve and /rerank, a search page, /healthz, /readyz, /metrics, /docs."""
     from pydantic import ValidationError
 
-    from .launch import run
-    from .settings import ServerSettings
+    from retriever_service.http.launch import run
+    from retriever_service.settings import ServerSettings
 
     if index is None:
         raise BadSetting("serve retriever: --index is missing; expected a folder made by `unspiral index build`")

@@ -15,7 +15,7 @@ import httpx
 import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from .errors import BadSetting, RequestRefused, RetrieverUnavailable
+from retriever_service.errors import BadSetting, RequestRefused, RetrieverUnavailable
 
 MAX_QUERY_CHARS = 8192
 _MOST_BACK_OFF_SECONDS = 5.0

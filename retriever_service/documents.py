@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from .errors import IndexInvalid
+from retriever_service.errors import IndexInvalid
 
 TEXT_FILE, OFFSETS_FILE = "documents.jsonl", "documents.offsets"
 assert sys.byteorder == "little"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import orjson
 
-from .corpus import checksum
-from .documents import OFFSETS_FILE, TEXT_FILE, Documents
-from .errors import CorpusError, IndexInvalid, OtherFormat
-from .ranking import HybridRanker, Ranker, Reranker
+from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents
+from retriever_service.errors import CorpusError, IndexInvalid, OtherFormat
+from retriever_service.indexing.corpus import checksum
+from retriever_service.ranking import HybridRanker, Ranker, Reranker
 
 FORMAT = 2
 META_FILE = "meta.json"
@@ -155,12 +155,12 @@ def _open_ranker(folder: Path, info: IndexInfo, name: str | None, model: str | N
     """The ranker of a folder. What a backend needs is imported only for it: numba for BM25, torch and FAISS for dense."""
     rankers: list[Ranker] = []
     if info.backend in ("bm25", "hybrid"):
-        from .analysis import AnalyzerSettings
-        from .bm25 import BM25Ranker
+        from retriever_service.bm25.analysis import AnalyzerSettings
+        from retriever_service.bm25.search import BM25Ranker
 
         rankers.append(BM25Ranker(folder, AnalyzerSettings(**info.settings["analyzer"])))
     if info.backend in ("dense", "hybrid"):
-        from .dense import open_dense
+        from retriever_service.dense.search import open_dense
 
         rankers.append(open_dense(folder, info.settings, info.passages, name=name, model=model, gpu=gpu, dtype=dtype))
     return rankers[0] if len(rankers) == 1 else HybridRanker(rankers)

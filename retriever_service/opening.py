@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .encoder import family_of
-from .errors import BadSetting, IndexInvalid
-from .index import Index, IndexInfo, read_info, verify
-from .model_files import check_model
-from .settings import ServerSettings
+from retriever_service.dense.encoder import family_of
+from retriever_service.dense.model_files import check_model
+from retriever_service.errors import BadSetting, IndexInvalid
+from retriever_service.index import Index, IndexInfo, read_info, verify
+from retriever_service.settings import ServerSettings
 
 REMOTE_PREFIX = "qdrant+"
 
@@ -50,17 +50,17 @@ def open_index(settings: ServerSettings):
     """The index of a server: a folder, a FAISS file beside its corpus, or a remote collection."""
     reranker = None
     if settings.reranker:
-        from .rerank import CrossEncoderReranker
+        from retriever_service.dense.rerank import CrossEncoderReranker
 
         reranker = CrossEncoderReranker(settings.reranker)
     second = {"reranker": reranker, "rerank_depth": settings.rerank_depth, "dtype": settings.encoder_dtype}
     encoder = {"name": settings.retriever_name, "model": settings.retriever_model}
     if settings.index.startswith(REMOTE_PREFIX):
-        from .remote import QdrantIndex
+        from retriever_service.remote import QdrantIndex
 
         return QdrantIndex(settings.index, **encoder, **second)
     if Path(settings.index).is_file():
-        from .published import PublishedIndex
+        from retriever_service.dense.published import PublishedIndex
 
         return PublishedIndex(settings.index, settings.corpus, **encoder, gpu=settings.faiss_gpu, **second)
     if not Path(settings.index).exists() and settings.index.endswith(".index"):

@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from .dense import FOLDER, INDEX_FILE, open_faiss
-from .documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
-from .encoder import Encoder, EncoderSettings, family_of
-from .errors import BadSetting, EnvironmentLacks, RetrieverUnavailable
-from .index import FORMAT, IndexInfo, verify
-from .ranking import Reranker
+from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
+from retriever_service.dense.search import FOLDER, INDEX_FILE, open_faiss
+from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
+from retriever_service.errors import BadSetting, EnvironmentLacks, RetrieverUnavailable
+from retriever_service.index import FORMAT, IndexInfo, verify
+from retriever_service.ranking import Reranker
 
 PREFIX = "qdrant+"
 API_KEY_VARIABLE = "QDRANT_API_KEY"

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from .errors import BadSetting
+from retriever_service.errors import BadSetting
 
 
 class ServerSettings(BaseModel):

@@ -31,7 +31,7 @@ class ServiceError(RuntimeError):
 
 class _RetrieverActor:
     def __init__(self, host: str, port: int, index: str, topk: int) -> None:
-        from retriever_service.launch import serve_in_thread
+        from retriever_service.http.launch import serve_in_thread
         from retriever_service.settings import ServerSettings
 
         self._server = serve_in_thread(ServerSettings(index=index, host=host, port=port, topk=topk))
@@ -109,8 +109,8 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any) 
 
 def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> int:
     """Index a corpus by BM25 into `out`; an index of the same corpus that is there already is kept. Malformed lines left out."""
-    from retriever_service.build import build_index
     from retriever_service.errors import IndexInvalid
+    from retriever_service.indexing.build import build_index
 
     try:
         return build_index(corpus, out, skip_bad=skip_bad).skipped

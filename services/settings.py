@@ -1,4 +1,4 @@
-"""Typed settings of the services. The trainer's configuration is composed of these (`trainer.config`).
+"""Typed settings of the services. The trainer's configuration is composed of these (`trainer.config.schema`).
 
 Every section refuses keys that it does not know. Field docstrings are the descriptions in `unspiral config schema`.
 """
@@ -67,7 +67,7 @@ class RolloutSettings(Settings):
     group_size: int = Field(5, ge=1)
     """Trajectories sampled for each prompt."""
     template: str = "search_r1"
-    """`search_r1`, `lab`, or an import path `package.module:Name` of a class with the protocol of services.rollout.templates."""
+    """`search_r1`, `lab`, or an import path `package.module:Name` of a class with the protocol of services.rollout.worker.templates."""
     deterministic: bool = False
     """Same seed, same run on CPU: a turn barrier, a fixed worker for each trajectory, one thread, seeds from uids."""
     max_turns: int = Field(4, ge=0)

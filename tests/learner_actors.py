@@ -1,6 +1,6 @@
 """Actors that go wrong. Alone in a file, so that Ray's workers need not import torch to start them."""
 
-from trainer.learner import RankActor
+from trainer.learner.group import RankActor
 
 
 class ElsewhereActor(RankActor):

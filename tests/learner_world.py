@@ -15,10 +15,10 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from services.contracts import TokenBatch
-from trainer.config import Config, parse_config
-from trainer.learner_rank import LearnerRank
-from trainer.packing import make_microbatch
-from trainer.update import Objective
+from trainer.config.schema import Config, parse_config
+from trainer.learner.micro_batches import make_microbatch
+from trainer.learner.objective import Objective
+from trainer.learner.rank import LearnerRank
 
 VOCABULARY = 40
 

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from services.contracts import WorkerInfo
-from services.rollout.engine import EngineDeadError
-from services.rollout.worker import RolloutWorker
+from services.rollout.engines.base import EngineDeadError
+from services.rollout.worker.worker import RolloutWorker
 
 
 class DeadEngineWorker(RolloutWorker):

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from retriever_service.build import build_index
-from retriever_service.launch import serve_in_thread
+from retriever_service.http.launch import serve_in_thread
+from retriever_service.indexing.build import build_index
 from retriever_service.settings import ServerSettings
 
 CORPUS = Path(__file__).parent / "data" / "retriever_corpus.jsonl"

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from services.contracts import Question, TrajectoryRequest
-from services.rollout.engine import Generation
+from services.rollout.engines.base import Generation
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import sys
 
 from rollout_fakes import Hit, request
 
-from services.rollout.worker import RolloutWorker
+from services.rollout.worker.worker import RolloutWorker
 from services.settings import RolloutSettings
 
 SETTINGS = RolloutSettings(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.rollout.worker import RolloutWorker
+from services.rollout.worker.worker import RolloutWorker
 
 
 class FailingWorker(RolloutWorker):

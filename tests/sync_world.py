@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from rollout_models import reference_logprobs, tiny_model
 
-from services.rollout.pool import RolloutPool
+from services.rollout.pool.pool import RolloutPool
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync.broadcast import BroadcastSource
-from trainer.sync import sync_weights
+from trainer.loop.sync import sync_weights
 
 ROWS = [[1, 13, 14, 30, 17, 6, 25, 7, 8, 12, 9, 6, 26], [1, 25, 9, 10, 27]]
 LONG = [[3 + i * i % 28 for i in range(100)]]

@@ -18,8 +18,8 @@ from pyarrow import parquet
 
 from services.likelihood.records import MAX_STEP, StepRecord
 from services.likelihood.server import create_app
-from services.likelihood.sqlite_store import SQLiteStore
-from trainer.cli import main
+from services.likelihood.store.sqlite_store import SQLiteStore
+from trainer.commands.cli import main
 
 QUESTION = b'{"id": "a", "question": "q?", "golden_answers": ["x"]}\n'
 STEP = b'{"step": 0, "reward/mean": 0.5}\n'
@@ -241,7 +241,7 @@ def test_ctrl_c_while_the_program_loads_is_silent():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_between_the_greeting_and_the_first_answer_is_not_lost(tmp_path, number):
-    from retriever_service.launch import run
+    from retriever_service.http.launch import run
     from retriever_service.settings import ServerSettings
 
     corpus, out = index_of(tmp_path)

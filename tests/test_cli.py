@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainer.cli import main
+from trainer.commands.cli import main
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainer.config import Config, ConfigError, dump_config, load_config, parse_config
+from trainer.config.schema import Config, ConfigError, dump_config, load_config, parse_config
 
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "retriever": {"corpus": "c.jsonl"}}
 

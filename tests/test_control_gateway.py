@@ -19,10 +19,10 @@ from services.control.launch import serve_in_thread
 from services.control.records import CannotReach, ControlError, Done, Reach, RunStatus
 from services.control.server import ControlMetrics
 from services.settings import ControlSettings
-from trainer import control as run_control
-from trainer.cli import main
-from trainer.config import parse_config
-from trainer.control import RunControl, announced, reach, served
+from trainer.commands.cli import main
+from trainer.config.schema import parse_config
+from trainer.session import control as run_control
+from trainer.session.control import RunControl, announced, reach, served
 
 LOCAL = ControlSettings(host="127.0.0.1", port=0)
 CONFIG = {"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "http://x"}}

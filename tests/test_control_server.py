@@ -11,6 +11,7 @@ import time
 import httpx
 import pytest
 
+from services.common.http.auth import TokenRequired
 from services.control.gateway import Gateway
 from services.control.launch import serve_in_thread
 from services.control.records import (
@@ -25,12 +26,11 @@ from services.control.records import (
     WorkerStatus,
 )
 from services.control.server import create_app
-from services.http.auth import TokenRequired
 from services.settings import ControlSettings
-from trainer import control as run_control
-from trainer.cli import main
-from trainer.config import ConfigError, parse_config
-from trainer.control import RunControl
+from trainer.commands.cli import main
+from trainer.config.schema import ConfigError, parse_config
+from trainer.session import control as run_control
+from trainer.session.control import RunControl
 
 
 class Run:

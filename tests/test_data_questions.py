@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from services.contracts import Question
-from trainer.cli import main
+from trainer.commands.cli import main
 from trainer.data import DataError, convert, load_questions, validate
 
 GOOD = {"id": "a", "question": "who?", "golden_answers": ["x", "y"], "data_source": "nq"}

@@ -17,10 +17,10 @@ from services.control.gateway import Gateway
 from services.control.server import create_app as control_app
 from services.likelihood.launch import ServeSettings
 from services.likelihood.server import create_app
-from services.likelihood.store import open_store
+from services.likelihood.store.base import open_store
 from services.settings import MonitorRules
-from trainer.cli import app
-from trainer.config import load_config
+from trainer.commands.cli import app
+from trainer.config.schema import load_config
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -178,9 +178,9 @@ def test_every_ray_command_is_one_that_ray_takes(stack):
 
 
 def test_node_resources_are_those_that_learner_and_pool_ask_for(stack):
-    from services.rollout.placement import RESOURCE, count, demand
+    from services.rollout.pool.placement import RESOURCE, count, demand
     from services.settings import RolloutSettings
-    from trainer.learner import LearnerGroup  # noqa: F401  (its demand is `learner` and one CPU)
+    from trainer.learner.group import LearnerGroup  # noqa: F401  (its demand is `learner` and one CPU)
 
     cluster = {"learner": 1.0, "rollout": 2.0, "CPU": 1.0}
     assert RESOURCE == "rollout"
@@ -242,7 +242,7 @@ def test_ports_are_published_on_loopback_alone(stack):
 
 
 def test_health_checks_ask_routes_that_exist_at_the_port_served(stack, tmp_path):
-    from retriever_service.server import create_app as retriever_app
+    from retriever_service.http.server import create_app as retriever_app
     from retriever_service.settings import ServerSettings
 
     routes = {

@@ -33,7 +33,7 @@ def test_the_upload_is_the_code_and_small(tmp_path):
     names = zipfile.ZipFile(package).namelist()
     held = {name.split("/")[0] for name in names}
     assert {"trainer/data/questions.py", "deploy/ray/demo.yaml"} <= set(names)
-    assert {"services/likelihood/static/live.html", "services/http/static/login.html"} <= set(names)
+    assert {"services/likelihood/static/live.html", "services/common/http/static/login.html"} <= set(names)
     assert {"trainer", "services", "retriever_service", "examples", "deploy"} <= held
     assert not held & {".git", ".venv", ".env", "runs", "tests", "docs", "data", "benchmarks"}
     assert package.stat().st_size < 2_000_000

@@ -9,10 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 from ruamel.yaml import YAML
 
-from retriever_service.metrics import Metrics
+from retriever_service.http.metrics import Metrics
 from services.likelihood.records import StepRecord
 from services.likelihood.server import create_app
-from services.likelihood.store import open_store
+from services.likelihood.store.base import open_store
 from services.settings import MonitorRules
 
 ROOT = Path(__file__).parent.parent
@@ -79,7 +79,7 @@ def test_expressions_parse_and_name_metrics_that_exist(where, served):
 
 
 def test_run_metrics_shown_are_those_that_a_run_writes():
-    rooms = [*(ROOT / "trainer").glob("*.py"), ROOT / "services/likelihood/step_metrics.py"]
+    rooms = [*(ROOT / "trainer").glob("*.py"), ROOT / "services/likelihood/metrics/step_metrics.py"]
     written = set(re.findall(r'"([a-z_/]+)"', "".join(p.read_text() for p in rooms)))
     for run in (ROOT / "tests/data/demo_runs").glob("*.jsonl"):
         written |= json.loads(run.read_text().splitlines()[0]).keys()

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from trainer.cli import app
-from trainer.config import load_config, parse_config
+from trainer.commands.cli import app
+from trainer.config.schema import load_config, parse_config
+from trainer.data.models import resolve_file
 from trainer.lab.demo import LabFiles, demo_config
-from trainer.models import resolve_file
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

@@ -30,23 +30,23 @@ HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "redis", "faiss", 
 @pytest.mark.parametrize(
     "module",
     [
-        "retriever_service.server",
+        "retriever_service.http.server",
         "retriever_service.client",
         "retriever_service.cli",
-        "services.http.auth",
-        "services.http.serving",
+        "services.common.http.auth",
+        "services.common.http.serving",
         "services.control.cli",
         "services.control.launch",
         "services.control.gateway",
         "services.likelihood.server",
         "services.likelihood.launch",
         "services.likelihood.client",
-        "services.likelihood.report",
+        "services.likelihood.exports.report",
         "services.contracts",
         "services.settings",
-        "trainer.cli",
-        "trainer.config",
-        "trainer.doctor",
+        "trainer.commands.cli",
+        "trainer.config.schema",
+        "trainer.commands.doctor",
     ],
 )
 def test_a_plain_install_imports(module):
@@ -56,7 +56,7 @@ def test_a_plain_install_imports(module):
 
 @pytest.mark.parametrize("command", [["--help"], ["index", "--help"], ["serve", "retriever", "--help"], ["config", "schema"]])
 def test_a_plain_install_runs_the_light_commands(command):
-    done = without(HEAVY, f"from trainer.cli import main; main({command!r})")
+    done = without(HEAVY, f"from trainer.commands.cli import main; main({command!r})")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
@@ -64,7 +64,7 @@ def test_a_plain_install_runs_the_light_commands(command):
 def test_a_command_that_needs_an_extra_says_which(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text("{model: {path: m}, data: {train: t}, retriever: {corpus: c}}")
-    done = without(HEAVY, f"from trainer.cli import main; main(['train', '--config', {str(config)!r}])")
+    done = without(HEAVY, f"from trainer.commands.cli import main; main(['train', '--config', {str(config)!r}])")
     assert done.returncode == 3
     assert "pip install 'unspiral[cpu]'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -74,7 +74,7 @@ def test_a_part_of_the_code_that_is_gone_is_not_called_an_extra():
     """As where Ray nodes that share a /tmp unpack a job's code over each other."""
     code = """
 import sys
-from trainer import cli
+from trainer.commands import cli
 def gone():
     raise ModuleNotFoundError("No module named 'services.launcher'", name="services.launcher")
 cli.app = lambda **_: gone()

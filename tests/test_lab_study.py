@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from trainer.config import dump_config, load_config, parse_config
+from trainer.config.schema import dump_config, load_config, parse_config
 from trainer.lab.demo import LabFiles, collapse_config, demo_config
 from trainer.lab.show import ARMS, collapse_step, moving_mean
 

@@ -10,15 +10,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from retriever_service.client import Hit
 from services.contracts import Question
-from services.rollout.templates import make_template
-from services.rollout.templates.lab_text import observation, question_prompt
-from services.rollout.tokenizer import load_tokenizer
+from services.rollout.worker.templates import make_template
+from services.rollout.worker.templates.lab_text import observation, question_prompt
+from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings
+from trainer.data.models import resolve
 from trainer.lab.demonstrations import Library, demonstration, drill
 from trainer.lab.tokenizer import build_tokenizer, vocabulary
 from trainer.lab.warm_start import WarmStart, warm_start
 from trainer.lab.world import NAMES, make_world
-from trainer.models import resolve
 
 TINY = WarmStart(steps=2, batch=2, worlds=1, hidden=32, layers=1, heads=2, feed_forward=32, warmup_steps=1)
 SENTENCE = "<think> first born </think> <search> n36 n199 born </search> <information> <doc> n36 n199 </information>"

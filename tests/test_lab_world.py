@@ -6,14 +6,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from retriever_service.build import build_index
 from retriever_service.index import Index
+from retriever_service.indexing.build import build_index
+from trainer.commands.doctor import check_config
 from trainer.data import load_questions
-from trainer.doctor import check_config
+from trainer.data.models import resolve_file
 from trainer.lab.demo import EVAL_WORLD, LabNameError, lab_path, world_files
 from trainer.lab.demonstrations import TOPK, Library
 from trainer.lab.world import NAMES, QUESTIONS, make_world
-from trainer.models import resolve_file
 
 SEEDS = (0, 1, 2, 3, EVAL_WORLD, EVAL_WORLD + 1, -1, -2, -24)
 """Trained on, held out, and of the warm start."""

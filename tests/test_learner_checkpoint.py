@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from trainer import checkpoint
-from trainer.checkpoint import CheckpointError, fault, latest, prune, require_whole, written_aside
+from trainer.learner import checkpoint
+from trainer.learner.checkpoint import CheckpointError, fault, latest, prune, require_whole, written_aside
 
 
 def write(run, step, text="weights"):
@@ -65,7 +65,11 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch
     def no_room(*args, **options):
         raise full if fails != "weights" else SafetensorError("I/O error: No space left on device (os error 28)")
 
-    names = {"folder": "os.mkdir", "weights": "safetensors.torch.save_file", "manifest": "trainer.checkpoint.write_json"}
+    names = {
+        "folder": "os.mkdir",
+        "weights": "safetensors.torch.save_file",
+        "manifest": "trainer.learner.checkpoint.write_json",
+    }
     monkeypatch.setattr(names.get(fails, "os.fsync"), no_room)
     with (
         pytest.raises(CheckpointError, match=r"step_000010 cannot be written: .*No space left") as e,

@@ -20,8 +20,8 @@ from learner_world import (
     start_rank,
 )
 
-from trainer.learner import LearnerError, LearnerGroup, LearnerPlacementError, RankActor
-from trainer.model_folder import ModelFolderError
+from trainer.learner.group import LearnerError, LearnerGroup, LearnerPlacementError, RankActor
+from trainer.learner.model_folder import ModelFolderError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(500), pytest.mark.filterwarnings("ignore::FutureWarning")]
 PROBE = {"betas": (0.0, 0.999), "grad_clip": 1e9}

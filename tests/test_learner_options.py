@@ -19,9 +19,9 @@ from learner_world import (
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from trainer.checkpoint import CheckpointError, export_checkpoint
-from trainer.config import ConfigError
-from trainer.lora import LoRATargetError
+from trainer.config.schema import ConfigError
+from trainer.learner.checkpoint import CheckpointError, export_checkpoint
+from trainer.learner.lora import LoRATargetError
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 STEP = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0}

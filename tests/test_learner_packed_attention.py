@@ -6,9 +6,9 @@ import torch
 from learner_world import given_old, make_batch, make_config, make_policy, relative_difference, start_rank
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from trainer.packed_attention import PackedAttentionError, attention
-from trainer.packing import make_microbatch
-from trainer.policy_model import load_policy
+from trainer.learner.attention import PackedAttentionError, attention
+from trainer.learner.micro_batches import make_microbatch
+from trainer.learner.policy import load_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 SMALL = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 from learner_world import make_batch, make_config, make_policy, same_bits, start_rank
 
-from trainer.checkpoint import CheckpointError, export_checkpoint
-from trainer.zero import iter_partitioned
+from trainer.learner.checkpoint import CheckpointError, export_checkpoint
+from trainer.learner.zero import iter_partitioned
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch, at DeepSpeed's collective operations
 STEP = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0}

@@ -14,10 +14,10 @@ from learner_world import (
     start_rank,
 )
 
-import trainer.update
+import trainer.learner.objective
 from trainer.algorithms import LossTerm
-from trainer.packing import make_microbatch
-from trainer.update import Objective, update_metrics
+from trainer.learner.micro_batches import make_microbatch
+from trainer.learner.objective import Objective, update_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch, at DeepSpeed's collective operations
 STEP = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0}
@@ -208,7 +208,9 @@ def test_lambda_0_is_the_update_without_llds_to_the_bit(model, monkeypatch):
     with_lambda_0 = rank.master()
 
     nothing = {"active_tokens": torch.zeros(()), "active_actions": torch.zeros(()), "preserved_tokens": torch.zeros(())}
-    monkeypatch.setattr(trainer.update, "llds_loss", lambda *a, **k: LossTerm(torch.zeros(()), torch.zeros(()), nothing))
+    monkeypatch.setattr(
+        trainer.learner.objective, "llds_loss", lambda *a, **k: LossTerm(torch.zeros(()), torch.zeros(()), nothing)
+    )
     absent = start_rank(make_config(model), model)
     absent.update(batch, **STEP | {"llds_lambda": 0.0})
     assert same_bits(absent.master(), with_lambda_0)

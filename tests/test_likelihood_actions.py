@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from likelihood_series import fall, healthy, series
 
-from services.likelihood.actions import MonitorActions
-from services.likelihood.monitor import PhaseMonitor
+from services.likelihood.monitor.actions import MonitorActions
+from services.likelihood.monitor.phases import PhaseMonitor
 
 
 def decisions(kind, run, actions=None):

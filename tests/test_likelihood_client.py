@@ -9,13 +9,13 @@ import time
 import numpy as np
 import pytest
 
+from services.common.http.serving import CannotServe
 from services.contracts import TokenBatch
-from services.http.serving import CannotServe
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.records import ActionRecord, LikelihoodError, StepRecord, TrajectoryRecord
 from services.likelihood.spool import SpoolError
-from services.likelihood.sqlite_store import SQLiteStore
+from services.likelihood.store.sqlite_store import SQLiteStore
 
 
 def record(step: int, attempt: int = 0, n: int = 3) -> StepRecord:

@@ -93,8 +93,8 @@ def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_pat
 def test_a_long_run_is_drawn_from_thinned_curves_and_zooms_to_single_steps(tmp_path, browser):
     import numpy as np
 
-    from services.likelihood import series
-    from services.likelihood.sqlite_store import SQLiteStore
+    from services.likelihood.store import series
+    from services.likelihood.store.sqlite_store import SQLiteStore
 
     n = 100_000
     store = SQLiteStore(tmp_path / "l.db")

@@ -12,7 +12,7 @@ import pytest
 from likelihood_series import fall, healthy, series
 from pydantic import ValidationError
 
-from services.likelihood.monitor import PhaseMonitor
+from services.likelihood.monitor.phases import PhaseMonitor
 from services.settings import MonitorRules
 
 LAB = Path(__file__).parent / "data" / "lab"

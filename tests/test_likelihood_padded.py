@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from services.likelihood.launch import ServeSettings, serve_in_thread
-from services.likelihood.padded import LagMemory, padded_records
+from services.likelihood.metrics.padded import LagMemory, padded_records
 from services.likelihood.records import StepRecord
 
 ROOT = Path(__file__).parent.parent

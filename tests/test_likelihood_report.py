@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from services.likelihood.cli import monitor_app
-from services.likelihood.report import write_report
-from services.likelihood.run_files import RunFileError, differences, read_run
+from services.likelihood.exports.report import write_report
+from services.likelihood.exports.run_files import RunFileError, differences, read_run
 
 app = typer.Typer()
 app.add_typer(monitor_app, name="monitor")

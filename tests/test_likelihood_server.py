@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from services.common.http.auth import COOKIE, TokenRequired
 from services.contracts import TokenBatch
-from services.http.auth import COOKIE, TokenRequired
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.server import MAX_STEP_BYTES, create_app
-from services.likelihood.sqlite_store import SQLiteStore
+from services.likelihood.store.sqlite_store import SQLiteStore
 from services.likelihood.tokens import pack_tokens
 
 ACTION = {"tokens": 2, "logp_before": -1.0, "logp_after": -1.5, "documents": None}
@@ -211,7 +211,7 @@ def test_bad_token_arrays_are_refused(client, body, says):
 
 
 def test_curves_of_100000_steps_are_thinned_and_keep_their_extremes(store):
-    from services.likelihood import series
+    from services.likelihood.store import series
 
     n = 100_000
     with store._file.writing() as db:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from services.contracts import Action, Observation, Question, TokenBatch, Trajectory
-from services.likelihood.records import TrajectoryRecord
-from services.likelihood.step_metrics import (
+from services.likelihood.metrics.step_metrics import (
     fixed_probe,
     lag_probe,
     leak,
@@ -17,6 +16,7 @@ from services.likelihood.step_metrics import (
     step_metrics,
     trajectory_records,
 )
+from services.likelihood.records import TrajectoryRecord
 
 QUESTION = Question("q", "who", ("a",), "test")
 

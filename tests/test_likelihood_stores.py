@@ -22,8 +22,8 @@ from redis_server import RedisServer
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.records import ActionRecord, EventRecord, LikelihoodError, StepRecord, TrajectoryRecord
-from services.likelihood.sqlite_store import SQLiteStore
-from services.likelihood.store import StoreError, Superseded, UnknownRun, open_store
+from services.likelihood.store.base import StoreError, Superseded, UnknownRun, open_store
+from services.likelihood.store.sqlite_store import SQLiteStore
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +238,7 @@ def test_eight_writers_at_once(url):
 WRITER = """
 import sys
 from services.likelihood.records import StepRecord, TrajectoryRecord, ActionRecord
-from services.likelihood.store import open_store
+from services.likelihood.store.base import open_store
 store = open_store(sys.argv[1])
 for step in range(100000):
     action = ActionRecord(tokens=2, logp_before=-1.0)

@@ -17,10 +17,10 @@ import typer
 from typer.testing import CliRunner
 
 from services.likelihood.cli import likelihood_app, monitor_app
+from services.likelihood.exports.mirrors import MirrorError, Mirroring, WandbMirror
 from services.likelihood.launch import ServeSettings, serve_in_thread
-from services.likelihood.mirrors import MirrorError, Mirroring, WandbMirror
 from services.likelihood.records import ActionRecord, LikelihoodError, StepRecord, TrajectoryRecord
-from services.likelihood.sqlite_store import SQLiteStore
+from services.likelihood.store.sqlite_store import SQLiteStore
 
 app = typer.Typer()
 app.add_typer(likelihood_app, name="likelihood")

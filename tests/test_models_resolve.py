@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer import models
-from trainer.cli import main
-from trainer.models import ModelError, ModelUnavailable, fetch, resolve
+from trainer.commands.cli import main
+from trainer.data import models
+from trainer.data.models import ModelError, ModelUnavailable, fetch, resolve
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import json
 import pytest
 from rich.console import Console
 
-from trainer.cli import main
-from trainer.config import parse_config
-from trainer.doctor import check_config, run_doctor
-from trainer.preflight import GIB, NotEnoughRoom, check_room, parameter_count
-from trainer.progress import Progress, duration
+from trainer.commands.cli import main
+from trainer.commands.doctor import check_config, run_doctor
+from trainer.config.schema import parse_config
+from trainer.loop.progress import Progress, duration
+from trainer.session.preflight import GIB, NotEnoughRoom, check_room, parameter_count
 
 
 @pytest.fixture

@@ -17,12 +17,13 @@ from test_trainer_monitor_actions import Scripted, events, system
 from test_trainer_stopping import Halting, checkpoints, listened, send
 
 from services.contracts import Action, Question, Trajectory
-from trainer import restore, stopping, watchdog
-from trainer.checkpoint import fault, step_folder
-from trainer.learner import LearnerError
-from trainer.sampling import RolloutBatch
-from trainer.stopping import Interrupted
-from trainer.watchdog import Stalled, watched
+from trainer.learner.checkpoint import fault, step_folder
+from trainer.learner.group import LearnerError
+from trainer.loop import restore
+from trainer.loop.sampling import RolloutBatch
+from trainer.session import stopping, watchdog
+from trainer.session.stopping import Interrupted
+from trainer.session.watchdog import Stalled, watched
 
 
 @pytest.fixture(autouse=True)
@@ -305,7 +306,7 @@ def test_a_run_whose_loop_is_stuck_is_ended_too(tmp_path):
     script = f"""
 import asyncio, pathlib, time
 from test_reliability_driver import Halting, system, watching
-from trainer import watchdog
+from trainer.session import watchdog
 watchdog.LEAVE_SECONDS = 0.5
 async def stuck(driver): time.sleep(60)
 made = system(pathlib.Path({str(tmp_path)!r}))
@@ -325,7 +326,7 @@ def test_a_run_whose_loop_is_stuck_is_ended_also_where_its_summary_cannot_be_wri
     script = f"""
 import asyncio, pathlib, time
 from test_reliability_driver import Halting, system, watching
-from trainer import watchdog
+from trainer.session import watchdog
 watchdog.LEAVE_SECONDS = 0.5
 async def stuck(driver): time.sleep(60)
 made = system(pathlib.Path({str(tmp_path)!r}))
@@ -343,7 +344,7 @@ def test_what_does_not_end_after_a_second_signal_is_left(tmp_path):
     script = f"""
 import asyncio, pathlib, signal, time
 from test_trainer_stopping import Halting, listened, send, system
-from trainer import stopping
+from trainer.session import stopping
 stopping.LEAVE_SECONDS = 1.0
 async def twice(driver):
     try:
@@ -363,7 +364,7 @@ def test_a_signal_while_what_was_started_ends_leaves_now(tmp_path):
     script = f"""
 import asyncio, os, pathlib, signal, time
 from test_trainer_stopping import Halting, listened, send, system
-from trainer import stopping
+from trainer.session import stopping
 stopping.REPEAT_SECONDS = 0.2
 async def thrice(driver):
     try:

@@ -15,8 +15,8 @@ from rollout_fakes import request
 from rollout_search import search_server
 from sync_world import LocalLearner, change, difference, events_of, in_state, pool, sync, until, wide_model
 
-from services.rollout import membership, placement
-from services.rollout.member import NoWorkersError
+from services.rollout.pool import membership, placement
+from services.rollout.pool.member import NoWorkersError
 from services.settings import WeightSyncSettings
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.ray]
@@ -97,7 +97,7 @@ async def test_each_worker_sees_the_gpu_that_was_reserved_for_it():
     script = """
 import asyncio, ray
 from reliability_actors import GpuWorker
-from services.rollout import placement
+from services.rollout.pool import placement
 from services.settings import RolloutSettings, WeightSyncSettings
 ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
 placement.RolloutWorker = GpuWorker

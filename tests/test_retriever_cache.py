@@ -9,10 +9,10 @@ import orjson
 import pytest
 
 from retriever_service.errors import QueueFull
+from retriever_service.http.launch import serve_in_thread
+from retriever_service.http.schemas import BadRequest
+from retriever_service.http.service import ResultCache, Service, encode_answer
 from retriever_service.index import Index
-from retriever_service.launch import serve_in_thread
-from retriever_service.schemas import BadRequest
-from retriever_service.service import ResultCache, Service, encode_answer
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import small_index  # noqa: F401
 
@@ -108,7 +108,7 @@ def test_a_reranker_that_reads_capitals_gets_no_answer_of_other_capitals(small_i
 
 def test_queries_to_an_encoder_share_an_answer_only_where_they_are_the_same():
     """Tokenizers of bytes and of pieces see every space; others join what a control character parts."""
-    from retriever_service.dense import DenseRanker
+    from retriever_service.dense.search import DenseRanker
     from retriever_service.ranking import HybridRanker
     from retriever_service.remote import QdrantIndex
 

@@ -15,7 +15,7 @@ import pytest
 
 from retriever_service.client import Hit, RetrieverClient
 from retriever_service.errors import BadSetting, RequestRefused, RetrieverUnavailable
-from retriever_service.launch import serve_in_thread
+from retriever_service.http.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import server, small_index  # noqa: F401
 

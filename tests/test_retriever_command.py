@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from retriever_service.__main__ import main
 from retriever_service.errors import BadSetting, EnvironmentLacks
-from retriever_service.launch import serve_in_thread
+from retriever_service.http.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 
@@ -136,7 +136,7 @@ def test_a_port_in_use_is_one_line_and_exit_status_3(small_index, command):
 
 def test_the_retriever_loads_neither_torch_nor_ray_nor_anything_of_the_trainer(small_index):
     program = (
-        "import sys; from retriever_service.launch import serve_in_thread; from retriever_service.settings import ServerSettings\n"
+        "import sys; from retriever_service.http.launch import serve_in_thread; from retriever_service.settings import ServerSettings\n"
         "import retriever_service.client, retriever_service.cli\n"
         "serve_in_thread(ServerSettings(index=sys.argv[1], port=0)).stop()\n"
         "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'trainer', 'services', 'faiss') if m in sys.modules])"
@@ -191,7 +191,7 @@ def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
         if name not in ("request_timeout_seconds", "token"):
             words += [f"--{name if name in underscored else name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     received = []
-    monkeypatch.setattr("retriever_service.launch.run", lambda settings, on_start: received.append(settings) or 0)
+    monkeypatch.setattr("retriever_service.http.launch.run", lambda settings, on_start: received.append(settings) or 0)
     monkeypatch.setenv("TOKEN_OF_THE_TEST", "s3cret")
     status, _, problem = command("serve", *words)
     assert (status, problem) == (0, "") and received == [ServerSettings(**given)]

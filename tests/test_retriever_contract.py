@@ -13,9 +13,9 @@ import psutil
 import pytest
 from starlette.testclient import TestClient
 
+from retriever_service.http.launch import serve_in_thread
+from retriever_service.http.server import create_app
 from retriever_service.index import Index
-from retriever_service.launch import serve_in_thread
-from retriever_service.server import create_app
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import CORPUS, http, server, small_index  # noqa: F401
 

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from retriever_service.__main__ import main
-from retriever_service.build import build_index
-from retriever_service.convert import convert_index
-from retriever_service.dense_build import flat_header
-from retriever_service.encoder import BGE_QUERY, Encoder, EncoderSettings, family_of
+from retriever_service.dense.build import flat_header
+from retriever_service.dense.encoder import BGE_QUERY, Encoder, EncoderSettings, family_of
 from retriever_service.errors import BadSetting, EnvironmentLacks, IndexInvalid, RetrieverUnavailable
+from retriever_service.http.launch import serve_in_thread
 from retriever_service.index import Index, verify
-from retriever_service.launch import serve_in_thread
+from retriever_service.indexing.build import build_index
+from retriever_service.indexing.convert import convert_index
+from retriever_service.indexing.sinks import VectorSink
 from retriever_service.opening import open_index
 from retriever_service.ranking import fuse
 from retriever_service.settings import ServerSettings
-from retriever_service.sinks import VectorSink
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 from tests.retriever_models import tiny_encoder, tiny_reranker  # noqa: F401
 

@@ -21,13 +21,14 @@ import numpy as np
 import pytest
 import Stemmer
 
-from retriever_service import analysis, bm25_build
-from retriever_service.analysis import Analyzer, AnalyzerSettings
-from retriever_service.build import build_index
-from retriever_service.corpus import read_corpus
+from retriever_service.bm25 import analysis
+from retriever_service.bm25 import build as bm25_build
+from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.errors import BadSetting, CorpusError, EnvironmentLacks, IndexInvalid
 from retriever_service.index import Index, verify
-from retriever_service.sinks import PostingsSink
+from retriever_service.indexing.build import build_index
+from retriever_service.indexing.corpus import read_corpus
+from retriever_service.indexing.sinks import PostingsSink
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 
 ROWS = [json.loads(line) for line in CORPUS.read_text("utf-8").splitlines()]
@@ -246,7 +247,7 @@ def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path, small_
 
 
 def test_two_builds_of_one_folder_do_not_mix(tmp_path):
-    program = "import sys, time, retriever_service.build as b; b.build_index(sys.argv[1], sys.argv[2], progress=lambda s, x, t: (print(s, flush=True), time.sleep(5 * (s == 'scan'))))"
+    program = "import sys, time, retriever_service.indexing.build as b; b.build_index(sys.argv[1], sys.argv[2], progress=lambda s, x, t: (print(s, flush=True), time.sleep(5 * (s == 'scan'))))"
     with subprocess.Popen(
         [sys.executable, "-c", program, str(CORPUS), str(tmp_path / "i")],
         stdout=subprocess.PIPE,
@@ -321,7 +322,11 @@ def test_jax_where_it_is_installed_is_kept_off_the_gpu(tmp_path):
     )
     environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"} | {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
     done = subprocess.run(
-        [sys.executable, "-c", "import retriever_service.bm25"], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", "import retriever_service.bm25.search"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.stdout.strip() == "started on cpu"
 

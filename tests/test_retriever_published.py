@@ -9,12 +9,12 @@ import tempfile
 import numpy as np
 import pytest
 
-from retriever_service.convert import convert_index
-from retriever_service.encoder import Encoder, EncoderSettings
+from retriever_service.dense.encoder import Encoder, EncoderSettings
+from retriever_service.dense.published import open_corpus_documents
 from retriever_service.errors import BadSetting, CorpusError, EnvironmentLacks
 from retriever_service.index import Index
+from retriever_service.indexing.convert import convert_index
 from retriever_service.opening import check_settings, open_index
-from retriever_service.published import open_corpus_documents
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import CORPUS
 from tests.retriever_models import tiny_encoder  # noqa: F401

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from retriever_service.build import build_index
 from retriever_service.errors import BadSetting, EnvironmentLacks, RetrieverUnavailable
+from retriever_service.indexing.build import build_index
 from retriever_service.opening import open_index
 from retriever_service.remote import push
 from retriever_service.settings import ServerSettings

@@ -13,13 +13,13 @@ import httpx
 import numpy as np
 import pytest
 
-from retriever_service import bm25_build
-from retriever_service.build import build_index
-from retriever_service.convert import convert_index
-from retriever_service.corpus import estimate
+from retriever_service.bm25 import build as bm25_build
 from retriever_service.errors import BadSetting, EnvironmentLacks, IndexInvalid
+from retriever_service.http.launch import serve_in_thread
 from retriever_service.index import Index, verify
-from retriever_service.launch import serve_in_thread
+from retriever_service.indexing.build import build_index
+from retriever_service.indexing.convert import convert_index
+from retriever_service.indexing.corpus import estimate
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 from tests.retriever_models import tiny_encoder, tiny_reranker  # noqa: F401
@@ -85,7 +85,7 @@ def test_what_a_broken_build_left_counts_as_room(tmp_path, disk):
         build_index(corpus, tmp_path / "j")
 
 
-@pytest.mark.parametrize("broken", ["os:posix_fallocate", "retriever_service.sinks:PostingsSink.write"])
+@pytest.mark.parametrize("broken", ["os:posix_fallocate", "retriever_service.indexing.sinks:PostingsSink.write"])
 def test_a_disk_that_fills_up_on_the_way_is_one_line_and_the_build_goes_on_later(small_index, tmp_path, monkeypatch, broken):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -147,7 +147,7 @@ def test_vectors_of_two_precisions_get_into_no_index(tiny_encoder, tmp_path, mon
 
 
 def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_the_log(tiny_encoder, tmp_path, caplog):
-    from retriever_service.encoder import Encoder, EncoderSettings
+    from retriever_service.dense.encoder import Encoder, EncoderSettings
 
     encoder = Encoder(EncoderSettings(tiny_encoder, "e5"))
     flat = faiss.IndexFlatIP(encoder.dimension)
@@ -170,7 +170,7 @@ def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_th
 
 
 def test_an_index_that_does_not_name_its_encoder_asks_for_it_and_reads_the_family_from_it(tiny_encoder, tmp_path):
-    from retriever_service.encoder import Encoder, EncoderSettings
+    from retriever_service.dense.encoder import Encoder, EncoderSettings
 
     model = tmp_path / "e5-tiny"
     model.symlink_to(tiny_encoder)
@@ -190,7 +190,7 @@ def test_an_index_that_does_not_name_its_encoder_asks_for_it_and_reads_the_famil
 def test_a_reranker_with_several_numbers_for_a_passage_is_refused_at_the_start(tiny_reranker, tmp_path):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from retriever_service.rerank import CrossEncoderReranker
+    from retriever_service.dense.rerank import CrossEncoderReranker
 
     AutoModelForSequenceClassification.from_pretrained(
         tiny_reranker, num_labels=3, ignore_mismatched_sizes=True

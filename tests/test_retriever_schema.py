@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from retriever_service.launch import serve_in_thread
+from retriever_service.http.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import server, small_index  # noqa: F401
 from tests.retriever_models import tiny_reranker  # noqa: F401

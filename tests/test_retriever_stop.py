@@ -21,7 +21,8 @@ from tests.retriever_fixtures import small_index  # noqa: F401
 ROOT = Path(__file__).parents[1]
 SCRIPT = """
 import ctypes, sys, time
-from retriever_service import index, launch, opening
+from retriever_service.http import launch
+from retriever_service import index, opening
 from retriever_service.settings import ServerSettings
 
 class Slow(index.Index):

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from retriever_service.__main__ import main
-from retriever_service.build import build_index
-from retriever_service.convert import convert_index
-from retriever_service.encoder import family_of
+from retriever_service.dense.encoder import family_of
+from retriever_service.dense.published import open_corpus_documents
 from retriever_service.errors import CorpusError, IndexInvalid
+from retriever_service.http.web import error_answer
 from retriever_service.index import read_info, verify
-from retriever_service.published import open_corpus_documents
-from retriever_service.web import error_answer
+from retriever_service.indexing.build import build_index
+from retriever_service.indexing.convert import convert_index
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 from tests.retriever_models import tiny_encoder  # noqa: F401
 
@@ -64,7 +64,7 @@ def test_what_another_build_left_is_no_part_of_the_index(tmp_path, vectors, monk
     def breaks(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("retriever_service.bm25_build.write_bm25", breaks)
+    monkeypatch.setattr("retriever_service.bm25.build.write_bm25", breaks)
     with pytest.raises(KeyboardInterrupt):
         build_index(CORPUS, out)
     work = tmp_path / "i.building"
@@ -126,7 +126,7 @@ def test_a_corpus_beside_vectors_is_looked_at_and_a_bad_line_is_named(tmp_path):
 def test_a_break_while_ids_are_looked_at_counts_no_bad_line_twice(tmp_path, monkeypatch):
     corpus = tmp_path / "c.jsonl"
     corpus.write_text('{"id": "a", "contents": "x y"}\n{"id": "b", "contents": "y z"}\n{\n[]\n')
-    from retriever_service.scan import Scanner
+    from retriever_service.indexing.scan import Scanner
 
     whole = Scanner._refuse_repeated_ids
 
@@ -150,7 +150,7 @@ def test_more_passages_by_default_than_a_request_may_ask_for_are_refused_at_the_
 
 PROGRAM = """
 import importlib, os, signal, sys
-from retriever_service import build
+from retriever_service.indexing import build
 module, _, name = sys.argv[3].rpartition(":")
 part, options = importlib.import_module(module), dict(a.split("=") for a in sys.argv[5:])
 owner = part
@@ -183,11 +183,11 @@ def killed_and_gone_on_with(tmp_path, where, when, **options):
 @pytest.mark.parametrize(
     ("where", "when"),
     [
-        ("retriever_service.scan:Scanner._refuse_repeated_ids", "before"),
-        ("retriever_service.bm25_build:write_bm25", "before"),
-        ("retriever_service.bm25_build:write_bm25", "after"),
-        ("retriever_service.build:Build.seal", "after"),
-        ("retriever_service.build:read_info", "before"),
+        ("retriever_service.indexing.scan:Scanner._refuse_repeated_ids", "before"),
+        ("retriever_service.bm25.build:write_bm25", "before"),
+        ("retriever_service.bm25.build:write_bm25", "after"),
+        ("retriever_service.indexing.build:Build.seal", "after"),
+        ("retriever_service.indexing.build:read_info", "before"),
         ("os:rename", "before"),
         ("os:rename", "after"),
     ],
@@ -198,7 +198,11 @@ def test_a_build_killed_in_its_later_stages_goes_on_to_the_same_bytes(tmp_path, 
 
 @pytest.mark.parametrize(
     ("where", "when"),
-    [("os:rename", "after"), ("retriever_service.build:_put", "before"), ("retriever_service.build:_put", "after")],
+    [
+        ("os:rename", "after"),
+        ("retriever_service.indexing.build:_put", "before"),
+        ("retriever_service.indexing.build:_put", "after"),
+    ],
 )
 def test_an_index_that_is_replaced_is_there_until_another_one_is(tmp_path, small_index, where, when):
     """Killed between the one and the other, and with the same command given again."""
@@ -219,5 +223,5 @@ def test_so_does_a_build_of_vectors(tmp_path, tiny_encoder, when):
     pytest.importorskip("sentence_transformers")
     options = {"backend": "dense", "model": tiny_encoder, "family": "e5"}
     build_index(CORPUS, tmp_path / "whole", **options)
-    made = killed_and_gone_on_with(tmp_path, "retriever_service.dense_build:write_dense", when, **options)
+    made = killed_and_gone_on_with(tmp_path, "retriever_service.dense.build:write_dense", when, **options)
     assert made == verify(tmp_path / "whole").files

@@ -21,8 +21,8 @@ import torch
 from rollout_models import reference_logprobs, tiny_model
 from safetensors.torch import save_file
 
-from services.rollout.engine import EngineDeadError, GenerateCall, RequestAbortedError, WeightLoadError
-from services.rollout.transformers_engine import TransformersEngine
+from services.rollout.engines.base import EngineDeadError, GenerateCall, RequestAbortedError, WeightLoadError
+from services.rollout.engines.transformers_engine import TransformersEngine
 from services.settings import RolloutSettings
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm]
@@ -49,7 +49,7 @@ def call(engine, ids, *, n=30, temperature=1.0, seed=3, stop=STOP, name="r"):
 
 @pytest.fixture(scope="module")
 def environment():
-    from services.rollout.vllm_engine import ENVIRONMENT
+    from services.rollout.engines.vllm_engine import ENVIRONMENT
 
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -71,7 +71,7 @@ def untied(tmp_path_factory):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def asynchronous(environment, tied):
-    from services.rollout.vllm_engine import VllmEngine
+    from services.rollout.engines.vllm_engine import VllmEngine
 
     engine = await VllmEngine.start(tied.path, SETTINGS, seed=0)
     yield engine
@@ -280,7 +280,7 @@ async def test_logprobs_are_taken_by_token_id_not_by_rank(environment):
     """A position whose first entry is another token than the sampled one."""
     from vllm.logprobs import Logprob
 
-    from services.rollout.vllm_engine import _generation
+    from services.rollout.engines.vllm_engine import _generation
 
     position = {4: Logprob(-0.1, 1), 9: Logprob(-2.5, 7)}
     completion = SimpleNamespace(
@@ -292,7 +292,7 @@ async def test_logprobs_are_taken_by_token_id_not_by_rank(environment):
 async def test_a_vllm_without_the_patched_name_fails_loudly(environment, monkeypatch):
     from vllm.model_executor.layers import utils
 
-    from services.rollout import vllm_worker_extension as extension
+    from services.rollout.engines import vllm_worker_extension as extension
 
     extension.keep_cpu_weights_loadable()
     assert utils.dispatch_cpu_unquantized_gemm is extension.plain_linear
@@ -316,7 +316,7 @@ async def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(monkeypatch, h
     from vllm.config import CompilationConfig
     from vllm.platforms import current_platform
 
-    from services.rollout.vllm_engine import _arguments
+    from services.rollout.engines.vllm_engine import _arguments
 
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     given = _arguments(RolloutSettings(compile=how, share_gpus=True), "m", 0)
@@ -331,8 +331,8 @@ async def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(monkeypatch, h
 async def test_what_the_docs_would_have_one_set_for_vllm_reaches_the_workers_and_is_known_to_it():
     from vllm import envs
 
-    from services.rollout.placement import PASSED_ON
-    from services.rollout.vllm_engine import ENVIRONMENT
+    from services.rollout.engines.vllm_engine import ENVIRONMENT
+    from services.rollout.pool.placement import PASSED_ON
 
     docs = (Path(__file__).parents[1] / "docs").glob("*.md")
     told = {name for file in docs for name in re.findall(r"\bVLLM_\w+", file.read_text(encoding="utf-8"))}

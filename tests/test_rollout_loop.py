@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rollout_fakes import Hit, ScriptedEngine, byte_bpe, request, words
 
 from services.contracts import Observation, Question
-from services.rollout.loop import NonFiniteLogprobError, PromptTooLongError, run_trajectory, tokens_through_stop
-from services.rollout.templates import TemplateError, make_template
+from services.rollout.worker.loop import NonFiniteLogprobError, PromptTooLongError, run_trajectory, tokens_through_stop
+from services.rollout.worker.templates import TemplateError, make_template
 from services.settings import RolloutSettings
 
 LAB = words()
@@ -273,7 +273,7 @@ def test_an_unknown_template_is_refused_with_what_is_accepted():
 
 
 def test_a_template_of_ones_own_is_taken_by_import_path():
-    template = make_template("services.rollout.templates.lab:LabTemplate", LAB, RolloutSettings())
+    template = make_template("services.rollout.worker.templates.lab:LabTemplate", LAB, RolloutSettings())
     assert template.stop == ("</search>", "</answer>")
 
 
@@ -283,7 +283,7 @@ def test_a_template_of_ones_own_is_taken_by_import_path():
         ("class T(:\n", "cannot be imported (SyntaxError: "),
         ("raise OSError('no\\nfile')\n", "cannot be imported (OSError: no file)"),
         ("class T:\n    pass\n", "cannot be made from a tokenizer and the settings (TypeError: T() takes no arguments)"),
-        ("from services.rollout.templates.lab import LabTemplate as T\n", None),
+        ("from services.rollout.worker.templates.lab import LabTemplate as T\n", None),
     ],
 )
 def test_a_template_in_the_current_folder_is_found_and_its_faults_are_one_line(tmp_path, monkeypatch, text, says):
@@ -304,7 +304,7 @@ def test_a_tokenizer_comes_back_as_it_was_saved_beside_a_qwen2_model(tmp_path):
     from rollout_models import tiny_model
     from transformers import AutoTokenizer
 
-    from services.rollout.tokenizer import load_tokenizer
+    from services.rollout.worker.tokenizer import load_tokenizer
 
     tiny_model(tmp_path)
     text = "<bos> what is n1 ?"

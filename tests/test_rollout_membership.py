@@ -11,11 +11,11 @@ import pytest
 from rollout_fakes import request
 
 from services.contracts import WeightUpdate, WorkerInfo
-from services.rollout import delivery as deliveries
-from services.rollout import membership
-from services.rollout.delivery import Delivery
-from services.rollout.member import Member, NoWorkersError, WorkerLostError
-from services.rollout.pool import RolloutPool
+from services.rollout.pool import delivery as deliveries
+from services.rollout.pool import membership
+from services.rollout.pool.delivery import Delivery
+from services.rollout.pool.member import Member, NoWorkersError, WorkerLostError
+from services.rollout.pool.pool import RolloutPool
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import GroupBrokenError, WeightsGoneError
 from services.weight_sync.base import HalfWrittenError

@@ -13,13 +13,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 WORKER = """
 import subprocess, sys
-engine = "import os, time; from services.rollout.owner import end_with; end_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(60)"
+engine = "import os, time; from services.rollout.engines.owner import end_with; end_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(60)"
 subprocess.run([sys.executable, "-c", engine])
 """
 BETWEEN = """
 import os, psutil, time
 from types import SimpleNamespace
-from services.rollout import owner
+from services.rollout.engines import owner
 def gone():
     raise psutil.NoSuchProcess(1)
 owner.psutil.Process = lambda pid: SimpleNamespace(is_running=lambda: True, status=gone)

@@ -18,11 +18,11 @@ from rollout_search import search_server
 
 from retriever_service.client import RetrieverUnavailable
 from services.contracts import WeightUpdate
-from services.rollout import membership, placement
-from services.rollout.member import NoWorkersError
-from services.rollout.placement import UnschedulableError
-from services.rollout.pool import RolloutPool
-from services.rollout.tokenizer import TokenizerError
+from services.rollout.pool import membership, placement
+from services.rollout.pool.member import NoWorkersError
+from services.rollout.pool.placement import UnschedulableError
+from services.rollout.pool.pool import RolloutPool
+from services.rollout.worker.tokenizer import TokenizerError
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightSyncError, make_publisher
 
@@ -261,7 +261,7 @@ async def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_serv
 
 
 async def test_a_retriever_that_stays_down_is_an_error_in_the_end(cluster, quick, policy, search, monkeypatch):
-    monkeypatch.setattr("services.rollout.pool.FIRST_BACK_OFF_SECONDS", 0.1)
+    monkeypatch.setattr("services.rollout.pool.pool.FIRST_BACK_OFF_SECONDS", 0.1)
     async with pool(policy, search, retriever_timeout=0.5) as p:
         await p.start()
         search.down = True

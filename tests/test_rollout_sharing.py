@@ -12,14 +12,14 @@ from test_rollout_membership import member, pool_of, until
 from test_trainer_monitor_actions import system
 
 from services.contracts import WeightUpdate, WorkerInfo
-from services.rollout import membership, placement
-from services.rollout.engine import EngineAsleepError
-from services.rollout.transformers_engine import TransformersEngine
+from services.rollout.engines.base import EngineAsleepError
+from services.rollout.engines.transformers_engine import TransformersEngine
+from services.rollout.pool import membership, placement
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightsGoneError
-from trainer.config import ConfigError, parse_config
-from trainer.driver import Driver
-from trainer.stopping import StopSignals
+from trainer.config.schema import ConfigError, parse_config
+from trainer.loop.driver import Driver
+from trainer.session.stopping import StopSignals
 
 SHARED = {"rollout": {"share_gpus": True, "prompts_per_step": 2, "group_size": 2}}
 CALL = {"max_tokens": 2, "temperature": 1.0, "seed": 1, "stop": ()}
@@ -246,8 +246,8 @@ class OneStep(Driver):
 
 @pytest.mark.parametrize("share", [False, True])
 def test_the_order_of_turns_in_a_step(tmp_path, share, monkeypatch):
-    monkeypatch.setattr("trainer.driver.prepare", lambda *a: SimpleNamespace(tokens=SimpleNamespace(logp_old=None)))
-    monkeypatch.setattr("trainer.driver.np.mean", lambda values: 0.0)
+    monkeypatch.setattr("trainer.loop.driver.prepare", lambda *a: SimpleNamespace(tokens=SimpleNamespace(logp_old=None)))
+    monkeypatch.setattr("trainer.loop.driver.np.mean", lambda values: 0.0)
     driver = OneStep(system(tmp_path, **({"rollout": SHARED["rollout"]} if share else {})), Traced())
     driver.actions.decide = lambda state: None
     asyncio.run(driver.one_step(1))
@@ -278,7 +278,7 @@ def test_a_run_in_turns_trains_and_ends_like_any_other(tmp_path):
 
 
 def test_two_ranks_on_one_gpu_are_named():
-    from trainer.learner import LearnerGroup, LearnerPlacementError
+    from trainer.learner.group import LearnerGroup, LearnerPlacementError
 
     group = LearnerGroup(parse_config(raw(learner={"ranks": 3})), model_path="m")
     group.where = [{"host": "a", "device_uuid": u} for u in ("GPU-1", "GPU-2", "GPU-1")]

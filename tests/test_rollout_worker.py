@@ -10,10 +10,10 @@ import pytest
 from rollout_fakes import Hit, ScriptedEngine, request, words
 
 from services.contracts import WeightUpdate
-from services.rollout import worker as module
-from services.rollout.barrier import TurnBarrier
-from services.rollout.engine import EngineDeadError, GenerateCall, Generation, WeightLoadError
-from services.rollout.worker import (
+from services.rollout.engines.base import EngineDeadError, GenerateCall, Generation, WeightLoadError
+from services.rollout.worker import worker as module
+from services.rollout.worker.barrier import TurnBarrier
+from services.rollout.worker.worker import (
     EngineMissingError,
     RolloutWorker,
     StaleVersionError,

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from services.contracts import Action, Observation, Question, Trajectory
-from trainer.config import ConfigError, parse_config
-from trainer.run_folder import RunFolder
+from trainer.config.schema import ConfigError, parse_config
+from trainer.loop.run_folder import RunFolder
 
 
 @pytest.fixture

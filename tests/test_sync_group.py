@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from services.contracts import WeightsReceiver
-from services.rollout.delivery import Delivery
+from services.rollout.pool.delivery import Delivery
 from services.settings import WeightSyncSettings
 from services.weight_sync import (
     GroupBrokenError,

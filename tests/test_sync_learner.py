@@ -15,7 +15,7 @@ from rollout_models import tiny_model
 from sync_world import difference, events_of, in_state, pool, sync, until
 from test_learner_group import ReusableGroup
 
-from trainer.learner import LearnerError
+from trainer.learner.group import LearnerError
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -19,12 +19,12 @@ from sync_actors import FailingWorker
 from sync_world import LocalLearner, change, difference, events_of, in_state, pool, sync, until, wide_model
 
 from services.contracts import WeightsReceiver
-from services.rollout import delivery, membership, placement
-from services.rollout.member import Member
-from services.rollout.worker import StaleVersionError, WorkerUnavailableError
+from services.rollout.pool import delivery, membership, placement
+from services.rollout.pool.member import Member
+from services.rollout.worker.worker import StaleVersionError, WorkerUnavailableError
 from services.settings import WeightSyncSettings
 from services.weight_sync import GroupMismatchError, WeightSyncError
-from trainer.sync import kept_supplied
+from trainer.loop.sync import kept_supplied
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.ray]
 

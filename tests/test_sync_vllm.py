@@ -16,7 +16,7 @@ from rollout_search import search_server
 from sync_world import LONG, ROWS, LocalLearner, change, difference, events_of, in_state, pool, sync, until, wide_model
 
 from services.contracts import WeightsReceiver
-from services.rollout.vllm_engine import ENVIRONMENT
+from services.rollout.engines.vllm_engine import ENVIRONMENT
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync.broadcast import WeightReceiver, listed
 from services.weight_sync.group import host_store, offer_loan
@@ -126,7 +126,7 @@ async def test_each_part_of_a_vllm_worker_takes_its_share_and_lends_it(tmp_path)
 async def test_the_lockstep_engine_takes_part_too(tmp_path, without_llvmlite):
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    from services.rollout.vllm_engine import LockstepVllmEngine
+    from services.rollout.engines.vllm_engine import LockstepVllmEngine
 
     model = wide_model(tmp_path / "m", tied=False)
     settings = RolloutSettings(

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from services.contracts import WeightUpdate
-from services.likelihood.actions import MonitorAction
+from services.likelihood.monitor.actions import MonitorAction
 from services.weight_sync.base import WeightSyncError
-from trainer.checkpoint import drop_after, latest, step_folder, written_aside
-from trainer.config import parse_config
-from trainer.driver import Driver, StoppedByMonitor
-from trainer.run_folder import RunFolder
-from trainer.stopping import StopSignals
+from trainer.config.schema import parse_config
+from trainer.learner.checkpoint import drop_after, latest, step_folder, written_aside
+from trainer.loop.driver import Driver, StoppedByMonitor
+from trainer.loop.run_folder import RunFolder
+from trainer.session.stopping import StopSignals
 
 
 class Learner:

@@ -14,8 +14,8 @@ import time
 import pytest
 from rich.console import Console
 
-from trainer.output import Unhurried, complain, unhurried
-from trainer.progress import Progress
+from trainer.loop.progress import Progress
+from trainer.session.output import Unhurried, complain, unhurried
 
 PIPE_BYTES = 4096
 

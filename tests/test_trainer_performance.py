@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from trainer.performance import of_run, performance, table
+from trainer.loop.performance import of_run, performance, table
 
 STEP = {
     "time/step": 10.0,

@@ -6,12 +6,12 @@ import signal
 import pytest
 
 from services.contracts import Question
-from services.rollout.loop import PromptTooLongError
+from services.rollout.worker.loop import PromptTooLongError
 from services.settings import RolloutSettings
-from trainer import system
-from trainer.cli import main
-from trainer.config import ConfigError, parse_config
-from trainer.preflight import check_prompts, check_retrievers
+from trainer.commands.cli import main
+from trainer.config.schema import ConfigError, parse_config
+from trainer.session import system
+from trainer.session.preflight import check_prompts, check_retrievers
 
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
 
@@ -127,7 +127,7 @@ def scored(tmp_path, monkeypatch):
         calls.append(kwargs)
         return {"overall": {"em": 0.5, "f1": 0.5, "n": 2}}
 
-    monkeypatch.setattr("trainer.evaluate.run_eval", score)
+    monkeypatch.setattr("trainer.loop.evaluate.run_eval", score)
     config = tmp_path / "c.yaml"
     config.write_text("{model: {path: m}, data: {train: t.jsonl}, retriever: {url: 'http://x'}}")
 
@@ -152,7 +152,7 @@ def test_a_place_where_scores_cannot_be_written_is_refused_before_the_scoring(sc
 
 @pytest.mark.parametrize(("limit", "rows"), [(None, None), (3, 3)])
 def test_eval_scores_every_row_unless_it_is_given_a_limit(monkeypatch, limit, rows):
-    from trainer.evaluate import run_eval
+    from trainer.loop.evaluate import run_eval
 
     class Seen(Exception):
         pass
@@ -161,7 +161,7 @@ def test_eval_scores_every_row_unless_it_is_given_a_limit(monkeypatch, limit, ro
         raise Seen(config.evaluation.limit)
 
     monkeypatch.setattr(system, "start_serving", serving)
-    monkeypatch.setattr("trainer.models.resolve", lambda path: path)
+    monkeypatch.setattr("trainer.data.models.resolve", lambda path: path)
     raw = {
         "model": {"path": "m"},
         "data": {"train": "t", "eval": "e"},

@@ -5,7 +5,7 @@ import pytest
 
 from services.contracts import TokenBatch
 from services.settings import ProbeSettings
-from trainer.probes import FREEZE_BY_STEP, Probes, join
+from trainer.loop.probes import FREEZE_BY_STEP, Probes, join
 
 
 class Store:

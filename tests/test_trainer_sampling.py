@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from services.contracts import Action, Question, Trajectory
-from trainer.batches import prepare
-from trainer.config import parse_config
+from trainer.config.schema import parse_config
 from trainer.data import PromptCursor
-from trainer.sampling import BatchSampler, RolloutBatch
+from trainer.loop.batches import prepare
+from trainer.loop.sampling import BatchSampler, RolloutBatch
 
 RAW = {"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "http://x"}}
 QUESTIONS = [Question(str(i), f"q{i}?", ("a",), "lab") for i in range(40)]

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer.config import ConfigError
+from trainer.config.schema import ConfigError
 from trainer.lab import show
-from trainer.signals import Stopped, cancelled_by_signals, raised_by_signals
-from trainer.stopping import Interrupted
+from trainer.session.signals import Stopped, cancelled_by_signals, raised_by_signals
+from trainer.session.stopping import Interrupted
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STUBBORN = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"]
@@ -93,7 +93,7 @@ def test_a_demo_that_is_still_running_keeps_its_folder(tmp_path):
 
 
 def test_a_demo_that_is_stopped_does_not_promise_that_it_can_go_on(tmp_path, monkeypatch):
-    from trainer import run
+    from trainer.session import run
 
     def stopped(config, console):
         raise Interrupted(signal.SIGINT)

@@ -15,13 +15,13 @@ import pytest
 from rich.console import Console
 from test_trainer_monitor_actions import Pool, Scripted, events, rollback, system
 
-from trainer import run as runs
-from trainer import stopping
-from trainer.checkpoint import CheckpointNotWritten, drop_after, latest, step_folder
-from trainer.config import ConfigError
-from trainer.learner import LearnerError
-from trainer.models import ModelError
-from trainer.stopping import Interrupted, StopSignals
+from trainer.config.schema import ConfigError
+from trainer.data.models import ModelError
+from trainer.learner.checkpoint import CheckpointNotWritten, drop_after, latest, step_folder
+from trainer.learner.group import LearnerError
+from trainer.session import run as runs
+from trainer.session import stopping
+from trainer.session.stopping import Interrupted, StopSignals
 
 
 class Halting(Scripted):

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Con
 
 from retriever_service.client import Hit
 from services.contracts import Question
-from services.rollout.templates import make_template
+from services.rollout.worker.templates import make_template
 from services.settings import RolloutSettings
-from trainer.config import ConfigError, parse_config
+from trainer.commands.warm_start import WarmStartError, as_batch, compose, supervised, train_on, warm_start
+from trainer.config.schema import ConfigError, parse_config
 from trainer.rewards import make_reward
-from trainer.warm_start import WarmStartError, as_batch, compose, supervised, train_on, warm_start
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 SETTINGS = RolloutSettings(max_turns=3, max_obs_tokens=400, max_response_tokens=300, max_model_tokens=4000)

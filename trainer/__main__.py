@@ -5,7 +5,7 @@ import sys
 
 def main() -> None:
     try:
-        from trainer.cli import main as run
+        from trainer.commands.cli import main as run
 
         run()
     except KeyboardInterrupt:

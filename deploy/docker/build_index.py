@@ -8,11 +8,11 @@ of this program, is replaced once the new one is whole.
 import sys
 from pathlib import Path
 
-from retriever_service.corpus import checksum
 from retriever_service.errors import IndexInvalid, OtherFormat
 from retriever_service.index import read_info
-from trainer.cli import main
-from trainer.models import resolve_file
+from retriever_service.indexing.corpus import checksum
+from trainer.commands.cli import main
+from trainer.data.models import resolve_file
 
 
 def arguments(corpus: str, out: str) -> list[str]:

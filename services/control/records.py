@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.http.errors import OneLineError
+from services.common.http.errors import OneLineError
 
 MAX_WORKERS = 10_000
 

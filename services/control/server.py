@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from services.common.http.auth import TokenGate
+from services.common.http.bodies import json_body, read_body
+from services.common.http.errors import OneLineError
+from services.common.http.pages import docs_page
 from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Control, ControlError, Done, RunStatus, Scale
-from services.http.auth import TokenGate
-from services.http.bodies import json_body, read_body
-from services.http.errors import OneLineError
-from services.http.pages import docs_page
 
 MAX_BODY_BYTES = 4096
 SCALE_ACCEPTS = f'expected {{"n": N}} with N a whole number from 1 to {MAX_WORKERS}, or "all", and optionally "ahead": true'
@@ -26,7 +26,7 @@ Worker = Annotated[str, fastapi.Path(max_length=64, description="a worker's id, 
 
 
 def create_app(control: Control, token: str | None = None, id: str | None = None) -> FastAPI:
-    """The control plane of `control`. With a token, everything but health needs it (services.http.auth).
+    """The control plane of `control`. With a token, everything but health needs it (services.common.http.auth).
 
     id: of a run, given back by the health check so that a gateway knows it again; a gateway has none.
     """

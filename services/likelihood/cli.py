@@ -1,4 +1,4 @@
-"""The likelihood part of the command line. `trainer/cli.py` mounts these; mistakes are raised as LikelihoodError (`exit_code`)."""
+"""The likelihood part of the command line. `trainer/commands/cli.py` mounts these; mistakes are raised as LikelihoodError (`exit_code`)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def serve_likelihood(
     wandb: Annotated[str | None, typer.Option(help="Mirror every step to this Weights & Biases project.")] = None,
 ) -> None:
     """Run the likelihood service alone: REST for any trainer, the live page at /."""
+    from services.likelihood.exports.run_files import read_rules
     from services.likelihood.launch import ServeSettings, serve_forever
-    from services.likelihood.run_files import read_rules
 
     settings = ServeSettings(
         store=store, host=host, port=port, token_steps=token_steps, rules=read_rules(rules),
@@ -51,7 +51,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="File to write; report.html in the first run's folder if left out.")] = None,
 ) -> None:
     """Write one self-contained HTML page with the curves, phases and alarms of recorded runs."""
-    from services.likelihood.report import write_report
+    from services.likelihood.exports.report import write_report
 
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     typer.echo(write_report(runs, out or first / "report.html"))
@@ -69,7 +69,7 @@ def prune(
     ] = None,
 ) -> None:
     """Forget old trajectories, or old runs. Curves and metrics of the runs that stay are kept."""
-    from services.likelihood import upkeep
+    from services.likelihood.exports import upkeep
 
     if keep_steps is None and older_than_days is None:
         raise LikelihoodError("likelihood prune: expected --keep-steps or --older-than-days")
@@ -87,7 +87,7 @@ def export(
     to: Annotated[Literal["parquet", "tensorboard", "wandb"], typer.Option(help="What is written.")] = "parquet",
 ) -> None:
     """Write runs out: Parquet (steps and actions), TensorBoard event files, or Weights & Biases."""
-    from services.likelihood import mirrors, upkeep
+    from services.likelihood.exports import mirrors, upkeep
 
     with _opened(store) as opened:
         for name in [run] if run else [info.run for info in opened.runs()]:
@@ -108,9 +108,9 @@ def replay(
     """Run the phase monitor over a recorded run: its phases, and the alarms it would have raised."""
     import orjson
 
-    from services.likelihood import series
-    from services.likelihood.monitor import PHASES
-    from services.likelihood.run_files import read_rules, read_run
+    from services.likelihood.exports.run_files import read_rules, read_run
+    from services.likelihood.monitor.phases import PHASES
+    from services.likelihood.store import series
 
     run = read_run(metrics)
     if not run.metrics:
@@ -136,7 +136,7 @@ def _opened(url: str):
     """A store that must be there already."""
     from contextlib import closing
 
-    from services.likelihood.store import open_store
+    from services.likelihood.store.base import open_store
 
     path = Path(url.removeprefix("sqlite:"))
     if "://" not in url and not path.exists():

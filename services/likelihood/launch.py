@@ -9,12 +9,12 @@ from contextlib import ExitStack, closing
 from fastapi import FastAPI
 from pydantic import Field
 
-from services.http.auth import required_token
-from services.http.serving import RunningServer, bind, run_in_thread, run_until_signal, url_of
-from services.likelihood.mirrors import Mirror, Mirroring, TensorBoardMirror, WandbMirror
+from services.common.http.auth import required_token
+from services.common.http.serving import RunningServer, bind, run_in_thread, run_until_signal, url_of
+from services.common.redaction import address_without_secrets
+from services.likelihood.exports.mirrors import Mirror, Mirroring, TensorBoardMirror, WandbMirror
 from services.likelihood.server import create_app
-from services.likelihood.store import open_store
-from services.redaction import address_without_secrets
+from services.likelihood.store.base import open_store
 from services.settings import MonitorRules, Settings
 
 WHAT = "likelihood service"

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from services.http.errors import OneLineError
+from services.common.http.errors import OneLineError
 
 MAX_STEP = 1_000_000
 """A curve is held densely, 8 bytes a step: one post of a far-off step must not cost gigabytes."""

@@ -20,12 +20,12 @@ from pydantic import ValidationError
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
-from services.http.auth import TokenGate
-from services.http.bodies import json_body, read_body
-from services.http.errors import OneLineError
-from services.http.pages import CONTENT_POLICY, docs_page
-from services.likelihood.exporters import ServiceMetrics
-from services.likelihood.mirrors import Mirroring
+from services.common.http.auth import TokenGate
+from services.common.http.bodies import json_body, read_body
+from services.common.http.errors import OneLineError
+from services.common.http.pages import CONTENT_POLICY, docs_page
+from services.likelihood.exports.mirrors import Mirroring
+from services.likelihood.exports.prometheus import ServiceMetrics
 from services.likelihood.records import (
     MAX_COUNT,
     MAX_STEP,
@@ -41,7 +41,7 @@ from services.likelihood.records import (
 )
 from services.likelihood.service import LikelihoodService
 from services.likelihood.stopping import AnswerWhenStopped
-from services.likelihood.store import LikelihoodStore
+from services.likelihood.store.base import LikelihoodStore
 from services.likelihood.tokens import unpack_tokens
 from services.settings import MonitorRules
 
@@ -62,7 +62,7 @@ Step = Annotated[int, fastapi.Path(ge=0, le=MAX_STEP)]
 def create_app(
     store: LikelihoodStore, token: str | None = None, rules: MonitorRules | None = None, mirroring: Mirroring | None = None
 ) -> FastAPI:
-    """The service on a store. With a token, everything but health needs it (services.http.auth)."""
+    """The service on a store. With a token, everything but health needs it (services.common.http.auth)."""
     service = LikelihoodService(store, rules, mirroring)
     seen = ServiceMetrics(service)
     app = FastAPI(title="Unspiral likelihood service", version="1", description=__doc__, docs_url=None, redoc_url=None)

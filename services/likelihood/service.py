@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.likelihood import series
-from services.likelihood.mirrors import Mirroring
-from services.likelihood.monitor import PHASES, PhaseMonitor, PhaseState
+from services.likelihood.exports.mirrors import Mirroring
+from services.likelihood.monitor.phases import PHASES, PhaseMonitor, PhaseState
 from services.likelihood.records import MAX_STEP, EventRecord, StepReceipt, StepRecord, StoredStep
-from services.likelihood.store import LikelihoodStore
+from services.likelihood.store import series
+from services.likelihood.store.base import LikelihoodStore
 from services.settings import MonitorRules
 
 REPLAY = 1000  # stored steps read at a time

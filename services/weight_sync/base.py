@@ -4,7 +4,7 @@
     learner:         source.send(named tensors)       at the same time     each worker:  update_weights(update)
 
 A WeightUpdate is small enough to travel inside one call. `shared_memory` has nothing left to send after the offer, and its update serves
-workers that join later too; with `nccl` and `gloo` a later worker takes the weights from another worker (services/rollout/delivery.py).
+workers that join later too; with `nccl` and `gloo` a later worker takes the weights from another worker (services/rollout/pool/delivery.py).
 """
 
 from __future__ import annotations

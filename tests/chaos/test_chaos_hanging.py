@@ -11,7 +11,7 @@ from end_to_end import events, finish, laboratory, metrics
 from ray_cluster import RayCluster, alive
 from runs import ask, asked, at_step, ray_processes, run_config, start, status, until
 
-from services.rollout.membership import HEARTBEAT_SECONDS, SILENCE_SECONDS
+from services.rollout.pool.membership import HEARTBEAT_SECONDS, SILENCE_SECONDS
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(1800)]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from test_gpu_learner import model  # noqa: F401 - a fixture
 
-from services.rollout.engine import EngineAsleepError, GenerateCall
+from services.rollout.engines.base import EngineAsleepError, GenerateCall
 from services.settings import RolloutSettings
-from trainer.policy_model import load_policy
+from trainer.learner.policy import load_policy
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; PyTorch sees none"),
@@ -42,7 +42,7 @@ def test_sampler_and_learner_agree_sleep_gives_memory_free_and_the_end_leaves_no
     before = used_gib()
 
     async def run():
-        from services.rollout import worker
+        from services.rollout.worker import worker
 
         engine = await worker.start_engine(SETTINGS, str(model), 0)
         try:

@@ -33,7 +33,7 @@ async def world(tmp_path_factory):
     from learner_world import make_batch, make_config
     from sync_world import pool, wide_model
 
-    from trainer.learner import LearnerGroup
+    from trainer.learner.group import LearnerGroup
 
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     path = tmp_path_factory.mktemp("policy") / "m"
@@ -81,7 +81,7 @@ async def test_sampler_and_learner_agree_after_each_sync(world):
 async def test_an_engine_killed_in_mid_broadcast_ends_nothing_but_itself(world):
     from sync_world import events_of, in_state, sync, until
 
-    from trainer.sync import kept_supplied
+    from trainer.loop.sync import kept_supplied
 
     p, learner, _, _ = world
     victim = p._membership.all()[-1]

@@ -23,7 +23,7 @@ async def test_both_parts_of_a_worker_take_the_learners_weights(tmp_path):
     from learner_world import make_batch, make_config
     from sync_world import pool, sync, wide_model
 
-    from trainer.learner import LearnerGroup
+    from trainer.learner.group import LearnerGroup
 
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     path = tmp_path / "m"

@@ -62,7 +62,7 @@ def _write_json(rows: list[tuple[dict[str, Any], Question]], path: Path, suffix:
 
 
 def _flash_rag(fields: dict[str, Any], question: Question) -> dict[str, Any]:
-    from services.rollout.templates.search_r1 import user_turn
+    from services.rollout.worker.templates.search_r1 import user_turn
 
     row = {"id": question.id, "question": question.text, "golden_answers": list(question.golden_answers)}
     row["data_source"] = question.data_source
@@ -97,7 +97,7 @@ def _write_parquet(rows: list[tuple[dict[str, Any], Question]], path: Path) -> N
 
 
 def _search_r1(fields: dict[str, Any], question: Question, *, number: int) -> tuple[Any, ...]:
-    from services.rollout.templates.search_r1 import user_turn
+    from services.rollout.worker.templates.search_r1 import user_turn
 
     golden = list(question.golden_answers)
     info = fields.get("extra_info") if isinstance(fields.get("extra_info"), dict) else {}

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.data.models import cache_dir
 from trainer.lab.warm_start import Progress, WarmStart, warm_start
 from trainer.lab.world import make_world
-from trainer.models import cache_dir
 
 TRAIN_WORLD, EVAL_WORLD = 0, 1_000_000
 """Worlds of a seed: trained on is `TRAIN_WORLD + seed`, held out is `EVAL_WORLD + seed`. The warm start's have negative seeds."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Literal
 
-from services.rollout.templates.lab_text import observation, question_prompt
+from services.rollout.worker.templates.lab_text import observation, question_prompt
 from trainer.lab.world import NAMES, LabQuestion, World
 
 TOPK = 2

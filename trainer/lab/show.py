@@ -20,11 +20,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from services.likelihood.report import write_report
-from trainer.config import Config, ConfigError, dump_config, parse_config
+from services.likelihood.exports.report import write_report
+from trainer.config.schema import Config, ConfigError, dump_config, parse_config
 from trainer.lab.demo import LabFiles, collapse_config, demo_config, prepare
-from trainer.signals import raised_by_signals
-from trainer.stopping import Interrupted
+from trainer.session.signals import raised_by_signals
+from trainer.session.stopping import Interrupted
 
 ARMS = {"grpo": 0.0, "llds": 0.5}
 """The two arms of the collapse study: they differ in algorithm.llds.lambda alone."""
@@ -74,7 +74,7 @@ def run_demo(
     folder: Path, seed: int, *, steps: int | None = None, fresh: bool = False, console: Console | None = None
 ) -> dict[str, Any]:
     """Warm start, then the whole system for a few steps; prints scores before and after, the phase, and where the report lies."""
-    from trainer.run import train
+    from trainer.session.run import train
 
     console = console or Console()
     began = time.monotonic()

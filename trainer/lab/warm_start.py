@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.data.models import cache_dir
 from trainer.lab.demonstrations import Kind, Library, Piece, demonstration, drill
 from trainer.lab.tokenizer import build_tokenizer, vocabulary
 from trainer.lab.world import make_world
-from trainer.models import cache_dir
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,8 +7,8 @@ import re
 import traceback
 from collections.abc import Callable
 
+from services.common.user_code import find
 from services.contracts import Trajectory
-from services.user_code import find
 from trainer.rewards.answers import exact_match, final_answer, normalize, substring_match, token_f1
 from trainer.rewards.shaped import format_reward
 from trainer.rewards.spans import answer_mask

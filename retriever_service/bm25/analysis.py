@@ -1,0 +1,108 @@
+"""Text to terms, the same for passages and queries: lower case, words, stop words out, stems."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+
+import Stemmer
+from bm25s import stopwords
+
+from retriever_service.errors import BadSetting
+
+_WORD = re.compile(r"\w+")
+_MAY_HAVE_MARKS = re.compile("[^\x00-\u02ff\u2000-\u20cf]")
+"""A character that is no Latin letter or punctuation. Most texts have none, and the pattern that looks for marks is eight times as slow."""
+_STOP_WORDS = {
+    "english": stopwords.STOPWORDS_EN,
+    "german": stopwords.STOPWORDS_GERMAN,
+    "dutch": stopwords.STOPWORDS_DUTCH,
+    "french": stopwords.STOPWORDS_FRENCH,
+    "spanish": stopwords.STOPWORDS_SPANISH,
+    "portuguese": stopwords.STOPWORDS_PORTUGUESE,
+    "italian": stopwords.STOPWORDS_ITALIAN,
+    "russian": stopwords.STOPWORDS_RUSSIAN,
+    "swedish": stopwords.STOPWORDS_SWEDISH,
+    "norwegian": stopwords.STOPWORDS_NORWEGIAN,
+    "turkish": stopwords.STOPWORDS_TURKISH,
+}
+_MEMO_WORDS = 2_000_000
+
+
+@dataclass(frozen=True)
+class AnalyzerSettings:
+    """How text becomes terms. Kept in the index, so that queries are treated as the passages were."""
+
+    language: str = "english"
+    """Language of the stemmer and of the stop words (`none`: words as they are)."""
+    stem: bool = True
+    stop_words: bool = True
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+class Analyzer:
+    """Splits text into terms. Not thread-safe (the stemmer keeps state): each owner has its own."""
+
+    def __init__(self, settings: AnalyzerSettings) -> None:
+        known = ["none", *Stemmer.algorithms()]
+        if settings.language not in known:
+            raise BadSetting(f"language {settings.language!r}: accepted are {', '.join(known)}")
+        self.settings = settings
+        plain, self._turkish = settings.language == "none", settings.language == "turkish"
+        self._stop = frozenset(_STOP_WORDS.get(settings.language, ()) if settings.stop_words and not plain else ())
+        self._stem = Stemmer.Stemmer(settings.language).stemWord if settings.stem and not plain else None
+
+    def terms(self, text: str) -> list[str]:
+        """Terms of a text, in order, with repeats."""
+        return [term for term in map(self.term, self.words(text)) if term is not None]
+
+    def words(self, text: str) -> list[str]:
+        """Words of a text in lower case, in order."""
+        text = self.lower(text)
+        return (_WORD if text.isascii() or not _MAY_HAVE_MARKS.search(text) else _marked_word()).findall(text)
+
+    def lower(self, text: str) -> str:
+        """A text in lower case: two texts of which this is the same have the same terms."""
+        if text.isascii() and not self._turkish:
+            return text.lower()
+        text = unicodedata.normalize("NFC", text).replace("İ", "i")  # else it becomes an i with a dot of its own
+        return (text.replace("I", "ı") if self._turkish else text).lower()
+
+    def term(self, word: str) -> str | None:
+        """The term of a word (in lower case); None for a stop word."""
+        return None if word in self._stop else self._stem(word) if self._stem else word
+
+
+@cache
+def _marked_word() -> re.Pattern[str]:
+    """As `_WORD`, with the marks that belong to a letter, as the vowel signs of Hindi and Tamil do: `\\w` alone ends the word there."""
+    marks = (chr(c) for c in range(0x300, 0x20000) if unicodedata.category(chr(c)) in ("Mn", "Mc"))
+    return re.compile(rf"\w[\w{''.join(marks)}]*")
+
+
+class TermIds:
+    """Text to the ids of its terms, remembering words. `id_of` gives the id of a term, or None for one to be left out."""
+
+    def __init__(self, analyzer: Analyzer, id_of: Callable[[str], int | None]) -> None:
+        self._term, self._words, self._id_of = analyzer.term, analyzer.words, id_of
+        self._memo: dict[str, int | None] = {}
+
+    def __call__(self, text: str) -> list[int]:
+        """Ids of the terms, in order, with repeats."""
+        memo, ids = self._memo, []
+        for word in self._words(text):
+            try:
+                number = memo[word]
+            except KeyError:
+                term = self._term(word)
+                number = memo[word] = None if term is None else self._id_of(term)
+                if len(memo) > _MEMO_WORDS:
+                    memo.clear()
+            if number is not None:
+                ids.append(number)
+        return ids

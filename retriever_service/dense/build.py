@@ -1,0 +1,112 @@
+"""Writing FAISS indexes: a flat one straight to disk while passages are encoded, any other type from that, and the recall it costs."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from retriever_service.dense.search import FOLDER, INDEX_FILE, faiss_reason, import_faiss, open_faiss, set_search_effort
+from retriever_service.errors import BadSetting, EnvironmentLacks
+
+_BLOCK_ROWS = 65_536
+_TRAIN_ROWS_PER_LIST = 64
+
+
+def flat_header(dimension: int, vectors: int) -> bytes:
+    """The bytes before the vectors in a FAISS file of type flat, inner product: so it can be written while vectors come in."""
+    faiss = import_faiss()
+    header = bytearray(faiss.serialize_index(faiss.IndexFlatIP(dimension)).tobytes())
+    struct.pack_into("<q", header, 8, vectors)
+    struct.pack_into("<q", header, len(header) - 8, vectors * dimension)
+    return bytes(header)
+
+
+def write_dense(work: Path, dimension: int, vectors: int, kind: str, progress: Callable[[int, int], None]) -> None:
+    """Make `work/dense/faiss.index` from the file `work/vectors` that a scan wrote."""
+    flat, target = work / "vectors", work / FOLDER / INDEX_FILE
+    header = flat_header(dimension, vectors)
+    target.parent.mkdir(exist_ok=True)
+    with flat.open("r+b") as file:
+        file.write(header)
+    if kind == "Flat":
+        target.unlink(missing_ok=True)
+        try:
+            os.link(flat, target)  # and not moved: a build that is killed now still has what it goes on from
+        except OSError:
+            os.replace(flat, target)
+    else:
+        convert(flat, target, kind, progress=progress)
+
+
+def make_type(dimension: int, kind: str, vectors: int):
+    """An empty FAISS index of a type, e.g. Flat, SQfp16, SQ8, `IVF,SQ8` (number of lists from the number of vectors), HNSW32."""
+    faiss = import_faiss()
+    lists = max(1, min(int(4 * math.sqrt(vectors)), vectors // 39 or 1))
+    spelled = kind.replace("IVF,", f"IVF{lists},")
+    try:
+        return faiss.index_factory(dimension, spelled, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError:
+        accepted = "Flat, SQfp16, SQ8, `IVF,Flat`, `IVF,SQ8`, HNSW32, or another factory string of FAISS"
+        raise BadSetting(f"type {kind!r}: accepted are {accepted}") from None
+
+
+def stored_bytes(dimension: int, kind: str) -> int:
+    """Bytes on disk of one vector in a type; about, for graphs. Raises BadSetting for a type that FAISS does not know."""
+    made = make_type(dimension, kind, 100_000)
+    faiss = import_faiss()
+    links = 8 * made.hnsw.nb_neighbors(1) if isinstance(made, faiss.IndexHNSW) else 0
+    try:
+        return (made.storage if links else made).sa_code_size() + links + 8 * isinstance(made, faiss.IndexIVF)
+    except RuntimeError:  # a type without codes of its own
+        return 4 * dimension + links
+
+
+def convert(
+    source: Path, out: Path, kind: str, *, nprobe: int | None = None, ef_search: int | None = None,
+    seed: int = 0, progress: Callable[[int, int], None] | None = None,
+):  # fmt: skip
+    """Make an index of another type from the vectors of `source`, a block at a time, and write it to `out`. Returns it."""
+    faiss = import_faiss()
+    flat = open_faiss(source)
+    n, made = flat.ntotal, make_type(flat.d, kind, flat.ntotal)
+    try:
+        if not made.is_trained:
+            wanted = max(_TRAIN_ROWS_PER_LIST * getattr(made, "nlist", 0), 20_000)
+            rows = np.sort(np.random.default_rng(seed).permutation(n)[: min(wanted, n)])
+            made.train(np.stack([flat.reconstruct(int(row)) for row in rows]))
+        for begin in range(0, n, _BLOCK_ROWS):
+            count = min(_BLOCK_ROWS, n - begin)
+            made.add(flat.reconstruct_n(begin, count))
+            if progress:
+                progress(begin + count, n)
+    except RuntimeError as error:  # more lists or codes than vectors to learn them from; or it takes no vectors in order
+        raise BadSetting(f"type {kind!r}: can't be made of {n:,} vectors of {flat.d} numbers ({faiss_reason(error)})") from None
+    try:
+        faiss.write_index(made, str(out))
+    except RuntimeError as error:
+        raise EnvironmentLacks(f"{out}: can't be written ({faiss_reason(error)})") from None
+    opened = open_faiss(out)
+    set_search_effort(opened, nprobe, ef_search)
+    return opened
+
+
+def recall(exact, approximate, queries: np.ndarray, topk: int) -> float:
+    """Share of the exact `topk` that the approximate index finds among its own `topk`."""
+    topk = min(topk, exact.ntotal)
+    _, truth = exact.search(queries, topk)
+    _, found = approximate.search(queries, topk)
+    return float(np.mean([len(np.intersect1d(t, f)) / topk for t, f in zip(truth, found, strict=True)]))
+
+
+def sample_queries(flat, count: int, seed: int = 1) -> np.ndarray:
+    """Unit vectors to measure recall with where no questions are at hand: stored vectors, each turned a third towards another one."""
+    draw = np.random.default_rng(seed)
+    rows = draw.integers(0, flat.ntotal, (min(count, flat.ntotal), 2))
+    pairs = np.stack([[flat.reconstruct(int(a)), flat.reconstruct(int(b))] for a, b in rows])
+    mixed = pairs[:, 0] + pairs[:, 1] / 2
+    return np.ascontiguousarray(mixed / np.maximum(np.linalg.norm(mixed, axis=1, keepdims=True), 1e-9), np.float32)

@@ -1,0 +1,43 @@
+"""Models by folder or hub name: a wrong one is one line, not the Hugging Face libraries' own account of it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from retriever_service.errors import BadSetting, EnvironmentLacks
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def check_model(what: str, model: str) -> None:
+    """Raises BadSetting where `model` is neither a folder nor what could be the name of a model on the hub."""
+    is_path = model.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(model)
+    if not Path(model).exists() and is_path:
+        raise BadSetting(f"{what} {model}: no such folder; expected the folder of a model, or its name on the hub (ORG/NAME)")
+
+
+@contextmanager
+def loading(what: str, model: str) -> Iterator[None]:
+    """Around the loading of a model. Raises BadSetting or EnvironmentLacks; warnings and progress bars of the loaders are left out."""
+    check_model(what, model)
+    from transformers.utils import logging as transformers_logging
+
+    loggers = [logging.getLogger(name) for name in ("transformers", "sentence_transformers", "huggingface_hub")]
+    levels, bars = [logger.level for logger in loggers], transformers_logging.is_progress_bar_enabled()
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        transformers_logging.disable_progress_bar()
+        yield
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise EnvironmentLacks(f"{what} {model}: can't be loaded ({reason})") from None
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

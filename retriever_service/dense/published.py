@@ -1,0 +1,140 @@
+"""Published FAISS files beside a plain corpus (`e5_Flat.index`, `wiki-18.jsonl`): searched as they are, both memory-mapped.
+
+Only its lines are looked at once, each of which must be a passage, and their positions kept beside it (or in the temporary folder).
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import tempfile
+from array import array
+from pathlib import Path
+
+from retriever_service.documents import Documents, encode_document
+from retriever_service.errors import BadSetting, CorpusError, EnvironmentLacks
+from retriever_service.index import FORMAT, Index, IndexInfo
+from retriever_service.indexing.corpus import EXPECTED, is_parquet, parse_passage
+
+
+class CorpusDocuments(Documents):
+    """The passages of a plain JSONL corpus, where they lie."""
+
+    def __init__(self, text: Path, offsets: Path) -> None:
+        super().__init__(text, offsets)
+        self._path = text
+        self.get(0)
+        self.get(self.count - 1)
+
+    def raw(self, row: int) -> bytes:
+        return encode_document(*self.get(row))
+
+    def get(self, row: int) -> tuple[str, str]:
+        """Id and contents of one passage. Raises CorpusError, with its line, for one that is malformed."""
+        line = super().raw(row)
+        try:
+            return parse_passage(line.removeprefix(codecs.BOM_UTF8) if row == 0 else line)
+        except ValueError as error:
+            raise CorpusError(f"corpus {self._path}:{row + 1}: {error}") from None
+
+
+def open_corpus_documents(corpus: Path) -> CorpusDocuments:
+    """Random access to a plain JSONL file. Raises BadSetting for a compressed or Parquet one, which has no positions."""
+    if is_parquet(corpus) or corpus.open("rb").read(2) == b"\x1f\x8b":
+        raise BadSetting(
+            f"corpus {corpus}: a FAISS file is served beside plain JSONL only; `unspiral index convert` takes other corpora"
+        )
+    stat = corpus.stat()
+    if not stat.st_size:
+        raise CorpusError(f"corpus {corpus}: holds no passage")
+    name = f"{corpus.name}.{stat.st_size}.{stat.st_mtime_ns}.offsets"
+    places = [corpus.with_name(name), Path(tempfile.gettempdir()) / name]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        offsets = line_offsets(corpus)
+        found = next((place for place in places if _kept(offsets, place)), None)
+        if found is None:
+            folders = " or in ".join(str(place.parent) for place in places)
+            raise EnvironmentLacks(
+                f"corpus {corpus}: {len(offsets) * 8 / 2**20:.1f} MiB for the places of its lines can't be written in {folders}"
+            )
+    return CorpusDocuments(corpus, found)
+
+
+def line_offsets(path: Path) -> array[int]:
+    """Start of each line and the end of the last, uint64. A last line without line break counts as if it had one.
+
+    Raises CorpusError for the first line that is no passage, so that a corpus is served whole or not at all.
+    """
+    offsets, position, raw = array("Q", [0]), 0, b""
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            try:
+                parse_passage(raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw)
+            except ValueError as error:
+                raise CorpusError(f"corpus {path}:{number}: {error}; expected {EXPECTED}") from None
+            position += len(raw)
+            offsets.append(position)
+    if not raw.endswith(b"\n"):
+        offsets[-1] += 1
+    return offsets
+
+
+def _kept(offsets: array[int], place: Path) -> bool:
+    """Write a file that is there whole or not at all; other processes may be at it. False where it can't be written."""
+    try:
+        descriptor, aside = tempfile.mkstemp(dir=place.parent, prefix=f"{place.name}.")
+    except OSError:
+        return False
+    try:
+        with open(descriptor, "wb") as file:
+            offsets.tofile(file)
+        os.chmod(aside, 0o644)
+        os.replace(aside, place)
+    except OSError:
+        os.unlink(aside)
+        return False
+    return True
+
+
+class PublishedIndex(Index):
+    """A FAISS file and the corpus that it was made from, row for row. The file says nothing of its encoder: name and model must."""
+
+    def __init__(
+        self,
+        path: str,
+        corpus: str | None,
+        *,
+        name: str | None,
+        model: str | None,
+        gpu: bool = False,
+        dtype: str = "auto",
+        reranker=None,
+        rerank_depth: int = 20,
+    ) -> None:
+        from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
+        from retriever_service.dense.search import DenseRanker
+
+        if not corpus or not model:
+            raise BadSetting(
+                f"index {path} is a FAISS file: it needs --corpus_path (the JSONL it was made from) and --retriever_model"
+            )
+        self.documents = open_corpus_documents(Path(corpus))
+        encoder = Encoder(EncoderSettings(model, family_of(name, model)), dtype=dtype)
+        self.ranker = DenseRanker(Path(path), encoder, self.documents.count, gpu=gpu)
+        self.reranker, self._depth, self.quick = reranker, rerank_depth, False
+        size = Path(path).stat().st_size
+        self.info = IndexInfo(
+            FORMAT,
+            "dense",
+            corpus,
+            "",
+            Path(corpus).stat().st_size,
+            self.documents.count,
+            0,
+            [],
+            {"encoder": encoder.settings.as_dict()},
+            {},
+            size,
+        )
+        self.ranker.rank(["warm up"], 1)

@@ -1,0 +1,138 @@
+"""Dense search: an encoder and a FAISS index, memory-mapped where the index type allows it (flat, scalar-quantised and HNSW do).
+
+FAISS segfaults or serialises when several threads search one index; here only the owner thread of the server does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
+from retriever_service.errors import BadSetting, EnvironmentLacks, IndexInvalid
+
+FOLDER, INDEX_FILE = "dense", "faiss.index"
+
+
+def import_faiss():
+    """The module `faiss`, or EnvironmentLacks saying how to get it."""
+    try:
+        import faiss
+    except ImportError:
+        raise EnvironmentLacks("dense search needs the package faiss: pip install 'unspiral[dense]'") from None
+    return faiss
+
+
+def open_faiss(path: Path):
+    """A FAISS index file, memory-mapped if it can be. Raises IndexInvalid for one that is torn, of another kind, or not by inner product."""
+    faiss = import_faiss()
+    try:
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    except RuntimeError as error:
+        raise IndexInvalid(f"{path}: not a readable FAISS index ({faiss_reason(error)})") from None
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:  # its scores would be read upside down
+        raise IndexInvalid(
+            f"{path}: ranks by FAISS metric {index.metric_type} (1 is L2 distance); expected one by inner product, as published ones are"
+        )
+    return index
+
+
+def faiss_reason(error: RuntimeError) -> str:
+    """What FAISS says is wrong, without where in its source."""
+    return " ".join(str(error).split()).rpartition("Error: ")[2][:200]
+
+
+def set_search_effort(index, nprobe: int | None, ef_search: int | None) -> None:
+    """How many lists (IVF) or how wide a front (HNSW) a search visits; ignored by indexes that have neither."""
+    faiss = import_faiss()
+    inner = faiss.downcast_index(index)
+    if nprobe and isinstance(inner, faiss.IndexIVF):
+        inner.nprobe = nprobe
+    if ef_search and isinstance(inner, faiss.IndexHNSW):
+        inner.hnsw.efSearch = ef_search
+
+
+class DenseRanker:
+    """Ranks the rows of a FAISS index. For one thread at a time."""
+
+    quick = False
+
+    def __init__(
+        self,
+        path: Path,
+        encoder: Encoder,
+        passages: int,
+        *,
+        nprobe: int | None = None,
+        ef_search: int | None = None,
+        gpu: bool = False,
+    ) -> None:
+        self._encoder, self._index = encoder, open_faiss(path)
+        if self._index.ntotal != passages:
+            raise IndexInvalid(
+                f"{path}: holds {self._index.ntotal} vectors for {passages} passages; it belongs to another corpus"
+            )
+        if self._index.d != encoder.dimension:
+            raise IndexInvalid(
+                f"{path}: vectors of {self._index.d} numbers, those of {encoder.settings.model} have {encoder.dimension}"
+            )
+        set_search_effort(self._index, nprobe, ef_search)
+        if gpu:
+            self._index = _to_gpu(self._index)
+
+    def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
+        """(row, inner product) of the nearest passages of each query, best first; equal scores by row. A blank query has none."""
+        asked = [i for i, query in enumerate(queries) if query and not query.isspace()]
+        ranked: list[list[tuple[int, float]]] = [[] for _ in queries]
+        if not asked:
+            return ranked
+        scores, rows = self._index.search(self._encoder.queries([queries[i] for i in asked]), min(topk, self._index.ntotal))
+        order = np.lexsort((rows, -scores), axis=1)
+        rows, scores = np.take_along_axis(rows, order, 1).tolist(), np.take_along_axis(scores, order, 1).tolist()
+        for i, r, s in zip(asked, rows, scores, strict=True):
+            ranked[i] = [(row, score) for row, score in zip(r, s, strict=True) if row >= 0]
+        return ranked
+
+    def normalise(self, query: str) -> str:
+        """The query itself: some tokenizers see every space."""
+        return query
+
+
+def open_dense(
+    folder: Path,
+    settings: dict,
+    passages: int,
+    *,
+    name: str | None = None,
+    model: str | None = None,
+    gpu: bool = False,
+    dtype: str = "auto",
+) -> DenseRanker:
+    """The ranker of an index folder. `model` names another place of the same encoder; another encoder is refused. `name` is the family
+    of one that the index does not know."""
+    made_with = dict(settings["encoder"])
+    if not made_with["model"]:  # converted from a FAISS file, which does not name it
+        if not model:
+            raise BadSetting(
+                f"index {folder}: does not name its encoder; give it with --retriever_model (index search: --model)"
+            )
+        if made_with["family"] == "auto":
+            made_with["family"] = family_of(name, model)
+    encoder = Encoder(EncoderSettings(**made_with | ({"model": model} if model else {})), dtype=dtype)
+    if settings["fingerprint"] and encoder.fingerprint != settings["fingerprint"]:
+        raise IndexInvalid(
+            f"index {folder}: was not made by the encoder {encoder.settings.model}; give its own with --retriever_model"
+        )
+    return DenseRanker(
+        folder / FOLDER / INDEX_FILE, encoder, passages, nprobe=settings["nprobe"], ef_search=settings["ef_search"], gpu=gpu
+    )
+
+
+def _to_gpu(index):
+    faiss = import_faiss()
+    if not hasattr(faiss, "StandardGpuResources") or not faiss.get_num_gpus():
+        raise EnvironmentLacks("--faiss_gpu: this FAISS sees no GPU (faiss-cpu searches on the CPU); leave the flag out")
+    options = faiss.GpuMultipleClonerOptions()
+    options.useFloat16, options.shard = True, True
+    return faiss.index_cpu_to_all_gpus(index, co=options)

@@ -1,0 +1,225 @@
+"""Micro-batching: requests of all clients meet in one queue, and one owner searches them together.
+
+        event loop                                          owner thread
+   submit(queries, topk) --> bounded queue --> batch --> search(queries, topk)
+         future         <------- call_soon_threadsafe <---------'
+
+At any time at most one search runs, and nothing else touches the index, so indexes that are not thread-safe are safe. While a batch
+is searched the next one gathers. A long request is cut into batches and goes to the end of the queue after each, so that short ones
+do not wait for all of it. A search that is cheaper than the way to another thread and back is done on the spot (`quick`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from retriever_service.errors import DeadlinePassed, QueueFull, RetrieverError
+from retriever_service.http.metrics import Metrics
+
+log = logging.getLogger("retriever_service")
+Hits = list[tuple[bytes, float]]
+Search = Callable[[list, int], list]
+"""From queries (any hashable items) and topk to one result each."""
+_ON_THE_SPOT_SECONDS, _ON_THE_SPOT_CHARS = 0.001, 1024
+"""Seconds by the mean of earlier queries, which says nothing of a text as long as fifty of them."""
+
+
+class _Job:
+    """One request in the queue."""
+
+    __slots__ = ("error", "expires", "future", "queries", "results", "topk")
+
+    def __init__(self, queries: list[str], topk: int, future: asyncio.Future[list[Hits]], expires: float) -> None:
+        self.queries, self.topk, self.future, self.expires = queries, topk, future, expires
+        self.results: list[Hits] = []
+        self.error: Exception | None = None
+
+
+class Batcher:
+    """The queue before one `search`. All of it but the search itself happens in one event loop."""
+
+    def __init__(
+        self,
+        search: Search,
+        metrics: Metrics,
+        owner: ThreadPoolExecutor,
+        *,
+        batch_size: int,
+        batch_wait_ms: float,
+        max_queued: int,
+        quick: bool = False,
+        weight: Callable[[Any, int], int] | None = None,
+    ) -> None:
+        """`weight` says of a query and its topk how many of the `batch_size` places in a batch it takes; None is one each."""
+        self._search, self._metrics, self._quick, self._weight = search, metrics, quick, weight
+        self._batch_size, self._wait_seconds, self._max_queued = batch_size, batch_wait_ms / 1000, max_queued
+        self._owner = owner
+        self._jobs: deque[_Job] = deque()
+        self._running = self._stopping = False
+        self._scheduled: asyncio.Handle | None = None
+        self._gathering = False
+        """Whether what is scheduled still waits for a batch to fill."""
+        self._seconds_per_query: float | None = None
+        self.queued = 0
+        """Queries that wait or are being searched."""
+
+    async def submit(self, queries: list[str], topk: int, timeout_seconds: float) -> list[Hits]:
+        """Hits of each query. Raises QueueFull (also when stopping), DeadlinePassed, or what the search raised."""
+        n = len(queries)
+        if self._stopping:
+            raise QueueFull("the server is stopping")
+        # Not `queued`: it forgets a request whose deadline has passed, and the owner may be searching for it still.
+        quick = (
+            self._quick and (self._seconds_per_query or 1) * n < _ON_THE_SPOT_SECONDS and not self._running and not self._jobs
+        )
+        if quick and sum(map(len, queries)) < _ON_THE_SPOT_CHARS:
+            return self._timed_search(queries, topk)
+        if self.queued and self.queued + n > self._max_queued:
+            self._metrics.refused.inc()
+            wait = min(60, max(1, math.ceil(self.queued * (self._seconds_per_query or 0))))
+            raise QueueFull(f"{self.queued} queries are waiting, at most {self._max_queued} may", wait)
+        loop = asyncio.get_running_loop()
+        job = _Job(queries, topk, loop.create_future(), time.monotonic() + timeout_seconds)
+        self._jobs.append(job)
+        self.queued += n
+        self._metrics.queued.inc(n)
+        self._schedule(loop)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await job.future
+        except (TimeoutError, asyncio.CancelledError) as error:
+            with contextlib.suppress(ValueError):  # it may be in the batch that is searched
+                self._jobs.remove(job)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise DeadlinePassed(f"no answer within {timeout_seconds:.3g} s; {self.queued} queries are queued") from None
+        finally:
+            self.queued -= n
+            self._metrics.queued.dec(n)
+
+    async def stop(self, timeout_seconds: float) -> bool:
+        """Refuse new requests and wait for those that are queued; for a search whose answer nobody waits for any more, a second at
+        most. False if they were not done in time."""
+        self._stopping = True
+        until = time.monotonic() + timeout_seconds
+        while (self._running or self._jobs) and time.monotonic() < until:
+            if not self.queued:
+                until = min(until, time.monotonic() + 1.0)
+            await asyncio.sleep(0.01)
+        return not self._running
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start a batch once this turn of the event loop has brought what it brings, or after the time to gather."""
+        if self._running or (self._scheduled is not None and not self._gathering):
+            return
+        gathers = bool(self._wait_seconds) and not self._full()
+        if self._scheduled is not None and gathers:
+            return
+        if self._scheduled is not None:  # the batch is full: no reason to wait longer
+            self._scheduled.cancel()
+        self._gathering = gathers
+        self._scheduled = (
+            loop.call_later(self._wait_seconds, self._start, loop) if gathers else loop.call_soon(self._start, loop)
+        )
+
+    def _full(self) -> bool:
+        """Whether what is queued fills a batch."""
+        if self._weight is None or self.queued >= self._batch_size:
+            return self.queued >= self._batch_size
+        places = sum(self._weight(query, job.topk) for job in self._jobs for query in job.queries[len(job.results) :])
+        return places >= self._batch_size
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._scheduled = None
+        parts, topk = self._take()
+        if not parts:
+            return
+        self._running = True
+        done = self._owner.submit(self._search_parts, parts, topk)
+
+        def finished(_: Future[None]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server stopped without waiting for this
+                loop.call_soon_threadsafe(self._finish, loop, parts, done)
+
+        done.add_done_callback(finished)
+
+    def _take(self) -> tuple[list[tuple[_Job, list[str]]], int]:
+        """One batch: queries with the same topk from the jobs at the head of the queue, with their jobs."""
+        parts, room, others, topk = [], self._batch_size, [], 0
+        now = time.monotonic()
+        while self._jobs and room > 0:
+            job = self._jobs.popleft()
+            if job.future.done() or job.expires < now:
+                continue
+            if parts and job.topk != topk:
+                others.append(job)
+                continue
+            topk = job.topk
+            count, taken = self._fitting(job, room)
+            if parts and taken > room:
+                others.append(job)
+                break
+            parts.append((job, job.queries[len(job.results) : len(job.results) + count]))
+            room -= taken
+        self._jobs.extendleft(reversed(others))
+        return parts, topk
+
+    def _fitting(self, job: _Job, room: int) -> tuple[int, int]:
+        """How many of the queries that a job still has come into a batch, one at least, and how many places they take."""
+        begin, end = len(job.results), len(job.queries)
+        if self._weight is None:
+            count = min(end - begin, room)
+            return count, count
+        taken, at = self._weight(job.queries[begin], job.topk), begin + 1
+        while at < end and taken + (more := self._weight(job.queries[at], job.topk)) <= room:
+            taken, at = taken + more, at + 1
+        return at - begin, taken
+
+    def _finish(self, loop: asyncio.AbstractEventLoop, parts: list[tuple[_Job, list[str]]], done: Future[None]) -> None:
+        self._running = False
+        for job, _ in parts:
+            if job.future.done():
+                continue
+            if (error := job.error or done.exception()) is not None:
+                job.future.set_exception(error)
+            elif len(job.results) == len(job.queries):
+                job.future.set_result(job.results)
+            else:
+                self._jobs.append(job)
+        if self._jobs:
+            self._start(loop)
+
+    def _search_parts(self, parts: list[tuple[_Job, list[str]]], topk: int) -> None:
+        """Search the parts together; if that fails, each alone, so that one bad query fails its own request only."""
+        queries = list(dict.fromkeys(q for _, part in parts for q in part))
+        try:
+            hits = dict(zip(queries, self._timed_search(queries, topk), strict=True))
+        except Exception as error:
+            if len(parts) == 1:
+                known = isinstance(error, RetrieverError)  # its line says all
+                log.error("search failed: %s", error, exc_info=None if known else error)
+                parts[0][0].error = error
+                return
+            for part in parts:
+                self._search_parts([part], topk)
+            return
+        for job, part in parts:
+            job.results += [hits[q] for q in part]
+
+    def _timed_search(self, queries: list[str], topk: int) -> list[Hits]:
+        started = time.perf_counter()
+        hits = self._search(queries, topk)
+        seconds = time.perf_counter() - started
+        each = seconds / len(queries)
+        self._seconds_per_query = each if self._seconds_per_query is None else 0.9 * self._seconds_per_query + 0.1 * each
+        self._metrics.batch_size.observe(len(queries))
+        self._metrics.search.observe(seconds)
+        return hits

@@ -1,0 +1,202 @@
+"""HTTP for the server: endpoints that take and give JSON bytes, errors that are always JSON, the optional token.
+
+`/retrieve` and `/rerank` are answered before FastAPI's own machinery, which costs more than a search in a small index does; for
+everything else (and for the documentation of these two) FastAPI is used as usual.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from retriever_service.errors import CorpusError, DeadlinePassed, QueueFull, RetrieverUnavailable
+from retriever_service.http.metrics import Metrics
+from retriever_service.http.schemas import BadRequest, field_path
+from retriever_service.settings import ServerSettings
+
+log = logging.getLogger("retriever_service")
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
+"""Asked for no token: health, and the search page, which holds no data and sends the token that its user types in."""
+_JSON = (b"content-type", b"application/json")
+Answer = Callable[[bytes, float], Awaitable[bytes]]
+"""From the body of a request and the seconds it may take to the body of the answer."""
+
+
+class JsonEndpoint:
+    """One POST route: reads the body within its limit, calls `answer`, and turns every error into JSON."""
+
+    def __init__(self, path: str, answer: Answer, settings: ServerSettings, metrics: Metrics) -> None:
+        self.path, self._answer, self._settings, self._metrics = path, answer, settings, metrics
+        self._ok = metrics.requests.labels(path, "200")
+
+    async def respond(self, scope: Scope, receive: Receive) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Status, headers and body of the answer."""
+        try:
+            content_type, length, timeout = b"application/json", b"", None  # a body that is not declared is read as JSON
+            for name, value in scope["headers"]:
+                if name == b"content-type":
+                    content_type = value
+                elif name == b"content-length":
+                    length = value
+                elif name == b"x-timeout-seconds":
+                    timeout = value
+            if content_type != b"application/json":
+                _require_json(content_type)
+            limit = self._settings.request_timeout_seconds
+            seconds = limit if timeout is None else min(limit, _seconds(timeout))
+            until = time.monotonic() + seconds
+            try:
+                async with asyncio.timeout(seconds):
+                    asked = await _read(receive, length, self._settings.max_body_bytes)
+            except TimeoutError:
+                raise DeadlinePassed(f"body: it did not come whole within {seconds:g} s") from None
+            body = await self._answer(asked, max(0.0, until - time.monotonic()))
+            self._ok.inc()
+            return 200, [_JSON, (b"content-length", b"%d" % len(body))], body
+        except (Exception, asyncio.CancelledError) as error:
+            # Cancelled is what uvicorn does to requests that are still in flight when the time to drain is up: they get an answer.
+            status, body, headers = error_answer(error)
+            self._metrics.requests.labels(self.path, str(status)).inc()
+            return status, [_JSON, (b"content-length", b"%d" % len(body)), *headers], body
+
+
+class RetrieverApp(FastAPI):
+    """FastAPI with a short way to the endpoints in `fast` and a token for all but the health routes."""
+
+    def __init__(self, *, token: str | None, **options) -> None:
+        super().__init__(**options)
+        self.fast: dict[str, JsonEndpoint] = {}
+        self._bearer = b"Bearer " + token.encode() if token is not None else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"]
+            if self._bearer is not None and path not in OPEN_PATHS and not self._allowed(scope):
+                body = error_body("a token is required: Authorization: Bearer TOKEN", "authorization", "Bearer TOKEN")
+                answer = Response(body, 401, {"WWW-Authenticate": "Bearer"}, "application/json")
+                await answer(scope, receive, send)
+                return
+            endpoint = self.fast.get(path)
+            if endpoint is not None and scope["method"] == "POST":
+                status, headers, body = await endpoint.respond(scope, receive)
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                await send({"type": "http.response.body", "body": body})
+                return
+        await super().__call__(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        return hmac.compare_digest(given, self._bearer)
+
+    def add_endpoint(self, endpoint: JsonEndpoint, **options) -> None:
+        """Make a POST route of the endpoint; `options` are those of FastAPI's `add_api_route`."""
+        self.fast[endpoint.path] = endpoint
+
+        async def route(request: Request) -> Response:
+            status, headers, body = await endpoint.respond(request.scope, request.receive)
+            return Response(body, status, {k.decode(): v.decode() for k, v in headers})
+
+        self.add_api_route(endpoint.path, route, methods=["POST"], response_class=Response, **options)
+
+
+def error_body(detail: str, field: str | None = None, limit: int | float | str | None = None) -> bytes:
+    """The JSON of every error: `detail`, `field` and `limit`, null where there is none (schemas.ErrorBody)."""
+    return orjson.dumps({"detail": detail, "field": field, "limit": limit})
+
+
+def error_answer(error: BaseException) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+    """Status, JSON body and extra headers that an error becomes."""
+    if isinstance(error, BadRequest):
+        return error.status, error_body(**error.body), []
+    if isinstance(error, QueueFull):
+        return 503, error_body(str(error)), [(b"retry-after", b"%d" % error.retry_after_seconds)]
+    if isinstance(error, asyncio.CancelledError):
+        return 503, error_body("the server is stopping"), [(b"retry-after", b"1")]
+    if isinstance(error, RetrieverUnavailable):
+        return 503, error_body(str(error)), [(b"retry-after", b"1")]
+    if isinstance(error, DeadlinePassed):
+        return 504, error_body(str(error)), []
+    if isinstance(error, ClientDisconnect):
+        return 499, error_body("the client went away"), []
+    if isinstance(error, CorpusError):  # a line of the corpus that no check at the start has read
+        return 500, error_body(str(error)), []
+    log.error("request failed", exc_info=error)
+    return 500, error_body(f"internal error: {type(error).__name__}"), []
+
+
+def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
+    """Make the errors of FastAPI's own routes JSON as well."""
+
+    def counted(request: Request, status: int, body: bytes, headers: dict | None = None) -> Response:
+        metrics.requests.labels(getattr(request.scope.get("route"), "path", "other"), str(status)).inc()
+        return Response(body, status, headers, "application/json")
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        detail = str(error.detail)
+        if error.status_code in (404, 405):
+            detail = f"{request.method} {request.url.path}: {detail}; /docs lists the routes"
+        return counted(request, error.status_code, error_body(detail), error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        field = field_path(first["loc"][1:])
+        return counted(request, 422, error_body(f"{field}: {first['msg']}", field, first["type"]))
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return counted(request, 500, error_body(f"internal error: {type(error).__name__}"))
+
+
+async def _read(receive: Receive, declared: bytes, max_bytes: int) -> bytes:
+    """The whole body; a 413 as soon as it is known to be too large."""
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise BadRequest(413, f"body: {declared.decode()[:20]} bytes, at most {max_bytes} are accepted", "body", max_bytes)
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise BadRequest(413, f"body: more than the {max_bytes} bytes that are accepted", "body", max_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return part if len(parts) == 1 else b"".join(parts)
+
+
+def _require_json(content_type: bytes) -> None:
+    """A 415 for what is not JSON in UTF-8. A request without the header does not come here: its body is read as JSON."""
+    plain, *parameters = [part.strip().lower() for part in content_type.split(b";")]
+    if plain != b"application/json" and not (plain.startswith(b"application/") and plain.endswith(b"+json")):
+        given = content_type.decode("latin-1")[:80]
+        raise BadRequest(415, f"content-type: {given!r}, expected application/json", "content-type", "application/json")
+    for parameter in parameters:
+        name, _, value = parameter.partition(b"=")
+        if name.strip() == b"charset" and value.strip().strip(b'"') not in (b"utf-8", b"utf8"):
+            given = value.strip().decode("latin-1")[:40]
+            raise BadRequest(415, f"content-type: charset {given!r}, expected utf-8", "content-type", "utf-8")
+
+
+def _seconds(value: bytes) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        given = value.decode("latin-1")[:40]
+        raise BadRequest(422, f"X-Timeout-Seconds: {given!r} is no number above 0", "X-Timeout-Seconds", "a number above 0")
+    return seconds

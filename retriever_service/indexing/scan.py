@@ -1,0 +1,168 @@
+"""The first stage of a build: read the corpus once, write documents, postings and vectors to disk. Can be killed and gone on with.
+
+Files are only appended to. After each chunk of passages the files are synced and `progress.json` is replaced, which holds their
+lengths; going on cuts the files back to those lengths and reads on from the recorded position, so the result is the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import orjson
+
+from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
+from retriever_service.errors import CorpusError
+from retriever_service.indexing.corpus import Passage, Skipped, read_corpus
+from retriever_service.indexing.sinks import Sink
+
+PROGRESS_FILE = "progress.json"
+SCRATCH_FILES = ("hashes", "lines", PROGRESS_FILE)
+
+
+@dataclass
+class ScanState:
+    """How far a scan has come. `sizes` are the bytes of each file that are whole."""
+
+    key: dict
+    line: int = 0
+    position: int = 0
+    passages: int = 0
+    skipped: int = 0
+    reasons: list[str] = field(default_factory=list)
+    read: bool = False
+    """Whether the whole corpus was read; then its ids are looked at."""
+    done: bool = False
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+class Scanner:
+    """Scans one corpus into a build folder."""
+
+    def __init__(self, corpus: Path, folder: Path, sinks: list[Sink], key: dict, *, skip_bad: bool) -> None:
+        self.corpus, self.folder, self.sinks, self.skip_bad = corpus, folder, sinks, skip_bad
+        found = self._resume(key)
+        if found is None:
+            self._clear()
+        self.state = found or ScanState(key)
+        self._chunk = min((sink.chunk_passages for sink in sinks), default=20_000)
+        self._files: dict[str, BinaryIO] = {}
+        for name in (TEXT_FILE, OFFSETS_FILE, "hashes", "lines", *(name for sink in sinks for name in sink.files)):
+            path = folder / name
+            path.touch()
+            os.truncate(path, self.state.sizes.get(name, 0))
+            self._files[name] = path.open("ab")
+        if not self.state.sizes:
+            self._files[OFFSETS_FILE].write(np.zeros(1, np.uint64).tobytes())
+        self._text_end = self.state.sizes.get(TEXT_FILE, 0)
+        for sink in sinks:
+            sink.open(folder, self._files)
+
+    @property
+    def resumed_at(self) -> int:
+        """Passages that were already there."""
+        return self.state.passages
+
+    def run(self, progress: Callable[[ScanState], None] | None = None) -> ScanState:
+        """Scan to the end. Raises CorpusError for a malformed line (unless skipped), an empty corpus, or an id that occurs twice."""
+        state = self.state
+        if not state.read:
+            skipped = Skipped(state.skipped, list(state.reasons))
+            passages = read_corpus(self.corpus, skip_bad=self.skip_bad, skipped=skipped, line=state.line, start=state.position)
+            while chunk := list(islice(passages, self._chunk)):
+                self._write(chunk)
+                state.line, state.position, state.passages = chunk[-1].line, chunk[-1].end, state.passages + len(chunk)
+                state.skipped, state.reasons = skipped.count, skipped.reasons
+                self._commit()
+                if progress:
+                    progress(state)
+            state.skipped, state.reasons = skipped.count, skipped.reasons
+            if not state.passages:
+                raise CorpusError(f"corpus {self.corpus}: holds no passage")
+            state.read = True
+            self._commit()
+        if not state.done:
+            self._refuse_repeated_ids()
+            state.done = True
+            self._commit()
+        for file in self._files.values():
+            file.close()
+        return state
+
+    def _write(self, chunk: list[Passage]) -> None:
+        files = self._files
+        lines = [encode_document(p.id, p.contents) + b"\n" for p in chunk]
+        ends = self._text_end + np.cumsum([len(line) for line in lines], dtype=np.uint64)
+        self._text_end = int(ends[-1])
+        files[TEXT_FILE].write(b"".join(lines))
+        files[OFFSETS_FILE].write(ends.astype(np.uint64).tobytes())
+        files["hashes"].write(np.array([_hash(p.id) for p in chunk], np.uint64).tobytes())
+        files["lines"].write(np.array([p.line for p in chunk], np.uint64).tobytes())
+        for sink in self.sinks:
+            sink.write([p.contents for p in chunk])
+
+    def _commit(self) -> None:
+        for name, file in self._files.items():
+            file.flush()
+            os.fsync(file.fileno())
+            self.state.sizes[name] = file.tell()
+        replace_file(self.folder / PROGRESS_FILE, orjson.dumps(asdict(self.state)))
+
+    def _clear(self) -> None:
+        """What another build left would become a part of this index."""
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != "lock":
+                path.unlink()
+
+    def _resume(self, key: dict) -> ScanState | None:
+        path = self.folder / PROGRESS_FILE
+        if not path.exists():
+            return None
+        try:
+            state = ScanState(**orjson.loads(path.read_bytes()))
+        except (orjson.JSONDecodeError, TypeError):  # torn, or of another version: start anew
+            return None
+        whole = all((self.folder / n).exists() and (self.folder / n).stat().st_size >= size for n, size in state.sizes.items())
+        return state if state.key == key and whole else None
+
+    def _refuse_repeated_ids(self) -> None:
+        hashes = np.fromfile(self.folder / "hashes", np.uint64)
+        order = np.argsort(hashes, kind="stable")
+        same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+        if not len(same):
+            return
+        lines, documents = (
+            np.fromfile(self.folder / "lines", np.uint64),
+            Documents(self.folder / TEXT_FILE, self.folder / OFFSETS_FILE),
+        )
+        for at in same.tolist():
+            first, second = int(order[at]), int(order[at + 1])
+            identity = documents.get(second)[0]
+            if documents.get(first)[0] == identity:
+                raise CorpusError(
+                    f"{self.corpus}:{lines[second]}: id {identity!r} again, as on line {lines[first]}; expected unique ids"
+                )
+
+
+def _hash(identity: str) -> int:
+    """64 bits that depend on the id alone."""
+    return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that it is either the old or the new one, whatever happens."""
+    aside = path.with_name(path.name + ".new")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)

@@ -1,0 +1,128 @@
+"""Steps mirrored to other trackers as they are stored: TensorBoard and, where it is installed, Weights & Biases."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from pathlib import Path
+from typing import Any, Protocol
+
+from services.likelihood.monitor.phases import PHASES
+from services.likelihood.records import LikelihoodError
+
+log = logging.getLogger("unspiral.likelihood")
+WAITING = 10_000
+"""Steps that may wait for a slow tracker; older ones are then left out of it (never out of the store)."""
+
+
+class MirrorError(LikelihoodError):
+    """A tracker that is not installed, or cannot write."""
+
+    exit_code = 3
+
+
+class Mirror(Protocol):
+    """One tracker."""
+
+    def step(self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoardMirror:
+    """Event files below `folder`, one sub-folder a run; the phase is the scalar `phase`, its place in PHASES."""
+
+    def __init__(self, folder: str | Path):
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as e:
+            raise MirrorError("tensorboard: not installed; pip install 'unspiral[tensorboard]'") from e
+        self.folder, self._event, self._summary, self._writer = (
+            Path(folder),
+            event_pb2.Event,
+            summary_pb2.Summary,
+            EventFileWriter,
+        )
+        self._open: dict[str, Any] = {}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as e:  # now, not at the first step, when nobody looks any more
+            raise MirrorError(f"tensorboard {folder}: cannot be written ({e.strerror}); expected a folder") from e
+
+    def step(self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None) -> None:
+        if run not in self._open:
+            self._open[run] = self._writer(str(self.folder / run))
+        values = numbers(metrics, phase)
+        summary = self._summary(value=[self._summary.Value(tag=name, simple_value=v) for name, v in values.items()])
+        self._open[run].add_event(self._event(wall_time=time, step=step, summary=summary))
+
+    def close(self) -> None:
+        for writer in self._open.values():
+            writer.close()
+
+
+class WandbMirror:
+    """Runs of the same names in a Weights & Biases project; its own settings (WANDB_MODE, keys, ...) come from the environment."""
+
+    def __init__(self, project: str):
+        try:
+            import wandb
+        except ImportError as e:
+            raise MirrorError("wandb: not installed; pip install wandb") from e
+        self._wandb, self.project = wandb, project
+        self._open: dict[str, Any] = {}
+
+    def step(self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None) -> None:
+        if run not in self._open:
+            self._open[run] = self._wandb.init(project=self.project, id=run, name=run, resume="allow", reinit="create_new")
+        self._open[run].log(numbers(metrics, phase), step=step)
+
+    def close(self) -> None:
+        for run in self._open.values():
+            run.finish()
+
+
+def numbers(metrics: dict[str, float | None], phase: str | None) -> dict[str, float]:
+    """The metrics that have a value, and the phase's place in PHASES."""
+    out = {name: value for name, value in metrics.items() if value is not None}
+    return out if phase is None else {**out, "phase": float(PHASES.index(phase))}
+
+
+class Mirroring:
+    """Hands steps to mirrors in a thread of its own, so that a slow tracker holds nobody up. A tracker that fails is logged, not raised."""
+
+    def __init__(self, mirrors: list[Mirror]):
+        self.mirrors = mirrors
+        self._queue: queue.Queue = queue.Queue(WAITING)
+        self._thread = threading.Thread(target=self._work, name="likelihood-mirrors", daemon=True)
+        self._thread.start()
+
+    def step(self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None) -> None:
+        try:
+            self._queue.put_nowait((run, step, time, metrics, phase))
+        except queue.Full:
+            log.warning("mirrors are behind by %d steps: step %d of run %s is left out of them", WAITING, step, run)
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Hand over what waits, then close the trackers."""
+        self._queue.put(None, timeout=timeout)
+        self._thread.join(timeout)
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            for mirror in self.mirrors:
+                try:
+                    mirror.step(*item)
+                except Exception as e:  # a tracker may raise anything: the service goes on without it
+                    log.warning(
+                        "%s: step %d of run %s not mirrored (%s: %s)",
+                        type(mirror).__name__,
+                        item[1],
+                        item[0],
+                        type(e).__name__,
+                        e,
+                    )
+        for mirror in self.mirrors:
+            mirror.close()

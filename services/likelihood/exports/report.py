@@ -1,0 +1,122 @@
+"""`unspiral report`: the live page, frozen with its data in one file that needs nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from services.likelihood.exports.run_files import RunFiles, differences, read_run
+from services.likelihood.monitor.phases import PHASES
+from services.likelihood.records import LikelihoodError
+from services.likelihood.store import series
+from services.settings import MonitorRules
+
+STATIC = Path(__file__).parents[1] / "static"
+POINTS = 2000
+"""Most points of a curve in the file."""
+MOST_EVENTS = 500
+FROZEN_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+
+
+class CannotWrite(LikelihoodError):
+    """The report's file cannot be written."""
+
+    exit_code = 3
+
+
+def write_report(run_dirs: list[Path], out: Path) -> Path:
+    """One self-contained HTML page for one or several runs. Returns `out`. Raises RunFileError, CannotWrite."""
+    runs = [read_run(Path(d)) for d in run_dirs]
+    if not runs:
+        raise LikelihoodError("report: expected at least one run's folder")
+    _tell_apart(runs, run_dirs)
+    data = {
+        "runs": [frozen(run) for run in runs],
+        "differences": differences([r.config for r in runs]) if len(runs) > 1 else [],
+    }
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page(data), encoding="utf-8")
+    except OSError as e:
+        raise CannotWrite(f"report {out}: cannot be written ({e.strerror})") from e
+    return out
+
+
+def frozen(run: RunFiles, rules: MonitorRules | None = None) -> dict[str, Any]:
+    """What the page needs to know of a run."""
+    _add_evaluations(run)
+    columns, first = run.columns()
+    codes, alarms = run.replay(rules)
+    thinned = series.thinned(columns, first, POINTS)
+    latest = run.metrics[-1] if run.metrics else {}
+    found = series.bands(codes, first, list(PHASES))
+    return {
+        "run": run.name,
+        "steps": len(run.metrics),
+        "last_step": latest.get("step"),
+        "phase": found[-1]["phase"] if found else "healthy",
+        "since": found[-1]["first"] if found else first,
+        "metrics": {k: v for k, v in latest.items() if isinstance(v, int | float)},
+        "series": thinned,
+        "bands": found,
+        "alarms": alarms,
+        "events": [e for e in map(_event, run.events[-MOST_EVENTS:]) if e["kind"] != "alarm"],
+        "config": run.config,
+        "summary": run.summary,
+    }
+
+
+def page(data: dict[str, Any]) -> str:
+    """live.html with its styles, scripts and data written into it."""
+    html = (STATIC / "live.html").read_text(encoding="utf-8")
+    html = re.sub(r'<link rel="stylesheet" href="/static/([^"]+)">', lambda m: f"<style>{_static(m[1])}</style>", html)
+    html = re.sub(r'<script src="/static/([^"]+)"></script>', lambda m: f"<script>{_static(m[1])}</script>", html)
+    body = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS).decode().replace("<", "\\u003c")
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{FROZEN_POLICY}">'
+    return html.replace("<!--policy-->", policy).replace(
+        "<!--data-->", f'<script type="application/json" id="frozen">{body}</script>'
+    )
+
+
+def _static(name: str) -> str:
+    text = (STATIC / name).read_text(encoding="utf-8").replace("</script", "<\\/script")
+    if name.startswith("vendor/"):  # its licence travels with it
+        licence = STATIC / "vendor" / f"LICENSE.{Path(name).name.split('.')[0]}"
+        text = f"/*\n{licence.read_text(encoding='utf-8')}*/\n{text}"
+    return text
+
+
+def _tell_apart(runs: list[RunFiles], paths: list[Path]) -> None:
+    """Runs of the same name get their parent's too."""
+    names = [r.name for r in runs]
+    for run, path in zip(runs, paths, strict=True):
+        if names.count(run.name) > 1:
+            run.name = f"{Path(path).resolve().parent.name}/{run.name}"
+
+
+def _add_evaluations(run: RunFiles) -> None:
+    """Held-out scores are events; the page shows them as curves, `eval/em_greedy` and `eval/em_sampled`."""
+    by_step = {m["step"]: m for m in run.metrics}
+    for event in run.events:
+        step, overall = event.get("step") or 0, event.get("overall")
+        if event.get("event") != "evaluation" or not run.metrics or not isinstance(step, int):
+            continue
+        metrics = by_step.get(max(step, run.metrics[0]["step"]))
+        score = event.get("em", overall.get("em") if isinstance(overall, dict) else None)
+        if metrics is not None and score is not None:
+            metrics[f"eval/em_{event.get('mode', 'greedy')}"] = score
+
+
+def _event(event: dict[str, Any]) -> dict[str, Any]:
+    kind = str(event.get("kind") or event.get("event") or event.get("type") or "event")
+    text = event.get("text") or event.get("message")
+    if kind == "evaluation" and isinstance(event.get("overall"), dict):
+        scores = ", ".join(f"{k.upper()} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in event["overall"].items())
+        text = f"{event.get('tag', '')}, {event.get('mode', '')}: {scores}"
+    if text is None:
+        left_out = ("step", "kind", "event", "type", "time", "ts")
+        text = ", ".join(f"{k} {v}" for k, v in event.items() if k not in left_out and not isinstance(v, dict | list))
+    return {"step": event.get("step"), "kind": kind, "text": str(text)}

@@ -1,0 +1,190 @@
+"""Reading a run's folder: metrics.jsonl, events.jsonl, config.yaml, summary.json."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from pydantic import ValidationError
+
+from services.likelihood.monitor.phases import PHASES, PhaseMonitor
+from services.likelihood.records import MAX_STEP, LikelihoodError, one_line
+from services.settings import MonitorRules
+
+NOT_CURVES = ("step", "attempt", "policy_version")
+
+
+class RunFileError(LikelihoodError):
+    """A run's folder or file that cannot be read."""
+
+
+@dataclass
+class RunFiles:
+    """One recorded run. `metrics` has one entry a step, in order; a step written twice (a resumed run) counts once, the later one."""
+
+    name: str
+    metrics: list[dict[str, Any]]
+    events: list[dict[str, Any]] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def columns(self) -> tuple[dict[str, np.ndarray], int]:
+        """(float64 [last - first + 1] by metric name, first step), NaN where a step has no value."""
+        steps = [m["step"] for m in self.metrics]
+        first, size = (steps[0], steps[-1] - steps[0] + 1) if steps else (0, 0)
+        out: dict[str, np.ndarray] = {}
+        for step, metrics in zip(steps, self.metrics, strict=True):
+            for name, value in metrics.items():
+                if (
+                    name not in NOT_CURVES
+                    and isinstance(value, int | float)
+                    and not isinstance(value, bool)
+                    and math.isfinite(value)
+                ):
+                    out.setdefault(name, np.full(size, np.nan))[step - first] = value
+        return out, first
+
+    def rules(self) -> MonitorRules:
+        """The thresholds that the run itself used, by its configuration. Raises RunFileError naming the key."""
+        section = self.config.get("monitor")
+        rules = section.get("rules") if isinstance(section, dict) else None
+        try:
+            return MonitorRules.model_validate(rules or {})
+        except ValidationError as e:
+            raise RunFileError(f"{self.name}/config.yaml: monitor.rules: {one_line(e)}") from e
+
+    def replay(self, rules: MonitorRules | None = None) -> tuple[np.ndarray, list[dict]]:
+        """The monitor over the recorded metrics, by the run's own rules if no others are given: phase codes [last - first + 1] (NaN where no step is), and the alarms."""
+        monitor, steps = PhaseMonitor(rules or self.rules()), [m["step"] for m in self.metrics]
+        codes = np.full(steps[-1] - steps[0] + 1 if steps else 0, np.nan)
+        alarms = []
+        for metrics in self.metrics:
+            state = monitor.update(metrics)
+            codes[state.step - steps[0]] = PHASES.index(state.phase)
+            alarms += state.alarms
+        return codes, [a.as_dict() for a in alarms]
+
+
+def read_run(path: Path) -> RunFiles:
+    """A run's folder, or a metrics.jsonl alone. Raises RunFileError with the file (and line) and what was expected."""
+    folder, metrics = (path, path / "metrics.jsonl") if path.is_dir() else (path.parent, path)
+    by_step: dict[int, dict[str, Any]] = {}
+    for number, row in read_jsonl(metrics):
+        step = row.get("step")
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
+            raise RunFileError(f"{metrics}:{number}: expected an object with a whole number `step` from 0 to {MAX_STEP}")
+        by_step.pop(step, None)
+        by_step[step] = row
+    run = RunFiles(path.name if path.is_dir() else path.stem, [by_step[s] for s in sorted(by_step)])
+    if not path.is_dir():
+        if not run.metrics:
+            raise RunFileError(f"{path}: no steps in it; expected a run's folder or its metrics.jsonl")
+        return run
+    if (folder / "events.jsonl").exists():
+        run.events = [row for _, row in read_jsonl(folder / "events.jsonl")]
+    if (folder / "summary.json").exists():
+        try:
+            run.summary = orjson.loads((folder / "summary.json").read_bytes())
+            if not isinstance(run.summary, dict):
+                raise RunFileError(f"{folder / 'summary.json'}: expected a JSON object")
+        except (orjson.JSONDecodeError, OSError) as e:
+            raise RunFileError(f"{folder / 'summary.json'}: not JSON ({e})") from e
+    if (folder / "config.yaml").exists():
+        run.config = _plain(read_yaml(folder / "config.yaml"))
+    return run
+
+
+def read_rules(path: Path | None) -> MonitorRules:
+    """Thresholds of the monitor from a YAML file; the defaults without one. Raises RunFileError naming the key."""
+    if path is None:
+        return MonitorRules()
+    try:
+        return MonitorRules.model_validate(read_yaml(path))
+    except ValidationError as e:
+        raise RunFileError(f"{path}: {one_line(e)}") from e
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping. Raises RunFileError."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        loaded = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise RunFileError(f"{path}: cannot be read ({e.strerror})") from e
+    except (YAMLError, ValueError, RecursionError) as e:  # ValueError: a date or number that is none
+        raise RunFileError(f"{path}: not YAML ({' '.join(str(e).split())})") from e
+    if not isinstance(loaded, dict):
+        raise RunFileError(f"{path}: expected keys with values")
+    return loaded
+
+
+def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """(line number, object) of each line. A torn last line (a run that was killed, or still writes) is left out."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as e:
+        raise RunFileError(f"{path}: cannot be read ({e.strerror}); expected a run's folder or its metrics.jsonl") from e
+    out = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as e:
+            row = _lenient(line)
+            if row is None:
+                if number == len(lines):
+                    break
+                raise RunFileError(f"{path}:{number}: not JSON ({e}); expected one object a line") from e
+        if not isinstance(row, dict):
+            raise RunFileError(f"{path}:{number}: expected one JSON object a line")
+        out.append((number, row))
+    return out
+
+
+def _lenient(line: bytes) -> Any:
+    """Python writes NaN, Infinity and integers of any length, which JSON readers elsewhere do not take."""
+    import json
+
+    try:
+        row = json.loads(line, parse_int=lambda digits: int(digits) if len(digits) < 19 else float(digits))
+        json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError):
+        return None
+    return row
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """YAML has more than JSON (dates, sets, keys that are lists, an anchor within itself): such values as text."""
+    if isinstance(value, dict) and depth < 20:
+        return {str(k): _plain(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, list) and depth < 20:
+        return [_plain(v, depth + 1) for v in value]
+    if isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 2**53):
+        return value
+    return str(value)
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`."""
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            out.update(flat(value, f"{prefix}{key}."))
+        else:
+            out[f"{prefix}{key}"] = value
+    return out
+
+
+def differences(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Keys on which the configurations differ: `{"key", "values"}`, the run's own name and folder left out."""
+    flats = [flat(c) for c in configs]
+    keys = sorted({k for f in flats for k in f} - {"run.name", "run.dir"})
+    rows = [{"key": k, "values": [f.get(k) for f in flats]} for k in keys]
+    return [r for r in rows if any(v != r["values"][0] for v in r["values"])]

@@ -1,0 +1,122 @@
+"""Upkeep of a store: forgetting old trajectories and runs, and writing a run out as Parquet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from services.likelihood.exports.mirrors import Mirror
+from services.likelihood.monitor.phases import PHASES
+from services.likelihood.records import MAX_STEP, LikelihoodError, StoredStep
+from services.likelihood.store.base import LikelihoodStore
+
+ACTIONS = pa.schema(
+    [
+        ("step", pa.int64()), ("uid", pa.string()), ("group", pa.string()), ("reward", pa.float64()), ("advantage", pa.float64()),
+        ("tool_rounds", pa.int32()), ("action", pa.int32()), ("tokens", pa.int32()), ("logp_before", pa.float64()),
+        ("logp_after", pa.float64()), ("documents", pa.list_(pa.string())),
+    ]
+)  # fmt: skip
+DAY = 86_400
+
+
+class CannotExport(LikelihoodError):
+    """The files cannot be written."""
+
+    exit_code = 3
+
+
+def prune(
+    store: LikelihoodStore, runs: list[str], *, keep_steps: int | None = None, older_than_days: float | None = None
+) -> dict[str, int]:
+    """Forget trajectories of all but the last `keep_steps` steps of each run, and whole runs that were last posted to
+    `older_than_days` ago. Curves and metrics of the runs that stay are kept for ever. Returns `{"runs", "trajectories"}` that went."""
+    gone = {"runs": 0, "trajectories": 0}
+    for run in runs:
+        info = store.info(run)
+        if older_than_days is not None and info.updated < time.time() - older_than_days * DAY:
+            store.delete_run(run)
+            gone["runs"] += 1
+        elif keep_steps is not None and info.last_step is not None:
+            gone["trajectories"] += store.delete_trajectories(run, max(0, info.last_step - keep_steps + 1))
+    if any(gone.values()):
+        store.compact()
+    return gone
+
+
+def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]:
+    """`RUN-steps.parquet` (a row a step, a column a metric) and `RUN-actions.parquet` (a row an action). Raises CannotExport."""
+    info = store.info(run)
+    if info.last_step is None:
+        raise LikelihoodError(f"run {run}: no steps in the store")
+    steps, actions = folder / f"{run}-steps.parquet", folder / f"{run}-actions.parquet"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pq.write_table(_steps_table(store, run), steps)
+        with pq.ParquetWriter(actions, ACTIONS) as out:
+            for stored in each_step(store, run):
+                if stored.trajectories:
+                    out.write_table(_actions_table(store, run, stored.step))
+    except OSError as e:
+        raise CannotExport(f"{folder}: cannot be written ({e.strerror or e})") from e
+    return [steps, actions]
+
+
+def export_to(store: LikelihoodStore, run: str, mirror: Mirror) -> int:
+    """Give every stored step to a tracker. How many."""
+    count, phases = 0, _phases(store, run)
+    for stored in each_step(store, run):
+        mirror.step(run, stored.step, stored.time, stored.metrics, phases.get(stored.step))
+        count += 1
+    mirror.close()
+    return count
+
+
+def each_step(store: LikelihoodStore, run: str) -> Iterator[StoredStep]:
+    """All stored steps, in order."""
+    first = 0
+    while page := store.steps(run, first, MAX_STEP):
+        yield from page
+        first = page[-1].step + 1
+
+
+def _phases(store: LikelihoodStore, run: str) -> dict[int, str]:
+    info = store.info(run)
+    codes = (
+        store.columns(run, ["phase"], info.first_step, info.last_step).get("phase", np.zeros(0)) if info.steps else np.zeros(0)
+    )
+    return {info.first_step + i: PHASES[int(c)] for i, c in enumerate(codes) if c == c}
+
+
+def _steps_table(store: LikelihoodStore, run: str) -> pa.Table:
+    stored, phases = list(each_step(store, run)), _phases(store, run)
+    names = sorted({name for s in stored for name in s.metrics})
+    columns = {
+        "step": pa.array([s.step for s in stored], pa.int64()),
+        "attempt": pa.array([s.attempt for s in stored], pa.int64()),
+        "policy_version": pa.array([s.policy_version for s in stored], pa.int64()),
+        "time": pa.array([s.time for s in stored], pa.float64()),
+        "trajectories": pa.array([s.trajectories for s in stored], pa.int64()),
+        "phase": pa.array([phases.get(s.step) for s in stored], pa.string()),
+    }
+    taken = set(columns)
+    for name in names:
+        columns[name if name not in taken else f"metric/{name}"] = pa.array([s.metrics.get(name) for s in stored], pa.float64())
+    return pa.table(columns)
+
+
+def _actions_table(store: LikelihoodStore, run: str, step: int) -> pa.Table:
+    rows = [
+        {
+            "step": step, "uid": t.uid, "group": t.group, "reward": t.reward, "advantage": t.advantage, "tool_rounds": t.tool_rounds,
+            "action": k, "tokens": a.tokens, "logp_before": a.logp_before, "logp_after": a.logp_after, "documents": a.documents,
+        }
+        for t in store.trajectories(run, step)
+        for k, a in enumerate(t.actions)
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=ACTIONS)

@@ -1,0 +1,92 @@
+"""For other trainers: REST records and the lag probe from padded [B, T] arrays. No torch is imported; its tensors are accepted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from services.contracts import TokenBatch
+from services.likelihood.metrics.action_table import ActionTable
+
+
+def array(values: Any) -> np.ndarray:
+    """A NumPy array of a tensor (on any device, of any float type), list or array."""
+    if hasattr(values, "detach"):
+        values = values.detach().float().cpu()
+    return np.asarray(values)
+
+
+def padded_records(
+    mask: Any,
+    before: Any,
+    advantages: Any,
+    groups: Sequence[str],
+    *,
+    after: Any = None,
+    rewards: Any = None,
+    uids: Sequence[str] | None = None,
+) -> list[dict[str, Any]]:
+    """REST trajectory records (`TrajectoryRecord`) of a batch of padded completions.
+
+    mask: [B, T], true on tokens that the model wrote; each unbroken run of them is one action. before, after: [B, T] log-probs in nats
+    (anything outside the mask). advantages: [B], or [B, T] with the same value on all tokens of a row. groups: [B], the same for the
+    samples of one prompt. rewards: [B]. uids: [B], unique within the step; numbers by default.
+    """
+    inside, advantages = array(mask) > 0.5, array(advantages)
+    if advantages.ndim == 2:
+        advantages = np.where(inside, advantages, 0).sum(1) / np.maximum(inside.sum(1), 1)
+    starts = inside & ~np.pad(inside, ((0, 0), (1, 0)))[:, :-1]
+    batch = _tokens(inside, np.where(inside, np.cumsum(starts, 1) - 1, -1))
+    table = ActionTable.of_tokens(batch, array(before).ravel(), None if after is None else array(after).ravel())
+    actions: list[list[dict[str, Any]]] = [[] for _ in inside]
+    columns = zip(table.row.tolist(), table.tokens.tolist(), table.before.tolist(), table.after.tolist(), strict=True)
+    for row, tokens, old, new in columns:
+        actions[row].append(
+            {"tokens": tokens, "logp_before": min(old, 0.0), "logp_after": min(new, 0.0) if new == new else None}
+        )
+    return [
+        {
+            "uid": uids[b] if uids is not None else str(b),
+            "group": str(groups[b]),
+            "reward": None if rewards is None else float(array(rewards)[b]),
+            "advantage": float(advantages[b]),
+            "tool_rounds": max(0, len(actions[b]) - 1),
+            "actions": actions[b],
+        }
+        for b in range(len(inside))
+    ]
+
+
+class LagMemory:
+    """The lag probe for a trainer without a store of token arrays: right rows of the last batches, kept in memory and scored again."""
+
+    def __init__(self, lag_steps: int = 5, size: int = 64):
+        self.lag_steps, self.size = lag_steps, size
+        self._kept: deque[tuple[Mapping[str, Any], np.ndarray, np.ndarray]] = deque(maxlen=lag_steps)
+
+    def probe(
+        self, batch: Mapping[str, Any], mask: Any, before: Any, advantages: Any, score: Callable[[Mapping[str, Any]], Any]
+    ) -> float | None:
+        """Call it once a step, after the update: `probe/lag`, the mean change a token of the right rows of `lag_steps` steps ago.
+
+        batch: tensors with B rows, whatever `score` needs; score(batch) -> [B, T] log-probs under the weights of now. The other
+        arguments as in `padded_records`. None while there is nothing to compare with.
+        """
+        change = None
+        if len(self._kept) == self.lag_steps:
+            kept, inside, old = self._kept[0]
+            if inside.any():
+                change = float((array(score(kept)) - old)[inside].mean())
+        advantages = array(advantages)
+        right = np.flatnonzero((advantages if advantages.ndim == 1 else advantages.max(1)) > 0)[: self.size]
+        self._kept.append(({k: v[right] for k, v in batch.items()}, (array(mask) > 0.5)[right], array(before)[right]))
+        return change
+
+
+def _tokens(inside: np.ndarray, action_ids: np.ndarray) -> TokenBatch:
+    rows, width = inside.shape
+    flat = action_ids.ravel().astype(np.int16)
+    return TokenBatch([str(b) for b in range(rows)], np.arange(rows + 1) * width, np.zeros(flat.size, np.int32), flat)

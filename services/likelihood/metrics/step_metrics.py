@@ -1,0 +1,285 @@
+"""The metrics of one training step that concern likelihood, in plain NumPy.
+
+All of them are means over *their own* tokens: right (A > 0), untrained (A = 0) and wrong (A < 0) trajectories are never divided
+by a common count, which would let the class sizes of a step move the curves. Displacement is `log-prob after the update - before`
+(arXiv 2512.04220, section 3): negative means that the update made the trajectory less likely. A value that cannot be
+computed (no right trajectory in the step, say) is left out of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from services.contracts import TokenBatch, Trajectory
+from services.likelihood.metrics.action_table import ActionTable
+from services.likelihood.records import TrajectoryRecord
+
+MAX_ACTION_CURVES = 8
+"""Actions of a trajectory that get a curve of their own."""
+MAX_ROUND_CURVES = 8
+CLASSES = ("right", "untrained", "wrong")
+
+
+def likelihood_metrics(table: ActionTable, advantages: np.ndarray) -> dict[str, float]:
+    """`logp/right|untrained|wrong` and `logp/right_action_0..`, `logp/wrong_action_0..`: mean log-prob a token before the update.
+
+    advantages: float [B].
+    """
+    sign = np.sign(np.asarray(advantages))[table.row]
+    out = {}
+    for name, value in zip(CLASSES, (1, 0, -1), strict=True):
+        chosen = sign == value
+        out[f"logp/{name}"] = table.mean_per_token(table.before, chosen)
+        if name == "untrained":
+            continue
+        for k in range(min(int(table.index.max(initial=-1)) + 1, MAX_ACTION_CURVES)):
+            out[f"logp/{name}_action_{k}"] = table.mean_per_token(table.before, chosen & (table.index == k))
+    return _known(out)
+
+
+def displacement_metrics(table: ActionTable, advantages: np.ndarray) -> dict[str, float]:
+    """What the update did to the likelihood of the preserved set, advantage >= 0 (groups without variance are counted, as in LLDS).
+
+    `displacement/mean`: nats a token. `displacement/share_negative`: share of responses whose summed log-prob fell;
+    `displacement/share_negative_actions`: the same of actions; `.._action_0..` the two by action index;
+    `displacement/p10|p50|p90`: quantiles over responses of the mean change a token; `displacement/wrong`: mean over wrong answers.
+    Trajectories that were not scored again are left out.
+    """
+    advantages, change = np.asarray(advantages), table.change
+    scored = ~np.isnan(change)
+    whole = np.bincount(table.row, ~scored, minlength=table.rows) == 0  # every action scored
+    seen = scored & whole[table.row]
+    kept = seen & (advantages >= 0)[table.row]
+    out = {
+        "displacement/mean": table.mean_per_token(change, kept),
+        "displacement/wrong": table.mean_per_token(change, seen & (advantages < 0)[table.row]),
+        "displacement/share_negative_actions": _share(change[kept] < 0),
+    }
+    for k in range(min(int(table.index.max(initial=-1)) + 1, MAX_ACTION_CURVES)):
+        chosen = kept & (table.index == k)
+        out[f"displacement/mean_action_{k}"] = table.mean_per_token(change, chosen)
+        out[f"displacement/share_negative_action_{k}"] = _share(change[chosen] < 0)
+    tokens = table.per_row(np.where(kept, table.tokens, 0))
+    response = table.per_row(np.where(kept, change, 0.0))[tokens > 0]
+    out["displacement/share_negative"] = _share(response < 0)
+    if len(response):
+        for q, value in zip((10, 50, 90), np.quantile(response / tokens[tokens > 0], (0.1, 0.5, 0.9)), strict=True):
+            out[f"displacement/p{q}"] = float(value)
+    return _known(out)
+
+
+def lag_probe(batch: TokenBatch, logp_now: np.ndarray, rows: Sequence[int] | None = None) -> float | None:
+    """Mean change a token, in nats, of trajectories of some steps ago (`batch.logp_old`) under the weights of now (`logp_now`, [sum T]).
+
+    `rows` picks trajectories (the right ones); None takes all. The metric `probe/lag`.
+    """
+    table = ActionTable.of_tokens(batch, batch.logp_old, logp_now)
+    chosen = np.ones(len(table.row), bool) if rows is None else np.isin(table.row, np.asarray(rows))
+    return table.mean_per_token(table.change, chosen)
+
+
+def fixed_probe(batch: TokenBatch, logp_now: np.ndarray) -> float | None:
+    """Mean log-prob a token of the frozen trajectories under the weights of now. The metric `probe/fixed`."""
+    table = ActionTable.of_tokens(batch, logp_now)
+    return table.mean_per_token(table.before, np.ones(len(table.row), bool))
+
+
+def leak(batch: TokenBatch, logp_old: np.ndarray, entropy: np.ndarray | float) -> float | None:
+    """|mean(-logp of sampled tokens) - mean entropy| over action tokens, in nats. The metric `leak/logp_entropy`.
+
+    Near 0 when sampler and learner have the same support. `entropy`: [sum T], or its mean over the action tokens.
+    """
+    inside = batch.action_ids >= 0
+    if not inside.any():
+        return None
+    mean = float(np.asarray(entropy, np.float64)[inside].mean()) if np.ndim(entropy) else float(entropy)
+    return abs(float(-np.asarray(logp_old, np.float64)[inside].mean()) - mean)
+
+
+def sampler_mismatch(batch: TokenBatch, logp_old: np.ndarray) -> dict[str, float]:
+    """`mismatch/abs_logp`: mean |logp_old - logp_sampler| of action tokens; `kl/sampler`: its k3 estimate of KL(sampler || learner)."""
+    inside = batch.action_ids >= 0
+    if batch.logp_sampler is None or not inside.any():
+        return {}
+    d = np.asarray(logp_old, np.float64)[inside] - np.asarray(batch.logp_sampler, np.float64)[inside]
+    bounded = np.clip(d, -10, 10)
+    return {"mismatch/abs_logp": float(np.abs(d).mean()), "kl/sampler": float((np.expm1(bounded) - bounded).mean())}
+
+
+def reward_metrics(groups: Sequence[str], rewards: Sequence[float | None]) -> dict[str, float]:
+    """`reward/mean`, and `groups/zero_variance`: the share of groups (of two or more) without two different finite rewards."""
+    values = np.asarray([np.nan if r is None else r for r in rewards], np.float64)
+    by_group: dict[str, list[float]] = {}
+    for group, value in zip(groups, values, strict=True):
+        by_group.setdefault(group, []).append(float(value))
+    flat = [len({x for x in v if np.isfinite(x)}) < 2 for v in by_group.values() if len(v) > 1]
+    finite = values[np.isfinite(values)]
+    return _known(
+        {"reward/mean": float(finite.mean()) if len(finite) else None, "groups/zero_variance": _share(np.asarray(flat, bool))}
+    )
+
+
+def tool_round_metrics(table: ActionTable, tool_rounds: Sequence[int]) -> dict[str, float]:
+    """`nll/rounds_0..`: mean negative log-prob a token of the trajectories with that many tool rounds."""
+    rounds = np.minimum(np.asarray(tool_rounds, np.int64), MAX_ROUND_CURVES)
+    out = {}
+    for n in np.unique(rounds):
+        mean = table.mean_per_token(-table.before, rounds[table.row] == n)
+        out[f"nll/rounds_{n}"] = mean
+    return _known(out)
+
+
+def retrieval_metrics(
+    groups: Sequence[str], advantages: np.ndarray, first_documents: Sequence[Sequence[str] | None]
+) -> dict[str, float]:
+    """`retrieval/wrong_same_documents`: share of wrong answers whose first retrieval gave the same documents as a right one's of the group.
+
+    These are the answers that search no longer tells apart: what pushes them down pushes the right ones' first action down too.
+    """
+    right = {
+        (g, tuple(sorted(d))) for g, a, d in zip(groups, advantages, first_documents, strict=True) if a > 0 and d is not None
+    }  # order of the documents does not matter
+    wrong = [(g, d) for g, a, d in zip(groups, advantages, first_documents, strict=True) if a < 0]
+    return _known(
+        {
+            "retrieval/wrong_same_documents": _share(
+                np.asarray([d is not None and (g, tuple(sorted(d))) in right for g, d in wrong], bool)
+            )
+        }
+    )
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory], seconds: float | None = None) -> dict[str, float]:
+    """`rollout/length` (model tokens), `rollout/searches`, `rollout/valid` (share of actions), `rollout/finished`, `rollout/tokens_per_s`."""
+    actions = [a for t in trajectories for a in t.actions]
+    tokens = sum(len(a.token_ids) for a in actions)
+    out = {
+        "rollout/length": tokens / len(trajectories) if trajectories else None,
+        "rollout/searches": float(np.mean([t.searches for t in trajectories])) if trajectories else None,
+        "rollout/valid": _share(np.asarray([a.kind != "invalid" for a in actions], bool)),
+        "rollout/finished": _share(np.asarray([t.finish == "answer" for t in trajectories], bool)),
+        "rollout/tokens_per_s": tokens / seconds if seconds else None,
+    }
+    return _known(out)
+
+
+def step_metrics(
+    batch: TokenBatch,
+    logp_old: np.ndarray,
+    rewards: Sequence[float | None],
+    advantages: np.ndarray,
+    trajectories: Sequence[Trajectory],
+    *,
+    entropy: np.ndarray | float | None = None,
+    logp_new: np.ndarray | None = None,
+    rescored: Sequence[int] | None = None,
+    rollout_seconds: float | None = None,
+) -> dict[str, float]:
+    """Every metric above for one step, in one call.
+
+    batch: B trajectories, packed; logp_old, logp_new: [sum T] in nats; rewards, advantages: [B]; entropy: [sum T] or a mean.
+    rescored: the rows whose `logp_new` was computed (None: all), where only a sample was scored again.
+    """
+    advantages, groups = np.asarray(advantages, np.float64), [t.group for t in trajectories]
+    after = _masked_rows(batch, logp_new, rescored)
+    table = ActionTable.of_tokens(batch, logp_old, after)
+    return {
+        **likelihood_metrics(table, advantages),
+        **(displacement_metrics(table, advantages) if after is not None else {}),
+        **_known({"leak/logp_entropy": leak(batch, logp_old, entropy) if entropy is not None else None}),
+        **sampler_mismatch(batch, logp_old),
+        **reward_metrics(groups, rewards),
+        **tool_round_metrics(table, [t.searches for t in trajectories]),
+        **retrieval_metrics(groups, advantages, [_first_documents(t) for t in trajectories]),
+        **rollout_metrics(trajectories, rollout_seconds),
+    }
+
+
+def trajectory_records(
+    trajectories: Sequence[Trajectory],
+    batch: TokenBatch,
+    logp_old: np.ndarray,
+    rewards: Sequence[float | None],
+    advantages: np.ndarray,
+    logp_new: np.ndarray | None = None,
+    rescored: Sequence[int] | None = None,
+) -> list[dict[str, Any]]:
+    """The REST records of a step (`TrajectoryRecord`) as plain dicts, which cost the learner a tenth of the checked objects.
+
+    Arguments as in `step_metrics`. Raises ValueError if a log-prob inside the mask is not finite.
+    """
+    table = ActionTable.of_tokens(batch, logp_old, _masked_rows(batch, logp_new, rescored))
+    bad = np.flatnonzero(~np.isfinite(table.before))
+    if len(bad):
+        raise ValueError(
+            f"trajectory {batch.uid[table.row[bad[0]]]}: log-prob of action {table.index[bad[0]]} is {table.before[bad[0]]}"
+        )
+    before, after = np.minimum(table.before, 0.0).tolist(), np.minimum(table.after, 0.0).tolist()
+    actions: list[list[dict[str, Any]]] = [[] for _ in trajectories]
+    documents = [[a.document_ids for a in t.actions] for t in trajectories]
+    for i, (row, index, tokens) in enumerate(zip(table.row.tolist(), table.index.tolist(), table.tokens.tolist(), strict=True)):
+        actions[row].append(
+            {
+                "tokens": tokens,
+                "logp_before": before[i],
+                "logp_after": after[i] if after[i] == after[i] else None,
+                "documents": documents[row][index],
+            }
+        )
+    return [
+        {
+            "uid": t.uid,
+            "group": t.group,
+            "reward": _finite_or_none(r),
+            "advantage": float(a),
+            "tool_rounds": t.searches,
+            "actions": acts,
+        }
+        for t, r, a, acts in zip(trajectories, rewards, advantages, actions, strict=True)
+    ]
+
+
+def record_metrics(trajectories: Sequence[TrajectoryRecord]) -> dict[str, float]:
+    """The metrics that REST records alone allow: what the service adds to a step whose trainer posts no metrics of its own."""
+    if not trajectories:
+        return {}
+    table = ActionTable.of_records(trajectories)
+    advantages, groups = np.asarray([t.advantage for t in trajectories]), [t.group for t in trajectories]
+    first = [next((a.documents for a in t.actions if a.documents is not None), None) for t in trajectories]
+    return {
+        **likelihood_metrics(table, advantages),
+        **displacement_metrics(table, advantages),
+        **reward_metrics(groups, [t.reward for t in trajectories]),
+        **tool_round_metrics(table, [t.tool_rounds for t in trajectories]),
+        **(retrieval_metrics(groups, advantages, first) if any(d is not None for d in first) else {}),
+        "rollout/length": float(table.tokens.sum() / len(trajectories)),
+        "rollout/searches": float(np.mean([t.tool_rounds for t in trajectories])),
+    }
+
+
+def _masked_rows(batch: TokenBatch, logp_new: np.ndarray | None, rescored: Sequence[int] | None) -> np.ndarray | None:
+    if logp_new is None or rescored is None:
+        return logp_new
+    out = np.full(len(batch.token_ids), np.nan)
+    for b in rescored:
+        out[batch.row(b)] = logp_new[batch.row(b)]
+    return out
+
+
+def _first_documents(trajectory: Trajectory) -> list[str] | None:
+    return next((a.document_ids for a in trajectory.actions if a.document_ids is not None), None)
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    return float(value) if value is not None and np.isfinite(value) else None
+
+
+def _share(flags: np.ndarray) -> float | None:
+    return float(flags.mean()) if len(flags) else None
+
+
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {k: v for k, v in values.items() if v is not None}

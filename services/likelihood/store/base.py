@@ -1,0 +1,134 @@
+"""What a likelihood store does. Two keep it: SQLite (embedded, `sqlite_store.py`) and Redis (`redis_store.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from services.likelihood.records import (
+    EventRecord,
+    LikelihoodError,
+    RunInfo,
+    StepReceipt,
+    StepRecord,
+    StoredStep,
+    TrajectoryRecord,
+)
+
+
+class StoreError(LikelihoodError):
+    """The store cannot be reached or opened."""
+
+    exit_code = 3
+    status = 503
+
+
+class UnknownRun(LikelihoodError):
+    """No run of that name."""
+
+    status = 404
+
+
+class Superseded(LikelihoodError):
+    """A higher attempt has taken over the step: nothing was stored."""
+
+    status = 409
+
+
+MONITOR_SPACING = 500
+"""Steps between monitor states that are kept for good (the newest is kept besides): a superseded step replays at most so many."""
+
+
+def superseded_message(run: str, step: int, attempt: int, later: int, began: int) -> str:
+    """The one line of Superseded."""
+    return f"run {run}: step {step} of attempt {attempt} is superseded by attempt {later}, which began at step {began}; nothing stored"
+
+
+class LikelihoodStore(Protocol):
+    """Runs, their steps, trajectories and metric curves, and the token arrays of the last `token_steps` steps.
+
+    Thread-safe. A write that has returned survives `kill -9` of the process. Methods raise StoreError when the store is away,
+    UnknownRun for reads of a run that was never written, Superseded for writes that a higher attempt has overtaken.
+    """
+
+    token_steps: int
+
+    def put_step(self, run: str, record: StepRecord) -> StepReceipt:
+        """Store a step, or merge it with what earlier posts of the same step and attempt held. Writing it twice changes nothing."""
+        ...
+
+    def put_tokens(self, run: str, step: int, attempt: int, body: bytes) -> None:
+        """Keep the npz body of a step, and only those of the newest `token_steps` steps."""
+        ...
+
+    def get_tokens(self, run: str, step: int) -> bytes | None:
+        """The npz body, or None if that step has none (any more)."""
+        ...
+
+    def runs(self) -> list[RunInfo]:
+        """All runs, the latest updated first."""
+        ...
+
+    def info(self, run: str) -> RunInfo: ...
+
+    def metric_names(self, run: str) -> list[str]: ...
+
+    def columns(self, run: str, names: Iterable[str], first: int, last: int) -> dict[str, np.ndarray]:
+        """float64 [last - first + 1] for each name that has a value somewhere; NaN where a step has none."""
+        ...
+
+    def steps(self, run: str, first: int, last: int, limit: int = 1000) -> list[StoredStep]:
+        """The first `limit` stored steps of the range, in order."""
+        ...
+
+    def trajectories(self, run: str, step: int) -> list[TrajectoryRecord]: ...
+
+    def save_monitor(self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]) -> None:
+        """The monitor's state after a step, all alarms of the run so far, and phase codes by step (the curve named `phase`)."""
+        ...
+
+    def load_monitor(self, run: str, before: int) -> tuple[int, dict[str, Any]] | None:
+        """(step, state) of the newest kept state of a step below `before`."""
+        ...
+
+    def alarms(self, run: str) -> list[dict]: ...
+
+    def put_event(self, run: str, event: EventRecord) -> None: ...
+
+    def events(self, run: str, limit: int = 1000) -> list[dict]:
+        """The newest events, oldest first: step, kind, text, data, time."""
+        ...
+
+    def delete_trajectories(self, run: str, below: int) -> int:
+        """Forget the trajectories of all steps below; metrics and curves stay. How many went."""
+        ...
+
+    def delete_run(self, run: str) -> None: ...
+
+    def compact(self) -> None:
+        """Give freed space back."""
+        ...
+
+    def ping(self) -> None:
+        """Raises StoreError if the store does not answer."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_store(url: str, token_steps: int = 8) -> LikelihoodStore:
+    """`PATH`, `sqlite:PATH`, or `redis://HOST:PORT/DB`. Raises StoreError or LikelihoodError in one line."""
+    if url.startswith(("redis:", "rediss:", "unix:")):
+        from services.likelihood.store.redis_store import RedisStore
+
+        return RedisStore(url, token_steps)
+    if "://" in url:
+        raise LikelihoodError(f"store {url!r}: expected a file path, sqlite:PATH or redis://HOST:PORT/DB")
+    from services.likelihood.store.sqlite_store import SQLiteStore
+
+    path = url.removeprefix("sqlite:")
+    if not path:
+        raise LikelihoodError(f"store {url!r}: expected a file path, sqlite:PATH or redis://HOST:PORT/DB")
+    return SQLiteStore(path, token_steps)

@@ -1,0 +1,380 @@
+"""The shared likelihood store: Redis, without modules. Sorted sets and hashes for steps, dense strings for curves, a stream for events.
+
+Keys, all below `unspiral:`
+    runs                          sorted set: run, by time of the latest post
+    RUN:run                       hash: created, updated
+    RUN:attempts                  hash: attempt -> its first step
+    RUN:steps                     hash: step -> JSON of what was posted and worked out;    RUN:order  sorted set of the steps
+    RUN:trajectories:{step}       hash: uid -> JSON; expires after `trajectory_seconds`
+    RUN:names                     set of metric names
+    RUN:curve:{name}:{chunk}      string of CHUNK float64, XORed with NaN so that what was never written reads as NaN
+    RUN:tokens                    hash: step -> attempt;  RUN:tokens:{step}  npz body; expires after `token_seconds`
+    RUN:monitor                   hash: step -> state;  RUN:alarms  JSON
+    RUN:events                    stream
+A step is written in one MULTI under WATCH, so that several services may share a Redis. Aggregates stay for ever; Redis must append
+to disk (`appendonly yes`) and must not evict.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+import redis
+
+from services.likelihood.metrics.step_metrics import record_metrics
+from services.likelihood.records import (
+    EventRecord,
+    LikelihoodError,
+    RunInfo,
+    StepReceipt,
+    StepRecord,
+    StoredStep,
+    TrajectoryRecord,
+    check_run_name,
+)
+from services.likelihood.store import series
+from services.likelihood.store.action_arrays import pack_actions, unpack_trajectory
+from services.likelihood.store.base import MONITOR_SPACING, StoreError, Superseded, UnknownRun, superseded_message
+
+log = logging.getLogger("unspiral.likelihood")
+PREFIX = "unspiral"
+EVENTS_KEPT = 10_000
+DAY = 86_400
+NAN_BITS = np.float64(np.nan).view(np.uint64)
+
+
+@dataclass
+class Replaced:
+    """What a write of a higher attempt takes the place of."""
+
+    first: int
+    """First step of the writing attempt, this write included."""
+    steps: dict[int, int]
+    """Stored steps, with their numbers of trajectories."""
+    tokens: set[int]
+    """Steps whose token arrays go."""
+
+
+class RedisStore:
+    """See LikelihoodStore. Raises StoreError if the server does not answer at the start."""
+
+    def __init__(
+        self,
+        url: str,
+        token_steps: int = 8,
+        *,
+        trajectory_seconds: int = 30 * DAY,
+        token_seconds: int = 2 * DAY,
+        timeout_seconds: float = 5.0,
+    ):
+        self.token_steps, self.trajectory_seconds, self.token_seconds = token_steps, trajectory_seconds, token_seconds
+        try:
+            self._redis = redis.Redis.from_url(url, socket_timeout=timeout_seconds, socket_connect_timeout=timeout_seconds)
+        except ValueError as e:
+            raise LikelihoodError(f"store {url.split('@')[-1]!r}: expected redis://HOST:PORT/DB ({e})") from e
+        self._shown = url.split("@")[-1].removeprefix("redis://").removeprefix("rediss://")  # no password
+        with self._talking():
+            self._redis.ping()
+            self._warn_if_forgetful()
+
+    def _warn_if_forgetful(self) -> None:
+        try:
+            settings = self._redis.config_get("appendonly", "maxmemory-policy")
+        except redis.ResponseError:  # managed servers hide their configuration
+            return
+        if settings.get("appendonly") == "no":
+            log.warning(
+                "redis at %s: appendonly is no, so a restart loses records; start it with --appendonly yes", self._shown
+            )
+        if settings.get("maxmemory-policy", "noeviction") != "noeviction":
+            log.warning("redis at %s: maxmemory-policy must be noeviction, or records vanish", self._shown)
+
+    # ---- writing
+
+    def put_step(self, run: str, record: StepRecord) -> StepReceipt:
+        check_run_name(run)
+        packed = {t.uid: _pack(t) for t in record.trajectories}
+        at, step = self._keys(run), record.step
+
+        def write(pipe: redis.client.Pipeline) -> StepReceipt:
+            gone = self._enter(pipe, run, step, record.attempt)
+            old = orjson.loads(pipe.hget(at("steps"), step) or b"null") if step not in gone.steps else None
+            held = pipe.hgetall(at("trajectories", step)) if old else {}
+            new = {uid: body for uid, body in packed.items() if uid.encode() not in held}
+            everything = [_unpack(u, b) for u, b in held.items()] + [t for t in record.trajectories if t.uid in new]
+            posted = {**(old["posted"] if old else {}), **record.metrics}
+            derived = record_metrics(everything) if new or not old else old["derived"]
+            version = record.policy_version if record.policy_version is not None else (old and old["policy_version"])
+            body = {
+                "attempt": record.attempt, "policy_version": version, "time": time.time(), "posted": posted, "derived": derived,
+                "trajectories": (old["trajectories"] if old else 0) + len(new),
+            }  # fmt: skip
+            pipe.multi()
+            self._replace(pipe, run, step, record.attempt, gone)
+            if new:
+                pipe.incrby(at("count"), len(new))
+                pipe.hset(at("trajectories", step), mapping=new)
+                pipe.expire(at("trajectories", step), self.trajectory_seconds)
+            pipe.hset(at("steps"), step, orjson.dumps(body))
+            pipe.zadd(at("order"), {str(step): step})
+            self._set_values(pipe, run, step, {**derived, **posted})
+            return StepReceipt(run=run, step=step, attempt=record.attempt, stored=len(new), superseded=len(gone.steps))
+
+        return self._transaction(write, at("attempts"), at("steps"), at("tokens"), at("trajectories", step))
+
+    def put_tokens(self, run: str, step: int, attempt: int, body: bytes) -> None:
+        check_run_name(run)
+        at = self._keys(run)
+
+        def write(pipe: redis.client.Pipeline) -> None:
+            gone = self._enter(pipe, run, step, attempt)
+            kept = sorted({*map(int, pipe.hkeys(at("tokens"))), step} - gone.tokens)
+            pipe.multi()
+            self._replace(pipe, run, step, attempt, gone)
+            pipe.set(at("tokens", step), body, ex=self.token_seconds)
+            pipe.hset(at("tokens"), step, attempt)
+            for old in kept[: -self.token_steps]:
+                pipe.hdel(at("tokens"), old)
+                pipe.delete(at("tokens", old))
+
+        self._transaction(write, at("attempts"), at("steps"), at("tokens"))
+
+    def save_monitor(self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]) -> None:
+        at = self._keys(run)
+        with self._talking():
+            passing = [s for s in map(int, self._redis.hkeys(at("monitor"))) if s % MONITOR_SPACING or s > step]
+            with self._redis.pipeline() as pipe:
+                if passing:
+                    pipe.hdel(at("monitor"), *passing)
+                pipe.hset(at("monitor"), step, orjson.dumps(state))
+                pipe.set(at("alarms"), orjson.dumps(alarms))
+                for s, code in phases.items():
+                    self._set_values(pipe, run, s, {"phase": float(code)})
+                pipe.execute()
+
+    def put_event(self, run: str, event: EventRecord) -> None:
+        check_run_name(run)
+        fields = {**event.model_dump(), "data": orjson.dumps(event.data), "time": time.time()}
+        with self._talking(), self._redis.pipeline() as pipe:
+            self._touch(pipe, run)
+            pipe.xadd(self._keys(run)("events"), fields, maxlen=EVENTS_KEPT, approximate=True)
+            pipe.execute()
+
+    def _enter(self, pipe: redis.client.Pipeline, run: str, step: int, attempt: int) -> Replaced:
+        """What of lower attempts this write replaces. Raises Superseded."""
+        at = self._keys(run)
+        attempts = {int(a): int(s) for a, s in pipe.hgetall(at("attempts")).items()}
+        later = [(a, s) for a, s in attempts.items() if a > attempt and s <= step]
+        if later:
+            raise Superseded(superseded_message(run, step, attempt, *max(later)))
+        first = min(step, attempts.get(attempt, step))
+        if not any(a < attempt for a in attempts):
+            return Replaced(first, {}, set())
+        after = [int(s) for s in pipe.zrangebyscore(at("order"), step, "+inf")]
+        held = dict(zip(after, map(orjson.loads, pipe.hmget(at("steps"), after)) if after else (), strict=True))
+        tokens = {int(s) for s, a in pipe.hgetall(at("tokens")).items() if int(s) >= step and int(a) < attempt}
+        return Replaced(first, {s: b["trajectories"] for s, b in held.items() if b["attempt"] < attempt}, tokens)
+
+    def _touch(self, pipe: redis.client.Pipeline, run: str) -> None:
+        now = time.time()
+        pipe.zadd(f"{PREFIX}:runs", {run: now})
+        pipe.hsetnx(self._keys(run)("run"), "created", now)
+        pipe.hset(self._keys(run)("run"), "updated", now)
+
+    def _replace(self, pipe: redis.client.Pipeline, run: str, step: int, attempt: int, gone: Replaced) -> None:
+        at = self._keys(run)
+        self._touch(pipe, run)
+        pipe.hset(at("attempts"), attempt, gone.first)
+        for s in gone.tokens:
+            pipe.hdel(at("tokens"), s)
+            pipe.delete(at("tokens", s))
+        if not gone.steps:
+            return
+        names = [n.decode() for n in self._redis.smembers(at("names"))]
+        pipe.decrby(at("count"), sum(gone.steps.values()))
+        for s in gone.steps:
+            pipe.hdel(at("steps"), s)
+            pipe.zrem(at("order"), s)
+            pipe.delete(at("trajectories", s))
+            chunk, position = series.place(s)
+            for name in names:
+                pipe.setrange(at("curve", name, chunk), 8 * position, bytes(8))
+        for s in filter(lambda s: int(s) >= step, self._redis.hkeys(at("monitor"))):
+            pipe.hdel(at("monitor"), s)
+
+    def _set_values(self, pipe: redis.client.Pipeline, run: str, step: int, values: Mapping[str, float | None]) -> None:
+        at, (chunk, position) = self._keys(run), series.place(step)
+        if values:
+            pipe.sadd(at("names"), *values)
+        for name, value in values.items():
+            bits = np.float64(np.nan if value is None else value).view(np.uint64) ^ NAN_BITS
+            pipe.setrange(at("curve", name, chunk), 8 * position, bits.tobytes())
+
+    # ---- reading
+
+    def get_tokens(self, run: str, step: int) -> bytes | None:
+        with self._talking():
+            self._known(run)
+            return self._redis.get(self._keys(run)("tokens", step))
+
+    def runs(self) -> list[RunInfo]:
+        with self._talking():
+            names = self._redis.zrevrange(f"{PREFIX}:runs", 0, -1)
+        return [self.info(name.decode()) for name in names]
+
+    def info(self, run: str) -> RunInfo:
+        at = self._keys(run)
+        with self._talking():
+            times = self._known(run)
+            with self._redis.pipeline(transaction=False) as pipe:
+                pipe.hkeys(at("attempts"))
+                pipe.zrange(at("order"), 0, 0)
+                pipe.zrange(at("order"), -1, -1)
+                pipe.zcard(at("order"))
+                pipe.get(at("count"))
+                attempts, first, last, steps, count = pipe.execute()
+        return RunInfo(
+            run=run, created=float(times[b"created"]), updated=float(times[b"updated"]), attempt=max(map(int, attempts), default=0),
+            first_step=int(first[0]) if first else None, last_step=int(last[0]) if last else None, steps=steps,
+            trajectories=int(count or 0),
+        )  # fmt: skip
+
+    def metric_names(self, run: str) -> list[str]:
+        with self._talking():
+            self._known(run)
+            return sorted(n.decode() for n in self._redis.smembers(self._keys(run)("names")))
+
+    def columns(self, run: str, names: Iterable[str], first: int, last: int) -> dict[str, np.ndarray]:
+        at, names = self._keys(run), list(names)
+        chunks = list(range(series.place(first)[0], series.place(max(first, last))[0] + 1))
+        with self._talking():
+            self._known(run)
+            bodies = self._redis.mget([at("curve", name, chunk) for name in names for chunk in chunks]) if names else []
+        out = {}
+        for i, name in enumerate(names):
+            held = zip(chunks, bodies[i * len(chunks) : (i + 1) * len(chunks)], strict=True)
+            column = series.dense(((c, _decoded(b)) for c, b in held if b), first, last)
+            if not np.isnan(column).all():
+                out[name] = column
+        return out
+
+    def steps(self, run: str, first: int, last: int, limit: int = 1000) -> list[StoredStep]:
+        at = self._keys(run)
+        with self._talking():
+            self._known(run)
+            numbers = [int(s) for s in self._redis.zrangebyscore(at("order"), first, last, 0, limit)]
+            bodies = self._redis.hmget(at("steps"), numbers) if numbers else []
+        out = []
+        for step, raw in zip(numbers, bodies, strict=True):
+            if raw:  # else superseded between the two reads
+                body = orjson.loads(raw)
+                metrics = {**body.pop("derived"), **body.pop("posted")}
+                out.append(StoredStep(step=step, metrics=metrics, **body))
+        return out
+
+    def trajectories(self, run: str, step: int) -> list[TrajectoryRecord]:
+        with self._talking():
+            self._known(run)
+            held = self._redis.hgetall(self._keys(run)("trajectories", step))
+        return [_unpack(u, held[u]) for u in sorted(held)]
+
+    def load_monitor(self, run: str, before: int) -> tuple[int, dict[str, Any]] | None:
+        at = self._keys(run)
+        with self._talking():
+            steps = [s for s in map(int, self._redis.hkeys(at("monitor"))) if s < before]
+            state = self._redis.hget(at("monitor"), max(steps)) if steps else None
+        return (max(steps), orjson.loads(state)) if state else None
+
+    def alarms(self, run: str) -> list[dict]:
+        with self._talking():
+            self._known(run)
+            return orjson.loads(self._redis.get(self._keys(run)("alarms")) or b"[]")
+
+    def events(self, run: str, limit: int = 1000) -> list[dict]:
+        with self._talking():
+            self._known(run)
+            entries = self._redis.xrevrange(self._keys(run)("events"), count=limit)
+        return [
+            {
+                "step": int(e[b"step"]),
+                "kind": e[b"kind"].decode(),
+                "text": e[b"text"].decode(),
+                "data": orjson.loads(e[b"data"]),
+                "time": float(e[b"time"]),
+            }
+            for _, e in reversed(entries)
+        ]
+
+    def delete_trajectories(self, run: str, below: int) -> int:
+        at = self._keys(run)
+        with self._talking():
+            self._known(run)
+            steps = [int(s) for s in self._redis.zrangebyscore(at("order"), 0, below - 1)]
+            keys = [at("trajectories", s) for s in steps]
+            counts = [self._redis.hlen(k) for k in keys]
+            if keys:
+                self._redis.unlink(*keys)
+        return sum(counts)
+
+    def delete_run(self, run: str) -> None:
+        with self._talking():
+            self._known(run)
+            keys = list(self._redis.scan_iter(match=self._keys(run)("*"), count=1000))
+            for at in range(0, len(keys), 1000):
+                self._redis.unlink(*keys[at : at + 1000])
+            self._redis.zrem(f"{PREFIX}:runs", run)
+
+    def compact(self) -> None:
+        """Nothing to do: Redis gives memory back by itself."""
+
+    def ping(self) -> None:
+        with self._talking():
+            self._redis.ping()
+
+    def close(self) -> None:
+        self._redis.close()
+
+    # ---- plumbing
+
+    @staticmethod
+    def _keys(run: str) -> Callable[..., str]:
+        return lambda *parts: ":".join([PREFIX, "run", run, *map(str, parts)])
+
+    def _known(self, run: str) -> dict[bytes, bytes]:
+        times = self._redis.hgetall(self._keys(run)("run"))
+        if not times:
+            raise UnknownRun(f"run {run[:140]!r}: not in this store")
+        return times
+
+    def _transaction(self, write: Callable[[redis.client.Pipeline], Any], *watched: str) -> Any:
+        with self._talking():
+            return self._redis.transaction(write, *watched, value_from_callable=True)
+
+    @contextmanager
+    def _talking(self) -> Iterator[None]:
+        try:
+            yield
+        except redis.RedisError as e:
+            raise StoreError(f"likelihood store redis at {self._shown}: {str(e) or type(e).__name__}") from e
+
+
+def _pack(t: TrajectoryRecord) -> bytes:
+    return orjson.dumps([t.group, t.reward, t.advantage, t.tool_rounds, pack_actions(t.actions).decode()])
+
+
+def _unpack(uid: bytes, body: bytes) -> TrajectoryRecord:
+    return unpack_trajectory(uid.decode(), *orjson.loads(body))
+
+
+def _decoded(chunk: bytes) -> bytes:
+    """A stored chunk as series.dense reads it; Redis holds no more of it than was written."""
+    bits = np.zeros(series.CHUNK, np.uint64)
+    bits[: len(chunk) // 8] = np.frombuffer(chunk, np.uint64)
+    return (bits ^ NAN_BITS).view(np.float64).tobytes()

@@ -1,0 +1,92 @@
+"""One SQLite file shared by threads and processes: a connection a thread, write locks, errors in one line."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.likelihood.records import LikelihoodError
+from services.likelihood.store.base import StoreError
+
+PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "temp_store=MEMORY", "mmap_size=1073741824")
+BUSY_SECONDS = 30.0
+
+
+class SQLiteFile:
+    """`path` is made, with its folder and schema, if it is not there. Raises StoreError, or LikelihoodError for another schema version."""
+
+    def __init__(self, path: Path, schema: str, version: int):
+        self.path = path
+        self._local, self._all, self._guard = threading.local(), [], threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self.writing() as db:
+                found = db.execute("PRAGMA user_version").fetchone()[0]
+                if found == 0:
+                    if db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+                        raise LikelihoodError(
+                            f"likelihood store {path}: a SQLite database of something else; give another file"
+                        )
+                    for statement in filter(str.strip, schema.split(";")):
+                        db.execute(statement)
+                    db.execute(f"PRAGMA user_version = {version}")
+        except (OSError, StoreError) as e:
+            self.close()
+            raise StoreError(
+                f"likelihood store {path}: cannot be opened ({e.__cause__ if isinstance(e, StoreError) else e.strerror})"
+            ) from e
+        except LikelihoodError:
+            self.close()
+            raise
+        if found not in (0, version):
+            self.close()
+            raise LikelihoodError(
+                f"likelihood store {path}: made by another version (schema {found}; this one reads {version})"
+            )
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        try:
+            yield self._connection()
+        except sqlite3.Error as e:
+            raise StoreError(f"likelihood store {self.path}: {e}") from e
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that holds the file's write lock from the start; undone on any error."""
+        try:
+            db = self._connection()
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as e:
+            raise StoreError(f"likelihood store {self.path}: {e}") from e
+        try:
+            yield db
+            db.execute("COMMIT")
+        except sqlite3.Error as e:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise StoreError(f"likelihood store {self.path}: {e}; nothing stored") from e
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        """Close the connections of all threads."""
+        with self._guard:
+            while self._all:
+                self._all.pop().close()
+            self._local = threading.local()
+
+    def _connection(self) -> sqlite3.Connection:
+        db = getattr(self._local, "db", None)
+        if db is None:
+            db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            with self._guard:
+                self._all.append(db)
+            for pragma in PRAGMAS:
+                db.execute(f"PRAGMA {pragma}")
+            self._local.db = db
+        return db

@@ -1,0 +1,293 @@
+"""The embedded likelihood store: one SQLite file in WAL mode.
+
+Tables: `step` holds what was posted and what was worked out of it, `trajectory` one row a trajectory with its actions packed, `chunk`
+the metric curves (services.likelihood.store.series), `tokens` the npz bodies of the newest steps. Readers never wait for writers.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from services.likelihood.metrics.step_metrics import record_metrics
+from services.likelihood.records import (
+    EventRecord,
+    RunInfo,
+    StepReceipt,
+    StepRecord,
+    StoredStep,
+    TrajectoryRecord,
+    check_run_name,
+)
+from services.likelihood.store import series
+from services.likelihood.store.action_arrays import pack_actions, unpack_trajectory
+from services.likelihood.store.base import MONITOR_SPACING, Superseded, UnknownRun, superseded_message
+from services.likelihood.store.sqlite_file import SQLiteFile
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE run (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, created REAL NOT NULL, updated REAL NOT NULL);
+CREATE TABLE attempt (run INTEGER, attempt INTEGER, first_step INTEGER, PRIMARY KEY (run, attempt)) WITHOUT ROWID;
+CREATE TABLE step (run INTEGER, step INTEGER, attempt INTEGER, policy_version INTEGER, time REAL, posted BLOB, derived BLOB,
+                   trajectories INTEGER, PRIMARY KEY (run, step)) WITHOUT ROWID;
+CREATE TABLE trajectory (run INTEGER, step INTEGER, uid TEXT, grp TEXT, reward REAL, advantage REAL, tool_rounds INTEGER,
+                         actions BLOB, PRIMARY KEY (run, step, uid)) WITHOUT ROWID;
+CREATE TABLE chunk (run INTEGER, name TEXT, chunk INTEGER, data BLOB, PRIMARY KEY (run, name, chunk));
+CREATE TABLE tokens (run INTEGER, step INTEGER, attempt INTEGER, body BLOB, PRIMARY KEY (run, step));
+CREATE TABLE monitor (run INTEGER, step INTEGER, state BLOB, PRIMARY KEY (run, step)) WITHOUT ROWID;
+CREATE TABLE alarms (run INTEGER PRIMARY KEY, body BLOB);
+CREATE TABLE event (id INTEGER PRIMARY KEY, run INTEGER, step INTEGER, kind TEXT, text TEXT, data BLOB, time REAL);
+CREATE INDEX event_run ON event (run, id);
+"""
+TABLES_OF_A_RUN = ("attempt", "step", "trajectory", "chunk", "tokens", "monitor", "alarms", "event")
+
+
+class SQLiteStore:
+    """See LikelihoodStore. `path` is made, with its folder, if it is not there."""
+
+    def __init__(self, path: str | Path, token_steps: int = 8):
+        self.path, self.token_steps = Path(path), token_steps
+        self._file = SQLiteFile(self.path, SCHEMA, SCHEMA_VERSION)
+
+    # ---- writing
+
+    def put_step(self, run: str, record: StepRecord) -> StepReceipt:
+        packed = [(t.uid, t.group, t.reward, t.advantage, t.tool_rounds, pack_actions(t.actions)) for t in record.trajectories]
+        derived = record_metrics(record.trajectories)  # both before the lock is taken
+        with self._file.writing() as db:
+            run_id, superseded = self._enter(db, run, record.step, record.attempt)
+            key = (run_id, record.step)
+            old = db.execute("SELECT posted, policy_version FROM step WHERE run=? AND step=?", key).fetchone()
+            before = db.total_changes
+            db.executemany(
+                "INSERT OR IGNORE INTO trajectory (run, step, uid, grp, reward, advantage, tool_rounds, actions) VALUES (?,?,?,?,?,?,?,?)",
+                [(*key, *row) for row in packed],
+            )
+            stored, count = db.total_changes - before, len(packed)
+            if old or stored < len(packed):
+                everything = self._trajectories(db, *key)
+                derived, count = record_metrics(everything), len(everything)
+            posted = {**(orjson.loads(old[0]) if old else {}), **record.metrics}
+            version = record.policy_version if record.policy_version is not None else (old[1] if old else None)
+            db.execute(
+                "INSERT OR REPLACE INTO step (run, step, attempt, policy_version, time, posted, derived, trajectories) VALUES (?,?,?,?,?,?,?,?)",
+                (*key, record.attempt, version, time.time(), orjson.dumps(posted), orjson.dumps(derived), count),
+            )
+            self._set_values(db, run_id, record.step, {**derived, **posted})
+        return StepReceipt(run=run, step=record.step, attempt=record.attempt, stored=stored, superseded=superseded)
+
+    def put_tokens(self, run: str, step: int, attempt: int, body: bytes) -> None:
+        with self._file.writing() as db:
+            run_id, _ = self._enter(db, run, step, attempt)
+            db.execute(
+                "INSERT OR REPLACE INTO tokens (run, step, attempt, body) VALUES (?,?,?,?)", (run_id, step, attempt, body)
+            )
+            db.execute(
+                "DELETE FROM tokens WHERE run=? AND step NOT IN (SELECT step FROM tokens WHERE run=? ORDER BY step DESC LIMIT ?)",
+                (run_id, run_id, self.token_steps),
+            )
+
+    def save_monitor(self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]) -> None:
+        with self._file.writing() as db:
+            run_id = self._id(db, run)
+            db.execute("DELETE FROM monitor WHERE run=? AND (step % ? != 0 OR step > ?)", (run_id, MONITOR_SPACING, step))
+            db.execute("INSERT OR REPLACE INTO monitor (run, step, state) VALUES (?,?,?)", (run_id, step, orjson.dumps(state)))
+            db.execute("INSERT OR REPLACE INTO alarms (run, body) VALUES (?,?)", (run_id, orjson.dumps(alarms)))
+            for at, code in phases.items():
+                self._set_values(db, run_id, at, {"phase": float(code)})
+
+    def put_event(self, run: str, event: EventRecord) -> None:
+        with self._file.writing() as db:
+            db.execute(
+                "INSERT INTO event (run, step, kind, text, data, time) VALUES (?,?,?,?,?,?)",
+                (self._touch(db, run), event.step, event.kind, event.text, orjson.dumps(event.data), time.time()),
+            )
+
+    def delete_trajectories(self, run: str, below: int) -> int:
+        with self._file.writing() as db:
+            return db.execute("DELETE FROM trajectory WHERE run=? AND step<?", (self._id(db, run), below)).rowcount
+
+    def delete_run(self, run: str) -> None:
+        with self._file.writing() as db:
+            run_id = self._id(db, run)
+            for table in TABLES_OF_A_RUN:
+                db.execute(f"DELETE FROM {table} WHERE run=?", (run_id,))
+            db.execute("DELETE FROM run WHERE id=?", (run_id,))
+
+    def compact(self) -> None:
+        with self._file.reading() as db:
+            db.execute("VACUUM")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _touch(self, db: sqlite3.Connection, run: str) -> int:
+        """The run's id; made if new."""
+        check_run_name(run)
+        now = time.time()
+        db.execute(
+            "INSERT INTO run (name, created, updated) VALUES (?,?,?) ON CONFLICT (name) DO UPDATE SET updated=excluded.updated",
+            (run, now, now),
+        )
+        return self._id(db, run)
+
+    def _enter(self, db: sqlite3.Connection, run: str, step: int, attempt: int) -> tuple[int, int]:
+        """The run's id (made if new) and how many steps of lower attempts went. Raises Superseded."""
+        run_id = self._touch(db, run)
+        later = db.execute(
+            "SELECT attempt, first_step FROM attempt WHERE run=? AND attempt>? AND first_step<=? ORDER BY attempt DESC",
+            (run_id, attempt, step),
+        ).fetchone()
+        if later:
+            raise Superseded(superseded_message(run, step, attempt, *later))
+        db.execute(
+            "INSERT INTO attempt (run, attempt, first_step) VALUES (?,?,?) ON CONFLICT (run, attempt) DO UPDATE SET "
+            "first_step=min(first_step, excluded.first_step)",
+            (run_id, attempt, step),
+        )
+        lower = "run=? AND step>=? AND attempt<?", (run_id, step, attempt)
+        gone = [row[0] for row in db.execute(f"SELECT step FROM step WHERE {lower[0]}", lower[1])]
+        if gone:
+            db.execute(f"DELETE FROM step WHERE {lower[0]}", lower[1])
+            db.executemany("DELETE FROM trajectory WHERE run=? AND step=?", [(run_id, s) for s in gone])
+            self._clear_values(db, run_id, gone)
+            db.execute("DELETE FROM monitor WHERE run=? AND step>=?", (run_id, step))
+        db.execute(f"DELETE FROM tokens WHERE {lower[0]}", lower[1])
+        return run_id, len(gone)
+
+    def _set_values(self, db: sqlite3.Connection, run_id: int, step: int, values: Mapping[str, float | None]) -> None:
+        chunk, position = series.place(step)
+        held = db.execute(
+            "SELECT name, data FROM chunk WHERE run=? AND chunk=? AND name IN (SELECT value FROM json_each(?))",
+            (run_id, chunk, orjson.dumps(list(values)).decode()),
+        )
+        known = dict(held.fetchall())
+        db.executemany(
+            "INSERT INTO chunk (run, name, chunk, data) VALUES (?,?,?,?) ON CONFLICT (run, name, chunk) DO UPDATE SET data=excluded.data",
+            [(run_id, name, chunk, series.patched(known.get(name), position, value)) for name, value in values.items()],
+        )
+
+    def _clear_values(self, db: sqlite3.Connection, run_id: int, steps: list[int]) -> None:
+        at: dict[int, list[int]] = {}
+        for step in steps:
+            chunk, position = series.place(step)
+            at.setdefault(chunk, []).append(position)
+        for chunk, positions in at.items():
+            held = db.execute("SELECT name, data FROM chunk WHERE run=? AND chunk=?", (run_id, chunk)).fetchall()
+            db.executemany(
+                "UPDATE chunk SET data=? WHERE run=? AND name=? AND chunk=?",
+                [(series.cleared(data, positions), run_id, name, chunk) for name, data in held],
+            )
+
+    # ---- reading
+
+    def get_tokens(self, run: str, step: int) -> bytes | None:
+        with self._file.reading() as db:
+            row = db.execute("SELECT body FROM tokens WHERE run=? AND step=?", (self._id(db, run), step)).fetchone()
+        return row[0] if row else None
+
+    def runs(self) -> list[RunInfo]:
+        with self._file.reading() as db:
+            names = [row[0] for row in db.execute("SELECT name FROM run ORDER BY updated DESC")]
+        return [self.info(name) for name in names]
+
+    def info(self, run: str) -> RunInfo:
+        with self._file.reading() as db:
+            run_id = self._id(db, run)
+            created, updated = db.execute("SELECT created, updated FROM run WHERE id=?", (run_id,)).fetchone()
+            attempt = db.execute("SELECT max(attempt) FROM attempt WHERE run=?", (run_id,)).fetchone()[0]
+            first, last, count, trajectories = db.execute(
+                "SELECT min(step), max(step), count(*), coalesce(sum(trajectories), 0) FROM step WHERE run=?", (run_id,)
+            ).fetchone()
+        return RunInfo(
+            run=run, created=created, updated=updated, attempt=attempt or 0,
+            first_step=first, last_step=last, steps=count, trajectories=trajectories,
+        )  # fmt: skip
+
+    def metric_names(self, run: str) -> list[str]:
+        with self._file.reading() as db:
+            # one step along the index for each name, not one for each chunk
+            rows = db.execute(
+                "WITH RECURSIVE n(name) AS (SELECT min(name) FROM chunk WHERE run=:run UNION ALL "
+                "SELECT (SELECT min(name) FROM chunk WHERE run=:run AND name>n.name) FROM n WHERE n.name IS NOT NULL) "
+                "SELECT name FROM n WHERE name IS NOT NULL",
+                {"run": self._id(db, run)},
+            ).fetchall()
+        return [row[0] for row in rows]
+
+    def columns(self, run: str, names: Iterable[str], first: int, last: int) -> dict[str, np.ndarray]:
+        (low, _), (high, _), out = series.place(first), series.place(max(first, last)), {}
+        with self._file.reading() as db:
+            run_id = self._id(db, run)
+            for name in names:
+                chunks = db.execute(
+                    "SELECT chunk, data FROM chunk WHERE run=? AND name=? AND chunk BETWEEN ? AND ?", (run_id, name, low, high)
+                )
+                column = series.dense(chunks, first, last)
+                if not np.isnan(column).all():
+                    out[name] = column
+        return out
+
+    def steps(self, run: str, first: int, last: int, limit: int = 1000) -> list[StoredStep]:
+        with self._file.reading() as db:
+            rows = db.execute(
+                "SELECT step, attempt, policy_version, time, posted, derived, trajectories FROM step WHERE run=? AND step BETWEEN ? AND ? "
+                "ORDER BY step LIMIT ?",
+                (self._id(db, run), first, last, limit),
+            ).fetchall()
+        return [
+            StoredStep(
+                step=s, attempt=a, policy_version=v, time=t, metrics={**orjson.loads(d), **orjson.loads(p)}, trajectories=n
+            )
+            for s, a, v, t, p, d, n in rows
+        ]
+
+    def trajectories(self, run: str, step: int) -> list[TrajectoryRecord]:
+        with self._file.reading() as db:
+            return self._trajectories(db, self._id(db, run), step)
+
+    def load_monitor(self, run: str, before: int) -> tuple[int, dict[str, Any]] | None:
+        with self._file.reading() as db:
+            row = db.execute(
+                "SELECT step, state FROM monitor WHERE run=? AND step<? ORDER BY step DESC LIMIT 1", (self._id(db, run), before)
+            ).fetchone()
+        return (row[0], orjson.loads(row[1])) if row else None
+
+    def alarms(self, run: str) -> list[dict]:
+        with self._file.reading() as db:
+            row = db.execute("SELECT body FROM alarms WHERE run=?", (self._id(db, run),)).fetchone()
+        return orjson.loads(row[0]) if row else []
+
+    def events(self, run: str, limit: int = 1000) -> list[dict]:
+        with self._file.reading() as db:
+            rows = db.execute(
+                "SELECT step, kind, text, data, time FROM event WHERE run=? ORDER BY id DESC LIMIT ?",
+                (self._id(db, run), limit),
+            ).fetchall()
+        return [{"step": s, "kind": k, "text": t, "data": orjson.loads(d), "time": at} for s, k, t, d, at in reversed(rows)]
+
+    def ping(self) -> None:
+        with self._file.reading() as db:
+            db.execute("SELECT 1 FROM run LIMIT 1").fetchone()
+
+    def close(self) -> None:
+        self._file.close()
+
+    @staticmethod
+    def _trajectories(db: sqlite3.Connection, run_id: int, step: int) -> list[TrajectoryRecord]:
+        rows = db.execute(
+            "SELECT uid, grp, reward, advantage, tool_rounds, actions FROM trajectory WHERE run=? AND step=? ORDER BY uid",
+            (run_id, step),
+        )
+        return [unpack_trajectory(*row) for row in rows]
+
+    @staticmethod
+    def _id(db: sqlite3.Connection, run: str) -> int:
+        row = db.execute("SELECT id FROM run WHERE name=?", (run,)).fetchone()
+        if row is None:
+            raise UnknownRun(f"run {run[:140]!r}: not in this store")
+        return row[0]

@@ -1,0 +1,46 @@
+"""What engines share whose model lives in this process, with a thread that alone touches it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from services.rollout.engines.base import WeightLoadError
+from services.weight_sync.base import WeightSyncError, untouched
+
+T = TypeVar("T")
+
+
+class OwnThread:
+    """Calls of the model, one after the other, and the version of its weights."""
+
+    def __init__(self, thread: ThreadPoolExecutor) -> None:
+        self._thread = thread
+        self._version = 0
+        self._usable = True
+        """Whether it holds a whole version."""
+        self._asleep = False
+
+    async def _call(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    async def _replace(self, version: int, load: Callable[[], Any]) -> None:
+        """Load the weights of a version. Raises WeightSyncError, WeightLoadError."""
+
+        def replace() -> None:
+            # What waits behind this in the thread begins before the event loop hears how it ended.
+            try:
+                load()
+            except BaseException as e:
+                self._usable = self._usable and untouched(e)
+                raise
+            self._version, self._usable = version, True
+
+        try:
+            await self._call(replace)
+        except WeightSyncError:
+            raise
+        except Exception as e:
+            raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e

@@ -1,0 +1,207 @@
+"""A small, slow engine on plain transformers, for machines without vLLM. Same protocol, same log-probs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from services.rollout.engines.base import GenerateCall, Generation, check_all_loaded, check_may_serve
+from services.rollout.engines.own_thread import OwnThread
+from services.rollout.worker.tokenizer import load_tokenizer
+from services.weight_sync.broadcast import WeightLender, WeightReceiver, listed, loan_ended
+
+if TYPE_CHECKING:
+    from services.settings import RolloutSettings
+    from services.weight_sync.group import Ticket
+
+_TAIL = 32
+"""Newest tokens in which a stop string is looked for."""
+
+
+class TransformersEngine(OwnThread):
+    """Calls that wait at the same moment are sampled together, as one left-padded batch; those that come later join the next."""
+
+    def __init__(self, model, tokenizer, thread: ThreadPoolExecutor, seed: int):
+        import torch
+
+        super().__init__(thread)
+        self._model, self._tokenizer = model, tokenizer
+        self._random = torch.Generator(model.device).manual_seed(seed)
+        eos = getattr(model.generation_config, "eos_token_id", None) or model.config.eos_token_id
+        self._eos = set(eos if isinstance(eos, list) else [eos])
+        self._receiver, self._lender = WeightReceiver(), WeightLender()
+        self._waiting: list[tuple[GenerateCall, asyncio.Future]] = []
+        self._loop: asyncio.Task | None = None
+
+    @classmethod
+    async def start(cls, model_path: str, settings: RolloutSettings, seed: int) -> TransformersEngine:
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="transformers")
+
+        def build():
+            import torch
+            from transformers import AutoModelForCausalLM
+
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            dtype = {"auto": "float32" if device == "cpu" else "bfloat16"}.get(settings.dtype, settings.dtype)
+            model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype)).to(device).eval()
+            return cls(model, load_tokenizer(model_path), thread, seed)
+
+        return await asyncio.get_running_loop().run_in_executor(thread, build)
+
+    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop) -> Generation:
+        call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append((call, done))
+        if self._loop is None or self._loop.done():
+            self._loop = asyncio.create_task(self._serve())
+        return await done
+
+    async def _serve(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(0)  # others of the same moment may still come
+            batch, self._waiting = self._waiting, []
+            try:
+                results = await self.generate_batch([call for call, _ in batch])
+            except Exception as e:
+                for _, done in batch:
+                    if not done.done():
+                        done.set_exception(e)
+            else:
+                for (_, done), result in zip(batch, results, strict=True):
+                    if not done.done():
+                        done.set_result(result)
+
+    async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
+        return await self._call(self._sample, list(calls))
+
+    def _sample(self, calls: list[GenerateCall]) -> list[Generation]:
+        import torch
+
+        check_may_serve(self._usable, self._asleep)
+        device = self._model.device
+        lengths = [len(call.token_ids) for call in calls]
+        width = max(lengths)
+        tokens = torch.tensor(
+            [[0] * (width - n) + list(c.token_ids) for c, n in zip(calls, lengths, strict=True)], device=device
+        )
+        mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths], device=device)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        own = [None if c.seed is None else torch.Generator(device).manual_seed(c.seed) for c in calls]
+        written: list[list[int]] = [[] for _ in calls]
+        logprobs: list[list[float]] = [[] for _ in calls]
+        finish: list[str | None] = [None] * len(calls)
+        cache = None
+        with torch.inference_mode():
+            while None in finish:
+                out = self._model(
+                    input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+                )
+                cache, logits = out.past_key_values, out.logits[:, -1].float()
+                chosen = []
+                for i, call in enumerate(calls):
+                    logp = (logits[i] / (call.temperature or 1.0)).log_softmax(-1)
+                    token = int(
+                        torch.multinomial(logp.exp(), 1, generator=own[i] or self._random)
+                        if call.temperature > 0
+                        else logp.argmax()
+                    )
+                    chosen.append(token)
+                    if finish[i] is None:
+                        written[i].append(token)
+                        logprobs[i].append(float(logp[token]))
+                        finish[i] = self._finish(written[i], call)
+                tokens = torch.tensor(chosen, device=device)[:, None]
+                mask = torch.cat([mask, mask.new_ones(len(calls), 1)], 1)
+                positions = positions[:, -1:] + 1
+        return [
+            Generation(ids, logps, self._decode(ids), end, self._version)
+            for ids, logps, end in zip(written, logprobs, finish, strict=True)
+        ]
+
+    def _finish(self, ids: list[int], call: GenerateCall) -> str | None:
+        if ids[-1] in self._eos:
+            return "eos"
+        tail = self._decode(ids[-_TAIL:])
+        if any(s in tail for s in call.stop):
+            return "stop"
+        return "length" if len(ids) >= call.max_tokens else None
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    async def logprobs(self, token_ids: list[list[int]], temperature: float) -> list[list[float]]:
+        return await self._call(self._score, token_ids, temperature)
+
+    def _score(self, rows: list[list[int]], temperature: float) -> list[list[float]]:
+        import torch
+
+        scores = []
+        with torch.inference_mode():
+            for row in rows:
+                ids = torch.tensor([row], device=self._model.device)
+                logp = (self._model(ids).logits[0, :-1].float() / temperature).log_softmax(-1)
+                scores.append([0.0, *logp.gather(1, ids[0, 1:, None])[:, 0].tolist()])
+        return scores
+
+    async def load_weights(self, path: Path, version: int) -> None:
+        await self._replace(version, lambda: self._load(path))
+
+    def _load(self, folder: Path) -> None:
+        from safetensors.torch import load_file
+
+        state = {}
+        for file in sorted(Path(folder).glob("*.safetensors")):
+            state.update(load_file(file))
+        self._model.load_state_dict(state, strict=False)
+        check_all_loaded(dict(self._model.named_parameters()), state)
+
+    async def sleep(self) -> None:
+        """It runs on the CPU and has nothing to give free, but keeps to its turn."""
+        self._asleep = True
+
+    async def wake(self) -> None:
+        self._asleep = False
+
+    async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
+        await asyncio.to_thread(self._lender.stop)
+        await self._replace(ticket.version, lambda: self._receive(ticket, worker, problem))
+
+    def _receive(self, ticket: Ticket, worker: str, problem: str | None) -> None:
+        import torch
+
+        own = dict(self._model.named_parameters())
+        taken: set[str] = set()
+
+        def load(items) -> None:
+            with torch.no_grad():
+                for name, tensor in items:
+                    own[name].copy_(tensor)
+            taken.update(name for name, _ in items)
+
+        self._receiver.receive(
+            ticket, worker, 0, device=self._model.device, load=load, load_raw=load, own=listed(own.items()), problem=problem
+        )
+        check_all_loaded(own, taken)
+
+    async def lend_weights(self, ticket: Ticket) -> None:
+        self._lender.start(ticket, 0, device=self._model.device, parameters=lambda: list(self._model.named_parameters()))
+
+        async def outcomes() -> list[dict[str, str] | None]:
+            return [self._lender.outcome()]
+
+        await loan_ended(outcomes)
+
+    async def reset_prefix_cache(self) -> None:
+        """Nothing is kept between calls."""
+
+    def check(self) -> None:
+        """It lives and dies with this process."""
+
+    def info(self) -> dict[str, Any]:
+        return {"engine": "transformers", "pids": []}
+
+    async def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,158 @@
+"""Where rollout workers run: the resources that one takes, how many fit, and what is said when none does."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from services.rollout.engines.vllm_engine import ENVIRONMENT
+from services.rollout.worker.worker import RolloutWorker
+from services.weight_sync.base import ENVIRONMENT_PREFIXES
+
+if TYPE_CHECKING:
+    from services.settings import RolloutSettings, WeightSyncSettings
+
+SHARED = 0.6
+"""Share of a GPU that a worker asks for with `rollout.share_gpus`: two workers never fit on one, a worker and a learner rank (the rest) do."""
+RESOURCE = "rollout"
+"""Ray resource that marks nodes for rollout workers; one worker takes one."""
+SCHEDULE_SECONDS = 20.0
+"""Longest wait for the resources of one worker."""
+PASSED_ON = ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_USE_FLASHINFER_SAMPLER")
+"""Variables of the driver that workers see too. An allow-list: secrets never enter Ray's runtime environment."""
+
+_NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+"""With this Ray leaves it to each process to find its own GPU, and ours take the first that they see."""
+
+
+class UnschedulableError(RuntimeError):
+    """The cluster lacks the resources that a worker asks for; the message lists demand against supply."""
+
+    exit_code = 3
+
+
+def demand(settings: RolloutSettings, supply: dict[str, float]) -> dict[str, float]:
+    """What one worker asks of Ray: `rollout` where the cluster has that resource, GPUs where it has any, else one CPU."""
+    wants: dict[str, float] = {}
+    if RESOURCE in supply:
+        wants[RESOURCE] = 1
+    if supply.get("GPU", 0) > 0 or settings.tensor_parallel > 1:
+        wants["GPU"] = SHARED if settings.share_gpus else settings.tensor_parallel
+    return wants or {"CPU": 1}
+
+
+def count(settings: RolloutSettings, supply: dict[str, float], learner_gpus: int = 0) -> int:
+    """Number of workers wanted: as configured, or for "all" as many as the cluster's `rollout` resource (or the GPUs that the learner leaves)
+    allows."""
+    if settings.workers != "all":
+        return settings.workers
+    if RESOURCE in supply:
+        return int(supply[RESOURCE])
+    return max(1, (int(supply.get("GPU", 0)) - learner_gpus) // settings.tensor_parallel)
+
+
+def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) -> None:
+    """Raises UnschedulableError where learner ranks and workers do not all get a GPU: two ranks of NCCL cannot share one."""
+    gpus = int(supply.get("GPU", 0))
+    if not gpus:
+        return
+    if gpus > 1 and os.environ.get(_NOSET, "0") not in ("", "0", "false", "False"):
+        raise UnschedulableError(f"{_NOSET} is set: every worker and learner rank would land on the first GPU. Unset it")
+    workers = count(settings, supply, 0 if settings.share_gpus else ranks)
+    if settings.share_gpus and max(workers, ranks) > gpus:
+        raise UnschedulableError(
+            f"rollout.share_gpus=true with rollout.workers={settings.workers} and learner.ranks={ranks} needs "
+            f"{max(workers, ranks)} GPUs; the cluster has {gpus}"
+        )
+    wanted = workers * settings.tensor_parallel + ranks
+    if not settings.share_gpus and wanted > gpus:
+        raise UnschedulableError(
+            f"learner.ranks={ranks} and rollout.workers={settings.workers} (rollout.tensor_parallel={settings.tensor_parallel}) need "
+            f"{wanted} GPUs, one for each; the cluster has {gpus}. Ask for fewer, or set rollout.share_gpus=true"
+        )
+
+
+async def reserve(settings: RolloutSettings) -> PlacementGroup:
+    """Hold the resources of one worker. Raises UnschedulableError after SCHEDULE_SECONDS (or the start timeout, if shorter)."""
+    group = ray.util.placement_group([demand(settings, ray.cluster_resources())])
+    limit = min(SCHEDULE_SECONDS, settings.start_timeout_seconds)
+    try:
+        await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), limit)
+    except TimeoutError:
+        release(group)
+        raise UnschedulableError(f"no room for a rollout worker after {limit:.0f} s: {describe(settings)}") from None
+    except BaseException:
+        release(group)
+        raise
+    return group
+
+
+def release(group: PlacementGroup) -> None:
+    """Give the resources back; what still runs on them is ended."""
+    ray.util.remove_placement_group(group)
+
+
+def create_actor(
+    id: str,
+    settings: RolloutSettings,
+    group: PlacementGroup,
+    *,
+    model_path: str,
+    retriever_url: str,
+    retriever_timeout_seconds: float,
+    sync: WeightSyncSettings,
+):
+    """Ask Ray for a worker's actor on reserved resources; returns its handle at once."""
+    wants = group.bundle_specs[0]
+    variables = dict(ENVIRONMENT) | {name: os.environ[name] for name in (*ENVIRONMENT, *PASSED_ON) if name in os.environ}
+    variables |= {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)}
+    # A seed of its own: two engines with the same seed would draw the same noise.
+    seed = int.from_bytes(hashlib.blake2b(id.encode(), digest_size=4).digest(), "big") >> 1
+    return (
+        ray.remote(RolloutWorker)
+        .options(
+            num_cpus=wants.get("CPU", 0),
+            num_gpus=wants.get("GPU", 0),
+            resources={name: n for name, n in wants.items() if name not in ("CPU", "GPU")},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group),
+            max_restarts=0,
+            max_concurrency=10_000,
+            runtime_env={"env_vars": variables},
+        )
+        .remote(
+            id,
+            settings,
+            model_path=model_path,
+            retriever_url=retriever_url,
+            retriever_timeout_seconds=retriever_timeout_seconds,
+            sync=sync,
+            seed=seed,
+        )
+    )
+
+
+def describe(settings: RolloutSettings) -> str:
+    """Demand against supply, on one line."""
+    supply, free = ray.cluster_resources(), ray.available_resources()
+    wants = demand(settings, supply)
+    asked = ", ".join(f"{name} {n:g}" for name, n in wants.items())
+    names = sorted({*wants, "CPU", "GPU"})
+    has = ", ".join(f"{name} {free.get(name, 0):g} free of {supply.get(name, 0):g}" for name in names)
+    return f"each of rollout.workers={settings.workers} asks for {asked}; the cluster has {has}"
+
+
+def lacking(settings: RolloutSettings, workers: int, supply: dict[str, float], learner_gpus: int = 0) -> str | None:
+    """Demand of so many workers against supply, on one line, where the whole cluster (less the learner's GPUs) could not hold them."""
+    wants = {name: n * workers for name, n in demand(settings, supply).items()}
+    if all(n + (learner_gpus if name == "GPU" else 0) <= supply.get(name, 0) for name, n in wants.items()):
+        return None
+    asked = ", ".join(f"{name} {n:g}" for name, n in wants.items())
+    has = ", ".join(f"{name} {supply.get(name, 0):g}" for name in wants)
+    beside = f", of which the learner has GPU {learner_gpus}" if learner_gpus and "GPU" in wants else ""
+    return f"{workers} rollout workers ask for {asked}; the cluster has {has}{beside}"

@@ -1,0 +1,400 @@
+"""The pool of rollout workers: it spreads trajectories over them, and runs again elsewhere what one did not finish.
+
+    driver -> RolloutPool -> Membership -> w0.1, w1.1, ...   Ray actors: agent loops + engine
+
+The caller sees each uid once, in the order of its requests, whichever workers came and went meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
+
+from retriever_service.client import RetrieverUnavailable
+from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
+from services.rollout.engines.base import RequestAbortedError, WeightLoadError
+from services.rollout.pool.member import Job, Member, NoWorkersError, WorkerLostError, noted, one_line
+from services.rollout.pool.membership import (
+    FIRST_BACK_OFF_SECONDS,
+    GRACE_SECONDS,
+    HEARTBEAT_SECONDS,
+    LAST_BACK_OFF_SECONDS,
+    Membership,
+)
+from services.rollout.worker.worker import TrajectoryTimeoutError, WorkerUnavailableError
+from services.settings import RolloutSettings, WeightSyncSettings
+
+JOBS_PER_WORKER = 256
+"""Trajectories that a worker is given at a time; the rest waits here, for whoever is free or joins."""
+ATTEMPTS = 5
+"""Times that one trajectory is run before its error is the caller's."""
+SPEED_SECONDS, WRITTEN = 30.0, 100_000
+"""Time over which the speed is measured, and most trajectories that are remembered for it."""
+TIMEOUTS = 3
+"""Trajectories that may run past their deadline on a worker in a row before it is taken for dead."""
+
+_ELSEWHERE = (
+    WorkerLostError,
+    WorkerUnavailableError,
+    TrajectoryTimeoutError,
+    RequestAbortedError,
+    WeightLoadError,
+    RetrieverUnavailable,
+    TimeoutError,
+)
+"""Errors of the place or the moment: the trajectory is run again."""
+
+
+class RolloutPool:
+    """See the module. All methods belong to one event loop. `on_event` is told of joins, losses, retries and failures, as flat dicts.
+    learner_gpus: GPUs that workers="all" leaves to the learner."""
+
+    def __init__(
+        self,
+        settings: RolloutSettings,
+        *,
+        model_path: str,
+        retriever_url: str,
+        retriever_timeout_seconds: float,
+        on_event: Callable[[dict], None],
+        sync: WeightSyncSettings | None = None,
+        learner_gpus: int = 0,
+    ):
+        self._settings, self._on_event = settings, noted(on_event)
+        arguments = {
+            "model_path": model_path,
+            "retriever_url": retriever_url,
+            "retriever_timeout_seconds": retriever_timeout_seconds,
+        }
+        self._membership = Membership(
+            settings, sync or WeightSyncSettings(), arguments, self._on_event, self._changed, learner_gpus
+        )
+        self._pending: deque[Job] = deque()
+        self._open: set[Job] = set()
+        self._homes: dict[tuple[str, int], Member] = {}
+        self._mean_tokens: dict[str, float] = {}
+        self.trajectories = 0
+        """That were finished."""
+        self._written: deque[tuple[float, int]] = deque(maxlen=WRITTEN)
+        self._change = asyncio.Event()
+        self._pauses: set[asyncio.Task] = set()
+
+    async def start(self) -> None:
+        """Start the configured number of workers. Raises UnschedulableError, EngineMissingError, or NoWorkersError naming the worker."""
+        try:
+            await self._membership.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End all workers and their engines. May be called again; what still runs fails with NoWorkersError."""
+        for job in list(self._open):
+            if not job.future.done():
+                job.future.set_exception(NoWorkersError("the rollout pool was closed"))
+        self._pending.clear()
+        tasks = [*self._pauses, *(task for m in self._membership.all() for task in m.jobs.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._membership.close()
+
+    def workers(self) -> list[WorkerInfo]:
+        """All workers, those that start or leave included."""
+        return self._membership.describe()
+
+    @property
+    def target(self) -> int:
+        """Workers wanted."""
+        return self._membership.target
+
+    @property
+    def follows_cluster(self) -> bool:
+        """Whether `target` goes with the cluster."""
+        return self._membership.follows_cluster
+
+    @property
+    def problem(self) -> str | None:
+        """Why there are fewer workers than wanted, where that does not pass by itself."""
+        return self._membership.problem
+
+    def lacking(self, n: int) -> str | None:
+        """What `n` workers ask for against what there is, where the cluster could never hold them all; else None."""
+        return self._membership.lacking(n)
+
+    async def scale(self, n: int | Literal["all"]) -> None:
+        """Want `n` workers from now on; "all": as many as the cluster allows, now and when nodes come and go. More: returns at once; they
+        join once they hold the current weights. Fewer: returns when the last ones have finished what they run. 0: trajectories that still wait
+        fail with NoWorkersError."""
+        if n != "all" and n < 0:
+            raise ValueError(f"the number of workers can't be negative; got {n}")
+        await self._membership.scale(n)
+
+    def drain(self, id: str) -> Coroutine[Any, Any, None]:
+        """Let a worker finish what it runs, then end it; from the call on the pool wants one worker fewer. Raises KeyError for an unknown
+        worker."""
+        return self._membership.drain(id)
+
+    def waits(self) -> list[tuple[str, Any]]:
+        """Of each worker its id, and a Ray reference to what its tasks wait for, as text."""
+        return [(m.id, m.actor.waits.remote()) for m in self._membership.all()]
+
+    async def receivers(self, version: int) -> list[WeightsReceiver]:
+        """The workers that are to be offered `version`: all that do not hold it whole. Raises WeightSyncError for an older version."""
+        return await self._membership.delivery.receivers(version)
+
+    @property
+    def wants_weights(self) -> bool:
+        """Whether workers wait for the version in force, and only the learner can give it to them: sync it again."""
+        return self._membership.delivery.wants_learner
+
+    async def sync(self, update: WeightUpdate) -> None:
+        """Bring a version of the weights to the workers it was offered to; from then on only those that hold it serve.
+
+        A worker that fails is replaced, and its successor catches up by itself. Raises WeightSyncError where the version is not newer, or no
+        worker took it: then the old version stays in force, and workers that still hold it whole go on with it. Raises GroupBrokenError where
+        a worker that is not to blame did not get it whole: offer it and send it again.
+        """
+        await self._membership.delivery.sync(update)
+
+    async def sleep(self) -> None:
+        """Give the GPUs to the learner (`rollout.share_gpus`). Nothing may be running."""
+        await self._membership.take_turns("sleep")
+
+    async def wake(self) -> None:
+        """Take the GPUs back; call `sync` next."""
+        await self._membership.take_turns("wake")
+
+    async def logprobs(self, worker_id: str, ids: list[list[int]], temperature: float = 1.0) -> list[list[float]]:
+        """Log-probs that a worker gives to tokens, under the weights it holds now. Raises KeyError for an unknown worker."""
+        member = self._membership.get(worker_id)
+        return await member.call("logprobs", ids, temperature, timeout_seconds=self._settings.trajectory_timeout_seconds)
+
+    async def rollout(
+        self, requests: list[TrajectoryRequest], on_done: Callable[[Trajectory], None] | None = None
+    ) -> list[Trajectory]:
+        """Sample all requests; trajectories in their order. `on_done` is told of each as it finishes.
+
+        Raises NoWorkersError, a trajectory's own error, and errors of the place or moment that came ATTEMPTS times
+        (RetrieverUnavailable, TrajectoryTimeoutError, ...).
+        """
+        repeated = [uid for uid, n in Counter(r.uid for r in requests).items() if n > 1]
+        if repeated:
+            raise ValueError(f"uids must be unique; {repeated[0]} comes more than once")
+        if self._settings.deterministic:
+            return await self._rollout_in_lockstep(requests, on_done)
+        jobs = self._jobs(requests)
+        for job in jobs:
+            if on_done is not None:
+                job.future.add_done_callback(lambda f: on_done(f.result()) if not f.cancelled() and not f.exception() else None)
+        self._open.update(jobs)
+        self._pending.extend(jobs)
+        self._changed()
+        try:
+            return list(await asyncio.gather(*(job.future for job in jobs)))
+        finally:
+            self._open.difference_update(jobs)
+            abandoned = {job.request.uid for job in jobs if not job.future.done() or job.future.cancelled()}
+            for job in jobs:
+                job.future.cancel()
+            for member in self._membership.all():
+                for uid in abandoned & member.jobs.keys():
+                    member.jobs[uid].cancel()
+
+    def _jobs(self, requests: list[TrajectoryRequest]) -> list[Job]:
+        """Groups stay together, but one larger than a worker's share is split, or workers would idle."""
+        share = math.ceil(len(requests) / max(1, self._membership.target))
+        seen: Counter[str] = Counter()
+        jobs = []
+        for request in requests:
+            home = (request.group, seen[request.group] // share)
+            seen[request.group] += 1
+            jobs.append(Job(request, asyncio.get_running_loop().create_future(), home))
+        return jobs
+
+    def _changed(self) -> None:
+        """Give what waits to workers that serve, the least loaded first."""
+        self._change.set()
+        free = [m for m in self._membership.serving() if len(m.jobs) < JOBS_PER_WORKER]
+        while self._pending and free:
+            job = self._pending.popleft()
+            if job.future.done():
+                continue
+            member = self._homes.get(job.home)
+            if member not in free or member is job.avoid:
+                others = [m for m in free if m is not job.avoid]
+                member = min(others or free, key=lambda m: m.outstanding_tokens)
+                self._homes[job.home] = member
+            member.outstanding_tokens += self._expected_tokens(job.request)
+            self._give(member, job)
+            if len(member.jobs) >= JOBS_PER_WORKER:
+                free.remove(member)
+        if not self._pending:
+            self._homes.clear()
+            return
+        try:
+            self._membership.check_hope()
+        except NoWorkersError as e:
+            while self._pending:
+                self._fail(self._pending.popleft(), e)
+
+    def _give(self, member: Member, job: Job) -> None:
+        begun = False
+
+        async def run() -> None:
+            nonlocal begun
+            begun = True
+            await self._run(member, job)
+
+        def ended(_: asyncio.Task) -> None:
+            if not begun:  # cancelled before its first step, as where two workers are lost at once: `_run` knows nothing of it
+                member.jobs.pop(job.request.uid, None)
+                if not job.future.done():
+                    self._run_again(member, job, member.lost or WorkerUnavailableError(f"worker {member.id} is leaving"))
+                self._changed()
+
+        task = member.jobs[job.request.uid] = asyncio.create_task(run())
+        task.add_done_callback(ended)
+
+    async def _run(self, member: Member, job: Job) -> None:
+        uid, expected = job.request.uid, self._expected_tokens(job.request)
+        try:
+            limit = self._settings.trajectory_timeout_seconds + GRACE_SECONDS
+            trajectory = await member.call("rollout", job.request, timeout_seconds=limit)
+        except _ELSEWHERE as e:
+            self._run_again(member, job, e)
+        except asyncio.CancelledError:
+            # The worker was lost, or it is leaving and did not finish in time, or the caller has gone.
+            if not job.future.done():
+                self._run_again(member, job, member.lost or WorkerUnavailableError(f"worker {member.id} is leaving"))
+        except Exception as e:
+            self._fail(job, e)
+        else:
+            self._finished(member, [trajectory])
+            if not job.future.done():
+                job.future.set_result(trajectory)
+        finally:
+            member.jobs.pop(uid, None)
+            member.outstanding_tokens = max(0.0, member.outstanding_tokens - expected) if member.jobs else 0.0
+            self._changed()
+
+    def _run_again(self, member: Member, job: Job, error: BaseException) -> None:
+        job.attempts += 1
+        job.avoid = member
+        self._report(member, [job.request], job.attempts, error)
+        if job.attempts >= ATTEMPTS:
+            self._fail(job, error)
+        elif isinstance(error, RetrieverUnavailable):
+            pause = asyncio.create_task(self._after_pause(job))
+            self._pauses.add(pause)
+            pause.add_done_callback(self._pauses.discard)
+        else:
+            self._pending.append(job)
+
+    async def _after_pause(self, job: Job) -> None:
+        await asyncio.sleep(_back_off(job.attempts))
+        self._pending.append(job)
+        self._changed()
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        if not job.future.done():
+            job.future.set_exception(error)
+
+    def _expected_tokens(self, request: TrajectoryRequest) -> float:
+        return self._mean_tokens.get(request.question.data_source, self._settings.max_response_tokens)
+
+    def _finished(self, member: Member, trajectories: list[Trajectory]) -> None:
+        self._membership.finished(member, len(trajectories))
+        self.trajectories += len(trajectories)
+        for t in trajectories:
+            source, tokens = t.question.data_source, sum(len(a.token_ids) for a in t.actions)
+            self._mean_tokens[source] = 0.95 * self._mean_tokens.get(source, tokens) + 0.05 * tokens
+            self._written.append((time.monotonic(), tokens))
+
+    def tokens_per_s(self) -> float:
+        """Tokens that the model wrote in the trajectories finished over the last SPEED_SECONDS, a second."""
+        began = time.monotonic() - SPEED_SECONDS
+        while self._written and self._written[0][0] < began:
+            self._written.popleft()
+        return sum(tokens for _, tokens in self._written) / SPEED_SECONDS
+
+    def _report(self, member: Member, requests: list[TrajectoryRequest], attempt: int, error: BaseException) -> None:
+        for request in requests:
+            event = {"event": "trajectory_retry", "uid": request.uid, "worker": member.id, "attempt": attempt}
+            self._on_event(event | {"reason": one_line(error)})
+        if isinstance(error, WorkerLostError):
+            self._membership.lose(member, error)
+        elif isinstance(error, TrajectoryTimeoutError | TimeoutError):
+            member.timeouts += 1
+            if member.timeouts >= TIMEOUTS:
+                self._membership.lose(member, WorkerLostError(f"worker {member.id} finishes nothing any more"))
+
+    # -- deterministic mode
+
+    async def _rollout_in_lockstep(self, requests, on_done) -> list[Trajectory]:
+        """Groups go round the slots in their order; each slot runs its share as one batch, again from the start if its worker dies."""
+        shares: dict[int, list[TrajectoryRequest]] = {}
+        slots: dict[str, int] = {}
+        for request in requests:
+            slot = slots.setdefault(request.group, len(slots) % max(1, self._membership.target))
+            shares.setdefault(slot, []).append(request)
+        tasks = [asyncio.create_task(self._run_share(slot, share)) for slot, share in shares.items()]
+        try:
+            done = {trajectory.uid: trajectory for share in await asyncio.gather(*tasks) for trajectory in share}
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        ordered = [done[request.uid] for request in requests]
+        for trajectory in ordered if on_done else ():
+            on_done(trajectory)
+        return ordered
+
+    async def _run_share(self, slot: int, share: list[TrajectoryRequest]) -> list[Trajectory]:
+        limit = self._settings.trajectory_timeout_seconds + GRACE_SECONDS
+        attempt = 0
+        while True:
+            attempt += 1
+            member = await self._serving_in(slot)
+            call = asyncio.create_task(member.call("rollout_batch", share, timeout_seconds=limit))
+            member.jobs[share[0].uid] = call
+            try:
+                done = await call
+            except asyncio.CancelledError:
+                call.cancel()
+                if member.lost is None or asyncio.current_task().cancelling():
+                    raise
+                error: BaseException = member.lost
+            except _ELSEWHERE as e:
+                error = e
+            else:
+                self._finished(member, done)
+                return done
+            finally:
+                member.jobs.pop(share[0].uid, None)
+            self._report(member, share, attempt, error)
+            if attempt >= ATTEMPTS:
+                raise error
+            if isinstance(error, RetrieverUnavailable):
+                await asyncio.sleep(_back_off(attempt))
+
+    async def _serving_in(self, slot: int) -> Member:
+        """The worker of a slot, once it serves."""
+        while True:
+            self._change.clear()
+            for member in self._membership.serving():
+                if member.slot == slot:
+                    return member
+            self._membership.check_hope(slot)
+            try:
+                await asyncio.wait_for(self._change.wait(), HEARTBEAT_SECONDS)
+            except TimeoutError:
+                continue
+
+
+def _back_off(attempt: int) -> float:
+    return min(LAST_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2 ** (attempt - 1))

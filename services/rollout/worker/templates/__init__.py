@@ -1,0 +1,55 @@
+"""Templates by name: `search_r1`, `lab`, or an import path `package.module:Name`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.common.user_code import find
+from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Template
+
+if TYPE_CHECKING:
+    from services.settings import RolloutSettings
+
+__all__ = ["ParsedAction", "TagTemplate", "Template", "TemplateError", "make_template"]
+
+_KNOWN = {
+    "search_r1": "services.rollout.worker.templates.search_r1:SearchR1Template",
+    "lab": "services.rollout.worker.templates.lab:LabTemplate",
+}
+_MEMBERS = ("stop", "min_observation_tokens", "prompt_ids", "decode", "parse", "observation_ids", "notice")
+
+
+class TemplateError(ValueError):
+    """`rollout.template` names nothing usable."""
+
+    exit_code = 2
+
+
+def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:
+    """`name` is a known template or the import path of a class that is called with `(tokenizer, settings)`; it is looked for where Python
+    looks, and in the current folder. Raises TemplateError."""
+    path = _KNOWN.get(name, name)
+    if ":" not in path:
+        raise TemplateError(f"rollout.template={name}: expected {' or '.join(_KNOWN)}, or an import path package.module:Name")
+    try:
+        factory = find(path)
+    except Exception as e:  # the module's own code may raise anything
+        raise TemplateError(f"rollout.template={name}: cannot be imported ({_what(e)})") from e
+    try:
+        template = factory(tokenizer, settings)
+    except Exception as e:
+        raise TemplateError(f"rollout.template={name}: cannot be made from a tokenizer and the settings ({_what(e)})") from e
+    missing = [m for m in _MEMBERS if not hasattr(template, m)]
+    if missing:
+        raise TemplateError(
+            f"rollout.template={name}: lacks {', '.join(missing)}; see services.rollout.worker.templates.base.Template"
+        )
+    if settings.max_obs_tokens < template.min_observation_tokens:
+        raise TemplateError(
+            f"rollout.max_obs_tokens={settings.max_obs_tokens}: the tags of an observation alone take {template.min_observation_tokens} tokens"
+        )
+    return template
+
+
+def _what(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

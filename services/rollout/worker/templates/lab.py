@@ -1,0 +1,31 @@
+"""The laboratory's template: `lab_text` as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from services.contracts import Question
+from services.rollout.worker.templates import lab_text
+from services.rollout.worker.templates.base import TagTemplate
+
+if TYPE_CHECKING:
+    from retriever_service.client import Hit
+
+
+class LabTemplate(TagTemplate):
+    """One word, one token: `<bos> question`, `<information> <doc> title body ... </information>`."""
+
+    stop = lab_text.STOP
+    head = "<information>"
+    tail = "</information>"
+    invalid = lab_text.INVALID
+
+    def prompt_ids(self, question: Question) -> list[int]:
+        return self.encode(lab_text.question_prompt(question.text))
+
+    def documents(self, hits: Sequence[Hit]) -> str:
+        return " ".join(lab_text.document(hit.contents) for hit in hits)
+
+    def render(self, hits: Sequence[Hit]) -> str:
+        return lab_text.observation([hit.contents for hit in hits])

@@ -1,0 +1,275 @@
+"""A rollout worker: one engine, its agent loops, its weights. A plain class; `services.rollout.pool.pool` runs it as an asynchronous Ray actor."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from retriever_service.client import Hit, RetrieverClient
+from services.common.stacks import answer_stack_requests, task_stacks
+from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
+from services.rollout.worker.barrier import TurnBarrier
+from services.rollout.worker.loop import RolloutError, run_trajectory
+from services.rollout.worker.templates import make_template
+from services.rollout.worker.tokenizer import load_tokenizer
+from services.settings import RolloutSettings, WeightSyncSettings
+from services.weight_sync import WeightMismatchError, WeightSyncError, make_receiver, untouched
+from services.weight_sync.group import Ticket, host_store, offer_loan
+from services.weight_sync.manifest import check_shapes, model_shapes
+
+if TYPE_CHECKING:
+    from services.rollout.engines.base import Engine
+
+
+class EngineMissingError(RuntimeError):
+    """The configured engine is not installed."""
+
+    exit_code = 3
+
+
+class WorkerUnavailableError(RolloutError):
+    """This worker takes no trajectories now; another may."""
+
+
+class TrajectoryTimeoutError(RolloutError):
+    """A trajectory ran past `rollout.trajectory_timeout_seconds`."""
+
+
+class StaleVersionError(WeightSyncError):
+    """A version that is not newer than the one held: versions only go up."""
+
+
+async def start_engine(settings: RolloutSettings, model_path: str, seed: int) -> Engine:
+    """Start `settings.engine`; in deterministic mode vLLM is stepped in this process. Raises EngineMissingError."""
+    if settings.engine == "transformers":
+        from services.rollout.engines.transformers_engine import TransformersEngine
+
+        return await TransformersEngine.start(model_path, settings, seed)
+    from services.rollout.engines import vllm_engine
+
+    for name, value in vllm_engine.ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if importlib.util.find_spec("vllm") is None:
+        raise EngineMissingError(
+            "rollout.engine=vllm: vLLM is not installed; install the extra `cpu` or `gpu`, or set rollout.engine=transformers"
+        )
+    kind = vllm_engine.LockstepVllmEngine if settings.deterministic else vllm_engine.VllmEngine
+    return await kind.start(model_path, settings, seed)
+
+
+class RolloutWorker:
+    """`start()` first; then any number of `rollout` calls at the same time. `info()` answers at any moment."""
+
+    def __init__(
+        self,
+        id: str,
+        settings: RolloutSettings,
+        *,
+        model_path: str,
+        retriever_url: str,
+        retriever_timeout_seconds: float,
+        sync: WeightSyncSettings | None = None,
+        seed: int = 0,
+    ):
+        answer_stack_requests()
+        self.id, self._settings, self._model_path, self._seed = id, settings, model_path, seed
+        self._retriever_url, self._retriever_timeout_seconds = retriever_url, retriever_timeout_seconds
+        self._sync_settings = sync or WeightSyncSettings()
+        self._receiver = make_receiver(self._sync_settings, model_path)
+        self._shapes: tuple[dict[str, tuple[int, ...]], set[str]] | None = None
+        self._meeting_place = None
+        self._clients: dict[str, RetrieverClient] = {}
+        self._engine: Engine | None = None
+        self._template = None
+        self._version, self._synced = 0, False
+        self._state, self._draining = "starting", False
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._sync = asyncio.Lock()
+
+    async def start(self) -> WorkerInfo:
+        """Bring tokenizer, template and engine up."""
+
+        tokenizer = await asyncio.to_thread(load_tokenizer, self._model_path)
+        self._template = make_template(self._settings.template, tokenizer, self._settings)
+        self._engine = await start_engine(self._settings, self._model_path, self._seed)
+        self._state = "ready"
+        return self.info()
+
+    def info(self) -> WorkerInfo:
+        """Raises EngineDeadError where the engine has died under a living worker."""
+        if self._engine is not None:
+            self._engine.check()
+        state = "draining" if self._draining and self._state == "ready" else self._state
+        tokens = self._running * self._settings.max_response_tokens
+        return WorkerInfo(self.id, os.getpid(), socket.gethostname(), self._version, tokens, state)
+
+    def engine_info(self) -> dict:
+        """What the engine says of itself."""
+        return self._ready().info()
+
+    async def rollout(self, request: TrajectoryRequest) -> Trajectory:
+        """Sample one trajectory. Raises WorkerUnavailableError, TrajectoryTimeoutError, RetrieverUnavailable, and what `run_trajectory` raises."""
+        return await self._one(request, self._ready())
+
+    async def rollout_batch(self, requests: list[TrajectoryRequest]) -> list[Trajectory]:
+        """Sample a batch turn by turn, always in the order of the uids: the same batch and weights give the same bits.
+
+        Returns trajectories in the order of `requests`. One that fails fails the batch.
+        """
+        engine = self._ready()
+        await engine.reset_prefix_cache()  # what the cache holds would change the last bits
+        order = sorted(range(len(requests)), key=lambda i: requests[i].uid)
+        barrier = TurnBarrier(engine, len(order))
+
+        async def run(place: int, request: TrajectoryRequest) -> Trajectory:
+            try:
+                return await self._one(request, barrier.member(place))
+            finally:
+                barrier.leave(place)
+
+        tasks = [asyncio.create_task(run(place, requests[i])) for place, i in enumerate(order)]
+        try:
+            done = dict(zip(order, await asyncio.gather(*tasks), strict=True))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return [done[i] for i in range(len(requests))]
+
+    async def update_weights(self, update: WeightUpdate) -> int:
+        """Take a whole version of the weights; sampling is held meanwhile. Returns the version now held.
+
+        Raises StaleVersionError for a version that is not newer; WeightMismatchError, GroupMismatchError and GroupBrokenError before the
+        engine is touched. Any other error, HalfWrittenError among them, leaves a worker that is refused by `rollout` until a whole version arrives.
+        """
+        engine = self._ready(failed_too=True)
+        async with self._sync:
+            if update.version < self._version or (update.version == self._version and self._synced and self._state != "failed"):
+                raise StaleVersionError(f"worker {self.id} holds version {self._version} and was sent {update.version}")
+            before, self._state = self._state, "syncing"
+            ticket, folder, problem = update.payload if isinstance(update.payload, Ticket) else None, None, None
+            try:
+                if ticket is None:
+                    folder = await asyncio.to_thread(self._receiver.receive, update)
+                else:
+                    problem = await self._problem(ticket)
+            except BaseException:
+                self._state = before
+                raise
+            try:
+                if ticket is None:
+                    await engine.load_weights(folder, update.version)
+                else:
+                    await engine.receive_weights(ticket, self.id, problem)
+            except BaseException as e:
+                self._state = before if untouched(e) else "failed"
+                raise
+            finally:
+                if folder is not None:
+                    await asyncio.to_thread(self._receiver.release, folder)
+            self._version, self._synced, self._state = update.version, True, "ready"
+            return self._version
+
+    async def _problem(self, ticket: Ticket) -> str | None:
+        """Why the weights that were announced can't be this model's."""
+        if ticket.weights is None:
+            return None
+        if self._shapes is None:
+            self._shapes = await asyncio.to_thread(model_shapes, self._model_path)
+        try:
+            check_shapes({name: shape for name, _, shape in ticket.weights}, *self._shapes, ticket.version)
+        except WeightMismatchError as e:
+            return str(e)
+        return None
+
+    async def offer_weights(self, receiver: WeightsReceiver, version: int, backend: str) -> WeightUpdate:
+        """Offer this worker's weights to one that joins. Raises WeightSyncError where it does not hold `version` whole."""
+        self._ready()
+        if self._version != version or self._state != "ready":
+            raise WeightSyncError(f"worker {self.id} does not hold version {version} (it is {self._state}, at {self._version})")
+        if self._meeting_place is None:
+            self._meeting_place = await asyncio.to_thread(host_store, self._sync_settings.timeout_seconds)
+        return offer_loan(self._sync_settings, self._meeting_place, backend, f"worker {self.id}", receiver, version)
+
+    async def lend_weights(self, update: WeightUpdate) -> None:
+        """Send what was offered, and go on sampling. New weights that arrive meanwhile end the loan. Raises GroupBrokenError, GroupMismatchError."""
+        await self._ready().lend_weights(update.payload)
+
+    async def logprobs(self, token_ids: list[list[int]], temperature: float = 1.0) -> list[list[float]]:
+        """Log-prob of each token given those before it, under the weights now held; the first of each row is 0.0."""
+        return await self._ready().logprobs(token_ids, temperature)
+
+    async def sleep(self) -> None:
+        """Give the GPU to the learner. Requests that come before `wake` are an error."""
+        await self._ready(failed_too=True).sleep()
+
+    async def wake(self) -> None:
+        """Take the GPU back."""
+        await self._ready(failed_too=True).wake()
+
+    async def waits(self) -> str:
+        """Where each task of this worker waits, for a run that gets no further."""
+        return task_stacks(asyncio.all_tasks())
+
+    async def drain(self) -> None:
+        """Take no more trajectories; returns when those that run are finished."""
+        self._draining = True
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """End the engine and its processes. May be called again."""
+        engine, self._engine, self._state = self._engine, None, "failed"
+        if engine is not None:
+            await engine.close()
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.aclose()
+
+    def _ready(self, failed_too: bool = False) -> Engine:
+        if self._engine is None or self._state == "starting":
+            raise WorkerUnavailableError(f"worker {self.id} is not running")
+        if self._state == "failed" and not failed_too:
+            raise WorkerUnavailableError(f"worker {self.id} holds no whole version of the weights")
+        return self._engine
+
+    async def _one(self, request: TrajectoryRequest, engine) -> Trajectory:
+        if self._draining:
+            raise WorkerUnavailableError(f"worker {self.id} is draining")
+        self._running += 1
+        self._idle.clear()
+        limit = self._settings.trajectory_timeout_seconds
+        try:
+            async with asyncio.timeout(limit):
+                trajectory = await run_trajectory(
+                    request,
+                    engine=engine,
+                    template=self._template,
+                    search=self._search(request.retriever_url or self._retriever_url),
+                    settings=self._settings,
+                )
+        except TimeoutError as e:
+            raise TrajectoryTimeoutError(
+                f"trajectory {request.uid} on worker {self.id}: not finished within rollout.trajectory_timeout_seconds={limit:g}"
+            ) from e
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+        trajectory.worker = self.id
+        return trajectory
+
+    def _search(self, url: str) -> Callable[[str], Awaitable[list[Hit]]]:
+        if url not in self._clients:
+            self._clients[url] = RetrieverClient(url, timeout_seconds=self._retriever_timeout_seconds)
+        client, topk = self._clients[url], self._settings.topk
+
+        async def search(query: str) -> list[Hit]:
+            return (await client.retrieve([query], topk))[0]
+
+        return search

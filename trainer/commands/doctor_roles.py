@@ -1,0 +1,133 @@
+"""What `unspiral doctor` looks at inside a container: only what the container's role needs (UNSPIRAL_ROLE, set by the images)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.commands.doctor import GIB, Finding, ask, version
+
+READY = {
+    "retriever": "http://127.0.0.1:8000/readyz",
+    "likelihood": "http://127.0.0.1:8100/readyz",
+    "control": "http://127.0.0.1:8200/readyz",
+    "node": "http://127.0.0.1:52365/api/local_raylet_healthz",
+}
+"""What answers in a container of each role once it serves."""
+MEMORY_GIB = {"retriever": 0.5, "likelihood": 0.25, "control": 0.25, "node": 3.0}
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def check_serving(role: str) -> Iterator[Finding]:
+    """Whether the role's own server, or the node's raylet, answers."""
+    url = READY[role]
+    try:
+        with ask(url, timeout=5) as answer:
+            yield Finding("serving", "good", f"{url}: {answer.status}")
+    except urllib.error.HTTPError as e:
+        yield Finding("serving", "bad", f"{url}: {e.code}", "it is up but not ready yet; its log says what it waits for")
+    except OSError as e:
+        yield Finding("serving", "note", f"{url}: {getattr(e, 'reason', e)}", "nothing runs here now; its log says why")
+
+
+def check_container(role: str) -> Iterator[Finding]:
+    """Memory limit, user, and folders that must be writable."""
+    limit = memory_limit()
+    if limit is not None:
+        enough = limit >= MEMORY_GIB[role] * GIB
+        yield Finding(
+            "memory limit",
+            "good" if enough else "bad",
+            f"{limit / GIB:.1f} GiB",
+            "" if enough else f"a {role} container needs {MEMORY_GIB[role]:g} GiB (deploy.resources.limits.memory)",
+        )
+    root = os.getuid() == 0
+    yield Finding(
+        "user", "note" if root else "good", f"uid {os.getuid()}", "runs as root; the images use 10001" if root else ""
+    )
+    folders = [tempfile.gettempdir()] + ([os.environ.get("UNSPIRAL_CACHE", "/cache"), "/runs"] if role == "node" else [])
+    for folder in folders:
+        writable = os.access(folder, os.W_OK)
+        yield Finding(
+            folder,
+            "good" if writable else "bad",
+            "writable" if writable else "not writable" if os.path.isdir(folder) else "no such folder",
+            "" if writable else "mount a volume there that belongs to uid 10001; all nodes share /runs and the cache",
+        )
+
+
+def memory_limit(files: tuple[Path, ...] = CGROUP_LIMITS) -> int | None:
+    """Bytes that this container may use; None without a limit."""
+    for file in files:
+        if file.is_file():
+            text = file.read_text().strip()
+            if text.isdecimal() and int(text) < 1 << 60:
+                return int(text)
+    return None
+
+
+def check_token() -> Iterator[Finding]:
+    """The token that strangers lack."""
+    token = os.environ.get("UNSPIRAL_API_TOKEN", "")
+    advice = "" if token else "set it (deploy/new_env.sh writes one into .env): the service refuses to be reachable without"
+    yield Finding(
+        "UNSPIRAL_API_TOKEN", "good" if token else "bad", f"set, {len(token)} characters" if token else "not set", advice
+    )
+
+
+def check_store() -> Iterator[Finding]:
+    """Whether the likelihood service's store answers."""
+    from services.likelihood.launch import without_password
+    from services.likelihood.records import LikelihoodError
+    from services.likelihood.store.base import open_store
+
+    url = os.environ.get("UNSPIRAL_STORE")
+    if not url:
+        yield Finding(
+            "store", "note", "UNSPIRAL_STORE is not set", "the service then keeps a file, likelihood.db, in its own folder"
+        )
+        return
+    shown = without_password(url)
+    try:
+        store = open_store(url)
+        runs = len(store.runs())
+        store.close()
+    except (LikelihoodError, OSError) as e:
+        yield Finding(
+            "store", "bad", shown, f"{' '.join(str(e).split())[:200]} (is redis up, and REDIS_PASSWORD the same on both sides?)"
+        )
+    except ModuleNotFoundError as e:
+        yield Finding("store", "bad", shown, f"{e.name} is not installed: build the image with EXTRAS=redis")
+    else:
+        yield Finding("store", "good", f"{shown}: {runs} runs")
+
+
+def check_cluster() -> Iterator[Finding]:
+    """Whether Ray is installed, and what the control plane says of the run that it found."""
+    import httpx
+
+    from services.control.records import RunStatus
+
+    ray = version("ray")
+    yield Finding(
+        "Ray", "good" if ray else "bad", ray or "none", "" if ray else "pip install 'unspiral[cpu]' or 'unspiral[gpu]'"
+    )
+    token = os.environ.get("UNSPIRAL_API_TOKEN", "")
+    url = READY["control"].replace("/readyz", "/v1/status")
+    try:
+        answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=25, trust_env=False)
+    except httpx.HTTPError as e:
+        yield Finding("run", "note", f"{url}: {type(e).__name__}", "nothing runs here now; its log says why")
+        return
+    if not answer.is_success:
+        yield Finding("run", "bad", f"{url}: HTTP {answer.status_code}", " ".join(answer.text.split())[:300])
+        return
+    try:
+        status = RunStatus.model_validate(answer.json())
+    except ValueError:
+        yield Finding("run", "bad", url, "what answers there is no control plane")
+        return
+    yield Finding("run", "good", f"{status.run}: {status.state}, step {status.step}" if status.run else status.state)

@@ -1,0 +1,391 @@
+"""The configuration of a run: typed sections, YAML in, one clear line out when something is wrong."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from services.common.redaction import address_without_secrets
+from services.settings import (
+    ControlSettings,
+    MonitorSettings,
+    ProbeSettings,
+    RetrieverSettings,
+    RolloutSettings,
+    Settings,
+    StoreSettings,
+    WeightSyncSettings,
+)
+from trainer.config.learner import LearnerSettings
+from trainer.rewards import ACCEPTED, is_kind
+
+
+class ConfigError(ValueError):
+    """A mistake in the configuration: one line that names the key and says what is accepted."""
+
+    exit_code = 2
+
+
+class RunSettings(Settings):
+    """Where a run lies: `dir/name`."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)
+    """Name of the run; letters, digits, dot, dash and underscore."""
+    dir: str = "runs"
+    """Folder of all runs."""
+
+
+class ModelSettings(Settings):
+    """The policy."""
+
+    path: str
+    """Folder in Hugging Face form (config.json, safetensors, tokenizer), or a name that `unspiral model fetch` knows."""
+
+
+class DataSettings(Settings):
+    """Question files: Search-R1 parquet, FlashRAG JSONL or plain JSONL."""
+
+    train: str
+    """Questions to train on."""
+    eval: str | None = None
+    """Held-out questions."""
+    skip_bad: bool = False
+    """Leave out malformed rows, counted, instead of stopping at the first."""
+    shuffle: bool = True
+    """Shuffle the training questions anew for each pass, seeded."""
+
+
+class ImportanceSettings(Settings):
+    """Correction for the difference between sampler and learner (truncated importance sampling)."""
+
+    mode: Literal["off", "token", "sequence_mask"] = "off"
+    """`token`: min(exp(logp_old - logp_sampler), cap) on each token; `sequence_mask`: drop sequences whose geometric mean leaves [1/cap, cap]."""
+    cap: float = Field(2.0, gt=1)
+    """Largest weight."""
+
+
+class OverlongSettings(Settings):
+    """DAPO's soft penalty for answers that come near the length limit (arXiv 2503.14476, eq. 13)."""
+
+    tokens: int = Field(0, ge=0)
+    """Width of the soft zone below the limit, in model tokens; 0 is off."""
+    penalty: float = Field(1.0, ge=0)
+    """Reward taken off at the limit."""
+
+
+class LLDSSettings(Settings):
+    """Lazy likelihood displacement regularisation (arXiv 2512.04220): a one-sided pull on tokens of right or untrained answers that lost likelihood."""
+
+    lambda_: float = Field(0.2, ge=0, alias="lambda")
+    """Weight; 0 is off. The paper takes 0.2, and 0.3 for a 7B instruct model."""
+    gate: Literal["action", "response", "token"] = "action"
+    """Unit whose summed log-prob must have fallen before its tokens are pulled: LLDS-A, LLDS-R, or no gate."""
+    denominator: Literal["preserved", "all"] = "preserved"
+    """Token count that divides the sum: of the preserved set (paper) or of all action tokens (released code)."""
+    preserve: Literal["nonnegative", "right"] = "nonnegative"
+    """Preserved set: advantage >= 0 (paper), or right answers alone."""
+    anchor: Literal["batch_start", "snapshot"] = "batch_start"
+    """Where likelihood is compared with: the weights at the start of the batch, or a kept copy of the weights."""
+    snapshot_every: int = Field(10, ge=1)
+    """Steps between refreshes of the kept copy (anchor `snapshot`)."""
+    answer_weight: Literal["off", "paper", "code"] = "off"
+    """Weight beta on the answer span (LLDS-MA): the paper's schedule or the released code's."""
+    answer_lambda: float = Field(0.1, ge=0)
+    """Slope of the released code's schedule."""
+    min_drop: float | Literal["auto"] = "auto"
+    """Drops of at most this many nats count as 0; `auto` measures the noise of re-scoring."""
+
+    @model_validator(mode="after")
+    def _min_drop(self) -> LLDSSettings:
+        if self.min_drop != "auto" and self.min_drop < 0:
+            raise ValueError("min_drop must be >= 0 or auto")
+        return self
+
+
+class AlgorithmSettings(Settings):
+    """Loss and its extras."""
+
+    loss: Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"] = "grpo"
+    """Policy loss; docs/algorithms.md has the formulas."""
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """How rewards of a group become advantages."""
+    clip_low: float = Field(0.2, gt=0)
+    """Lower clip epsilon (not the bound)."""
+    clip_high: float = Field(0.2, gt=0)
+    """Upper clip epsilon."""
+    kl: float = Field(0.0, ge=0)
+    """Weight of the KL to the reference model (k3); paper: 0.001."""
+    entropy: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus."""
+    dr_grpo_tokens: int | None = Field(None, ge=1)
+    """Fixed length that divides dr_grpo's sum; required with that loss."""
+    dynamic_sampling: int = Field(0, ge=0)
+    """DAPO: most extra rounds of prompts sampled to replace groups in which every reward is the same; 0 is off."""
+    importance: ImportanceSettings = ImportanceSettings()
+    overlong: OverlongSettings = OverlongSettings()
+    llds: LLDSSettings = LLDSSettings()
+
+    @model_validator(mode="after")
+    def _fits(self) -> AlgorithmSettings:
+        if self.llds.answer_weight == "code" and self.llds.answer_lambda == 0:
+            raise ValueError(
+                "algorithm.llds.answer_lambda=0 with answer_weight=code keeps the answer span's weight at 0 for ever; set it above 0"
+            )
+        if self.loss == "dr_grpo" and self.dr_grpo_tokens is None:
+            raise ValueError(
+                "algorithm.loss=dr_grpo needs algorithm.dr_grpo_tokens, the fixed length in tokens that divides the sum"
+            )
+        return self
+
+
+class EvalSettings(Settings):
+    """Evaluation during a run and in `unspiral eval`."""
+
+    limit: int | None = Field(None, ge=1)
+    """Questions scored during a run; None is all. `unspiral eval` scores all, or as many as its --limit."""
+    sampled: bool = False
+    """Score at the sampling temperature also (greedy is always scored)."""
+    retriever: RetrieverSettings | None = None
+    """Another corpus to search in evaluation; None: the training retriever."""
+
+
+class RewardSettings(Settings):
+    """What an answer is worth."""
+
+    kind: str = "em"
+    """`em`, `f1`, `subem`, `format` (Search-R1 v0.3), or an import path `package.module:function`."""
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if not is_kind(kind):
+            raise ValueError(ACCEPTED)
+        return kind
+
+
+class TrainerSettings(Settings):
+    """The loop."""
+
+    steps: int = Field(100, ge=0)
+    """Training steps, each one batch of prompts."""
+    max_minutes: float | None = Field(None, gt=0)
+    """End after the step in which so many minutes have passed (paused ones too), as if it were the last one."""
+    eval_every: int = Field(0, ge=0)
+    """Evaluate every n-th step (0: only before and after)."""
+    eval_at_ends: bool = True
+    """Evaluate before the first and after the last step."""
+    checkpoint_every: int = Field(10, ge=0)
+    """Save every n-th step and at the end; 0: only at the end."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Newest checkpoints kept."""
+    max_restores: int = Field(3, ge=0)
+    """Times that a lost learner is started again from the last checkpoint; after them the run ends with exit status 1."""
+    stall_timeout_seconds: float = Field(5400.0, gt=0)
+    """Longest time without progress (a trajectory finished, a call of the learner returned, another stage). Past it the run prints what each
+    part waits for and ends with exit status 1. Longer than learner.step_timeout_seconds and rollout.trajectory_timeout_seconds, which name the
+    one that is late."""
+
+
+class Config(Settings):
+    """A whole run."""
+
+    run: RunSettings = RunSettings()
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of everything random."""
+    model: ModelSettings
+    data: DataSettings
+    retriever: RetrieverSettings
+    rollout: RolloutSettings = RolloutSettings()
+    reward: RewardSettings = RewardSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    learner: LearnerSettings = LearnerSettings()
+    weight_sync: WeightSyncSettings = WeightSyncSettings()
+    store: StoreSettings = StoreSettings()
+    control: ControlSettings = Field(default_factory=dict, validate_default=True)
+    probe: ProbeSettings = ProbeSettings()
+    monitor: MonitorSettings = MonitorSettings()
+    trainer: TrainerSettings = TrainerSettings()
+    evaluation: EvalSettings = EvalSettings()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Config:
+        llds, steps = self.algorithm.llds, self.learner.optimiser_steps_per_batch
+        if llds.lambda_ > 0 and llds.anchor == "batch_start" and steps == 1:
+            raise ValueError(
+                "algorithm.llds.lambda > 0 can never act with one optimiser step a batch: the weights are still those that LLDS compares with. "
+                "Set learner.minibatches_per_batch or learner.epochs above 1, algorithm.llds.anchor=snapshot, or algorithm.llds.lambda=0"
+            )
+        if llds.lambda_ > 0 and llds.anchor == "snapshot" and llds.snapshot_every == 1 and steps == 1:
+            raise ValueError(
+                "algorithm.llds.snapshot_every=1 with one optimiser step a batch compares the weights with themselves: LLDS can never act. "
+                "Set algorithm.llds.snapshot_every above 1"
+            )
+        compares_with_itself = steps == 1 and (llds.anchor == "batch_start" or llds.snapshot_every == 1)
+        if self.monitor.action == "raise_lambda" and compares_with_itself:
+            raise ValueError(
+                "monitor.action=raise_lambda can never act with one optimiser step a batch: the weights are still those that LLDS compares with. "
+                "Set learner.minibatches_per_batch or learner.epochs above 1, or algorithm.llds.anchor=snapshot with snapshot_every above 1"
+            )
+        served_elsewhere = (self.store.url or "").startswith(("http://", "https://"))
+        if served_elsewhere and self.probe.lag_steps >= self.store.token_steps:
+            raise ValueError(
+                f"probe.lag_steps={self.probe.lag_steps} must be below store.token_steps={self.store.token_steps}, the steps that the running "
+                "service at store.url keeps (its --token-steps; raise both), or the lag probe never finds its step"
+            )
+        limit = self.rollout.max_response_tokens * (self.rollout.max_turns + 1)
+        if self.algorithm.overlong.tokens > limit:
+            raise ValueError(
+                f"algorithm.overlong.tokens={self.algorithm.overlong.tokens} is wider than the {limit} model tokens of a trajectory "
+                "(rollout.max_response_tokens x (rollout.max_turns + 1))"
+            )
+        if self.rollout.share_gpus:
+            self._turns_fit()
+        trajectories = self.rollout.prompts_per_step * self.rollout.group_size
+        if self.learner.minibatches_per_batch > trajectories:
+            raise ValueError(
+                f"learner.minibatches_per_batch={self.learner.minibatches_per_batch} is more than the {trajectories} trajectories of a batch "
+                "(rollout.prompts_per_step x rollout.group_size)"
+            )
+        if self.rollout.group_size == 1 and self.algorithm.advantage != "grpo":
+            raise ValueError(
+                f"algorithm.advantage={self.algorithm.advantage} with rollout.group_size=1 can never learn: a trajectory alone has advantage 0. "
+                "Set rollout.group_size to 2 or more"
+            )
+        if self.rollout.max_staleness and self.algorithm.dynamic_sampling:
+            raise ValueError(
+                "algorithm.dynamic_sampling needs rollout.max_staleness=0: replaced groups would take the prompts of later batches"
+            )
+        if self.rollout.max_staleness and "mode" not in self.algorithm.importance.model_fields_set:
+            self.algorithm.importance.mode = "token"  # trajectories are older than the learner: correct for it
+        if not (self.retriever.url or self.retriever.index or self.retriever.corpus):
+            raise ValueError("retriever needs one of url, index, corpus")
+        return self
+
+    def _turns_fit(self) -> None:
+        r = self.rollout
+        if self.weight_sync.backend not in ("auto", "shared_memory"):
+            raise ValueError(
+                f"weight_sync.backend={self.weight_sync.backend} does not work with rollout.share_gpus=true: two ranks of NCCL cannot share "
+                "a GPU. Set it to auto or shared_memory"
+            )
+        if r.max_staleness or r.tensor_parallel > 1:
+            raise ValueError("rollout.share_gpus=true needs rollout.max_staleness=0 and rollout.tensor_parallel=1")
+        if r.workers == "all" or r.workers < self.learner.ranks:
+            raise ValueError(
+                f"rollout.share_gpus=true needs a number of rollout.workers, at least learner.ranks={self.learner.ranks}: each rank shares a "
+                "worker's GPU"
+            )
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.run.dir) / self.run.name
+
+
+def load_config(path: str | Path, overrides: list[str] = ()) -> Config:
+    """Read YAML, apply `a.b=c` overrides (values are YAML), validate. Raises ConfigError."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    yaml = YAML(typ="safe", pure=True)  # YAML 1.2: `off` is a word, 1e-4 a number
+    try:
+        raw = yaml.load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path}: cannot be read ({e.strerror if isinstance(e, OSError) else e})") from e
+    except (YAMLError, ValueError, RecursionError) as e:  # ValueError: a date or number that is none
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(e).split())}") from e
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected sections (run, model, data, ...), got {type(raw).__name__}")
+    for item in overrides:
+        key, sep, value = item.partition("=")
+        if not sep or not key:
+            raise ConfigError(f"override {item!r}: expected key=value, such as learner.lr=1e-5")
+        node, *parts = [raw, *key.split(".")]
+        for part in parts[:-1]:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"override {item!r}: {part} is a value, not a section")
+        try:
+            node[parts[-1]] = yaml.load(value) if value else None
+        except (YAMLError, ValueError, RecursionError) as e:
+            raise ConfigError(f"override {item!r}: value is not YAML") from e
+    return parse_config(raw)
+
+
+def parse_config(raw: dict[str, Any]) -> Config:
+    """Validate a nested mapping. Raises ConfigError with one line for the first mistake."""
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as e:
+        raise ConfigError(_one_line(e)) from e
+
+
+def without_secrets(value: Any) -> Any:
+    """A nested value of the configuration, with user and password of its addresses masked: it may be shown to others."""
+    if isinstance(value, dict):
+        return {k: without_secrets(v) for k, v in value.items()}
+    return address_without_secrets(value) if isinstance(value, str) else value
+
+
+def dump_config(config: Config, *, secrets: bool = True) -> str:
+    """The resolved configuration as YAML; without `secrets`, passwords in addresses are masked."""
+    from io import StringIO
+
+    from ruamel.yaml import YAML
+
+    yaml, out = YAML(typ="safe", pure=True), StringIO()
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    raw = config.model_dump(mode="json", by_alias=True)
+    yaml.dump(raw if secrets else without_secrets(raw), out)
+    return out.getvalue()
+
+
+UNION_TAGS = {"constrained-int", "constrained-float", "float", "int", "literal['all']", "literal['auto']"}
+"""What pydantic adds to a location to say which member of a union was tried."""
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(p) for p in first["loc"] if p not in UNION_TAGS)
+    if first["type"] == "extra_forbidden":
+        section, name, known = key.rpartition(".")[0], str(first["loc"][-1]), _keys_at(first["loc"][:-1])
+        near = [f"{section}.{n}".lstrip(".") for n in difflib.get_close_matches(name, known, n=1, cutoff=0.5)]
+        elsewhere = [path for path in _paths(Config) if path.endswith(f".{name}")][:3]
+        found = elsewhere or near
+        hint = f"did you mean {' or '.join(found)}?" if found else f"known here: {', '.join(known)}"
+        return f"{key}: unknown key; {hint}"
+    if first["type"] == "missing":
+        return f"{key}: required, and not given"
+    message = first["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(first["input"], dict | BaseModel) else f" (got {first['input']!r})"
+    return f"{key}: {message}{given}" if key else f"{message}"
+
+
+def _keys_at(loc: tuple[Any, ...]) -> list[str]:
+    model: Any = Config
+    for part in loc:
+        field = next((f for n, f in model.model_fields.items() if (f.alias or n) == part or n == part), None)
+        if field is None:
+            return []
+        model = _section(field.annotation)
+        if model is None:
+            return []
+    return [f.alias or n for n, f in model.model_fields.items()]
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The settings that a key holds, where it holds more keys."""
+    options = [annotation, *getattr(annotation, "__args__", ())]
+    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+
+
+def _paths(model: type[BaseModel]) -> Iterator[str]:
+    """All keys, dotted."""
+    for name, field in model.model_fields.items():
+        key, section = field.alias or name, _section(field.annotation)
+        yield key
+        yield from (f"{key}.{path}" for path in (_paths(section) if section else ()))

@@ -1,0 +1,293 @@
+"""Checkpoints and exports on disk: written aside, checksummed, then renamed, so that what has the right name is whole.
+
+    checkpoints/step_000010/
+        manifest.json    size and SHA-256 of each file below
+        state.json       the driver's own state
+        learner.json     the learner's counters
+        model/           configuration and tokenizer of the policy
+        weights/         fp32 weights          (safetensors, in shards; with LoRA the adapters alone)
+        optimizer/       Adam's moments, NAME.exp_avg and NAME.exp_avg_sq
+        snapshot/        weights that LLDS compares with (anchor `snapshot` only)
+        rng.safetensors
+
+Weights and moments are whole tensors under their Hugging Face names: a run can be resumed with other ranks or another ZeRO stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MANIFEST = "manifest.json"
+EXPORT_MARK = "unspiral_export.json"
+_NAME = re.compile(r"^step_(\d+)(\.old)?$")
+_WEIGHTS = re.compile(r"\.(safetensors|bin|gguf|pt|pth|h5|msgpack|onnx)$|\.index\.json$")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that can't be used or written: one line that names it."""
+
+    exit_code = 2
+
+
+def step_folder(run_dir: str | Path, step: int) -> Path:
+    """Where a run keeps the checkpoint of a step."""
+    return Path(run_dir) / "checkpoints" / f"step_{step:06d}"
+
+
+class CheckpointNotWritten(CheckpointError):
+    """The disk does not take it (it is full, mostly). What was there before is as it was."""
+
+    exit_code = 3
+
+
+@contextlib.contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A folder to fill; on leaving without an error it gets its manifest, goes to disk, and becomes `path`, replacing what was there.
+
+    At each moment `path` or `path.old` is a whole checkpoint, if one was there before. Raises CheckpointNotWritten."""
+    aside = path.parent / f".tmp-{path.name}-{os.getpid()}"
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.mkdir()
+        yield aside
+        files = sorted(f for f in aside.rglob("*") if f.is_file())
+        manifest = {str(f.relative_to(aside)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files}
+        write_json(aside / MANIFEST, {"files": manifest})
+        for f in [*files, aside / MANIFEST, *(d for d in aside.rglob("*") if d.is_dir()), aside]:
+            _fsync(f)
+        old = path.with_name(path.name + ".old") if _NAME.match(path.name) else aside.with_name(aside.name + "-old")
+        if path.exists():
+            _remove(old)
+            path.rename(old)
+        aside.rename(path)
+        _fsync(path.parent)
+        _remove(old)
+    except OSError as e:
+        raise CheckpointNotWritten(f"{path} cannot be written: {e}") from e
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def fault(path: Path, *, checksums: bool = True) -> str | None:
+    """What is wrong with a checkpoint, or None. checksums=False compares sizes alone."""
+    try:
+        files = json.loads((path / MANIFEST).read_text())["files"]
+        expectations = [(name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
+    except FileNotFoundError:
+        return f"no {MANIFEST}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        return f"{MANIFEST} can't be read ({e})"
+    for name, size, sha256 in expectations:
+        f = path / name
+        if not f.is_file():
+            return f"{name} is missing"
+        if f.stat().st_size != size:
+            return f"{name} has {f.stat().st_size} bytes, expected {size}"
+        if checksums and _sha256(f) != sha256:
+            return f"{name} does not match its checksum"
+    return None
+
+
+def require_whole(path: Path) -> None:
+    """Raise CheckpointError unless the checkpoint is there and whole."""
+    if not path.is_dir():
+        raise CheckpointError(f"checkpoint {path}: no such folder")
+    if problem := fault(path):
+        raise CheckpointError(f"checkpoint {path} is torn or changed: {problem}")
+
+
+def latest(run_dir: str | Path, *, before: int | None = None) -> Path | None:
+    """The newest whole checkpoint of a run (its `checkpoints` folder) of a step below `before`, every checksum verified; None if there is none."""
+    return next((p for p in _newest_first(Path(run_dir)) if (before is None or _step(p) < before) and fault(p) is None), None)
+
+
+def drop_after(run_dir: str | Path, step: int) -> None:
+    """Remove the checkpoints of later steps: a run that was rolled back writes them anew."""
+    for path in _newest_first(Path(run_dir)):
+        if _step(path) > step:
+            _remove(path)
+
+
+def prune(run_dir: str | Path, keep: int) -> list[Path]:
+    """Remove all but the newest `keep` whole checkpoints, torn ones and leftovers of interrupted writes. Returns what was removed.
+
+    A torn checkpoint never counts as one of those kept. Must not run beside a write in the same run."""
+    kept = [p for p in _newest_first(Path(run_dir)) if fault(p, checksums=False) is None][:keep]
+    folder = Path(run_dir) / "checkpoints"
+    entries = list(folder.iterdir()) if folder.is_dir() else []
+    gone = [p for p in entries if p.is_dir() and p not in kept and (_NAME.match(p.name) or p.name.startswith(".tmp-step_"))]
+    for p in gone:
+        _remove(p)
+    return gone
+
+
+def _step(path: Path) -> int:
+    return int(_NAME.match(path.name)[1])
+
+
+def _newest_first(run_dir: Path) -> list[Path]:
+    folder = run_dir / "checkpoints"
+    found = [(m, p) for p in (folder.iterdir() if folder.is_dir() else ()) if (m := _NAME.match(p.name))]
+    return [p for m, p in sorted(found, key=lambda x: (-int(x[0][1]), bool(x[0][2])))]
+
+
+def _remove(path: Path) -> None:
+    """Manifest first: a folder that was only half removed is then torn, never taken for whole."""
+    (path / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+class TensorWriter:
+    """Named tensors into a folder of safetensors shards, with an index where there is more than one (Hugging Face form)."""
+
+    def __init__(self, folder: Path, shard_bytes: int = 2**30):
+        self.folder, self.shard_bytes = folder, shard_bytes
+        self._pending: dict[str, Tensor] = {}
+        self._bytes = 0
+        self._where: dict[str, str] = {}
+        self._shards = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Keep a copy in host memory until the shard is full."""
+        self._pending[name] = tensor.detach().cpu().clone().contiguous()
+        self._bytes += tensor.nbytes
+        if self._bytes >= self.shard_bytes:
+            self._flush()
+
+    def finish(self) -> None:
+        """Write what is left, and the index."""
+        self._flush()
+        if self._shards == 1:
+            (self.folder / "model-00001.safetensors").rename(self.folder / "model.safetensors")
+        else:
+            write_json(self.folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": self._where})
+
+    def _flush(self) -> None:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        if self._pending:
+            self._shards += 1
+            file = f"model-{self._shards:05d}.safetensors"
+            try:
+                save_file(self._pending, self.folder / file, metadata={"format": "pt"})
+            except SafetensorError as e:  # its word for a full disk
+                raise OSError(str(e)) from e
+            self._where |= dict.fromkeys(self._pending, file)
+            self._pending, self._bytes = {}, 0
+
+
+class TensorReader:
+    """Tensors of a folder that TensorWriter wrote, one at a time."""
+
+    def __init__(self, folder: Path):
+        from safetensors import safe_open
+
+        index = folder / "model.safetensors.index.json"
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+        self._files = [safe_open(folder / n, framework="pt") for n in names]
+        self._where = {key: f for f in self._files for key in f.keys()}  # noqa: SIM118 (safe_open is no mapping)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._where)
+
+    def __call__(self, name: str) -> Tensor:
+        """The tensor, on the CPU. Raises CheckpointError if there is none of that name."""
+        if name not in self._where:
+            raise CheckpointError(f"the checkpoint has no tensor {name}: it is of another model")
+        return self._where[name].get_tensor(name)
+
+
+def copy_model_files(source: Path, target: Path) -> None:
+    """Configuration and tokenizer: all files of a model's folder but its weights and earlier marks."""
+    target.mkdir(parents=True, exist_ok=True)
+    for f in sorted(source.iterdir()):
+        if f.is_file() and not _WEIGHTS.search(f.name) and f.name not in (EXPORT_MARK, MANIFEST):
+            shutil.copyfile(f, target / f.name)
+
+
+def may_export_to(out: Path) -> bool:
+    """Whether nothing would be lost: `out` is absent, empty, or an earlier export."""
+    return not out.exists() or (out / EXPORT_MARK).is_file() or (out.is_dir() and not any(out.iterdir()))
+
+
+@contextlib.contextmanager
+def exported(out: Path, model_files: Path, *, dtype: str, about: dict[str, Any]) -> Iterator[TensorWriter]:
+    """A writer whose tensors become a Hugging Face folder at `out`. dtype: name of theirs, e.g. bfloat16.
+
+    `out` may be absent, empty, or an earlier export; anything else is refused (CheckpointError)."""
+    if not may_export_to(out):
+        raise CheckpointError(f"{out} exists and is no earlier export; give a new folder")
+    with written_aside(out) as folder:
+        copy_model_files(model_files, folder)
+        config = json.loads((folder / "config.json").read_text())
+        config.pop("torch_dtype", None)
+        write_json(folder / "config.json", config | {"dtype": dtype})
+        write_json(folder / EXPORT_MARK, about)
+        writer = TensorWriter(folder)
+        yield writer
+        writer.finish()
+
+
+def export_checkpoint(checkpoint: str | Path, out: str | Path) -> Path:
+    """A checkpoint's policy as a plain Hugging Face folder with tokenizer, in the run's compute dtype. Raises CheckpointError."""
+    import torch
+
+    checkpoint, out = Path(checkpoint), Path(out)
+    require_whole(checkpoint)
+    about = json.loads((checkpoint / "learner.json").read_text())
+    read = TensorReader(checkpoint / "weights")
+    dtype = getattr(torch, about["dtype"])
+    with exported(
+        out, checkpoint / "model", dtype=about["dtype"], about={"optimiser_steps": about["optimiser_steps"]}
+    ) as writer:
+        for name, weight in _whole_weights(read, about.get("lora")):
+            writer.add(name, weight.to(dtype))
+    return out
+
+
+def _whole_weights(read: TensorReader, lora: dict[str, Any] | None) -> Iterator[tuple[str, Tensor]]:
+    """(name, weight) of a checkpoint; of one that holds adapters alone, the frozen weights with these added."""
+    if lora is None:
+        yield from ((name, read(name)) for name in read.names)
+        return
+    from trainer.learner.lora import merge
+
+    if not any(Path(lora["base"]).glob("*.safetensors")):
+        raise CheckpointError(
+            f"the checkpoint holds LoRA adapters for the weights in {lora['base']}, which are not there any more"
+        )
+    base, adapters = TensorReader(Path(lora["base"])), set(read.names)
+    for name in base.names:
+        yield name, merge(name, base(name), lambda n: read(n) if n in adapters else None, lora["scale"])
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,162 @@
+"""The loss of one micro-batch. Pure torch: no Ray, no DeepSpeed, no I/O.
+
+Each term is a sum and a count. Its share of the loss is `coefficient * sum / count of the whole optimiser step` (all
+micro-batches of all ranks), so the gradient does not depend on how the step was divided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms import LossTerm, entropy_bonus, importance_weights, kl_k3, llds_loss, policy_loss
+from trainer.config.schema import AlgorithmSettings
+from trainer.learner.micro_batches import MicroBatch
+
+TERMS = ("policy", "llds", "kl", "entropy")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """`L = policy + llds_lambda * LLDS + kl * k3 + entropy * (minus entropy)` of one optimiser step."""
+
+    algorithm: AlgorithmSettings
+    llds_lambda: float
+    answer_beta: float = 1.0
+    """Weight of LLDS on answer-span tokens (LLDS-MA)."""
+    min_drop: float = 0.0
+    """Drops of at most this many nats count as 0 in LLDS."""
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        a = self.algorithm
+        return {"policy": 1.0, "llds": self.llds_lambda, "kl": a.kl, "entropy": a.entropy}
+
+    def terms(self, logp: Tensor, entropy: Tensor, m: MicroBatch) -> dict[str, LossTerm]:
+        """The terms of a micro-batch, from log-probs and entropies [B, T] (anything outside the action mask).
+
+        LLDS is also computed with lambda 0, without gradient, so that an unregularised run shows what it would have acted on.
+        """
+        a = self.algorithm
+        weights = None
+        if a.importance.mode != "off" and m.logp_sampler is not None:
+            weights = importance_weights(m.logp_old, m.logp_sampler, m.action_ids, mode=a.importance.mode, cap=a.importance.cap)
+        terms = {
+            "policy": policy_loss(
+                a.loss,
+                logp,
+                m.logp_old,
+                m.advantages,
+                m.action_ids,
+                clip_low=a.clip_low,
+                clip_high=a.clip_high,
+                max_response_tokens=a.dr_grpo_tokens,
+                importance_weights=weights,
+            ),
+            "llds": llds_loss(
+                logp if self.llds_lambda else logp.detach(),
+                m.logp_old if m.logp_anchor is None else m.logp_anchor,
+                m.advantages,
+                m.action_ids,
+                gate=a.llds.gate,
+                denominator=a.llds.denominator,
+                answer_mask=m.answer_mask,
+                answer_weight=self.answer_beta if m.answer_mask is not None else 1.0,
+                min_drop=self.min_drop,
+                preserved=m.preserved,
+            ),
+        }
+        if a.kl:
+            terms["kl"] = kl_k3(logp, m.logp_ref, m.action_ids)
+        if a.entropy:
+            terms["entropy"] = entropy_bonus(entropy, m.action_ids)
+        return terms
+
+    def counts(self, m: MicroBatch) -> list[float]:
+        """Count of each of TERMS, known before any forward pass: it hangs on masks and advantages alone. 0 where a term is off."""
+        nothing = torch.zeros(m.action_ids.shape, device=m.action_ids.device)
+        blank = MicroBatch(m.rows, m.lengths, m.input_ids, m.action_ids, m.at, m.advantages, m.preserved, m.answer_mask)
+        blank.logp_old = blank.logp_ref = nothing
+        terms = self.terms(nothing, nothing, blank)
+        return [terms[name].count if name in terms else 0.0 for name in TERMS]
+
+    def loss(self, terms: dict[str, LossTerm], counts: dict[str, float]) -> Tensor:
+        """This micro-batch's share of the step's loss. counts: of the whole optimiser step; a term whose count is 0 is 0.
+
+        A loss that is not finite becomes NaN as a whole, so that each gradient is NaN too and the step is skipped on every rank.
+        """
+        total = terms["policy"].loss_sum / max(counts["policy"], 1.0)
+        for name, coefficient in self.coefficients.items():
+            if name != "policy" and name in terms and coefficient and counts[name]:
+                total = total + coefficient / counts[name] * terms[name].loss_sum
+        return total * torch.where(total.detach().isfinite(), 1.0, torch.nan)
+
+
+@dataclass
+class StepStats:
+    """What one optimiser step did on one rank; `merged` joins ranks."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    ratio_max: float = 0.0
+    tokens: int = 0
+    """Tokens of the rows that were trained on, prompts and observations included, padding not."""
+    grad_norm: float = float("nan")
+    skipped: bool = False
+
+    def add(self, terms: dict[str, LossTerm], m: MicroBatch) -> None:
+        """Counts of one micro-batch. The loss terms bring their numbers from the device here: call it after the backward pass."""
+        for name, term in terms.items():
+            values = {f"{name}/loss": float(term.loss_sum.detach()), f"{name}/count": term.count}
+            for key, value in term.stats.items():
+                if key not in ("ratio_max", "clip_fraction"):
+                    values[f"{name}/{key}"] = value
+            for key, value in values.items():
+                self.sums[key] = self.sums.get(key, 0.0) + value
+        self.ratio_max = max(self.ratio_max, terms["policy"].stats["ratio_max"])
+        self.tokens += sum(m.lengths)
+
+    @staticmethod
+    def merged(ranks: list[StepStats]) -> StepStats:
+        """One step over all ranks."""
+        first = ranks[0]
+        keys = sorted({k for r in ranks for k in r.sums})
+        return StepStats(
+            {k: sum(r.sums.get(k, 0.0) for r in ranks) for k in keys},
+            max(r.ratio_max for r in ranks),
+            sum(r.tokens for r in ranks),
+            first.grad_norm,
+            first.skipped,
+        )
+
+
+def update_metrics(steps: list[StepStats], *, kl: bool) -> dict[str, float]:
+    """The metrics of a batch's optimiser steps. Gradient norms: before clipping, of the steps that were taken."""
+    metrics: dict[str, float] = {}
+    taken = [s.grad_norm for s in steps if not s.skipped]
+    metrics["grad_norm"] = sum(taken) / len(taken) if taken else float("nan")
+    metrics["grad_norm/max"] = max(taken, default=float("nan"))
+    metrics["ratio/max"] = max((s.ratio_max for s in steps), default=0.0)
+
+    def total(key: str) -> float:
+        return sum(s.sums.get(key, 0.0) for s in steps)
+
+    def share(key: str, of: str) -> float:
+        return total(key) / max(total(of), 1.0)
+
+    metrics["policy/loss"] = sum(s.sums["policy/loss"] / max(s.sums["policy/count"], 1.0) for s in steps) / max(len(steps), 1)
+    metrics["policy/clip_fraction"] = share("policy/clipped_tokens", "policy/action_tokens")
+    if kl:
+        metrics["kl/ref"] = share("kl/loss", "kl/count")
+    metrics["llds/loss"] = sum(s.sums["llds/loss"] / max(s.sums["llds/count"], 1.0) for s in steps) / max(len(steps), 1)
+    metrics["llds/active_tokens"] = total("llds/active_tokens")
+    metrics["llds/active_actions"] = total("llds/active_actions")
+    metrics["llds/active_share"] = share("llds/active_tokens", "llds/preserved_tokens")
+    for i, s in enumerate(steps):
+        metrics[f"llds/active_tokens_step_{i}"] = s.sums["llds/active_tokens"]
+    metrics["learner/optimiser_steps"] = float(len(taken))
+    metrics["learner/skipped"] = float(len(steps) - len(taken))
+    metrics["learner/tokens"] = float(sum(s.tokens for s in steps))
+    metrics["learner/action_tokens"] = total("policy/action_tokens")
+    return metrics

@@ -1,0 +1,376 @@
+"""One data-parallel rank of the learner: it scores token batches and takes optimiser steps. No Ray in here.
+
+A batch's update, in order:
+    1. cut the batch into `minibatches_per_batch` parts, deal each part to ranks, pack each rank's rows into micro-batches, once;
+    2. score pi_old (and the reference model, and the LLDS snapshot) over those very micro-batches;
+    3. for each epoch, for each part: forward and backward over its micro-batches, then one optimiser step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.contracts import TokenBatch, WeightsReceiver, WeightUpdate
+from services.weight_sync import choose_backend, make_publisher, make_source
+from trainer.config.schema import Config
+from trainer.learner import checkpoint, zero
+from trainer.learner.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches
+from trainer.learner.model_folder import ModelFolderError, check_model_folder
+from trainer.learner.objective import TERMS, Objective, StepStats
+from trainer.learner.policy import PolicyModel, load_policy
+
+Scored = tuple[Rows, np.ndarray, np.ndarray]
+"""Rows, and their log-probs and entropies one after the other: float32 [sum of their lengths] each."""
+
+
+class LearnerRank:
+    """Rank `rank` of `config.learner.ranks`. `host_store` (rank 0), then `setup`, then everything else; all ranks make the same calls."""
+
+    def __init__(self, config: Config, *, model_path: str, reference: bool, rank: int, masked_ids: list[int] | None = None):
+        self.config, self.settings, self.algorithm = config, config.learner, config.algorithm
+        self.model_path, self.reference, self.rank, self.masked_ids = Path(model_path), reference, rank, masked_ids
+        self.world_size = config.learner.ranks
+        self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        half = self.settings.dtype == "bfloat16" or (self.settings.dtype == "auto" and self.device.type == "cuda")
+        self.dtype = torch.bfloat16 if half else torch.float32
+        self.packed = {"auto": self.device.type == "cuda"}.get(self.settings.packing, self.settings.packing == "packed")
+        self.store: Any = None
+        self.publisher: Any = None
+        self.source: Any = None
+        self.sends: list[WeightsReceiver] = []
+        self.optimiser_steps = self.batches = 0
+        self.snapshot: dict[str, Tensor] | None = None
+        self.snapshot_batch = 0
+
+    def host_store(self, host: str) -> int:
+        """Rank 0 opens the ranks' meeting point; gives its port."""
+        self.store = torch.distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return self.store.port
+
+    def setup(self, host: str, port: int) -> dict[str, Any]:
+        """Join the other ranks, load the model, build the engine. Says where this rank runs. Raises ModelFolderError."""
+        try:
+            check_model_folder(self.model_path)
+        except ModelFolderError as e:  # the driver's host has the folder, or it would not have come so far
+            raise ModelFolderError(f"learner rank {self.rank} on {socket.gethostname()}: {e}") from None
+        torch.manual_seed(self.config.seed)
+        if self.device.type == "cpu":
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        if self.store is None:
+            self.store = torch.distributed.TCPStore(host, port, is_master=False)
+        zero.init_distributed(
+            device=self.device,
+            rank=self.rank,
+            world_size=self.world_size,
+            store=self.store,
+            timeout_seconds=self.settings.step_timeout_seconds,
+        )
+        policy = self._load_policy().to(self.device)
+        embedding = policy.hf.get_input_embeddings()
+        self.vocabulary = embedding.num_embeddings
+        head = policy.hf.get_output_embeddings().weight
+        ends = {id(w): w.numel() for w in (embedding.weight, head)}  # one and the same where they are tied
+        parameters = sum(p.numel() for p in policy.hf.parameters()) - sum(ends.values())
+        self.engine = zero.Engine(policy, self.settings, dtype=self.dtype, device=self.device, world_size=self.world_size)
+        self.reference_weights = self.engine.copy_weights() if self.reference else None
+        on_gpu = self.device.type == "cuda"
+        return {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "device": str(self.device),
+            "device_name": torch.cuda.get_device_name(0) if on_gpu else "CPU",
+            "device_uuid": str(torch.cuda.get_device_properties(0).uuid) if on_gpu else "",
+            "dtype": self._dtype_name,
+            "lora": self.settings.lora is not None,
+            "parameters": parameters,
+            "head_parameters": ends[id(head)],
+        }
+
+    def _load_policy(self) -> PolicyModel:
+        return load_policy(self.model_path, dtype=self.dtype, packed=self.packed, **self._policy_options())
+
+    def _policy_options(self) -> dict[str, Any]:
+        return {
+            "temperature": self.config.rollout.temperature,
+            "chunk_tokens": self.settings.logit_chunk_tokens,
+            "gradient_checkpointing": self.settings.gradient_checkpointing,
+            "masked_ids": self.masked_ids,
+            "compiled": self.settings.compile,
+            "adapters": self.settings.lora,
+        }
+
+    def rest(self) -> None:
+        """Give the memory that PyTorch holds for later back to the device."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def shutdown(self) -> None:
+        """Leave the process group."""
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    # Scoring
+
+    def score(self, batch: TokenBatch) -> Scored:
+        """This rank's share of the batch under the current weights."""
+        self._check(batch)
+        return self._collect(self._score_old(batch, self._deal(list(range(len(batch))), batch)))
+
+    def _deal(self, rows: Rows, batch: TokenBatch) -> list[Rows]:
+        """This rank's micro-batches of some rows."""
+        lengths, budget = np.diff(batch.offsets), self.settings.tokens_per_microbatch
+        return deal(rows, lengths, self.world_size, budget, packed=self.packed)[self.rank]
+
+    def _score_old(self, batch: TokenBatch, packs: list[Rows]) -> list[MicroBatch]:
+        micros = [make_microbatch(batch, rows, self.device, packed=self.packed) for rows in packs]
+        for m in micros:
+            m.logp_old, m.entropy_old = self._score(m)
+        return micros
+
+    @torch.no_grad()
+    def _score(self, m: MicroBatch) -> tuple[Tensor, Tensor]:
+        return self._forward(m)
+
+    def _forward(self, m: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [B, T], 0 outside the action mask."""
+        blank = torch.zeros(m.action_ids.shape, device=self.device)
+        if p := m.packed:
+            logp, entropy = self.engine(p.input_ids, *p.at, p.position_ids, p.segments)
+        else:
+            logp, entropy = self.engine(m.input_ids, *m.at)
+        return blank.index_put(m.at, logp), blank.index_put(m.at, entropy)
+
+    def _collect(self, micros: list[MicroBatch]) -> Scored:
+        rows = [b for m in micros for b in m.rows]
+        logp = np.concatenate([np.zeros(0, np.float32), *(m.unpad(m.logp_old) for m in micros)])
+        entropy = np.concatenate([np.zeros(0, np.float32), *(m.unpad(m.entropy_old) for m in micros)])
+        return rows, logp, entropy
+
+    def _check(self, batch: TokenBatch) -> None:
+        top = int(batch.token_ids.max(initial=0))
+        if top >= self.vocabulary or int(batch.token_ids.min(initial=0)) < 0:
+            raise ValueError(f"token id {top} is outside the model's vocabulary of {self.vocabulary}")
+
+    # Updating
+
+    def update(
+        self, batch: TokenBatch, *, llds_lambda: float, answer_beta: float, lr_scale: float
+    ) -> tuple[Scored, list[StepStats], dict[str, float]]:
+        """All optimiser steps of one batch. Gives log-probs and entropies under the weights at its start, what each step did, and
+        `min_drop`, `lr`, the tokens scored and the seconds it took. Rows with `valid` False are scored, and take no part in any loss or count."""
+        began = time.monotonic()
+        self._check(batch)
+        valid = batch.extra.get("valid", np.ones(len(batch), bool))
+        rows = [b for b in range(len(batch)) if valid[b]]
+        parts = [self._deal(p, batch) for p in minibatches(rows, self.settings.minibatches_per_batch)]
+        left_out = [b for b in range(len(batch)) if not valid[b]]
+        self._refresh_snapshot()
+        micros = [self._score_old(batch, packs) for packs in parts]
+        unused = self._score_old(batch, self._deal(left_out, batch)) if left_out else []
+        self._score_kept(micros)
+
+        counts = self._global_counts(micros, Objective(self.algorithm, llds_lambda, answer_beta))
+        min_drop = 0.0 if self.algorithm.llds.min_drop == "auto" else self.algorithm.llds.min_drop
+        steps: list[StepStats] = []
+        lr = self._lr(lr_scale)
+        for _ in range(self.settings.epochs):
+            for part, count in zip(micros, counts, strict=True):
+                lr = self._lr(lr_scale)
+                objective = Objective(self.algorithm, llds_lambda, answer_beta, min_drop)
+                stats, noise = self._step(part, objective, count, lr, on_policy=not steps)
+                if not steps and self.algorithm.llds.min_drop == "auto":
+                    min_drop = noise
+                steps.append(stats)
+        self.batches += 1
+        scored = self._collect([m for part in micros for m in part] + unused)
+        facts = {
+            "llds/min_drop": min_drop,
+            "lr": lr,
+            "learner/scored_tokens": float(len(batch.token_ids)),
+            "learner/scored_action_tokens": float((batch.action_ids >= 0).sum()),
+            "time/update_compute": time.monotonic() - began,
+        }
+        return scored, steps, facts
+
+    def _step(
+        self, part: list[MicroBatch], objective: Objective, counts: dict[str, float], lr: float, *, on_policy: bool
+    ) -> tuple[StepStats, float]:
+        """One optimiser step. on_policy: pi_old is the very policy of this forward pass, so its log-probs *are* pi_old; what was scored
+        before differs from them by rounding alone, and the largest difference is the re-scoring noise (second result, over all ranks)."""
+        stats, noise = StepStats(), torch.zeros((), device=self.device)
+        for m in part:
+            logp, entropy = self._forward(m)
+            if on_policy:
+                noise = torch.maximum(noise, (logp.detach() - m.logp_old).abs().max())
+                m.logp_old = logp.detach()
+            terms = objective.terms(logp, entropy, m)
+            self.engine.backward(objective.loss(terms, counts))
+            stats.add(terms, m)
+        if on_policy and self.world_size > 1:
+            torch.distributed.all_reduce(noise, op=torch.distributed.ReduceOp.MAX)
+        stats.grad_norm, taken = self.engine.step(lr)
+        stats.skipped = not taken
+        self.optimiser_steps += taken
+        return stats, float(noise.nan_to_num(0.0, 0.0, 0.0))
+
+    def _global_counts(self, micros: list[list[MicroBatch]], objective: Objective) -> list[dict[str, float]]:
+        """For each optimiser step of a pass, each term's count over all micro-batches of all ranks."""
+        counts = torch.zeros((len(micros), len(TERMS)), dtype=torch.float64, device=self.device)
+        for i, part in enumerate(micros):
+            for m in part:
+                counts[i] += torch.tensor(objective.counts(m), dtype=torch.float64, device=self.device)
+        if self.world_size > 1:
+            torch.distributed.all_reduce(counts)
+        return [dict(zip(TERMS, row, strict=True)) for row in counts.tolist()]
+
+    def _score_kept(self, micros: list[list[MicroBatch]]) -> None:
+        """Log-probs under weights kept in host memory: the reference model's, and those of the snapshot that LLDS compares with."""
+        if self.algorithm.kl:
+            with self.engine.exchanged(self.reference_weights):
+                for m in (m for part in micros for m in part):
+                    m.logp_ref, _ = self._score(m)
+        if self.snapshot is not None and self.snapshot_batch != self.batches:
+            with self.engine.exchanged(self.snapshot):
+                for m in (m for part in micros for m in part):
+                    m.logp_anchor, _ = self._score(m)
+
+    def _refresh_snapshot(self) -> None:
+        if self.algorithm.llds.anchor != "snapshot":
+            return
+        if self.snapshot is None or self.batches - self.snapshot_batch >= self.algorithm.llds.snapshot_every:
+            self.snapshot, self.snapshot_batch = self.engine.copy_weights(), self.batches
+
+    def _lr(self, scale: float) -> float:
+        """Linear warm-up over the optimiser steps that were taken, then constant."""
+        warm = min(1.0, (self.optimiser_steps + 1) / max(self.settings.warmup_steps, 1))
+        return self.settings.lr * warm * scale
+
+    # Weights out and in
+
+    def offer(self, version: int, receivers: list[WeightsReceiver]) -> WeightUpdate | None:
+        """Offer the weights to rollout workers as `version` (rank 0's result). shared_memory: with that they are sent too."""
+        backend = choose_backend(self.config.weight_sync, learner_gpu=self.device.type == "cuda", receivers=receivers)
+        self.sends = [] if backend == "shared_memory" else receivers
+        if backend == "shared_memory":
+            return self._publish(version)
+        if self.rank != 0:
+            return None
+        if self.source is None:
+            dtype = {"auto": "bfloat16" if self.device.type == "cuda" else "float32"}.get(
+                self.config.rollout.dtype, self.config.rollout.dtype
+            )
+            self.source = make_source(self.config.weight_sync, backend, self.device, dtype)
+        return self.source.offer(self.engine.shapes(), version, receivers)
+
+    def send(self) -> None:
+        """Send what was offered (rank 0; the others help to gather). Raises what services.weight_sync.base.Source.send does."""
+        if self.sends:
+            with _all_of(self.engine.iter_weights(self.config.weight_sync.bucket_mib * 2**20)) as weights:
+                if self.rank == 0:
+                    self.source.send(weights)
+
+    def _publish(self, version: int) -> WeightUpdate | None:
+        with _all_of(self.engine.iter_weights(self.config.weight_sync.bucket_mib * 2**20)) as weights:
+            if self.rank != 0:
+                return None
+            if self.publisher is None:
+                self.publisher = make_publisher(self.config.weight_sync)
+            return self.publisher.publish(weights, version)
+
+    def export_hf(self, path: str) -> None:
+        """The policy in the compute dtype as a Hugging Face folder."""
+        with _all_of(self.engine.iter_weights(2**28)) as weights:
+            if self.rank == 0:
+                about = {"optimiser_steps": self.optimiser_steps}
+                with checkpoint.exported(Path(path), self.model_path, dtype=self._dtype_name, about=about) as writer:
+                    for name, tensor in weights:
+                        writer.add(name, tensor)
+
+    def save(self, path: str, state: dict[str, Any]) -> None:
+        """Write a checkpoint (rank 0; the others help to gather)."""
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(checkpoint.written_aside(Path(path))) if self.rank == 0 else None
+            with _all_of(self.engine.iter_master()) as master:
+                if folder:
+                    weights, moments = (
+                        checkpoint.TensorWriter(folder / "weights"),
+                        checkpoint.TensorWriter(folder / "optimizer"),
+                    )
+                    for name, tensor, state_of in master:
+                        weights.add(name, tensor)
+                        for key, value in state_of.items():
+                            moments.add(f"{name}.{key}", value)
+                    weights.finish()
+                    moments.finish()
+            if self.snapshot is not None:
+                with self.engine.exchanged(self.snapshot), _all_of(self.engine.iter_weights(2**28)) as kept:
+                    if folder:
+                        writer = checkpoint.TensorWriter(folder / "snapshot")
+                        for name, tensor in kept:
+                            writer.add(name, tensor)
+                        writer.finish()
+            if folder:
+                rng = checkpoint.TensorWriter(folder / "rng")
+                rng.add("cpu", torch.get_rng_state())
+                rng.finish()
+                checkpoint.copy_model_files(self.model_path, folder / "model")
+                checkpoint.write_json(folder / "learner.json", self._counters())
+                checkpoint.write_json(folder / "state.json", state)
+
+    def load(self, path: str) -> dict[str, Any]:
+        """Read a checkpoint; gives the driver's state. Raises CheckpointError."""
+        folder = Path(path)
+        if self.rank == 0:
+            checkpoint.require_whole(folder)
+        about = json.loads((folder / "learner.json").read_text())
+        weights = checkpoint.TensorReader(folder / "weights")
+        moments = checkpoint.TensorReader(folder / "optimizer") if about["adam_steps"] else None
+        self.engine.load_master(weights, moments, about["adam_steps"])
+        self.optimiser_steps, self.batches = about["optimiser_steps"], about["batches"]
+        self.snapshot, self.snapshot_batch = None, about["snapshot_batch"]
+        if about["snapshot"] and self.algorithm.llds.anchor == "snapshot":
+            self.snapshot = self.engine.local_copies(checkpoint.TensorReader(folder / "snapshot"))
+        torch.set_rng_state(checkpoint.TensorReader(folder / "rng")("cpu"))
+        return json.loads((folder / "state.json").read_text())
+
+    @property
+    def _dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def _counters(self) -> dict[str, Any]:
+        return {
+            "optimiser_steps": self.optimiser_steps,
+            "batches": self.batches,
+            "adam_steps": self.engine.adam_steps,
+            "snapshot": self.snapshot is not None,
+            "snapshot_batch": self.snapshot_batch,
+            "dtype": self._dtype_name,
+            "lora": self._lora,
+        }
+
+    @property
+    def _lora(self) -> dict[str, Any] | None:
+        """What an export needs to merge the adapters: where the frozen weights lie, and the scale."""
+        scale = self.engine.policy.lora_scale
+        return {"base": str(self.model_path.resolve()), "scale": scale} if scale else None
+
+
+@contextlib.contextmanager
+def _all_of(items: Iterator[Any]) -> Iterator[Iterator[Any]]:
+    """Go through whatever is left on leaving, also after an error: the other ranks are in the same collective operations."""
+    try:
+        yield items
+    finally:
+        for _ in items:
+            pass

@@ -1,0 +1,291 @@
+"""DeepSpeed's ZeRO engine behind a few plain operations: build, step, read and write whole weights and optimiser state.
+
+What each rank holds with two ranks, for parameters p, gradients g and optimiser state o (fp32 master weights in bf16 runs, Adam's moments):
+
+    stage 0   p p   g g   o o        stage 2   p p   g/2 g/2   o/2 o/2
+    stage 1   p p   g g   o/2 o/2    stage 3   p/2 p/2   g/2 g/2   o/2 o/2
+
+Every function here that reads whole tensors is a collective operation: all ranks call it, in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config.schema import LearnerSettings
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+NamedParams = list[tuple[str, nn.Parameter]]
+
+
+class GuardedAdamW(torch.optim.AdamW):
+    """AdamW for ZeRO stage 0, where DeepSpeed neither gives a gradient norm nor refuses a gradient that is not finite."""
+
+    def __init__(self, params: Iterable[nn.Parameter], *, grad_clip: float, **options: Any):
+        super().__init__(params, **options)
+        self.grad_clip = grad_clip
+        self.overflow = False  # DeepSpeed reads these two after each step
+        self._global_grad_norm: Tensor | None = None
+
+    def step(self, closure: Any = None) -> None:
+        """Clip to `grad_clip` and step; with a norm that is not finite leave weights and state as they are."""
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = self._global_grad_norm = nn.utils.clip_grad_norm_(params, self.grad_clip)
+        self.overflow = not bool(norm.isfinite())
+        if not self.overflow:
+            super().step(closure)
+
+
+class Engine:
+    """The DeepSpeed engine of one rank. `policy` is a PolicyModel: `weights` are those that are trained."""
+
+    def __init__(
+        self, policy: nn.Module, settings: LearnerSettings, *, dtype: torch.dtype, device: torch.device, world_size: int
+    ):
+        import deepspeed
+        from deepspeed.utils import logger
+
+        logger.setLevel("WARNING")
+        # With bf16 DeepSpeed keeps fp32 master weights only where ZeRO is on; ZeRO 1 is stage 0 with the state divided.
+        self.stage = max(settings.zero_stage, 1) if dtype == torch.bfloat16 else settings.zero_stage
+        self.world_size, self.device, self.dtype = world_size, device, dtype
+        options = {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
+        if device.type == "cuda" or settings.offload_optimizer:
+            options["fused"] = True
+        params = [p for p in policy.parameters() if p.requires_grad]
+        optimizer = (
+            GuardedAdamW(params, grad_clip=settings.grad_clip, **options)
+            if self.stage == 0
+            else torch.optim.AdamW(params, **options)
+        )
+        sizes = [p.numel() for p in params]
+        self.policy = policy
+        self.engine, *_ = deepspeed.initialize(
+            model=policy, optimizer=optimizer, config=self._config(settings, max(sizes), sum(sizes))
+        )
+
+    def _config(self, settings: LearnerSettings, largest: int, total: int) -> dict[str, Any]:
+        bucket = max(largest, min(total, 100_000_000))
+        config: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": 1,  # only DeepSpeed's own counters read it
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,  # an optimiser step is what lies between two calls of step()
+            "gradient_clipping": settings.grad_clip if self.stage else 0.0,
+            "zero_allow_untested_optimizer": True,
+            "steps_per_print": 2**31,
+            "zero_optimization": {
+                "stage": self.stage,
+                "overlap_comm": False,
+                "reduce_bucket_size": bucket,
+                "allgather_bucket_size": bucket,
+                # Every parameter is partitioned: a small one that stayed whole would be missed when weights are exchanged.
+                "stage3_param_persistence_threshold": 0,
+                "stage3_model_persistence_threshold": 0,
+            },
+        }
+        if settings.offload_optimizer:
+            config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": self.device.type == "cuda"}
+            # PyTorch's fused AdamW steps on the CPU as well, and needs no compiler.
+            config["zero_force_ds_cpu_optimizer"] = False
+        if self.dtype == torch.bfloat16:
+            config["bf16"] = {"enabled": True, "check_grad_overflow": True}
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
+        return config
+
+    @property
+    def weights(self) -> NamedParams:
+        return self.policy.named_weights()
+
+    def __call__(self, *args: Tensor) -> Any:
+        return self.engine(*args)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the loss's gradient. The loss is this rank's share of a sum over ranks (DeepSpeed takes the mean, so it is scaled up)."""
+        self.engine.backward(loss * self.world_size)
+
+    def step(self, lr: float) -> tuple[float, bool]:
+        """Take the optimiser step. Gives the global gradient norm before clipping (NaN or inf where it is not finite) and whether
+        the step was taken: with a norm that is not finite weights and optimiser stay as they were, on every rank."""
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = lr
+        self.engine.step()
+        taken = bool(self.engine.was_step_applied())
+        return (float(self.engine.get_global_grad_norm()) if taken else float("nan")), taken
+
+    def iter_weights(self, bucket_bytes: int) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole tensor) of each parameter in the compute dtype, on the device; valid for as long as it is held."""
+        if self.policy.lora_scale:
+            return self.policy.merged_weights()
+        if self.stage < 3:
+            return ((name, p.detach()) for name, p in self.weights)
+        return iter_partitioned(self.weights, bucket_bytes)
+
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(name, whole shape) of each parameter, in the order of `iter_weights`. Gathers nothing."""
+        if self.policy.lora_scale:
+            return self.policy.merged_shapes()
+        return [(name, tuple(p.ds_shape if self.stage == 3 else p.shape)) for name, p in self.weights]
+
+    def iter_master(self) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
+        """(name, fp32 weight, Adam's moments) of each parameter, whole. The moments are empty before the first step."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        started = self.adam_steps > 0
+        for name, p in self.weights:
+            if self.stage == 0:
+                state = self.engine.optimizer.state.get(p, {})
+                yield name, p.detach(), {k: state[k] for k in MOMENTS if started}
+            else:
+                yield name, safe_get_full_fp32_param(p), {k: safe_get_full_optimizer_state(p, k) for k in MOMENTS if started}
+
+    @property
+    def adam_steps(self) -> int:
+        """Steps that Adam's bias correction counts."""
+        states = [s for s in self.engine.basic_optimizer.state.values() if "step" in s]
+        return int(states[0]["step"]) if states else 0
+
+    def load_master(self, weights: Callable[[str], Tensor], moments: Callable[[str], Tensor] | None, adam_steps: int) -> None:
+        """Write whole fp32 weights and moments back: weights("NAME") and, with adam_steps > 0, moments("NAME.exp_avg"), ...
+
+        Bits are those that `iter_master` gave, whatever the ranks and stage were then."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        if adam_steps and not self.adam_steps:
+            self._start_optimizer()
+        for name, p in self.weights:
+            values: dict[str | None, Tensor] = {None: weights(name)}
+            if self.engine.basic_optimizer.state:
+                values |= {k: moments(f"{name}.{k}") if adam_steps else torch.zeros_like(values[None]) for k in MOMENTS}
+            shape = p.ds_shape if self.stage == 3 else p.shape
+            if values[None].shape != shape:
+                raise ValueError(f"weight {name} has shape {tuple(values[None].shape)}, the model's is {tuple(shape)}")
+            for key, value in values.items():
+                value = value.to(self.device, torch.float32)
+                if self.stage == 0:
+                    (p.data if key is None else self.engine.optimizer.state[p][key]).copy_(value)
+                elif self.stage == 3:
+                    _set_shard(p, value, key)
+                elif key is None:
+                    safe_set_full_fp32_param(p, value)
+                else:
+                    safe_set_full_optimizer_state(p, value, key)
+            if self.stage in (1, 2):
+                p.data.copy_(values[None])
+        for state in self.engine.basic_optimizer.state.values():
+            state["step"].fill_(adam_steps)
+        if self.stage == 3:
+            self.engine.optimizer.empty_partition_cache()
+
+    def _start_optimizer(self) -> None:
+        """One step with a gradient of 0, so that Adam's state exists and can be written."""
+        ids = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
+        none = torch.zeros(0, dtype=torch.int64, device=self.device)
+        logp, _ = self.engine(ids, none, none)
+        self.engine.backward(logp.sum())
+        self.step(0.0)
+
+    def copy_weights(self) -> dict[str, Tensor]:
+        """This rank's part of the weights (compute dtype), in host memory."""
+        return {name: self._local(p).cpu().clone() for name, p in self.weights}
+
+    def local_copies(self, read: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        """As `copy_weights`, from whole tensors elsewhere: read("NAME")."""
+        whole = {name: read(name).to(self.dtype) for name, _ in self.weights}
+        return {name: _shard(p, whole[name]) if self.stage == 3 else whole[name] for name, p in self.weights}
+
+    @contextlib.contextmanager
+    def exchanged(self, kept: dict[str, Tensor]) -> Iterator[None]:
+        """Compute under kept weights: they and the current ones trade places, and trade back on leaving. No step may be taken within."""
+        self._exchange(kept)
+        try:
+            yield
+        finally:
+            self._exchange(kept)
+
+    @torch.no_grad()
+    def _exchange(self, kept: dict[str, Tensor]) -> None:
+        if self.stage == 3:
+            self.engine.optimizer.empty_partition_cache()
+        for name, p in self.weights:
+            mine = self._local(p)
+            current = mine.cpu().clone()
+            mine.copy_(kept[name])
+            kept[name].copy_(current)
+
+    def _local(self, p: nn.Parameter) -> Tensor:
+        return p.ds_tensor.data if self.stage == 3 else p.data
+
+
+def iter_partitioned(
+    weights: NamedParams,
+    bucket_bytes: int,
+    gather: Callable[[list[nn.Parameter]], contextlib.AbstractContextManager] | None = None,
+) -> Iterator[tuple[str, Tensor]]:
+    """(name, whole copy) of ZeRO-3 parameters, gathered in buckets of at most `bucket_bytes` (a larger parameter goes alone).
+
+    A partitioned parameter looks empty (`numel()` is 0): sizes come from `ds_numel`, shapes from `ds_shape`. Raises RuntimeError when
+    a gathered tensor has another shape than that. gather: for tests; default `deepspeed.zero.GatheredParameters`.
+    """
+    if gather is None:
+        import deepspeed
+
+        gather = deepspeed.zero.GatheredParameters
+    bucket: NamedParams = []
+    room = bucket_bytes
+    for name, p in [*weights, ("", None)]:
+        size = 0 if p is None else p.ds_numel * p.element_size()
+        if bucket and (p is None or size > room):
+            with gather([q for _, q in bucket]), torch.no_grad():
+                whole = [(n, q.data.clone()) for n, q in bucket]
+            for (n, tensor), (_, q) in zip(whole, bucket, strict=True):
+                if tensor.shape != q.ds_shape:
+                    raise RuntimeError(f"weight {n}: gathered shape {tuple(tensor.shape)} is not its shape {tuple(q.ds_shape)}")
+            yield from whole
+            del whole
+            bucket, room = [], bucket_bytes
+        if p is not None:
+            bucket.append((name, p))
+            room -= size
+
+
+def _shard(p: nn.Parameter, whole: Tensor) -> Tensor:
+    """This rank's flat shard of a tensor laid out as the ZeRO-3 parameter is; the last shard is padded with zeros."""
+    size, rank = p.ds_tensor.numel(), torch.distributed.get_rank()
+    mine = whole.flatten()[rank * size : (rank + 1) * size]
+    return nn.functional.pad(mine, (0, size - mine.numel()))
+
+
+def _set_shard(p: nn.Parameter, value: Tensor, key: str | None) -> None:
+    """Write this rank's shard of a ZeRO-3 parameter (key None: master and compute weights) or moment."""
+    from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
+
+    shard = _shard(p, value)
+    if key is None:
+        safe_set_local_fp32_param(p, shard)
+        p.ds_tensor.data.copy_(shard)
+    else:
+        safe_set_local_optimizer_state(p, shard, key)
+
+
+def init_distributed(*, device: torch.device, rank: int, world_size: int, store: Any, timeout_seconds: float) -> None:
+    """Join the process group of the learner: NCCL on GPU, gloo on CPU. `store` is a torch TCPStore that all ranks share."""
+    import deepspeed
+    import deepspeed.ops
+
+    os.environ["LOCAL_RANK"] = "0"  # each rank is a process that sees one device
+    # DeepSpeed would compile a shared-memory extension (minutes on a laptop, and it needs a C++ compiler) that only its inference uses.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if torch.distributed.is_initialized():  # DeepSpeed keeps groups of the first one for the life of the process
+        return
+    torch.distributed.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_seconds)
+    )
+    deepspeed.init_distributed(dist_backend=backend)

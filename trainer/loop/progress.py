@@ -1,0 +1,124 @@
+"""What a run says on the terminal: a live table where there is one, one plain line a step elsewhere (`ray job submit`, files)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from services.contracts import Trajectory
+from trainer.loop import performance
+
+COLUMNS = (
+    ("step", "step", "{:d}"),
+    ("reward", "reward/mean", "{:.3f}"),
+    ("logp right", "logp/right", "{:+.3f}"),
+    ("logp wrong", "logp/wrong", "{:+.3f}"),
+    ("displacement", "displacement/mean", "{:+.4f}"),
+    ("lag probe", "probe/lag", "{:+.3f}"),
+    ("LLDS tokens", "llds/active_tokens", "{:.0f}"),
+    ("tok/s", "rollout/tokens_per_s", "{:.0f}"),
+    ("s/step", "time/step", "{:.1f}"),
+    ("phase", "phase", "{}"),
+)
+SHOWN_STEPS = 12
+PHASE_STYLE = {
+    "healthy": "green",
+    "recovering": "cyan",
+    "stagnation": "yellow",
+    "decay": "yellow",
+    "acceleration": "red",
+    "collapsed": "bold red",
+}
+
+
+def cell(metrics: dict[str, Any], key: str, form: str) -> str:
+    value = metrics.get(key)
+    return "-" if value is None else form.format(value)
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
+
+
+class Progress:
+    """Shows steps as they come, what is being done now, and the time left."""
+
+    def __init__(self, total_steps: int, console: Console | None = None) -> None:
+        self.total, self.console = total_steps, console or Console()
+        self._rows: deque[dict[str, Any]] = deque(maxlen=SHOWN_STEPS)
+        self._seconds: deque[float] = deque(maxlen=20)
+        self._stage, self._done, self._began = "", 0, time.monotonic()
+        self._live = (
+            Live(console=self.console, refresh_per_second=4, get_renderable=self._render) if self.console.is_terminal else None
+        )
+        self._header_shown = False
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """A line, as it is: paths and errors may hold brackets."""
+        self.console.print(text, style="dim" if self._live else None, markup=False, highlight=False)
+
+    def stage(self, name: str, step: int) -> None:
+        self._stage, self._done = f"step {step}: {name}", 0
+
+    @property
+    def doing(self) -> str:
+        """What is being done now."""
+        return self._stage
+
+    def trajectory(self, _: Trajectory) -> None:
+        self._done += 1
+
+    def step(self, metrics: dict[str, Any], alarms: list[Any]) -> None:
+        self._rows.append(metrics)
+        self._seconds.append(metrics["time/step"])
+        if not self._live:
+            if not self._header_shown:
+                self.say("  ".join(name for name, _, _ in COLUMNS) + "  left")
+                self._header_shown = True
+            self.say("  ".join(cell(metrics, key, form) for _, key, form in COLUMNS) + f"  {self._left(metrics['step'])}")
+        for alarm in alarms:
+            self.say(f"alarm at step {metrics['step']}, {alarm.rule}: {alarm.seen}. {alarm.advice}")
+
+    def evaluation(self, tag: str, mode: str, scores: dict[str, Any]) -> None:
+        overall = scores["overall"]
+        self.say(f"evaluation {tag}, {mode}: EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({overall['n']} questions)")
+
+    def performance(self, summary: dict[str, Any]) -> None:
+        """The table of where the time went, if the run took a step."""
+        if numbers := summary.get("performance"):
+            self.console.print(performance.table(numbers), highlight=False)
+
+    def _left(self, step: int) -> str:
+        mean = sum(self._seconds) / len(self._seconds)
+        return duration(mean * (self.total - step))
+
+    def _render(self) -> Table:
+        done = self._rows[-1]["step"] if self._rows else 0
+        left = f", {self._left(done)} left" if self._rows else ""
+        caption = f"{self._stage}" + (f", {self._done} trajectories" if self._done else "")
+        table = Table(
+            title=f"step {done} of {self.total}{left}", caption=caption, title_justify="left", caption_justify="left", box=None
+        )
+        for name, _, _ in COLUMNS:
+            table.add_column(name, justify="right")
+        for metrics in self._rows:
+            cells = [cell(metrics, key, form) for _, key, form in COLUMNS]
+            style = PHASE_STYLE.get(str(metrics.get("phase")), "")
+            table.add_row(*cells[:-1], f"[{style}]{cells[-1]}[/{style}]" if style else cells[-1])
+        return table

@@ -1,0 +1,92 @@
+"""Back to a checkpoint in mid-run, as the next attempt: because the learner was lost, or because the monitor wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import TYPE_CHECKING
+
+from services.likelihood.monitor.actions import MonitorAction
+from services.likelihood.records import EventRecord
+from trainer.learner.checkpoint import latest
+from trainer.learner.group import LearnerError
+
+if TYPE_CHECKING:
+    from trainer.loop.driver import Driver
+
+FIRST_BACK_OFF_SECONDS, LAST_BACK_OFF_SECONDS = 1.0, 60.0
+
+
+async def restore_learner(driver: Driver, error: LearnerError) -> None:
+    """Start the learner's ranks again, on the newest whole checkpoint. Without any it begins with the model itself. Raises `error` (or that of the last try) where `trainer.max_restores` are used up."""
+    most, system = driver.config.trainer.max_restores, driver.system
+    while True:
+        driver.whole = False  # nothing can be saved, and trying would hide the cause
+        if driver.restores >= most or driver.stop.requested:
+            raise error
+        back_off = min(LAST_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2**driver.restores)
+        driver.restores += 1
+        reason = " ".join(str(error).split())[:400]
+        system.folder.event("learner_lost", step=driver.step, restore=driver.restores, of=most, reason=reason)
+        driver.progress.say(
+            f"{reason}; starting it again from the last checkpoint ({driver.restores} of trainer.max_restores={most})"
+        )
+        driver.progress.stage("restoring the learner", driver.step)
+        await driver.cancel_ahead()
+        try:
+            await asyncio.to_thread(system.learner.close)
+            await asyncio.sleep(back_off)
+            if driver.share_gpus:
+                await system.pool.sleep()
+            await asyncio.to_thread(system.learner.start)
+            checkpoint = await asyncio.to_thread(latest, system.folder.path) or driver.base
+            state = (
+                (await driver.on_learner(system.learner.load, checkpoint))[0]
+                if checkpoint
+                else copy.deepcopy(driver.first_state)
+            )
+        except LearnerError as e:
+            error = e
+            continue
+        lost_at, scores = driver.step, driver.scores
+        driver.load_state_dict(state)
+        driver.scores = scores
+        driver.version += 1  # the workers take no lower one, and may hold the lost step's
+        driver.whole = True
+        system.folder.event(
+            "learner_restored",
+            step=driver.step,
+            attempt=driver.attempt,
+            lost_at=lost_at,
+            checkpoint=checkpoint and checkpoint.name,
+        )
+        return
+
+
+async def roll_back(driver: Driver, action: MonitorAction) -> bool:
+    """Go back to the newest whole checkpoint from before the fall, as the next attempt. False if none is kept: the run goes on, with half the learning rate too."""
+    folder, fell = driver.system.folder.path, driver.step
+    checkpoint = await asyncio.to_thread(latest, folder, before=action.before_step)
+    if checkpoint is None:
+        text = f"no checkpoint from before step {action.before_step} is kept (trainer.keep_checkpoints): going on with half the learning rate"
+        driver.event(EventRecord(step=fell, kind="monitor_rollback_impossible", text=text))
+        return False
+    await driver.cancel_ahead()
+    if driver.share_gpus:
+        await driver.system.pool.sleep()
+    actions = driver.actions.state_dict()
+    state, _ = await driver.on_learner(driver.system.learner.load, checkpoint)
+    driver.load_state_dict(state)
+    driver.actions.load_state_dict(actions)
+    driver.version += 1
+    await driver.sync()
+    # What was tried must outlive this process: a run that is killed now, or loses its learner, would else fall the same way again.
+    await driver.on_learner(driver.system.learner.save, checkpoint, driver.state_dict())
+    driver.event(
+        EventRecord(
+            step=driver.step,
+            kind="monitor_rolled_back",
+            text=f"from step {fell} to {checkpoint.name}, attempt {driver.attempt}",
+        )
+    )
+    return True

@@ -1,0 +1,118 @@
+"""From prompts to a batch of scored trajectories."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.contracts import Question, Trajectory, TrajectoryRequest
+from services.rollout.pool.pool import RolloutPool
+from trainer.algorithms import overlong_penalty, zero_variance
+from trainer.config.schema import Config
+from trainer.data import PromptCursor
+from trainer.rewards import Reward, make_reward
+
+
+def seed_of(run_seed: int, uid: str) -> int:
+    """A trajectory's own seed: the same in every run of the same seed, whatever worker samples it."""
+    return int.from_bytes(hashlib.blake2b(f"{run_seed}:{uid}".encode(), digest_size=4).digest(), "big") >> 1
+
+
+@dataclass
+class RolloutBatch:
+    """One step's trajectories with their rewards. `cursor` is the prompt cursor's state after them."""
+
+    step: int
+    trajectories: list[Trajectory]
+    rewards: np.ndarray  # float64 [B], NaN where the reward function gave nothing
+    em: np.ndarray  # float64 [B]
+    cursor: dict[str, Any]
+    seconds: float
+    counts: dict[str, float] = field(default_factory=dict)
+    """Metrics of the sampling itself: groups resampled, trajectories without a finite reward, those dropped as too stale."""
+
+    def drop_older_than(self, version: int) -> RolloutBatch:
+        """Without the trajectories that an older policy version took part in, nor the last one of a group that lost all others by it:
+        alone it has nothing to be compared with. How many is counted."""
+        groups = [t.group for t in self.trajectories]
+        fresh = [i for i, t in enumerate(self.trajectories) if t.policy_version >= version]
+        born, left = Counter(groups), Counter(groups[i] for i in fresh)
+        rows = [i for i in fresh if left[groups[i]] > 1 or born[groups[i]] == 1]
+        counts = self.counts | {"rollout/stale_dropped": float(len(self.trajectories) - len(rows))}
+        kept = [self.trajectories[i] for i in rows]
+        return replace(self, trajectories=kept, rewards=self.rewards[rows], em=self.em[rows], counts=counts)
+
+
+class BatchSampler:
+    """Takes prompts, gives each occurrence a fresh group uid, asks the pool for G trajectories of each, scores them."""
+
+    def __init__(self, config: Config, pool: RolloutPool, cursor: PromptCursor, reward: Reward) -> None:
+        self.config, self.pool, self.cursor, self.reward = config, pool, cursor, reward
+        self.exact = make_reward("em")
+
+    def requests(self, step: int, questions: list[Question], first: int = 0) -> list[TrajectoryRequest]:
+        """G requests for each question. Uids are `step-prompt-sample`: unique in a run, the same in a resumed one."""
+        out = []
+        for p, question in enumerate(questions, first):
+            group = f"{step:06d}-{p:04d}"
+            for g in range(self.config.rollout.group_size):
+                uid = f"{group}-{g:02d}"
+                out.append(
+                    TrajectoryRequest(uid, group, question, seed_of(self.config.seed, uid), self.config.rollout.temperature)
+                )
+        return out
+
+    async def sample(self, step: int, on_done: Callable[[Trajectory], None] | None = None) -> RolloutBatch:
+        """One step's batch. With dynamic sampling (DAPO), groups without variance are replaced, a bounded number of times."""
+        began, wanted, size = time.monotonic(), self.config.rollout.prompts_per_step, self.config.rollout.group_size
+        rounds = self.config.algorithm.dynamic_sampling
+        kept: list[Trajectory] = []
+        rewards: list[float] = []
+        asked = resampled = 0
+        while True:
+            missing = wanted - len(kept) // size
+            questions, cursor = self.cursor.take(missing), self.cursor.state_dict()
+            fresh = await self.pool.rollout(self.requests(step, questions, first=asked), on_done=on_done)
+            asked += missing
+            values = [self.score(t) for t in fresh]
+            # In the last round (and without dynamic sampling) all groups are taken, so that the batch has its size.
+            flat = (
+                zero_variance(torch.tensor(values, dtype=torch.float64), torch.arange(len(fresh)) // size) if rounds else None
+            )
+            for g in range(0, len(fresh), size):
+                if flat is not None and flat[g]:
+                    resampled += 1
+                    continue
+                kept += fresh[g : g + size]
+                rewards += values[g : g + size]
+            if len(kept) // size >= wanted:
+                break
+            rounds -= 1
+        scores = np.asarray(rewards, np.float64)
+        return RolloutBatch(
+            step,
+            kept,
+            scores,
+            np.asarray([self.exact(t) for t in kept]),
+            cursor,
+            time.monotonic() - began,
+            {"groups/resampled": float(resampled), "reward/missing": float((~np.isfinite(scores)).sum())},
+        )
+
+    def score(self, trajectory: Trajectory) -> float:
+        """Reward, less DAPO's penalty for length where that is on. NaN where the reward function returned None."""
+        value = self.reward(trajectory)
+        value = float("nan") if value is None else float(value)
+        overlong = self.config.algorithm.overlong
+        if overlong.tokens:
+            written = torch.tensor(sum(len(a.token_ids) for a in trajectory.actions))
+            limit = self.config.rollout.max_response_tokens * (self.config.rollout.max_turns + 1)
+            value += overlong_penalty(written, max_tokens=limit, zone_tokens=overlong.tokens, penalty=overlong.penalty).item()
+        return value

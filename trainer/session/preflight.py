@@ -1,0 +1,91 @@
+"""What can be wrong with a run, asked before anything slow starts: room, files of the retriever, length of the prompts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from services.contracts import Question
+from services.rollout.worker.loop import PromptTooLongError, prompt_of
+from services.rollout.worker.templates import make_template
+from services.settings import RolloutSettings
+from trainer.config.schema import Config, ConfigError
+
+GIB = 1 << 30
+
+
+class NotEnoughRoom(RuntimeError):
+    """Disk or memory is too small for the run."""
+
+    exit_code = 3
+
+
+def check_retrievers(config: Config) -> None:
+    """Raises ConfigError where an index folder or a corpus file is not there."""
+    for key, settings in (("retriever", config.retriever), ("evaluation.retriever", config.evaluation.retriever)):
+        if settings and settings.index and not Path(settings.index).is_dir():
+            raise ConfigError(f"{key}.index: {settings.index}: no such folder; expected one that `unspiral index build` made")
+        corpus = settings.corpus if settings else None
+        if corpus and not corpus.startswith("lab:") and not Path(corpus).is_file():
+            raise ConfigError(f"{key}.corpus: {corpus}: no such file; expected JSONL, gzipped or not, or Parquet")
+
+
+def check_prompts(key: str, questions: list[Question], tokenizer: Any, settings: RolloutSettings) -> None:
+    """Raises PromptTooLongError for the first question whose prompt is too long, TemplateError. `key` says where questions are from."""
+    template = make_template(settings.template, tokenizer, settings)
+    for question in questions:
+        try:
+            prompt_of(question, template, settings)
+        except PromptTooLongError as e:
+            raise PromptTooLongError(f"{key}: {e}") from None
+
+
+def parameter_count(model: Path) -> int:
+    """Parameters of a Hugging Face folder, from the headers of its safetensors files."""
+    total = 0
+    for file in sorted(model.glob("*.safetensors")):
+        with open(file, "rb") as f:
+            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                count = 1
+                for n in entry["shape"]:
+                    count *= n
+                total += count
+    return total
+
+
+def check_room(config: Config, model: Path, *, disk_free: int | None = None, memory_free: int | None = None) -> None:
+    """Raises NotEnoughRoom if checkpoints won't fit on the run's disk, or learner and CPU workers in memory.
+
+    Counted: 16 bytes a parameter for a checkpoint (fp32 weights, two moments, export) times those kept plus the one being written; 16
+    bytes a parameter for a CPU learner, 4 for each CPU worker, and each worker's cache.
+    """
+    import torch
+
+    parameters = parameter_count(model)
+    folder = config.run_dir
+    while not folder.exists():
+        folder = folder.parent
+    disk_free = shutil.disk_usage(folder).free if disk_free is None else disk_free
+    disk = 16 * parameters * (config.trainer.keep_checkpoints + 1) + GIB // 4
+    if disk_free < disk:
+        raise NotEnoughRoom(
+            f"run.dir: {folder} has {disk_free / GIB:.1f} GiB free; {disk / GIB:.1f} GiB are needed for {config.trainer.keep_checkpoints} checkpoints "
+            f"of {parameters / 1e6:.0f} M parameters (trainer.keep_checkpoints)"
+        )
+    if torch.cuda.is_available() or os.environ.get("RAY_ADDRESS"):  # on a cluster, learner and workers have nodes of their own
+        return
+    memory_free = psutil.virtual_memory().available if memory_free is None else memory_free
+    workers = config.rollout.workers if isinstance(config.rollout.workers, int) else 1
+    memory = parameters * (16 + 4 * workers) + workers * int((config.rollout.kv_cache_gib + 0.75) * GIB) + GIB
+    if memory_free < memory:
+        raise NotEnoughRoom(
+            f"memory: {memory_free / GIB:.1f} GiB are free; about {memory / GIB:.1f} GiB are needed for {parameters / 1e6:.0f} M parameters and "
+            f"{workers} rollout workers (rollout.workers, rollout.kv_cache_gib)"
+        )
