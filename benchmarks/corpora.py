@@ -25,7 +25,10 @@ def perturbed(source: Path, out: Path, passages: int, seed: int = 0) -> None:
             contents = rows[row]["contents"]
             if copy:
                 title = texts[row][0].strip('"')
-                body = [pool[int(draw.random() * len(pool))] if draw.random() < 0.33 else word for word in words[row]]
+                body = [
+                    pool[int(draw.random() * len(pool))] if draw.random() < 0.33 else word
+                    for word in words[row]
+                ]
                 contents = f'"{title} {copy}"\n{" ".join(body)}'
             file.write(json.dumps({"id": str(i), "contents": contents}, ensure_ascii=False) + "\n")
 

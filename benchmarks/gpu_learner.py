@@ -45,7 +45,9 @@ class RandomRank(LearnerRank):
 
         attention = packed_attention.register() if self.packed else "sdpa"
         with torch.device(self.device):
-            hf = AutoModelForCausalLM.from_config(self.hf_config, dtype=self.dtype, attn_implementation=attention)
+            hf = AutoModelForCausalLM.from_config(
+                self.hf_config, dtype=self.dtype, attn_implementation=attention
+            )
         return prepare_policy(self.policy_class, hf, **self._policy_options())
 
 
@@ -132,7 +134,9 @@ def measure(rank: LearnerRank, batch: TokenBatch, repeats: int, *, llds_cost: bo
     }
     if llds_cost:
         pairs = [(timed_step(rank, micros, 0.2), timed_step(rank, micros, 0.0)) for _ in range(repeats + 1)]
-        out["llds_cost"] = statistics.median(on for on, _ in pairs) / statistics.median(off for _, off in pairs) - 1
+        out["llds_cost"] = (
+            statistics.median(on for on, _ in pairs) / statistics.median(off for _, off in pairs) - 1
+        )
     return out
 
 
@@ -149,9 +153,16 @@ VARIANTS: dict[str, tuple[type[RandomRank], dict[str, Any]]] = {
 def run(args: Any) -> dict[str, Any]:
     """Each variant in turn; a variant that fails is reported, and the others go on."""
     vocabulary = 256 if args.shape == "tiny" else 151936
-    hf_config = qwen2_config(args.shape, vocab_size=vocabulary, max_position_embeddings=32768, tie_word_embeddings=True)
+    hf_config = qwen2_config(
+        args.shape, vocab_size=vocabulary, max_position_embeddings=32768, tie_word_embeddings=True
+    )
     batch = made_up_batch(args.rows, args.longest, vocabulary)
-    out: dict[str, Any] = {"shape": args.shape, "rows": args.rows, "tokens": len(batch.token_ids), "longest": args.longest}
+    out: dict[str, Any] = {
+        "shape": args.shape,
+        "rows": args.rows,
+        "tokens": len(batch.token_ids),
+        "longest": args.longest,
+    }
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         _folder_without_weights(Path(folder), hf_config)
@@ -162,7 +173,12 @@ def run(args: Any) -> dict[str, Any]:
             kind, learner = VARIANTS[name]
             try:
                 out[name] = _variant(
-                    name, kind, config_of(folder, **{"tokens_per_microbatch": args.tokens} | learner), hf_config, batch, args
+                    name,
+                    kind,
+                    config_of(folder, **{"tokens_per_microbatch": args.tokens} | learner),
+                    hf_config,
+                    batch,
+                    args,
                 )
             except (RuntimeError, ValueError) as e:
                 out[name] = {"failed": f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"}
@@ -185,7 +201,9 @@ def _folder_without_weights(folder: Path, hf_config: Any) -> None:
     (folder / "model.safetensors").write_bytes(b"")
 
 
-def _variant(name: str, kind: type[RandomRank], config: Config, hf_config: Any, batch: TokenBatch, args: Any) -> dict[str, Any]:
+def _variant(
+    name: str, kind: type[RandomRank], config: Config, hf_config: Any, batch: TokenBatch, args: Any
+) -> dict[str, Any]:
     torch.manual_seed(0)
     rank = kind(config, model_path=config.model.path, reference=False, rank=0)
     rank.hf_config = hf_config
@@ -212,7 +230,9 @@ def arguments(parser: Any) -> None:
 
 def table(out: dict[str, Any]) -> str:
     lines = [f"learner, {out['shape']}, {out['rows']} rows, {out['tokens']:,} tokens a step"]
-    lines.append(f"{'':26}{'tokens/s':>10}{'x plain':>9}{'peak GiB':>10}{'share':>7}{'spread':>8}{'LLDS cost':>11}")
+    lines.append(
+        f"{'':26}{'tokens/s':>10}{'x plain':>9}{'peak GiB':>10}{'share':>7}{'spread':>8}{'LLDS cost':>11}"
+    )
     for name in VARIANTS:
         r = out.get(name)
         if r is None:

@@ -33,7 +33,9 @@ def arguments(parser: Any) -> None:
     parser.add_argument("--rows", type=int, default=16, help="of a micro-batch of TRL's")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing, on both sides")
     parser.add_argument("--only", choices=["ours", "trl"])
-    parser.add_argument("--vllm", choices=["yes", "no"], default="yes", help="no: transformers samples on both sides (CPU)")
+    parser.add_argument(
+        "--vllm", choices=["yes", "no"], default="yes", help="no: transformers samples on both sides (CPU)"
+    )
     parser.add_argument("--set", nargs="*", default=[], help="changes to our configuration")
 
 
@@ -115,8 +117,20 @@ def our_changes(args: argparse.Namespace, questions: Path) -> dict[str, Any]:
 
 def ours(args: argparse.Namespace, questions: Path) -> dict[str, Any]:
     changes = our_changes(args, questions)
-    command = ["train", "--config", ROOT / "examples/wiki_qa_gpu.yaml", *(f"{k}={v}" for k, v in changes.items()), *args.set]
-    subprocess.run([sys.executable, "-m", "trainer", *map(str, command)], cwd=ROOT, env=one_gpu(), check=True, timeout=900)
+    command = [
+        "train",
+        "--config",
+        ROOT / "examples/wiki_qa_gpu.yaml",
+        *(f"{k}={v}" for k, v in changes.items()),
+        *args.set,
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "trainer", *map(str, command)],
+        cwd=ROOT,
+        env=one_gpu(),
+        check=True,
+        timeout=900,
+    )
     lines = (changes["run.dir"] / changes["run.name"] / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     return summary(
@@ -152,7 +166,10 @@ def _trl(told: dict[str, Any]) -> None:
     tokenizer = load_tokenizer(Path(told["model"]))
     template = make_template("search_r1", tokenizer, RolloutSettings(template="search_r1"))
     questions = load_questions(told["questions"]).rows
-    rows = [{"prompt": tokenizer.decode(template.prompt_ids(q)), "golden": list(q.golden_answers)} for q in questions]
+    rows = [
+        {"prompt": tokenizer.decode(template.prompt_ids(q)), "golden": list(q.golden_answers)}
+        for q in questions
+    ]
 
     def reward(completions: list[str], golden: list[list[str]], **_: Any) -> list[float]:
         found = [last_answer_match(text) for text in completions]
@@ -202,7 +219,9 @@ def _trl(told: dict[str, Any]) -> None:
             seconds.append(time.perf_counter() - self.began)
 
     dataset = Dataset.from_list(rows)
-    trainer = GRPOTrainer(told["model"], reward, config, train_dataset=dataset, processing_class=tokenizer, callbacks=[Clock()])
+    trainer = GRPOTrainer(
+        told["model"], reward, config, train_dataset=dataset, processing_class=tokenizer, callbacks=[Clock()]
+    )
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "step_time" in entry]
     result = summary(seconds, [s["completions/mean_length"] for s in steps], [s["reward"] for s in steps])
@@ -216,7 +235,9 @@ def table(out: dict[str, Any]) -> str:
         if isinstance(r, dict)
     ]
     if "ours" in out and "trl" in out:
-        lines.append(f"  TRL's step / ours = {out['trl']['seconds_per_step'] / out['ours']['seconds_per_step']:.2f}")
+        lines.append(
+            f"  TRL's step / ours = {out['trl']['seconds_per_step'] / out['ours']['seconds_per_step']:.2f}"
+        )
     return "\n".join(lines)
 
 

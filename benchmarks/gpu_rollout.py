@@ -34,7 +34,9 @@ def arguments(parser: Any) -> None:
     parser.add_argument("--max-response-tokens", type=int, default=500)
     parser.add_argument("--engine", choices=["vllm", "transformers"], default="vllm")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--compile", choices=["full", "graphs", "off"], default="full", help="rollout.compile")
+    parser.add_argument(
+        "--compile", choices=["full", "graphs", "off"], default="full", help="rollout.compile"
+    )
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
 
 
@@ -56,7 +58,9 @@ async def _run(args: Any, url: str) -> dict[str, Any]:
         compile=args.compile,
     )
     questions = load_questions(str(args.data / "train.jsonl"), skip_bad=False).rows[: args.trajectories]
-    worker = RolloutWorker("bench", settings, model_path=args.model, retriever_url=url, retriever_timeout_seconds=60.0, seed=1)
+    worker = RolloutWorker(
+        "bench", settings, model_path=args.model, retriever_url=url, retriever_timeout_seconds=60.0, seed=1
+    )
     began = time.monotonic()
     await worker.start()
     out: dict[str, Any] = {"start_seconds": time.monotonic() - began, "trajectories": len(questions)}
@@ -67,7 +71,8 @@ async def _run(args: Any, url: str) -> dict[str, Any]:
         for repeat in range(args.repeats):
             for name in runs:
                 batch = [
-                    TrajectoryRequest(f"{name}-{repeat}-{i}", f"g{i}", q, i, args.temperature) for i, q in enumerate(questions)
+                    TrajectoryRequest(f"{name}-{repeat}-{i}", f"g{i}", q, i, args.temperature)
+                    for i, q in enumerate(questions)
                 ]
                 await worker._engine.reset_prefix_cache()
                 started = time.perf_counter()
@@ -78,7 +83,9 @@ async def _run(args: Any, url: str) -> dict[str, Any]:
                 seconds = time.perf_counter() - started
                 written = sum(len(a.token_ids) for t in done for a in t.actions)
                 turns = statistics.mean(len(t.actions) for t in done)
-                runs[name].append({"seconds": seconds, "tokens": written, "tokens_per_s": written / seconds, "turns": turns})
+                runs[name].append(
+                    {"seconds": seconds, "tokens": written, "tokens_per_s": written / seconds, "turns": turns}
+                )
                 print(name, json.dumps(runs[name][-1]), flush=True)
     finally:
         await worker.close()

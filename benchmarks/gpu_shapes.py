@@ -54,7 +54,10 @@ def make_model(size: str, folder: Path, *, eager: bool) -> Path:
     if device == "cuda":
         torch.cuda.empty_cache()
     tags = [f"<{slash}{tag}>" for tag in ("think", "search", "information", "answer") for slash in ("", "/")]
-    words = {w: i for i, w in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *tags, *(f"n{i}" for i in range(100))])}
+    words = {
+        w: i
+        for i, w in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *tags, *(f"n{i}" for i in range(100))])
+    }
     core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokens = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}

@@ -59,7 +59,9 @@ def result(**fields: Any) -> None:
     print("RESULT " + json.dumps(fields), flush=True)
 
 
-def config_of(model: Path, options: argparse.Namespace, *, workers: int, stage: int = 2, temperature: float = 1.0) -> Config:
+def config_of(
+    model: Path, options: argparse.Namespace, *, workers: int, stage: int = 2, temperature: float = 1.0
+) -> Config:
     return parse_config(
         {
             "model": {"path": str(model)},
@@ -80,8 +82,17 @@ def config_of(model: Path, options: argparse.Namespace, *, workers: int, stage: 
                 "group_size": 4,
             },
             "algorithm": {"llds": {"lambda": 0}},
-            "learner": {"zero_stage": stage, "lr": 2e-6, "minibatches_per_batch": 1, "gradient_checkpointing": True},
-            "weight_sync": {"backend": options.backend, "timeout_seconds": options.timeout, "bucket_mib": 256},
+            "learner": {
+                "zero_stage": stage,
+                "lr": 2e-6,
+                "minibatches_per_batch": 1,
+                "gradient_checkpointing": True,
+            },
+            "weight_sync": {
+                "backend": options.backend,
+                "timeout_seconds": options.timeout,
+                "bucket_mib": 256,
+            },
         }
     )
 
@@ -117,7 +128,9 @@ class World:
         self.events.append(event | {"at": time.monotonic()})
         say(f"event {json.dumps(event)}")
 
-    async def start_learner(self, *, actor: type = BenchRank, stage: int = 2, temperature: float = 1.0) -> None:
+    async def start_learner(
+        self, *, actor: type = BenchRank, stage: int = 2, temperature: float = 1.0
+    ) -> None:
         await self.close_learner()
         config = config_of(self.model, self.options, workers=1, stage=stage, temperature=temperature)
         self.learner = LearnerGroup(config, model_path=str(self.model))
@@ -206,12 +219,27 @@ async def agreement(options: argparse.Namespace, folder: Path, workers: int) -> 
                         seen[n] = await world.differences(probe, temperature)
                         moved = np.abs((await asyncio.to_thread(world.learner.score, probe)).logp - start)
                         moved = float(moved[probe.action_ids >= 0].mean())
-                        result(what="agreement", phase=name, T=temperature, syncs=n, moved=moved, sync_s=seconds, **seen[n])
+                        result(
+                            what="agreement",
+                            phase=name,
+                            T=temperature,
+                            syncs=n,
+                            moved=moved,
+                            sync_s=seconds,
+                            **seen[n],
+                        )
                 means = [seen[n]["mean"] for n in sorted(seen)]
                 drift = max(means) - means[0]
                 ok = max(means) < 0.02 and drift < 0.01
                 good &= ok
-                result(what="agreement", phase=name, T=temperature, check="mean < .02, no drift", drift=drift, ok=ok)
+                result(
+                    what="agreement",
+                    phase=name,
+                    T=temperature,
+                    check="mean < .02, no drift",
+                    drift=drift,
+                    ok=ok,
+                )
     return good
 
 
@@ -242,7 +270,11 @@ async def speed(options: argparse.Namespace, folder: Path, workers: int) -> bool
                         said["bare_init_s"] = await world.rank("bare_init", handles)
                         await world.rank("bare_send")
                         bare = [await world.rank("bare_send") for _ in range(options.repeats)]
-                        said |= {"bare_s": statistics.median(bare), "bare_min_s": min(bare), "bare_max_s": max(bare)}
+                        said |= {
+                            "bare_s": statistics.median(bare),
+                            "bare_min_s": min(bare),
+                            "bare_max_s": max(bare),
+                        }
                         said["ratio"] = said["ours_s"] / said["bare_s"]
                     result(**about, **said)
         shutil.rmtree(model)
@@ -263,7 +295,9 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
             victim = world.pool._membership.all()[-1]
             pids = [victim.info.pid, *await victim.call("engine_pids", timeout_seconds=10)]
             await world.rank("perturb", 1e-3)
-            say(f"{victim.id} ({pids}) will be {name} {0.3 * usual:.3f} s into a sync that takes {usual:.3f} s")
+            say(
+                f"{victim.id} ({pids}) will be {name} {0.3 * usual:.3f} s into a sync that takes {usual:.3f} s"
+            )
             syncing = asyncio.create_task(world.sync())
             while victim.state != "syncing" and not syncing.done():
                 await asyncio.sleep(0.001)
@@ -282,13 +316,24 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
                 while [w.state for w in world.pool.workers()] != ["ready"] * count:
                     await asyncio.sleep(0.05)
 
-            await asyncio.wait_for(kept_supplied(world.pool, all_ready(), lambda: world.sync(again=True)), 400)
+            await asyncio.wait_for(
+                kept_supplied(world.pool, all_ready(), lambda: world.sync(again=True)), 400
+            )
             joined = time.monotonic() - began
             gap = await world.differences(probe, 1.0) if not only else {}
             lent = [e for e in world.events if e["event"] == "weights_lent"]
             ok = seconds < options.timeout + 15 and (not gap or gap["mean"] < 0.02)
             good &= ok
-            result(what="loss", how=name, size=size, goes_on_s=seconds, joined_s=joined, lent_by_peer=bool(lent), ok=ok, **gap)
+            result(
+                what="loss",
+                how=name,
+                size=size,
+                goes_on_s=seconds,
+                joined_s=joined,
+                lent_by_peer=bool(lent),
+                ok=ok,
+                **gap,
+            )
         if workers > 1 and lent:
             result(what="peer or learner", size=size, loan_s=lent[-1].get("seconds"), sync_s=usual)
     return good
@@ -301,7 +346,12 @@ def table() -> None:
         used = [c for c in columns if any(c in r for r in rows)]
         print(f"\n{what}: " + " | ".join(used))
         for r in rows:
-            print("  " + " | ".join(f"{r[c]:.4g}" if isinstance(r.get(c), float) else str(r.get(c, "")) for c in used))
+            print(
+                "  "
+                + " | ".join(
+                    f"{r[c]:.4g}" if isinstance(r.get(c), float) else str(r.get(c, "")) for c in used
+                )
+            )
 
 
 def main() -> int:
@@ -318,20 +368,31 @@ def main() -> int:
     parser.add_argument("--backend", choices=["nccl", "gloo", "shared_memory", "auto"], default="nccl")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--engine", choices=["vllm", "transformers"], default="vllm")
-    parser.add_argument("--no-bare", dest="bare", action="store_false", help="speed: without vLLM's own engine")
+    parser.add_argument(
+        "--no-bare", dest="bare", action="store_false", help="speed: without vLLM's own engine"
+    )
     parser.add_argument("--weights-only", action="store_true", help="speed: learner without an optimiser")
     parser.add_argument("--limit", type=float, default=570.0, help="seconds for everything")
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     options.sizes = (
-        options.sizes or {"agreement": ["0.5b"], "speed": ["0.5b", "1.5b", "3b", "7b"], "loss": ["3b"]}[options.part]
+        options.sizes
+        or {"agreement": ["0.5b"], "speed": ["0.5b", "1.5b", "3b", "7b"], "loss": ["3b"]}[options.part]
     )
     faulthandler.dump_traceback_later(options.limit + 45, exit=True)
 
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=None if options.device == "gpu" else 6)
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        num_cpus=None if options.device == "gpu" else 6,
+    )
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if options.device == "gpu" and gpus < 2:
-        print(f"two GPUs are needed, one for the learner and one for a worker; there are {gpus}", file=sys.stderr)
+        print(
+            f"two GPUs are needed, one for the learner and one for a worker; there are {gpus}",
+            file=sys.stderr,
+        )
         return 3
     workers = min(options.workers or 3, 3, gpus - 1 if options.device == "gpu" else 3)
     placement.RolloutWorker = BenchWorker

@@ -38,7 +38,10 @@ class BenchWorker(RolloutWorker):
 
     async def bare(self, method: str, info: dict[str, Any] | None = None) -> None:
         """One call of vLLM's weight transfer."""
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+        from vllm.distributed.weight_transfer.base import (
+            WeightTransferInitRequest,
+            WeightTransferUpdateRequest,
+        )
 
         llm = self._engine._llm
         if method == "init_weight_transfer_engine":
@@ -59,10 +62,14 @@ class BareClient:
         self.workers = workers
 
     def _all(self, method: str, infos: list[Any]) -> None:
-        ray.get([w.bare.remote(method, info) for w, info in zip(self.workers, infos, strict=True)], timeout=120)
+        ray.get(
+            [w.bare.remote(method, info) for w, info in zip(self.workers, infos, strict=True)], timeout=120
+        )
 
     def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
-        self._all("init_weight_transfer_engine", [info | {"rank_offset": 1 + i} for i in range(len(self.workers))])
+        self._all(
+            "init_weight_transfer_engine", [info | {"rank_offset": 1 + i} for i in range(len(self.workers))]
+        )
 
     def start_weight_update(self) -> None:
         self._all("start_weight_update", [None] * len(self.workers))
@@ -101,10 +108,15 @@ class BenchRank(RankActor):
             s.bind(("", 0))
             port = s.getsockname()[1]
         info = NCCLTrainerInitInfo(
-            master_address=ray.util.get_node_ip_address(), master_port=port, world_size=1 + len(workers), rank=0
+            master_address=ray.util.get_node_ip_address(),
+            master_port=port,
+            world_size=1 + len(workers),
+            rank=0,
         )
         began = time.monotonic()
-        self.bare = WeightTransferTrainerFactory.trainer_init(info, client=BareClient(workers), source=Source())
+        self.bare = WeightTransferTrainerFactory.trainer_init(
+            info, client=BareClient(workers), source=Source()
+        )
         return time.monotonic() - began
 
     def bare_send(self) -> float:

@@ -18,19 +18,29 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def arguments(parser: Any) -> None:
     parser.add_argument("--model", required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder with corpus.jsonl, train.jsonl and test.jsonl")
-    parser.add_argument("--minutes", type=float, default=5.0, help="of training, start-up and evaluation not counted")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with corpus.jsonl, train.jsonl and test.jsonl"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="of training, start-up and evaluation not counted"
+    )
     parser.add_argument("--config", type=Path, default=ROOT / "examples/wiki_qa_gpu.yaml")
     parser.add_argument("--warm-start", type=int, default=1000, help="questions; 0: train the model as it is")
     parser.add_argument("--warm-start-lr", type=float, default=1e-5)
-    parser.add_argument("--seconds", type=float, default=560.0, help="everything together; a run that takes longer is ended")
-    parser.add_argument("--set", nargs="*", default=[], help="changes to the configuration, such as learner.lr=2e-6")
+    parser.add_argument(
+        "--seconds", type=float, default=560.0, help="everything together; a run that takes longer is ended"
+    )
+    parser.add_argument(
+        "--set", nargs="*", default=[], help="changes to the configuration, such as learner.lr=2e-6"
+    )
 
 
 def unspiral(*arguments: Any, seconds: float) -> None:
     """A command; its output goes to this terminal. It is asked to stop when its time is over, and given 20 s for it."""
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
-    process = subprocess.Popen([sys.executable, "-m", "trainer", *map(str, arguments)], cwd=ROOT, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainer", *map(str, arguments)], cwd=ROOT, env=environment
+    )
     try:
         code = process.wait(timeout=max(1.0, seconds))
     except subprocess.TimeoutExpired:
@@ -62,7 +72,13 @@ def run(args: Any) -> dict[str, Any]:
         model, out["warm_start_seconds"] = str(target), time.monotonic() - began
     left = args.seconds - (time.monotonic() - began)
     unspiral(
-        "train", *common, *changes, f"model.path={model}", "run.name=train", f"trainer.max_minutes={args.minutes}", seconds=left
+        "train",
+        *common,
+        *changes,
+        f"model.path={model}",
+        "run.name=train",
+        f"trainer.max_minutes={args.minutes}",
+        seconds=left,
     )
     return out | report(folder / "train") | {"seconds": time.monotonic() - began}
 
@@ -106,7 +122,10 @@ def examples(folder: Path, wanted: int = 3) -> list[dict[str, Any]]:
             "question": before["question"],
             "golden_answers": before["golden_answers"][:3],
             **{
-                tag: {"em": t["reward"], "text": [s["text"] if s["by"] == "model" else "[documents]" for s in t["segments"]]}
+                tag: {
+                    "em": t["reward"],
+                    "text": [s["text"] if s["by"] == "model" else "[documents]" for s in t["segments"]],
+                }
                 for tag, t in (("before", before), ("after", after))
             },
         }
@@ -115,14 +134,18 @@ def examples(folder: Path, wanted: int = 3) -> list[dict[str, Any]]:
 
 
 def table(out: dict[str, Any]) -> str:
-    lines = [f"{out['summary']['steps']} steps, {out['seconds']:.0f} s in all, warm start {out['warm_start_seconds']:.0f} s"]
+    lines = [
+        f"{out['summary']['steps']} steps, {out['seconds']:.0f} s in all, warm start {out['warm_start_seconds']:.0f} s"
+    ]
     curve = [m["reward/mean"] for m in out["curve"] if m["reward/mean"] is not None]
     width = max(1, len(curve) // 10)
     means = [sum(curve[i : i + width]) / len(curve[i : i + width]) for i in range(0, len(curve), width)]
     lines.append("reward " + " ".join(f"{m:.3f}" for m in means))
     before, after = (out["evaluations"].get(tag, {}) for tag in ("before", "after"))
     for name in ["overall", *before.get("sources", {})]:
-        row = [e.get("overall") if name == "overall" else e.get("sources", {}).get(name) for e in (before, after)]
+        row = [
+            e.get("overall") if name == "overall" else e.get("sources", {}).get(name) for e in (before, after)
+        ]
         em = [f"{r['em']:.3f}" if r else "-" for r in row]
         lines.append(f"  EM {name:24} {em[0]:>6} -> {em[1]:>6}  (n {row[0]['n'] if row[0] else 0})")
     for name, value in out["summary"].get("performance", {}).items():

@@ -119,7 +119,9 @@ class _Load:
             raise SystemExit(self.error)
         took = time.perf_counter() - started
         ordered = sorted(self.latencies)
-        at = lambda share: 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")  # noqa: E731
+        at = lambda share: (
+            1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+        )  # noqa: E731
         return {
             "rate": len(ordered) / took,
             "p50_ms": at(0.5),
@@ -130,7 +132,9 @@ class _Load:
         }
 
 
-def load(url: str, requests: list[bytes], clients: int, seconds: float, warm_up: float = 0.5) -> dict[str, float]:
+def load(
+    url: str, requests: list[bytes], clients: int, seconds: float, warm_up: float = 0.5
+) -> dict[str, float]:
     """Requests/s, latency percentiles and failures of `clients` connections, measured from another process."""
     host, port = url.removeprefix("http://").split(":")
     job = {

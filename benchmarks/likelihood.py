@@ -45,7 +45,15 @@ def batch(trajectories: int, actions: int, tokens: int = 30):
         segments = []
         for k in range(actions):
             segments.append(
-                Action([1] * tokens, [-0.5] * tokens, 0, "search" if k < actions - 1 else "answer", "", "q", [str(i), "d"])
+                Action(
+                    [1] * tokens,
+                    [-0.5] * tokens,
+                    0,
+                    "search" if k < actions - 1 else "answer",
+                    "",
+                    "q",
+                    [str(i), "d"],
+                )
             )
             if k < actions - 1:
                 segments.append(Observation([2] * 60, "o"))
@@ -68,7 +76,9 @@ def serve(store: str):
     """The service as users run it, in a process of its own."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     code = f"from services.likelihood.cli import serve_likelihood; serve_likelihood(store={store!r}, host='127.0.0.1', port=0, token_steps=8)"
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment
+    )
     said = ""
     for line in process.stderr:
         if "service: " in line:
@@ -80,7 +90,9 @@ def serve(store: str):
 def measure(name: str, url: str, folder: Path, args) -> dict:
     rng = np.random.default_rng(0)
     trajectories, tokens = batch(args.trajectories, args.actions)
-    logp = np.where(tokens.action_ids >= 0, -rng.exponential(0.3, len(tokens.token_ids)), 0.0).astype(np.float32)
+    logp = np.where(tokens.action_ids >= 0, -rng.exponential(0.3, len(tokens.token_ids)), 0.0).astype(
+        np.float32
+    )
     rewards, advantages = (
         [float(i % 2) for i in range(args.trajectories)],
         np.where(np.arange(args.trajectories) % 2, 1.0, -1.0),
@@ -88,7 +100,10 @@ def measure(name: str, url: str, folder: Path, args) -> dict:
     tokens.logp_old = logp
     out = {"store": name, "trajectories": args.trajectories, "actions": args.actions}
     out["step_metrics_s"], metrics = timed(
-        lambda: step_metrics(tokens, logp, rewards, advantages, trajectories, entropy=0.3, logp_new=logp - 0.01), 3
+        lambda: step_metrics(
+            tokens, logp, rewards, advantages, trajectories, entropy=0.3, logp_new=logp - 0.01
+        ),
+        3,
     )
     BEST.clear()
     out["trajectory_records_s"], records = timed(
@@ -98,12 +113,16 @@ def measure(name: str, url: str, folder: Path, args) -> dict:
     metrics |= EXTRA_METRICS
 
     def record(step: int) -> StepRecord:
-        return StepRecord.model_construct(step=step, attempt=0, policy_version=step, metrics=metrics, trajectories=records)
+        return StepRecord.model_construct(
+            step=step, attempt=0, policy_version=step, metrics=metrics, trajectories=records
+        )
 
     whole = [TrajectoryRecord(**r) for r in records]
 
     def checked(step: int) -> StepRecord:
-        return StepRecord.model_construct(step=step, attempt=0, policy_version=step, metrics=metrics, trajectories=whole)
+        return StepRecord.model_construct(
+            step=step, attempt=0, policy_version=step, metrics=metrics, trajectories=whole
+        )
 
     out["json_dumps_s"], _ = timed(lambda: json.dumps({"trajectories": records}), 3)
     process, address = serve(url)
@@ -149,13 +168,17 @@ def measure(name: str, url: str, folder: Path, args) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--trajectories", type=int, default=2560)
     parser.add_argument("--actions", type=int, default=4)
     parser.add_argument("--stores", nargs="+", choices=("sqlite", "redis"), default=["sqlite", "redis"])
     args = parser.parse_args()
-    print(f"machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(
+        f"machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    )
     with tempfile.TemporaryDirectory(prefix="likelihood-bench-") as name:
         folder = Path(name)
         for store in args.stores:
@@ -165,7 +188,11 @@ def main() -> None:
             finally:
                 if redis:
                     redis.stop()
-            print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in result.items()}, indent=1))
+            print(
+                json.dumps(
+                    {k: round(v, 4) if isinstance(v, float) else v for k, v in result.items()}, indent=1
+                )
+            )
 
 
 if __name__ == "__main__":

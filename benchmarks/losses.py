@@ -32,8 +32,18 @@ sys.path.insert(0, str(ROOT))
 from trainer.algorithms import LossTerm, kl_k3, llds_loss, plain_token_logprobs, policy_loss, token_logprobs  # noqa: E402
 
 SIZES = {  # head: tokens, width, vocabulary; update: trajectories, positions, layers, width, feed-forward width, vocabulary
-    "cuda": {"head": (8192, 2048, 151936), "dtype": torch.bfloat16, "update": (8, 2048, 24, 896, 4864, 151936), "repeats": 5},
-    "cpu": {"head": (1024, 128, 16384), "dtype": torch.float32, "update": (8, 256, 4, 256, 1024, 8192), "repeats": 3},
+    "cuda": {
+        "head": (8192, 2048, 151936),
+        "dtype": torch.bfloat16,
+        "update": (8, 2048, 24, 896, 4864, 151936),
+        "repeats": 5,
+    },
+    "cpu": {
+        "head": (1024, 128, 16384),
+        "dtype": torch.float32,
+        "update": (8, 256, 4, 256, 1024, 8192),
+        "repeats": 3,
+    },
 }
 
 
@@ -91,7 +101,10 @@ def golden_error(device: torch.device) -> dict[str, float]:
         wanted = torch.tensor(want["grad_sum"], dtype=torch.float64, device=device)
         if term.count != want["count"]:
             worst = float("inf")
-        for a, b in ((grad, wanted), (term.loss_sum, torch.tensor(want["loss_sum"], dtype=torch.float64, device=device))):
+        for a, b in (
+            (grad, wanted),
+            (term.loss_sum, torch.tensor(want["loss_sum"], dtype=torch.float64, device=device)),
+        ):
             scale = max(b.abs().max().item(), 1e-2)  # some sums are 0 but for rounding
             worst = max(worst, (a - b).abs().max().item() / scale)
         compared += 1
@@ -101,7 +114,9 @@ def golden_error(device: torch.device) -> dict[str, float]:
         x = {k: torch.tensor(case[k], dtype=torch.float64, device=device) for k in floats}
         logp, old = x["logp"].requires_grad_(), x["logp_old"]
         ids, answer = (torch.tensor(case[k], device=device) for k in ("action_ids", "answer_mask"))
-        advantages = {k: torch.tensor(v, dtype=torch.float64, device=device) for k, v in case["advantages"].items()}
+        advantages = {
+            k: torch.tensor(v, dtype=torch.float64, device=device) for k, v in case["advantages"].items()
+        }
         for key, want in case["policy"].items():
             clips = {k: want[k] for k in ("clip_low", "clip_high")}
             weights = x["importance_weights"] if key.endswith("+iw") else None
@@ -119,14 +134,20 @@ def golden_error(device: torch.device) -> dict[str, float]:
             compare(term, logp, want)
         for key, want in case["llds"].items():
             gate, denominator, *weight = key.split("/")
-            options = {"answer_mask": answer, "answer_weight": float(weight[0].split("=")[1])} if weight else {}
-            term = llds_loss(logp, old, advantages["grpo"], ids, gate=gate, denominator=denominator, **options)
+            options = (
+                {"answer_mask": answer, "answer_weight": float(weight[0].split("=")[1])} if weight else {}
+            )
+            term = llds_loss(
+                logp, old, advantages["grpo"], ids, gate=gate, denominator=denominator, **options
+            )
             compare(term, logp, want)
         compare(kl_k3(logp, x["logp_ref"], ids), logp, case["kl_k3"])
     return {"vectors": compared, "worst_relative_error": worst}
 
 
-def _head_inputs(n: int, d: int, v: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _head_inputs(
+    n: int, d: int, v: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator(device).manual_seed(0)
     hidden = torch.randn(n, d, generator=g, device=device).to(dtype).requires_grad_()
     weight = (2 * torch.randn(v, d, generator=g, device=device) / d**0.5).to(dtype).requires_grad_()
@@ -150,7 +171,9 @@ def agreement(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
         "fused": run(token_logprobs, hidden, weight, chunk_tokens=48),
         "full": run(plain_token_logprobs, hidden, weight),
     }.items():
-        errors = [((a.double() - b).abs().max() / b.abs().max()).item() for a, b in zip(results, exact, strict=True)]
+        errors = [
+            ((a.double() - b).abs().max() / b.abs().max()).item() for a, b in zip(results, exact, strict=True)
+        ]
         out[f"{name}_values"], out[f"{name}_gradients"] = max(errors[:2]), max(errors[2:])
     return out
 
@@ -201,7 +224,9 @@ class Layer(nn.Module):
         super().__init__()
         self.heads = max(1, width // 64)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width, bias=False)
-        self.gate, self.up, self.down = (nn.Linear(a, b, bias=False) for a, b in ((width, wide), (width, wide), (wide, width)))
+        self.gate, self.up, self.down = (
+            nn.Linear(a, b, bias=False) for a, b in ((width, wide), (width, wide), (wide, width))
+        )
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -217,7 +242,9 @@ def update(meter: Meter, sizes: dict) -> dict[str, float]:
     device, dtype = meter.device, sizes["dtype"]
     torch.manual_seed(0)
     with torch.device(device):
-        model = nn.Sequential(nn.Embedding(v, width), *(Layer(width, wide) for _ in range(layers)), nn.RMSNorm(width)).to(dtype)
+        model = nn.Sequential(
+            nn.Embedding(v, width), *(Layer(width, wide) for _ in range(layers)), nn.RMSNorm(width)
+        ).to(dtype)
         head_weight = nn.Parameter((torch.randn(v, width) * 0.02).to(dtype))
         tokens = torch.randint(0, v, (b, t))
         turn = t // 8  # four turns: an action, then an observation of the same length
@@ -229,7 +256,10 @@ def update(meter: Meter, sizes: dict) -> dict[str, float]:
     inside = (ids >= 0).nonzero(as_tuple=True)
 
     held = ids[advantages >= 0]
-    counts = {"policy": float((ids >= 0).sum()), "llds": float((held >= 0).sum())}  # from masks alone, before any forward pass
+    counts = {
+        "policy": float((ids >= 0).sum()),
+        "llds": float((held >= 0).sum()),
+    }  # from masks alone, before any forward pass
 
     def llds_term(logp: Tensor) -> LossTerm:
         return llds_loss(logp, old, advantages, ids, min_drop=1e-3)
@@ -276,7 +306,12 @@ def update(meter: Meter, sizes: dict) -> dict[str, float]:
 def machine(device: torch.device) -> dict[str, str]:
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
     cpu = next(
-        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "unknown"
+        (
+            x.split(":")[1].strip()
+            for x in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in x
+        ),
+        "unknown",
     )
     return {
         "device": device.type,
@@ -287,8 +322,12 @@ def machine(device: torch.device) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--out", type=Path, help="folder for losses.json")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -299,9 +338,17 @@ def main() -> int:
     meter, start = Meter(device, sizes["repeats"]), time.perf_counter()
 
     result: dict = {"machine": machine(device), "golden_float64": golden_error(device)}
-    result["agreement"] = {str(t).removeprefix("torch."): agreement(device, t) for t in (torch.float32, torch.bfloat16)}
+    result["agreement"] = {
+        str(t).removeprefix("torch."): agreement(device, t) for t in (torch.float32, torch.bfloat16)
+    }
     n, d, v = sizes["head"]
-    result["head"] = {"tokens": n, "width": d, "vocabulary": v, "dtype": str(sizes["dtype"]), "ways": head(meter, sizes)}
+    result["head"] = {
+        "tokens": n,
+        "width": d,
+        "vocabulary": v,
+        "dtype": str(sizes["dtype"]),
+        "ways": head(meter, sizes),
+    }
     gc.collect()
     result["update"] = update(meter, sizes)
     result["seconds"] = time.perf_counter() - start
@@ -313,8 +360,10 @@ def main() -> int:
     checks = {
         "golden vectors, float64: error < 1e-9": result["golden_float64"]["worst_relative_error"] < 1e-9,
         "fused, float32: error < 1e-5": max(single["fused_values"], single["fused_gradients"]) < 1e-5,
-        "fused, bfloat16: values to 1e-5, gradients to 1e-2": half["fused_values"] < 1e-5 and half["fused_gradients"] < 1e-2,
-        "fused: at least 2 x less peak memory than the leanest full logits": result["head"]["memory_ratio"] >= 2,
+        "fused, bfloat16: values to 1e-5, gradients to 1e-2": half["fused_values"] < 1e-5
+        and half["fused_gradients"] < 1e-2,
+        "fused: at least 2 x less peak memory than the leanest full logits": result["head"]["memory_ratio"]
+        >= 2,
         "LLDS: less than 1 % of an update": result["update"]["llds_share"] < 0.01,
     }
     result["checks"] = checks
@@ -332,7 +381,8 @@ def report(result: dict) -> None:
     print(f"\ngolden vectors: {golden['vectors']}, worst relative error {golden['worst_relative_error']:.1e}")
     for dtype, errors in result["agreement"].items():
         print(
-            f"error against float64, {dtype} input: " + ", ".join(f"{k.replace('_', ' ')} {e:.1e}" for k, e in errors.items())
+            f"error against float64, {dtype} input: "
+            + ", ".join(f"{k.replace('_', ' ')} {e:.1e}" for k, e in errors.items())
         )
     h = result["head"]
     print(f"\nhead: {h['tokens']} tokens, width {h['width']}, vocabulary {h['vocabulary']}, {h['dtype']}")
@@ -341,10 +391,16 @@ def report(result: dict) -> None:
         if "value" in row:
             print(f"{name}: {row['value']:.1e}")
         else:
-            print(f"{name:38}{row['forward_s'] * 1e3:12.1f}{row['step_s'] * 1e3:12.1f}{row['peak_bytes'] / 2**20:10.0f}")
-    print(f"full / fused {h['tokens'] // 8}: peak {h['memory_ratio']:.2f} x; fused / full: time {h['time_ratio']:.2f} x")
+            print(
+                f"{name:38}{row['forward_s'] * 1e3:12.1f}{row['step_s'] * 1e3:12.1f}{row['peak_bytes'] / 2**20:10.0f}"
+            )
+    print(
+        f"full / fused {h['tokens'] // 8}: peak {h['memory_ratio']:.2f} x; fused / full: time {h['time_ratio']:.2f} x"
+    )
     u = result["update"]
-    print(f"\nupdate: {u['parameters'] / 1e6:.0f} M parameters, {u['tokens']} tokens, {u['action_tokens']} in actions")
+    print(
+        f"\nupdate: {u['parameters'] / 1e6:.0f} M parameters, {u['tokens']} tokens, {u['action_tokens']} in actions"
+    )
     print(f"without LLDS {u['update_s'] * 1e3:.1f} ms, with {u['update_with_llds_s'] * 1e3:.1f} ms; ", end="")
     print(
         f"median difference {u['extra_s'] * 1e3:+.2f} ms = {u['llds_share']:+.2%}; LLDS alone, launches included, {u['llds_s'] * 1e3:.2f} ms"

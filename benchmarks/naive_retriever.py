@@ -25,7 +25,10 @@ def searcher(folder: Path, encoder_dtype: str):
     if info.backend == "bm25":
         import bm25s
 
-        index, analyzer = bm25s.BM25.load(folder / "bm25", mmap=True), Analyzer(AnalyzerSettings(**info.settings["analyzer"]))
+        index, analyzer = (
+            bm25s.BM25.load(folder / "bm25", mmap=True),
+            Analyzer(AnalyzerSettings(**info.settings["analyzer"])),
+        )
 
         def search(query: str, topk: int) -> list[tuple[int, float]]:
             tokens = [t for t in analyzer.terms(query) if t in index.vocab_dict]
@@ -62,4 +65,9 @@ def make_app(folder: Path, encoder_dtype: str) -> FastAPI:
 
 if __name__ == "__main__":
     # A connection may be idle for as long as the other clients' first answers take: 256 of them, one at a time.
-    uvicorn.run(make_app(Path(sys.argv[1]), sys.argv[3]), port=int(sys.argv[2]), log_level="warning", timeout_keep_alive=600)
+    uvicorn.run(
+        make_app(Path(sys.argv[1]), sys.argv[3]),
+        port=int(sys.argv[2]),
+        log_level="warning",
+        timeout_keep_alive=600,
+    )

@@ -37,7 +37,11 @@ ROOT = Path(__file__).parents[1]
 
 def machine() -> str:
     name = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         platform.machine(),
     )
     return f"{os.cpu_count()} cores, {name}, load {os.getloadavg()[0]:.1f} before the run"
@@ -85,7 +89,9 @@ def wait_ready(url: str, seconds: float = 120) -> None:
 
 
 def posts(questions: list[dict]) -> list[bytes]:
-    return [post("/retrieve", {"queries": [q["question"]], "topk": 3, "return_scores": True}) for q in questions]
+    return [
+        post("/retrieve", {"queries": [q["question"]], "topk": 3, "return_scores": True}) for q in questions
+    ]
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -164,7 +170,10 @@ def encoder(args: argparse.Namespace) -> None:
                 for begin in range(0, len(texts), batch):
                     model.queries(texts[begin : begin + batch])
                 rates[batch] = len(texts) / (time.perf_counter() - started)
-            print(f"{dtype}, {threads} threads: " + ", ".join(f"{r:.0f}/s at {b}" for b, r in rates.items()), flush=True)
+            print(
+                f"{dtype}, {threads} threads: " + ", ".join(f"{r:.0f}/s at {b}" for b, r in rates.items()),
+                flush=True,
+            )
 
 
 def soak(args: argparse.Namespace) -> None:
@@ -176,7 +185,9 @@ def soak(args: argparse.Namespace) -> None:
         while done < args.requests or len(slices) < 10:
             result = load(url, requests, 16, 1.0, warm_up=0)
             done += result["n"]
-            slices.append((result["n"], result["p99_ms"], process.memory_info().rss / 2**20, process.num_fds()))
+            slices.append(
+                (result["n"], result["p99_ms"], process.memory_info().rss / 2**20, process.num_fds())
+            )
             assert not result["failures"]
         for n, p99, rss, fds in slices:
             print(f"{n:6} requests, p99 {p99:6.1f} ms, {rss:7.1f} MiB, {fds} file descriptors")
@@ -223,9 +234,13 @@ def quality(args: argparse.Namespace) -> None:
     for name, ranker in rankers.items():
         hits = table[name] = defaultdict(list)
         for begin in range(0, len(texts), 64):
-            for question, ranked in zip(questions[begin:], ranker.rank(texts[begin : begin + 64], 3), strict=False):
+            for question, ranked in zip(
+                questions[begin:], ranker.rank(texts[begin : begin + 64], 3), strict=False
+            ):
                 found = " ".join(index.documents.get(row)[1] for row, _ in ranked).lower()
-                hits[question["data_source"]].append(any(answer.lower() in found for answer in question["golden_answers"]))
+                hits[question["data_source"]].append(
+                    any(answer.lower() in found for answer in question["golden_answers"])
+                )
                 hits["all"].append(hits[question["data_source"]][-1])
     sources = [*sorted({q["data_source"] for q in questions}), "all"]
     print("| source | n | " + " | ".join(table) + " |\n| --- |" + " --- |" * (len(table) + 1))
@@ -263,11 +278,15 @@ def ranks(args: argparse.Namespace) -> None:
         got = index.ranker.rank([question["question"]], 10)[0]
         same += [row for row, _ in got] == [row for row, _ in expected]
         close += all(abs(a - b) < 1e-4 for (_, a), (_, b) in zip(got, expected, strict=True))
-    print(f"{same} of {len(questions)} top tens are the same rows in the same order, {close} have the same scores to 1e-4")
+    print(
+        f"{same} of {len(questions)} top tens are the same rows in the same order, {close} have the same scores to 1e-4"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["web", "batching", "encoder", "soak", "start", "quality", "ranks"])
     parser.add_argument("--index", type=Path, required=True)
     parser.add_argument("--questions", type=Path, required=True)
@@ -275,7 +294,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=5000)
-    parser.add_argument("--encoder-dtype", default="auto", help="numbers of a dense index's encoder, for all servers alike")
+    parser.add_argument(
+        "--encoder-dtype", default="auto", help="numbers of a dense index's encoder, for all servers alike"
+    )
     args = parser.parse_args()
     print(f"{args.what}: {args.index.name}, {machine()}", flush=True)
     globals()[args.what](args)

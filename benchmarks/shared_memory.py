@@ -48,14 +48,21 @@ def library_receive(buckets: list[tuple[object, int]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     weights = [(f"w{i}", torch.randn(1024, 1024).bfloat16().to(args.device)) for i in range(args.mib // 2)]
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, object_store_memory=3 * args.mib * 2**20)
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=3 * args.mib * 2**20,
+    )
     shared_memory.model_shapes = lambda _: ({name: tuple(t.shape) for name, t in weights}, set())
     publisher, receiver = SharedMemoryPublisher(BUCKET_MIB), SharedMemoryReceiver("", 300)
     took: dict[str, list[float]] = {}
@@ -73,7 +80,9 @@ def main() -> None:
         buckets = timed("library: publish", library_publish, weights)
         timed("library: receive", library_receive, buckets)
         del buckets
-    middle = {name: statistics.median(seconds[1:]) for name, seconds in took.items()}  # the first round maps the memory
+    middle = {
+        name: statistics.median(seconds[1:]) for name, seconds in took.items()
+    }  # the first round maps the memory
     for name, seconds in middle.items():
         print(f"{name:18} {seconds:.2f} s for {args.mib} MiB on {args.device}")
     ours, library = (middle[f"{way}: publish"] + middle[f"{way}: receive"] for way in ("ours", "library"))

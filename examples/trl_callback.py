@@ -38,7 +38,12 @@ class LikelihoodCallback(TrainerCallback):
     trainer: Any = None
 
     def __init__(self, url: str, run: str, spool_dir: str = ".likelihood-spool", attempt: int = 0):
-        self.client, self.run, self.attempt, self.lag = LikelihoodClient(url, spool_dir=spool_dir), run, attempt, LagMemory()
+        self.client, self.run, self.attempt, self.lag = (
+            LikelihoodClient(url, spool_dir=spool_dir),
+            run,
+            attempt,
+            LagMemory(),
+        )
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self.batch = self.joined()
@@ -79,7 +84,9 @@ class LikelihoodCallback(TrainerCallback):
         out = []
         for rows in torch.arange(len(ids)).split(self.trainer.args.per_device_train_batch_size):
             mask = torch.cat([b["prompt_mask"], b["completion_mask"]], 1)[rows]
-            logits = model(input_ids=ids[rows], attention_mask=mask).logits[:, -b["completion_ids"].size(1) - 1 : -1]
+            logits = model(input_ids=ids[rows], attention_mask=mask).logits[
+                :, -b["completion_ids"].size(1) - 1 : -1
+            ]
             logp = torch.log_softmax(logits.float() / self.trainer.temperature, -1)
             out.append(logp.gather(-1, b["completion_ids"][rows].unsqueeze(-1)).squeeze(-1))
         return torch.cat(out)
@@ -95,7 +102,9 @@ def main(url: str, steps: int = 20) -> None:
     words = ["<pad>", "<eos>", "say", *"abcdefgh"]
     plain = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
     torch.manual_seed(0)
     size = {
         "hidden_size": 64,
@@ -107,7 +116,9 @@ def main(url: str, steps: int = 20) -> None:
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(words), eos_token_id=1, pad_token_id=0, **size))
 
     def reward(prompts, completions, **kwargs):
-        return [sum(w == p.split()[-1] for w in c.split()) / 6 for p, c in zip(prompts, completions, strict=True)]
+        return [
+            sum(w == p.split()[-1] for w in c.split()) / 6 for p, c in zip(prompts, completions, strict=True)
+        ]
 
     settings = GRPOConfig(
         output_dir="/tmp/trl-likelihood", max_steps=steps, per_device_train_batch_size=16, gradient_accumulation_steps=1, num_generations=4,
@@ -117,7 +128,12 @@ def main(url: str, steps: int = 20) -> None:
     callback = LikelihoodCallback(url, run="trl", spool_dir="/tmp/trl-likelihood/spool")
     data = Dataset.from_list([{"prompt": f"say {w}"} for w in "abcdefgh"] * 50)
     callback.trainer = trainer = GRPOTrainer(
-        model=model, reward_funcs=reward, args=settings, train_dataset=data, processing_class=tokenizer, callbacks=[callback]
+        model=model,
+        reward_funcs=reward,
+        args=settings,
+        train_dataset=data,
+        processing_class=tokenizer,
+        callbacks=[callback],
     )
     trainer.train()
 

@@ -26,7 +26,9 @@ NAMES = {
 }
 
 
-def watched(trainer_class: type, url: str, run: str, *, spool_dir: str = ".likelihood-spool", attempt: int = 0) -> type:
+def watched(
+    trainer_class: type, url: str, run: str, *, spool_dir: str = ".likelihood-spool", attempt: int = 0
+) -> type:
     """The trainer class, posting every actor update to a likelihood service."""
 
     class Watched(trainer_class):
@@ -37,14 +39,17 @@ def watched(trainer_class: type, url: str, run: str, *, spool_dir: str = ".likel
             data, mask, before = batch.batch, batch.batch["response_mask"], batch.batch["old_log_probs"]
             reported = output.meta_info["metrics"]
             metrics = {NAMES[k]: float(np.mean(v)) for k, v in reported.items() if k in NAMES}
-            lag = self.lag.probe({"data": batch}, mask, before, data["advantages"], lambda kept: self._scored(kept["data"]))
+            lag = self.lag.probe(
+                {"data": batch}, mask, before, data["advantages"], lambda kept: self._scored(kept["data"])
+            )
             records = padded_records(
                 mask, before, data["advantages"], list(batch.non_tensor_batch["uid"]), after=self._scored(batch), rewards=data["token_level_scores"].sum(-1)
             )  # fmt: skip
             if lag is not None:
                 metrics["probe/lag"] = lag
             self.client.post_step(
-                run, StepRecord(step=self.global_steps, attempt=attempt, metrics=metrics, trajectories=records)
+                run,
+                StepRecord(step=self.global_steps, attempt=attempt, metrics=metrics, trajectories=records),
             )
             return output
 

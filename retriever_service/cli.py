@@ -41,20 +41,33 @@ def _progress() -> Iterator[Callable[[str, float, str], None]]:
 
 def _report(out: Path, info) -> None:
     kind = " ".join([info.backend, *([info.settings["type"]] if "type" in info.settings else [])])
-    _out.print(f"{out}: {info.passages:,} passages, {kind}, {info.bytes / 2**20:,.1f} MiB", soft_wrap=True, markup=False)
+    _out.print(
+        f"{out}: {info.passages:,} passages, {kind}, {info.bytes / 2**20:,.1f} MiB",
+        soft_wrap=True,
+        markup=False,
+    )
     if info.skipped:
         text = f"{info.skipped:,} malformed lines were left out, the first: {info.skipped_reasons[0]}"
         _err.print(text, markup=False, soft_wrap=True)
 
 
-Corpus = Annotated[Path, typer.Option("--corpus", "--corpus_path", help="Corpus file: JSONL, gzipped or not, or Parquet.")]
-Model = Annotated[str | None, typer.Option("--model", "--retriever_model", help="Encoder: folder or hub name.")]
+Corpus = Annotated[
+    Path, typer.Option("--corpus", "--corpus_path", help="Corpus file: JSONL, gzipped or not, or Parquet.")
+]
+Model = Annotated[
+    str | None, typer.Option("--model", "--retriever_model", help="Encoder: folder or hub name.")
+]
 Family = Annotated[
     str | None,
-    typer.Option("--family", "--retriever_name", help="e5, bge, contriever or auto; by default from the model's name."),
+    typer.Option(
+        "--family", "--retriever_name", help="e5, bge, contriever or auto; by default from the model's name."
+    ),
 ]
 VectorType = Annotated[
-    str, typer.Option("--type", help="Flat, SQfp16, SQ8, IVF,Flat  IVF,SQ8  HNSW32, or a factory string of FAISS.")
+    str,
+    typer.Option(
+        "--type", help="Flat, SQfp16, SQ8, IVF,Flat  IVF,SQ8  HNSW32, or a factory string of FAISS."
+    ),
 ]
 Nprobe = Annotated[int | None, typer.Option(min=1, help="Lists that a search of an IVF index visits.")]
 Dtype = Annotated[str, typer.Option(help="Numbers of the encoder: auto, float32, bfloat16, float16.")]
@@ -103,19 +116,24 @@ def build(
 @index_app.command("convert")
 def convert(
     index: Annotated[
-        Path, typer.Option("--index", "--index_path", help="A dense index of type Flat, or a FAISS file (with --corpus).")
+        Path,
+        typer.Option(
+            "--index", "--index_path", help="A dense index of type Flat, or a FAISS file (with --corpus)."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the index to be made.")],
     vector_type: VectorType,
     corpus: Annotated[
-        Path | None, typer.Option("--corpus", "--corpus_path", help="The corpus that a FAISS file was made from.")
+        Path | None,
+        typer.Option("--corpus", "--corpus_path", help="The corpus that a FAISS file was made from."),
     ] = None,
     model: Model = None,
     family: Family = None,
     nprobe: Nprobe = None,
     ef_search: EfSearch = None,
     queries: Annotated[
-        Path | None, typer.Option(help="Questions to measure recall with: JSONL with `question`, or one a line.")
+        Path | None,
+        typer.Option(help="Questions to measure recall with: JSONL with `question`, or one a line."),
     ] = None,
     sample: Annotated[int, typer.Option(min=1, help="Queries to measure recall with.")] = 1000,
     skip_bad: SkipBad = False,
@@ -130,14 +148,22 @@ def convert(
             sample=sample, skip_bad=skip_bad, overwrite=overwrite, progress=tell,
         )  # fmt: skip
     _report(out, info)
-    over = f"the questions of {queries}" if queries else f"{min(sample, info.passages):,} vectors between stored ones"
-    _out.print(f"recall of the exact search, over {over}: {as_percent(measured)}", soft_wrap=True, markup=False)
+    over = (
+        f"the questions of {queries}"
+        if queries
+        else f"{min(sample, info.passages):,} vectors between stored ones"
+    )
+    _out.print(
+        f"recall of the exact search, over {over}: {as_percent(measured)}", soft_wrap=True, markup=False
+    )
 
 
 @index_app.command("push")
 def push(
     index: Annotated[Path, typer.Option(help="Folder of a dense index.")],
-    to: Annotated[str, typer.Option(help="qdrant+http://HOST:PORT/COLLECTION; an API key is read from QDRANT_API_KEY.")],
+    to: Annotated[
+        str, typer.Option(help="qdrant+http://HOST:PORT/COLLECTION; an API key is read from QDRANT_API_KEY.")
+    ],
 ) -> None:
     """Copy a dense index into a Qdrant collection, which `serve retriever --index qdrant+...` then searches."""
     from retriever_service.remote import push as push_index
@@ -151,7 +177,8 @@ def push(
 def info(
     index: Annotated[Path, typer.Option("--index", "--index_path", help="Folder of an index.")],
     corpus: Annotated[
-        Path | None, typer.Option("--corpus", "--corpus_path", help="Check that the index was built from this file.")
+        Path | None,
+        typer.Option("--corpus", "--corpus_path", help="Check that the index was built from this file."),
     ] = None,
 ) -> None:
     """Check an index and print what it is, as JSON."""
@@ -166,9 +193,14 @@ def info(
 def search(
     query: Annotated[str, typer.Argument(help="What to look for.")],
     index: Annotated[
-        str, typer.Option("--index", "--index_path", help="Folder of an index, or what else `serve retriever` takes.")
+        str,
+        typer.Option(
+            "--index", "--index_path", help="Folder of an index, or what else `serve retriever` takes."
+        ),
     ],
-    corpus: Annotated[Path | None, typer.Option("--corpus", "--corpus_path", help="As for `serve retriever`.")] = None,
+    corpus: Annotated[
+        Path | None, typer.Option("--corpus", "--corpus_path", help="As for `serve retriever`.")
+    ] = None,
     model: Model = None,
     family: Family = None,
     topk: Topk = 3,
@@ -180,7 +212,9 @@ def search(
     from retriever_service.opening import check_settings, open_index
     from retriever_service.settings import ServerSettings
 
-    settings = ServerSettings(index=index, corpus=str(corpus) if corpus else None, retriever_model=model, retriever_name=family)
+    settings = ServerSettings(
+        index=index, corpus=str(corpus) if corpus else None, retriever_model=model, retriever_name=family
+    )
     check_settings(settings)
     opened = open_index(settings)
     (hits,) = opened.search([clean_query(query)], topk)
@@ -189,7 +223,12 @@ def search(
     for place, (document, score) in enumerate(hits, 1):
         found = orjson.loads(document)
         title, _, text = found["contents"].partition("\n")
-        _out.print(f"{place}. {title}  (id {found['id']}, score {score:.3f})", style="bold", markup=False, highlight=False)
+        _out.print(
+            f"{place}. {title}  (id {found['id']}, score {score:.3f})",
+            style="bold",
+            markup=False,
+            highlight=False,
+        )
         _out.print(f"   {text}", markup=False, highlight=False)
     opened.close()
 
@@ -198,43 +237,73 @@ def serve_retriever(
     index: Annotated[
         str | None,
         typer.Option(
-            "--index", "--index_path", help="Index folder; FAISS file (with --corpus_path); qdrant+http://HOST:PORT/COLLECTION."
+            "--index",
+            "--index_path",
+            help="Index folder; FAISS file (with --corpus_path); qdrant+http://HOST:PORT/COLLECTION.",
         ),
     ] = None,
     corpus: Annotated[
-        Path | None, typer.Option("--corpus", "--corpus_path", help="Corpus that the index must have been built from.")
+        Path | None,
+        typer.Option("--corpus", "--corpus_path", help="Corpus that the index must have been built from."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 8000,
     topk: Annotated[int, typer.Option(min=1, help="Passages returned when a request names no number.")] = 3,
     retriever_name: Annotated[
         str | None,
-        typer.Option("--retriever_name", "--retriever-name", help="bm25, or the encoder's family: e5, bge, contriever, auto."),
+        typer.Option(
+            "--retriever_name",
+            "--retriever-name",
+            help="bm25, or the encoder's family: e5, bge, contriever, auto.",
+        ),
     ] = None,
     retriever_model: Annotated[
-        str | None, typer.Option("--retriever_model", "--retriever-model", help="Encoder: folder or hub name.")
+        str | None,
+        typer.Option("--retriever_model", "--retriever-model", help="Encoder: folder or hub name."),
     ] = None,
-    faiss_gpu: Annotated[bool, typer.Option("--faiss_gpu", "--faiss-gpu", help="Search a dense index on all GPUs.")] = False,
+    faiss_gpu: Annotated[
+        bool, typer.Option("--faiss_gpu", "--faiss-gpu", help="Search a dense index on all GPUs.")
+    ] = False,
     encoder_dtype: Dtype = "auto",
     reranker: Annotated[
-        str | None, typer.Option(help="Cross-encoder (folder or hub name) that orders the best passages anew.")
+        str | None,
+        typer.Option(help="Cross-encoder (folder or hub name) that orders the best passages anew."),
     ] = None,
-    rerank_depth: Annotated[int, typer.Option(min=1, help="Passages of each query that the reranker reads.")] = 20,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that serve, sharing the memory-mapped index.")] = 1,
+    rerank_depth: Annotated[
+        int, typer.Option(min=1, help="Passages of each query that the reranker reads.")
+    ] = 20,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that serve, sharing the memory-mapped index.")
+    ] = 1,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Most queries searched together; with a reranker, most passages it reads together.")
+        int,
+        typer.Option(
+            min=1, help="Most queries searched together; with a reranker, most passages it reads together."
+        ),
     ] = 256,
-    batch_wait_ms: Annotated[float, typer.Option(min=0, help="How long a batch that is not full waits for company.")] = 0.0,
-    max_queued: Annotated[int, typer.Option(min=1, help="Most queries that may wait; past it 503 with Retry-After.")] = 8192,
-    cache_size: Annotated[int, typer.Option(min=0, help="Queries whose results are kept; 0 keeps none.")] = 10_000,
+    batch_wait_ms: Annotated[
+        float, typer.Option(min=0, help="How long a batch that is not full waits for company.")
+    ] = 0.0,
+    max_queued: Annotated[
+        int, typer.Option(min=1, help="Most queries that may wait; past it 503 with Retry-After.")
+    ] = 8192,
+    cache_size: Annotated[
+        int, typer.Option(min=0, help="Queries whose results are kept; 0 keeps none.")
+    ] = 10_000,
     timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Deadline of one request.")] = 30.0,
     max_topk: Annotated[int, typer.Option(min=1, help="Most passages that a request may ask for.")] = 1000,
-    max_passages: Annotated[int, typer.Option(min=1, help="Most passages of one answer: queries times topk.")] = 1_000_000,
+    max_passages: Annotated[
+        int, typer.Option(min=1, help="Most passages of one answer: queries times topk.")
+    ] = 1_000_000,
     max_queries: Annotated[int, typer.Option(min=1, help="Most queries of one request.")] = 16_384,
     max_query_chars: Annotated[int, typer.Option(min=1, help="Longest query, in characters.")] = 8192,
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Largest request body.")] = 32 << 20,
-    drain_seconds: Annotated[float, typer.Option(min=0, help="At a stop, how long requests in flight may go on.")] = 10.0,
-    token_env: Annotated[str | None, typer.Option(help="Ask for the token that is in this environment variable.")] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="At a stop, how long requests in flight may go on.")
+    ] = 10.0,
+    token_env: Annotated[
+        str | None, typer.Option(help="Ask for the token that is in this environment variable.")
+    ] = None,
 ) -> None:
     """Serve an index over HTTP: Search-R1's /retrieve and /rerank, a search page, /healthz, /readyz, /metrics, /docs."""
     from pydantic import ValidationError
@@ -243,7 +312,9 @@ def serve_retriever(
     from retriever_service.settings import ServerSettings
 
     if index is None:
-        raise BadSetting("serve retriever: --index is missing; expected a folder made by `unspiral index build`")
+        raise BadSetting(
+            "serve retriever: --index is missing; expected a folder made by `unspiral index build`"
+        )
     if topk > max_topk:
         raise BadSetting(f"--topk {topk}: at most --max-topk, {max_topk}, passages are answered")
     if token_env and not os.environ.get(token_env):
@@ -263,6 +334,11 @@ def serve_retriever(
         raise BadSetting(f"--{flag} {first['input']}: {first['msg']}") from None
 
     def started(url: str, what: str) -> None:
-        _out.print(f"retriever: {what} at {url}, documentation at {url}/docs", soft_wrap=True, highlight=False, markup=False)
+        _out.print(
+            f"retriever: {what} at {url}, documentation at {url}/docs",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
 
     raise typer.Exit(run(settings, started))

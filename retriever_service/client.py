@@ -49,8 +49,12 @@ class RetrieverClient:
         self.url, self.timeout_seconds = url.rstrip("/"), timeout_seconds
         _check_url(url)
         _check_token(token)
-        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
-        limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS, keepalive_expiry=60)
+        headers = {"content-type": "application/json"} | (
+            {"authorization": f"Bearer {token}"} if token else {}
+        )
+        limits = httpx.Limits(
+            max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS, keepalive_expiry=60
+        )
         # httpx's own queue for a connection looks at all that wait whenever one comes or goes: a thousand would hold the loop for seconds.
         self._connections = asyncio.Semaphore(_CONNECTIONS)
         # No proxy from the environment: a retriever is a neighbour. No timeout: httpx's begins anew with each piece that is read, so
@@ -66,7 +70,9 @@ class RetrieverClient:
         """
         if not queries:
             return []
-        body = orjson.dumps({"queries": [clean_query(q) for q in queries], "topk": topk, "return_scores": True})
+        body = orjson.dumps(
+            {"queries": [clean_query(q) for q in queries], "topk": topk, "return_scores": True}
+        )
         return await self._patiently(lambda left: self._post(body, len(queries), left))
 
     async def wait_ready(self, timeout_seconds: float, on_wait: Callable[[str], None] | None = None) -> None:
@@ -81,7 +87,9 @@ class RetrieverClient:
                 return
             now = time.monotonic()
             if now >= until:
-                raise RetrieverUnavailable(f"retriever at {self.url}: not ready after {timeout_seconds:g} s: {reason}")
+                raise RetrieverUnavailable(
+                    f"retriever at {self.url}: not ready after {timeout_seconds:g} s: {reason}"
+                )
             if on_wait and now - told >= 5:
                 on_wait(f"waiting for the retriever at {self.url}: {reason}")
                 told = now
@@ -128,7 +136,11 @@ class RetrieverClient:
             ) from None
 
         async for retry in AsyncRetrying(
-            wait=wait, stop=stop, retry=retry_if_exception_type(_Transient), retry_error_callback=give_up, sleep=asyncio.sleep
+            wait=wait,
+            stop=stop,
+            retry=retry_if_exception_type(_Transient),
+            retry_error_callback=give_up,
+            sleep=asyncio.sleep,
         ):
             with retry:
                 return await attempt(max(0.05, left()))
@@ -154,7 +166,8 @@ class RetrieverClient:
         try:
             result = orjson.loads(answer.content)["result"]
             hits = [
-                [Hit(str(h["document"]["id"]), h["document"]["contents"], float(h["score"])) for h in one] for one in result
+                [Hit(str(h["document"]["id"]), h["document"]["contents"], float(h["score"])) for h in one]
+                for one in result
             ]
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise RequestRefused(
@@ -190,7 +203,9 @@ def _check_token(token: str | None) -> None:
                 f"retriever token: character {place} is U+{ord(character):04X}; printable ASCII is accepted, without a line break"
             )
     if token and token != token.strip():
-        raise BadSetting("retriever token: begins or ends with a space; printable ASCII without them is accepted")
+        raise BadSetting(
+            "retriever token: begins or ends with a space; printable ASCII without them is accepted"
+        )
 
 
 def _reason(error: httpx.RequestError) -> str:

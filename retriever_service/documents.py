@@ -31,7 +31,9 @@ class Documents:
         self._positions = memoryview(self._offsets).cast("Q")
         self.count = len(self._positions) - 1
         if self.count < 1 or self._positions[self.count] not in (len(self._text), len(self._text) + 1):
-            raise IndexInvalid(f"{text}: {len(self._text)} bytes do not match {offsets.name}; build the index again")
+            raise IndexInvalid(
+                f"{text}: {len(self._text)} bytes do not match {offsets.name}; build the index again"
+            )
 
     def raw(self, row: int) -> bytes:
         """JSON bytes of one passage."""

@@ -60,14 +60,18 @@ def read_info(folder: str | Path) -> IndexInfo:
     folder = Path(folder)
     path = folder / META_FILE
     if not folder.is_dir():
-        raise IndexInvalid(f"index {folder}: no such folder; `unspiral index build --corpus FILE --out {folder}` makes one")
+        raise IndexInvalid(
+            f"index {folder}: no such folder; `unspiral index build --corpus FILE --out {folder}` makes one"
+        )
     if not path.is_file():
         what = (
             "a Lucene index, which can't be read here"
             if list(folder.glob("segments_*"))
             else f"no index: it has no {META_FILE}"
         )
-        raise IndexInvalid(f"index {folder}: {what}; `unspiral index build --corpus FILE --out DIR` makes one")
+        raise IndexInvalid(
+            f"index {folder}: {what}; `unspiral index build --corpus FILE --out DIR` makes one"
+        )
     try:
         meta = orjson.loads(path.read_bytes())
         if meta.get("format") != FORMAT:
@@ -88,15 +92,21 @@ def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
             raise IndexInvalid(f"{path}: missing; build the index again")
         size = path.stat().st_size
         if size != expected["bytes"]:
-            raise IndexInvalid(f"{path}: {size} bytes instead of {expected['bytes']}, so it was cut off; build the index again")
+            raise IndexInvalid(
+                f"{path}: {size} bytes instead of {expected['bytes']}, so it was cut off; build the index again"
+            )
         if file_digest(path) != expected["sha256"]:
-            raise IndexInvalid(f"{path}: its checksum does not match {META_FILE}, so it is damaged; build the index again")
+            raise IndexInvalid(
+                f"{path}: its checksum does not match {META_FILE}, so it is damaged; build the index again"
+            )
     if corpus is not None:
         corpus = Path(corpus)
         if not corpus.is_file():
             raise CorpusError(f"corpus {corpus}: no such file")
         if corpus.stat().st_size != info.corpus_bytes or checksum(corpus) != info.corpus_sha256:
-            raise IndexInvalid(f"index {folder} was built from another corpus ({info.corpus}) than {corpus}; build it again")
+            raise IndexInvalid(
+                f"index {folder} was built from another corpus ({info.corpus}) than {corpus}; build it again"
+            )
     return info
 
 
@@ -132,14 +142,17 @@ class Index:
         if self.reranker is not None:
             return self._search_reranked(list(queries), topk)
         raw = self.documents.raw
-        return [[(raw(row), score) for row, score in ranked] for ranked in self.ranker.rank(list(queries), topk)]
+        return [
+            [(raw(row), score) for row, score in ranked] for ranked in self.ranker.rank(list(queries), topk)
+        ]
 
     def _search_reranked(self, queries: list[str], topk: int) -> list[list[tuple[bytes, float]]]:
         ranked = self.ranker.rank(queries, max(topk, self._depth))
         texts = [[self.documents.get(row)[1] for row, _ in one] for one in ranked]
         orders = self.reranker.order(list(zip(queries, texts, strict=True)), topk)
         return [
-            [(self.documents.raw(one[i][0]), score) for i, score in order] for one, order in zip(ranked, orders, strict=True)
+            [(self.documents.raw(one[i][0]), score) for i, score in order]
+            for one, order in zip(ranked, orders, strict=True)
         ]
 
     def normalise(self, query: str) -> str:
@@ -151,7 +164,9 @@ class Index:
         self.documents.close()
 
 
-def _open_ranker(folder: Path, info: IndexInfo, name: str | None, model: str | None, gpu: bool, dtype: str) -> Ranker:
+def _open_ranker(
+    folder: Path, info: IndexInfo, name: str | None, model: str | None, gpu: bool, dtype: str
+) -> Ranker:
     """The ranker of a folder. What a backend needs is imported only for it: numba for BM25, torch and FAISS for dense."""
     rankers: list[Ranker] = []
     if info.backend in ("bm25", "hybrid"):
@@ -162,5 +177,7 @@ def _open_ranker(folder: Path, info: IndexInfo, name: str | None, model: str | N
     if info.backend in ("dense", "hybrid"):
         from retriever_service.dense.search import open_dense
 
-        rankers.append(open_dense(folder, info.settings, info.passages, name=name, model=model, gpu=gpu, dtype=dtype))
+        rankers.append(
+            open_dense(folder, info.settings, info.passages, name=name, model=model, gpu=gpu, dtype=dtype)
+        )
     return rankers[0] if len(rankers) == 1 else HybridRanker(rankers)

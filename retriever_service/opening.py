@@ -23,7 +23,9 @@ def check_settings(settings: ServerSettings) -> str:
         return settings.index
     if path.is_file():
         if not settings.corpus or not Path(settings.corpus).is_file():
-            raise BadSetting(f"index {path} is a FAISS file: it needs --corpus_path, the JSONL file that it was made from")
+            raise BadSetting(
+                f"index {path} is a FAISS file: it needs --corpus_path, the JSONL file that it was made from"
+            )
         return f"{path.name} over {Path(settings.corpus).name}"
     info = verify(path, settings.corpus)
     name = settings.retriever_name
@@ -37,13 +39,19 @@ def check_settings(settings: ServerSettings) -> str:
                 f"--retriever_name {name}: index {path} was made with an encoder of the family {made_with['family']}"
             )
     if info.backend == "bm25" and settings.faiss_gpu:
-        raise BadSetting(f"--faiss_gpu: index {path} is bm25, which is searched on the CPU; accepted with a dense index")
+        raise BadSetting(
+            f"--faiss_gpu: index {path} is bm25, which is searched on the CPU; accepted with a dense index"
+        )
     return f"{info.passages:,} passages ({info.backend})"
 
 
 def _family(settings: ServerSettings, info: IndexInfo) -> str | None:
     """`--retriever_name` where it is the family of an encoder and not the backend."""
-    return settings.retriever_name if info.backend != "bm25" and settings.retriever_name != info.backend else None
+    return (
+        settings.retriever_name
+        if info.backend != "bm25" and settings.retriever_name != info.backend
+        else None
+    )
 
 
 def open_index(settings: ServerSettings):
@@ -66,4 +74,11 @@ def open_index(settings: ServerSettings):
     if not Path(settings.index).exists() and settings.index.endswith(".index"):
         raise IndexInvalid(f"index {settings.index}: no such file")
     name = _family(settings, read_info(settings.index))
-    return Index(settings.index, settings.corpus, name=name, model=settings.retriever_model, gpu=settings.faiss_gpu, **second)
+    return Index(
+        settings.index,
+        settings.corpus,
+        name=name,
+        model=settings.retriever_model,
+        gpu=settings.faiss_gpu,
+        **second,
+    )

@@ -31,11 +31,15 @@ def connect(address: str, timeout_seconds: int = 30):
     try:
         from qdrant_client import QdrantClient
     except ImportError:
-        raise EnvironmentLacks("a qdrant address needs the package qdrant-client: pip install 'unspiral[qdrant]'") from None
+        raise EnvironmentLacks(
+            "a qdrant address needs the package qdrant-client: pip install 'unspiral[qdrant]'"
+        ) from None
     parts = urlsplit(address.removeprefix(PREFIX))
     folder, _, collection = parts.path.rstrip("/").rpartition("/")
     if parts.scheme not in ("http", "https", "file") or not collection:
-        raise BadSetting(f"index {address!r}: expected qdrant+http://HOST:PORT/COLLECTION or qdrant+file:///FOLDER/COLLECTION")
+        raise BadSetting(
+            f"index {address!r}: expected qdrant+http://HOST:PORT/COLLECTION or qdrant+file:///FOLDER/COLLECTION"
+        )
     if parts.scheme == "file":
         try:
             return QdrantClient(path=folder), collection
@@ -69,9 +73,21 @@ class QdrantIndex:
         self._address, self.reranker, self._depth = address, reranker, rerank_depth
         self._client, self._collection = connect(address)
         self._encoder = Encoder(EncoderSettings(model, family_of(name, model)), dtype=dtype)
-        count = self._call(lambda: _count(self._client, self._collection, address, self._encoder.dimension, model))
+        count = self._call(
+            lambda: _count(self._client, self._collection, address, self._encoder.dimension, model)
+        )
         self.info = IndexInfo(
-            FORMAT, "qdrant", address, "", 0, count, 0, [], {"encoder": self._encoder.settings.as_dict()}, {}, 0
+            FORMAT,
+            "qdrant",
+            address,
+            "",
+            0,
+            count,
+            0,
+            [],
+            {"encoder": self._encoder.settings.as_dict()},
+            {},
+            0,
         )
 
     def search(self, queries: list[str], topk: int) -> list[list[tuple[bytes, float]]]:
@@ -85,7 +101,9 @@ class QdrantIndex:
             models.QueryRequest(query=vector.tolist(), limit=depth, with_payload=True)
             for vector in self._encoder.queries([queries[i] for i in asked])
         ]
-        answers = self._call(lambda: self._client.query_batch_points(self._collection, requests)) if asked else []
+        answers = (
+            self._call(lambda: self._client.query_batch_points(self._collection, requests)) if asked else []
+        )
         hits: list[list[tuple[bytes, float]]] = [[] for _ in queries]
         for i, answer in zip(asked, answers, strict=True):
             payloads = [(point.payload, point.score) for point in answer.points]
@@ -125,16 +143,22 @@ def _count(client, collection: str, address: str, dimension: int, whose: str) ->
     from qdrant_client import models
 
     if not client.collection_exists(collection):
-        raise BadSetting(f"index {address}: no such collection; `unspiral index push` makes one from a dense index")
+        raise BadSetting(
+            f"index {address}: no such collection; `unspiral index push` makes one from a dense index"
+        )
     vectors = client.get_collection(collection).config.params.vectors
     if not isinstance(vectors, models.VectorParams):
         raise BadSetting(
             f"index {address}: its vectors have names; expected one vector a point, as `unspiral index push` writes it"
         )
     if vectors.size != dimension:
-        raise BadSetting(f"index {address}: vectors of {vectors.size} numbers, those of {whose} have {dimension}")
+        raise BadSetting(
+            f"index {address}: vectors of {vectors.size} numbers, those of {whose} have {dimension}"
+        )
     if vectors.distance not in (models.Distance.COSINE, models.Distance.DOT):
-        raise BadSetting(f"index {address}: ordered by {vectors.distance.value} distance; expected Cosine or Dot")
+        raise BadSetting(
+            f"index {address}: ordered by {vectors.distance.value} distance; expected Cosine or Dot"
+        )
     return client.count(collection).count
 
 
@@ -150,7 +174,10 @@ def push(folder: str | Path, address: str, progress: Callable[[int, int], None] 
     info = verify(folder)
     if info.backend == "bm25":
         raise BadSetting(f"index {folder}: is bm25; only vectors can be pushed")
-    vectors, documents = open_faiss(folder / FOLDER / INDEX_FILE), Documents(folder / TEXT_FILE, folder / OFFSETS_FILE)
+    vectors, documents = (
+        open_faiss(folder / FOLDER / INDEX_FILE),
+        Documents(folder / TEXT_FILE, folder / OFFSETS_FILE),
+    )
     client, collection = connect(address)
 
     def write() -> None:

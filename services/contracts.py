@@ -102,7 +102,11 @@ class Trajectory:
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Whole sequence: token_ids int32 [T], action_ids int16 [T] (-1 outside the mask), sampler log-probs float32 [T] (0 outside)."""
-        tokens, actions, logps = list(self.prompt_ids), [-1] * len(self.prompt_ids), [0.0] * len(self.prompt_ids)
+        tokens, actions, logps = (
+            list(self.prompt_ids),
+            [-1] * len(self.prompt_ids),
+            [0.0] * len(self.prompt_ids),
+        )
         index = 0
         for segment in self.segments:
             n = len(segment.token_ids)
@@ -143,7 +147,9 @@ class TokenBatch:
                 list(zip(*arrays, strict=True)) or [(), (), ()], (np.int32, np.int16, np.float32), strict=True
             )
         )
-        return cls([t.uid for t in trajectories], np.cumsum([0, *lengths]), tokens, actions, logp_sampler=logps)
+        return cls(
+            [t.uid for t in trajectories], np.cumsum([0, *lengths]), tokens, actions, logp_sampler=logps
+        )
 
     def row(self, b: int) -> slice:
         return slice(int(self.offsets[b]), int(self.offsets[b + 1]))
@@ -152,7 +158,9 @@ class TokenBatch:
         """The rows named, in that order."""
         total, lengths = len(self.token_ids), np.diff(self.offsets)[rows]
         index = (
-            np.concatenate([np.arange(self.offsets[b], self.offsets[b + 1]) for b in rows]) if rows else np.zeros(0, np.int64)
+            np.concatenate([np.arange(self.offsets[b], self.offsets[b + 1]) for b in rows])
+            if rows
+            else np.zeros(0, np.int64)
         )
 
         def pick(column: np.ndarray | None) -> np.ndarray | None:

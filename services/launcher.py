@@ -47,7 +47,9 @@ class _LikelihoodActor:
     def __init__(self, host: str, port: int, store: str, token_steps: int, rules: MonitorRules) -> None:
         from services.likelihood.launch import ServeSettings, serve_in_thread
 
-        self._server = serve_in_thread(ServeSettings(store=store, host=host, port=port, token_steps=token_steps, rules=rules))
+        self._server = serve_in_thread(
+            ServeSettings(store=store, host=host, port=port, token_steps=token_steps, rules=rules)
+        )
 
     def url(self) -> str:
         return self._server.url
@@ -93,8 +95,12 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any) 
     tries = 0
     while True:
         tries += 1
-        called = name if tries == 1 else f"{name}-{tries}"  # Ray may hold the first one's name for a moment longer
-        create = ray.remote(cls).options(name=called, num_cpus=0, scheduling_strategy=_here(), max_restarts=RESTARTS)
+        called = (
+            name if tries == 1 else f"{name}-{tries}"
+        )  # Ray may hold the first one's name for a moment longer
+        create = ray.remote(cls).options(
+            name=called, num_cpus=0, scheduling_strategy=_here(), max_restarts=RESTARTS
+        )
         actor = create.remote(host, _free_port(host), *args)
         try:
             return Service(ray.get(actor.url.remote(), timeout=timeout_seconds), actor)
@@ -124,10 +130,17 @@ def start_retriever(index: str | Path, *, topk: int, name: str, timeout_seconds:
 
 
 def start_likelihood(
-    store: str, *, token_steps: int, name: str, rules: MonitorRules | None = None, timeout_seconds: float = 60.0
+    store: str,
+    *,
+    token_steps: int,
+    name: str,
+    rules: MonitorRules | None = None,
+    timeout_seconds: float = 60.0,
 ) -> Service:
     """Serve a likelihood store (`sqlite:PATH` or a redis address) on a free port of the driver's node.
 
     On loopback always: the driver alone talks to it, and beyond the machine the service would demand a token.
     """
-    return _start(_LikelihoodActor, name, timeout_seconds, "127.0.0.1", store, token_steps, rules or MonitorRules())
+    return _start(
+        _LikelihoodActor, name, timeout_seconds, "127.0.0.1", store, token_steps, rules or MonitorRules()
+    )

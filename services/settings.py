@@ -16,7 +16,11 @@ class Settings(BaseModel):
     """A section of the configuration: unknown keys refused, values checked again on assignment."""
 
     model_config = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, validate_assignment=True, populate_by_name=True, allow_inf_nan=False
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_assignment=True,
+        populate_by_name=True,
+        allow_inf_nan=False,
     )
 
     @model_validator(mode="before")
@@ -26,7 +30,11 @@ class Settings(BaseModel):
         fields = {name: field for key, field in cls.model_fields.items() for name in (key, field.alias)}
         for key, value in raw.items() if isinstance(raw, dict) else ():
             field = fields.get(key)
-            if isinstance(value, bool) and field and bool not in (field.annotation, *get_args(field.annotation)):
+            if (
+                isinstance(value, bool)
+                and field
+                and bool not in (field.annotation, *get_args(field.annotation))
+            ):
                 raise ValueError(f"{key}={str(value).lower()}: expected a value, not true or false")
         return raw
 
@@ -134,9 +142,13 @@ class StoreSettings(Settings):
     @classmethod
     def _known(cls, url: str | None) -> str | None:
         if url == "" or (
-            url and "://" in url and not url.startswith(("http://", "https://", "redis://", "rediss://", "unix://"))
+            url
+            and "://" in url
+            and not url.startswith(("http://", "https://", "redis://", "rediss://", "unix://"))
         ):
-            raise ValueError("expected sqlite:PATH, redis://HOST:PORT/DB, or the http address of a likelihood service")
+            raise ValueError(
+                "expected sqlite:PATH, redis://HOST:PORT/DB, or the http address of a likelihood service"
+            )
         return url
 
 
@@ -148,7 +160,10 @@ class ControlSettings(Settings):
     host: str = Field(default_factory=lambda: os.environ.get("UNSPIRAL_CONTROL_HOST") or "127.0.0.1")
     """Address to bind (default: UNSPIRAL_CONTROL_HOST, else 127.0.0.1); beyond this machine UNSPIRAL_API_TOKEN must be set."""
     port: int = Field(
-        default_factory=lambda: os.environ.get("UNSPIRAL_CONTROL_PORT") or 8200, ge=0, le=65535, validate_default=True
+        default_factory=lambda: os.environ.get("UNSPIRAL_CONTROL_PORT") or 8200,
+        ge=0,
+        le=65535,
+        validate_default=True,
     )
     """Port (default: UNSPIRAL_CONTROL_PORT, else 8200); 0, or one that is taken, gives any free one. The address is in the run's `control.json`."""
 
@@ -227,7 +242,9 @@ class MonitorRules(Settings):
     @classmethod
     def _ends_above(cls, value: float, info: ValidationInfo) -> float:
         if value <= info.data.get("lag_nats", -math.inf):
-            raise ValueError(f"must be above lag_nats={info.data['lag_nats']}, or the alarm would end where it begins")
+            raise ValueError(
+                f"must be above lag_nats={info.data['lag_nats']}, or the alarm would end where it begins"
+            )
         return value
 
 

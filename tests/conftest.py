@@ -28,7 +28,9 @@ def deepspeed_knows_no_dead_process_group():
     if groups is None or torch is None:
         return
     alive = torch.distributed.distributed_c10d._world.pg_map
-    if not torch.distributed.is_initialized() or (groups._WORLD_GROUP is not None and groups._WORLD_GROUP not in alive):
+    if not torch.distributed.is_initialized() or (
+        groups._WORLD_GROUP is not None and groups._WORLD_GROUP not in alive
+    ):
         importlib.reload(groups)
         sys.modules["deepspeed.comm.comm"].cdb = None
 

@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "RAY_ADDRESS": ""}
+ENVIRONMENT = os.environ | {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+    "RAY_ADDRESS": "",
+}
 
 
 def reward(trajectory):
@@ -55,7 +59,11 @@ def events(run: Path, kind: str):
 
 def reproducible(step: dict):
     """A step's metrics without what may differ between two equal runs: times, rates, and the attempt's number."""
-    return {k: v for k, v in step.items() if not k.startswith("time/") and k not in ("rollout/tokens_per_s", "attempt")}
+    return {
+        k: v
+        for k, v in step.items()
+        if not k.startswith("time/") and k not in ("rollout/tokens_per_s", "attempt")
+    }
 
 
 def laboratory(folder: Path):
@@ -73,7 +81,13 @@ def configuration(files, folder: Path, name: str, **sections):
     from trainer.lab.demo import demo_config
 
     raw = demo_config(files, folder=folder, name=name, seed=0, steps=6)
-    raw["rollout"] |= {"prompts_per_step": 4, "group_size": 3, "deterministic": True, "max_turns": 1, "max_response_tokens": 12}
+    raw["rollout"] |= {
+        "prompts_per_step": 4,
+        "group_size": 3,
+        "deterministic": True,
+        "max_turns": 1,
+        "max_response_tokens": 12,
+    }
     raw["learner"] |= {"minibatches_per_batch": 2, "epochs": 2, "lr": 1e-3}
     raw["evaluation"] |= {"limit": 8, "sampled": False}
     raw["reward"] = {"kind": "end_to_end:reward"}

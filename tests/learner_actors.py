@@ -7,7 +7,9 @@ class ElsewhereActor(RankActor):
     """Rank 1 is on a host that lacks the model's folder."""
 
     def __init__(self, config, *, rank, model_path, **options):
-        super().__init__(config, rank=rank, model_path=model_path if rank == 0 else "/nowhere/model", **options)
+        super().__init__(
+            config, rank=rank, model_path=model_path if rank == 0 else "/nowhere/model", **options
+        )
 
 
 class FailingActor(RankActor):

@@ -39,9 +39,9 @@ def make_policy(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
     words = {f"w{i}": i for i in range(VOCABULARY)}
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), unk_token="w0").save_pretrained(
-        folder
-    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), unk_token="w0"
+    ).save_pretrained(folder)
     return folder
 
 
@@ -91,7 +91,9 @@ def make_config(model: Path, **sections: dict) -> Config:
 def given_old(batch: TokenBatch, *, seed: int = 1) -> TokenBatch:
     """The batch with some log-probs as pi_old, far enough from any re-scoring noise that ratios and LLDS's gates are fixed."""
     rng = np.random.default_rng(seed)
-    batch.logp_old = np.where(batch.action_ids >= 0, rng.normal(-3.7, 0.8, len(batch.action_ids)), 0.0).astype(np.float32)
+    batch.logp_old = np.where(
+        batch.action_ids >= 0, rng.normal(-3.7, 0.8, len(batch.action_ids)), 0.0
+    ).astype(np.float32)
     return batch
 
 

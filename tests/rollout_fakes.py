@@ -29,7 +29,11 @@ class ScriptedEngine:
         self.max_tokens.append(max_tokens)
         await asyncio.sleep(0)
         written = self.script.pop(0)
-        ids = list(written) if not isinstance(written, str) else self.tokenizer.encode(written, add_special_tokens=False)
+        ids = (
+            list(written)
+            if not isinstance(written, str)
+            else self.tokenizer.encode(written, add_special_tokens=False)
+        )
         ids = ids[:max_tokens]
         logprobs = [self.logprob(i) if callable(self.logprob) else self.logprob for i in range(len(ids))]
         text = self.tokenizer.decode(ids)
@@ -61,7 +65,21 @@ def words(names: int = 40):
     from transformers import PreTrainedTokenizerFast
 
     tags = [f"<{slash}{tag}>" for tag in ("think", "search", "information", "answer") for slash in ("", "/")]
-    plain = ["<doc>", "what", "is", "the", "where", "?", "born", "river", "nothing", "invalid", "first", "then", "found"]
+    plain = [
+        "<doc>",
+        "what",
+        "is",
+        "the",
+        "where",
+        "?",
+        "born",
+        "river",
+        "nothing",
+        "invalid",
+        "first",
+        "then",
+        "found",
+    ]
     vocabulary = ["<pad>", "<bos>", "<eos>", "<unk>", *tags, *plain, *(f"n{i}" for i in range(names))]
     core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -70,8 +88,12 @@ def words(names: int = 40):
     )
 
 
-def request(uid="u0", text="what is n1 ?", seed=3, temperature=1.0, group="g0", prompt=None) -> TrajectoryRequest:
-    return TrajectoryRequest(uid, group, Question(f"q-{uid}", text, ("n1",), "lab", prompt), seed, temperature)
+def request(
+    uid="u0", text="what is n1 ?", seed=3, temperature=1.0, group="g0", prompt=None
+) -> TrajectoryRequest:
+    return TrajectoryRequest(
+        uid, group, Question(f"q-{uid}", text, ("n1",), "lab", prompt), seed, temperature
+    )
 
 
 def not_a_template(tokenizer, settings):

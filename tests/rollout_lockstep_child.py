@@ -21,7 +21,9 @@ SETTINGS = RolloutSettings(
 
 
 def batch(order=lambda x: x):
-    return order([request(f"u{i:02d}", text=f"what is n{i % 7} ?", seed=i, group=f"g{i // 4}") for i in range(24)])
+    return order(
+        [request(f"u{i:02d}", text=f"what is n{i % 7} ?", seed=i, group=f"g{i // 4}") for i in range(24)]
+    )
 
 
 async def rollouts(worker: RolloutWorker, requests) -> dict:
@@ -34,7 +36,9 @@ async def rollouts(worker: RolloutWorker, requests) -> dict:
 
 
 async def new_worker(model: str) -> RolloutWorker:
-    worker = RolloutWorker("w", SETTINGS, model_path=model, retriever_url="http://127.0.0.1:9", retriever_timeout_seconds=5)
+    worker = RolloutWorker(
+        "w", SETTINGS, model_path=model, retriever_url="http://127.0.0.1:9", retriever_timeout_seconds=5
+    )
     await worker.start()
     return worker
 

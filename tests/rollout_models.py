@@ -72,7 +72,9 @@ def bigram_model(folder: Path, next_words: dict[str, dict[str, float]], *, seed:
     table = torch.full((size, size), -20.0) + 0.01 * seed * torch.rand(size, size)
     for word, row in next_words.items():
         for following, p in row.items():
-            table[tokenizer.convert_tokens_to_ids(following), tokenizer.convert_tokens_to_ids(word)] = math.log(p)
+            table[tokenizer.convert_tokens_to_ids(following), tokenizer.convert_tokens_to_ids(word)] = (
+                math.log(p)
+            )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.fill_(1.0) if "norm" in name else parameter.zero_()

@@ -40,7 +40,12 @@ def search_server():
         while state.hold or (first and state.hold_first):
             await asyncio.sleep(0.02)
         hits = [
-            [{"document": {"id": f"d{len(q)}", "contents": f'"n{len(q) % 40}"\nborn n3 river n4'}, "score": 1.0}]
+            [
+                {
+                    "document": {"id": f"d{len(q)}", "contents": f'"n{len(q) % 40}"\nborn n3 river n4'},
+                    "score": 1.0,
+                }
+            ]
             for q in body["queries"]
         ]
         return {"result": hits}

@@ -22,7 +22,12 @@ LONG = [[3 + i * i % 28 for i in range(100)]]
 
 def wide_model(folder: Path, *, seed: int = 0, tied: bool = True):
     """A random Qwen2 of 9 MB: ten buckets of 1 MiB. Written to `folder`; returns the transformers model."""
-    shape = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2}
+    shape = {
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    }
     model = tiny_model(folder, tied=tied, max_position_embeddings=256, **shape)
     change(model, seed)
     model.save_pretrained(folder)

@@ -46,12 +46,17 @@ def slow_advantages(rewards: list[float], groups: list, kind: str) -> list[float
 @quick
 @given(
     st.lists(
-        st.tuples(st.sampled_from([0.0, 1.0, 0.5, 0.8, -0.3, NAN, math.inf]), st.sampled_from([7, -2, 10**12, 3])), max_size=20
+        st.tuples(
+            st.sampled_from([0.0, 1.0, 0.5, 0.8, -0.3, NAN, math.inf]), st.sampled_from([7, -2, 10**12, 3])
+        ),
+        max_size=20,
     )
 )
 def test_advantages_equal_plain_loops(kind, members):
     rewards, groups = [m[0] for m in members], [m[1] for m in members]
-    got = group_advantages(torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups, dtype=torch.long), kind)
+    got = group_advantages(
+        torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups, dtype=torch.long), kind
+    )
     assert got.tolist() == pytest.approx(slow_advantages(rewards, groups, kind), rel=1e-9, abs=1e-12)
 
 
@@ -70,7 +75,9 @@ def test_equal_rewards_give_exactly_0(kind, dtype, reward, size):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rewards", [(0.1, 0.2, 0.3), (0.3, 0.1, 0.1, 0.2, 0.3, 0.2), (0.8, 0.1, 0.45)])
 def test_a_reward_that_is_the_mean_of_its_group_gives_exactly_0(kind, dtype, rewards):
-    got = group_advantages(torch.tensor(rewards, dtype=dtype), torch.zeros(len(rewards), dtype=torch.long), kind)
+    got = group_advantages(
+        torch.tensor(rewards, dtype=dtype), torch.zeros(len(rewards), dtype=torch.long), kind
+    )
     middle = sorted(rewards)[len(rewards) // 2]
     assert [a == 0 for a in got.tolist()] == [r == middle for r in rewards]
 
@@ -114,7 +121,9 @@ def test_token_weights_are_capped_detached_and_1_outside_the_mask():
     got = importance_weights(OLD, sampler, IDS, mode="token", cap=2.0)
     assert not got.requires_grad
     assert got.tolist() == [pytest.approx([math.exp(0.5), 2.0, 1.0, 0.0]), [1.0] * 4, [1.0] * 4]
-    huge = importance_weights(torch.zeros(1, 1), torch.full((1, 1), -1e4), torch.zeros(1, 1, dtype=torch.long), cap=3.0)
+    huge = importance_weights(
+        torch.zeros(1, 1), torch.full((1, 1), -1e4), torch.zeros(1, 1, dtype=torch.long), cap=3.0
+    )
     assert huge.item() == 3.0
 
 
@@ -138,7 +147,9 @@ def test_mode_off_gives_ones_and_bad_calls_are_refused():
     [("off", [1, 1, 1, 1, 1, 1]), ("paper", [0, 0.5, 1, 1, 1, 1]), ("code", [0, 0, 0.5, 0.75, 1, 1])],
 )
 def test_answer_weight_schedules(schedule, betas):
-    got = [answer_beta(schedule, v, llds_lambda=0.2, answer_lambda=0.1) for v in (0.0, 1.0, 2.0, 2.5, 3.0, 9.0)]
+    got = [
+        answer_beta(schedule, v, llds_lambda=0.2, answer_lambda=0.1) for v in (0.0, 1.0, 2.0, 2.5, 3.0, 9.0)
+    ]
     assert got == pytest.approx(betas)
 
 

@@ -25,7 +25,9 @@ def _names(model: type[BaseModel]) -> set[str]:
 
 def test_the_page_explains_every_setting_and_value_of_the_algorithm_section():
     code = {
-        word for part in PAGE.split("`")[1::2] for word in part.replace("=", " ").replace(":", " ").replace(".", " ").split()
+        word
+        for part in PAGE.split("`")[1::2]
+        for word in part.replace("=", " ").replace(":", " ").replace(".", " ").split()
     }
     assert {"lambda", "gspo", "snapshot", "sequence_mask", "penalty"} <= _names(AlgorithmSettings)
     assert _names(AlgorithmSettings) - code == set()

@@ -17,7 +17,10 @@ def _inputs(dtype: torch.dtype, seed: int = 0) -> dict[str, torch.Tensor]:
     targets = torch.randint(0, V, (N,), generator=g)
     targets[torch.isin(targets, MASKED)] = 7
     draw = {"hidden": (N, D), "weight": (V, D), "bias": (V,)}
-    tensors = {k: torch.randn(shape, generator=g, dtype=torch.float64).to(dtype).requires_grad_() for k, shape in draw.items()}
+    tensors = {
+        k: torch.randn(shape, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
+        for k, shape in draw.items()
+    }
     return {**tensors, "targets": targets}
 
 
@@ -55,7 +58,9 @@ def test_gradients_pass_gradcheck_in_float64():
     targets = torch.tensor([0, 6, 2, 2, 5])
 
     def run(h, w, b):
-        return token_logprobs(h, w, targets, temperature=1.3, chunk_tokens=2, bias=b, masked_ids=torch.tensor([4]))
+        return token_logprobs(
+            h, w, targets, temperature=1.3, chunk_tokens=2, bias=b, masked_ids=torch.tensor([4])
+        )
 
     assert torch.autograd.gradcheck(run, (hidden, weight, bias))
 
@@ -77,7 +82,8 @@ def test_temperature_scales_logits_not_log_probs():
     x = _inputs(torch.float64)
     logits = (x["hidden"] @ x["weight"].T).detach()
     by_hand = [
-        logits[n, t] / 0.5 - math.log(sum(math.exp(z / 0.5) for z in logits[n].tolist())) for n, t in enumerate(x["targets"])
+        logits[n, t] / 0.5 - math.log(sum(math.exp(z / 0.5) for z in logits[n].tolist()))
+        for n, t in enumerate(x["targets"])
     ]
     logp, _ = token_logprobs(x["hidden"], x["weight"], x["targets"], temperature=0.5)
     assert torch.allclose(logp, torch.stack(by_hand), rtol=1e-12)
@@ -100,7 +106,11 @@ def test_a_masked_target_has_log_prob_minus_infinity_and_no_gradient(function):
     targets = x["targets"].clone()
     targets[3] = MASKED[0]
     logp, entropy = function(x["hidden"], x["weight"], targets, masked_ids=MASKED)
-    assert logp[3] == -math.inf and torch.isfinite(logp[torch.arange(N) != 3]).all() and torch.isfinite(entropy).all()
+    assert (
+        logp[3] == -math.inf
+        and torch.isfinite(logp[torch.arange(N) != 3]).all()
+        and torch.isfinite(entropy).all()
+    )
     (grad,) = torch.autograd.grad(logp.sum(), x["hidden"])
     assert (grad[3] == 0).all() and torch.isfinite(grad).all()
 
@@ -124,7 +134,9 @@ def test_no_tensor_as_large_as_the_full_logits_is_made():
     class Watch(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
-            sizes.extend(o.numel() for o in (out if isinstance(out, tuple) else (out,)) if isinstance(o, torch.Tensor))
+            sizes.extend(
+                o.numel() for o in (out if isinstance(out, tuple) else (out,)) if isinstance(o, torch.Tensor)
+            )
             return out
 
     n, v, chunk = 64, 1024, 8
@@ -167,6 +179,10 @@ def test_a_frozen_head_gets_no_gradient_and_works_under_no_grad():
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(change, message):
-    good = {"hidden": torch.zeros(3, 4), "weight": torch.zeros(6, 4), "targets": torch.zeros(3, dtype=torch.long)}
+    good = {
+        "hidden": torch.zeros(3, 4),
+        "weight": torch.zeros(6, 4),
+        "targets": torch.zeros(3, dtype=torch.long),
+    }
     with pytest.raises(ValueError, match=message):
         token_logprobs(**{**good, **change})

@@ -8,7 +8,9 @@ import torch
 
 from trainer.algorithms import group_advantages, kl_k3, llds_loss, policy_loss
 
-CASES = {c["name"]: c for c in json.loads((Path(__file__).parent / "data" / "golden.json").read_text())["cases"]}
+CASES = {
+    c["name"]: c for c in json.loads((Path(__file__).parent / "data" / "golden.json").read_text())["cases"]
+}
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-5}
 EXACT = dict(rtol=0, atol=0)
 
@@ -18,7 +20,9 @@ def _entries(section: str) -> list[tuple[str, str]]:
 
 
 def _tensors(case: dict, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    out = {k: torch.tensor(case[k], dtype=dtype) for k in ("logp", "logp_old", "logp_ref", "importance_weights")}
+    out = {
+        k: torch.tensor(case[k], dtype=dtype) for k in ("logp", "logp_old", "logp_ref", "importance_weights")
+    }
     out["logp"].requires_grad_()
     out["action_ids"] = torch.tensor(case["action_ids"])
     out["answer_mask"] = torch.tensor(case["answer_mask"])
@@ -31,7 +35,9 @@ def _check(term, logp: torch.Tensor, want: dict) -> None:
     wanted_grad = torch.tensor(want["grad_sum"], dtype=torch.float64)
     assert term.count == want["count"] and isinstance(term.count, float)
     assert term.loss_sum.item() == pytest.approx(want["loss_sum"], rel=tolerance, abs=tolerance)
-    assert torch.allclose(grad.double(), wanted_grad, rtol=tolerance, atol=tolerance * wanted_grad.abs().max().item())
+    assert torch.allclose(
+        grad.double(), wanted_grad, rtol=tolerance, atol=tolerance * wanted_grad.abs().max().item()
+    )
     assert ((grad == 0) == (wanted_grad == 0)).all()
 
 
@@ -69,9 +75,13 @@ def test_llds(name, key, dtype):
     case, want = CASES[name], CASES[name]["llds"][key]
     x = _tensors(case, dtype)
     gate, denominator, *weight = key.split("/")
-    options = {"answer_mask": x["answer_mask"], "answer_weight": float(weight[0].split("=")[1])} if weight else {}
+    options = (
+        {"answer_mask": x["answer_mask"], "answer_weight": float(weight[0].split("=")[1])} if weight else {}
+    )
     advantages = torch.tensor(case["advantages"]["grpo"], dtype=dtype)
-    term = llds_loss(x["logp"], x["logp_old"], advantages, x["action_ids"], gate=gate, denominator=denominator, **options)
+    term = llds_loss(
+        x["logp"], x["logp_old"], advantages, x["action_ids"], gate=gate, denominator=denominator, **options
+    )
     _check(term, x["logp"], want)
     assert term.stats["active_tokens"] == want["active_tokens"]
 

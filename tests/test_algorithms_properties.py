@@ -38,7 +38,8 @@ def batch(seed: int, rows: int | None = None) -> dict[str, torch.Tensor]:
         "weights": torch.rand(b, t, generator=g, dtype=torch.float64) * 2,
         "answer": torch.rand(b, t, generator=g) < 0.3,
         "entropy": torch.rand(b, t, generator=g, dtype=torch.float64),
-        "advantages": torch.randint(-1, 2, (b,), generator=g) * torch.rand(b, generator=g, dtype=torch.float64),
+        "advantages": torch.randint(-1, 2, (b,), generator=g)
+        * torch.rand(b, generator=g, dtype=torch.float64),
         "ids": ids,
     }
 
@@ -63,7 +64,11 @@ def policy(kind, x, weights="weights"):
 
 LOSSES = {
     **{kind: functools.partial(policy, kind) for kind in POLICY_KINDS},
-    **{f"llds/{g}/{d}": functools.partial(llds, gate=g, denominator=d) for g in GATES for d in ("preserved", "all")},
+    **{
+        f"llds/{g}/{d}": functools.partial(llds, gate=g, denominator=d)
+        for g in GATES
+        for d in ("preserved", "all")
+    },
     "llds/weighted": lambda x: llds(x, answer_mask=x["answer"], answer_weight=0.3),
     "llds/min_drop": lambda x: llds(x, min_drop=0.2),
     "kl": lambda x: kl_k3(x["logp"], x["logp_ref"], x["ids"]),
@@ -127,7 +132,9 @@ def test_order_of_rows_and_padding_leave_sums_unchanged(name, seed):
 def test_any_split_of_a_batch_leaves_sum_count_and_gradient_unchanged(name, seed, size):
     x = batch(seed)
     loss, count, grad = evaluate(name, x)
-    parts = [evaluate(name, {k: v[i : i + size] for k, v in x.items()}) for i in range(0, len(x["ids"]), size)]
+    parts = [
+        evaluate(name, {k: v[i : i + size] for k, v in x.items()}) for i in range(0, len(x["ids"]), size)
+    ]
     assert sum(p[1] for p in parts) == count
     assert torch.allclose(sum(p[0] for p in parts), loss, rtol=1e-12, atol=1e-12)
     assert torch.allclose(torch.cat([p[2] for p in parts]), grad, rtol=1e-12, atol=1e-14)
@@ -137,14 +144,21 @@ def test_any_split_of_a_batch_leaves_sum_count_and_gradient_unchanged(name, seed
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0), (3, 5)])
 def test_an_empty_mask_gives_loss_0_count_0_and_a_finite_zero_gradient(name, shape):
     x = {k: torch.full(shape, torch.nan) for k in ("logp", "logp_old", "logp_ref", "weights")}
-    x |= {"ids": torch.full(shape, -1), "answer": torch.ones(shape, dtype=torch.bool), "advantages": torch.ones(shape[0])}
+    x |= {
+        "ids": torch.full(shape, -1),
+        "answer": torch.ones(shape, dtype=torch.bool),
+        "advantages": torch.ones(shape[0]),
+    }
     loss, count, grad = evaluate(name, x)
     assert loss == 0 and count == 0 and grad.shape == shape and (grad == 0).all()
 
 
 @each_loss
 def test_a_single_token_row(name):
-    x = {k: torch.tensor([[v]]) for k, v in {"logp": -1.5, "logp_old": -1.0, "logp_ref": -1.0, "weights": 1.0}.items()}
+    x = {
+        k: torch.tensor([[v]])
+        for k, v in {"logp": -1.5, "logp_old": -1.0, "logp_ref": -1.0, "weights": 1.0}.items()
+    }
     x |= {"ids": torch.tensor([[0]]), "answer": torch.tensor([[True]]), "advantages": torch.tensor([2.0])}
     ratio = torch.tensor(-0.5).exp().item()
     objective = -2 * ratio
@@ -190,7 +204,11 @@ def test_llds_is_0_while_the_policy_is_the_anchor(gate, seed):
     logp = x["logp"].requires_grad_()
     term = llds({**x, "logp_old": logp.detach()}, gate=gate)
     (grad,) = torch.autograd.grad(term.loss_sum, logp)
-    assert term.loss_sum == 0 and (grad == 0).all() and term.stats["active_tokens"] == term.stats["active_actions"] == 0
+    assert (
+        term.loss_sum == 0
+        and (grad == 0).all()
+        and term.stats["active_tokens"] == term.stats["active_actions"] == 0
+    )
 
 
 @each_gate
@@ -220,7 +238,9 @@ def test_llds_is_one_sided_and_raising_a_log_prob_never_raises_it(gate, seed, ri
 
 
 @many(max_examples=100)
-@given(SEEDS, st.sampled_from(GATES), st.sampled_from([0.0, 0.15]), st.sampled_from([1.0, 0.4]), st.booleans())
+@given(
+    SEEDS, st.sampled_from(GATES), st.sampled_from([0.0, 0.15]), st.sampled_from([1.0, 0.4]), st.booleans()
+)
 def test_llds_equals_plain_loops(seed, gate, min_drop, weight, choose):
     x = batch(seed)
     chosen = x["advantages"] > 0 if choose else None
@@ -245,7 +265,11 @@ def test_llds_equals_plain_loops(seed, gate, min_drop, weight, choose):
                 active += 1
                 actions.add((b, action))
     assert term.loss_sum.item() == pytest.approx(total, rel=1e-12)
-    assert (term.count, term.stats["active_tokens"], term.stats["active_actions"]) == (kept, active, len(actions))
+    assert (term.count, term.stats["active_tokens"], term.stats["active_actions"]) == (
+        kept,
+        active,
+        len(actions),
+    )
 
 
 @pytest.mark.parametrize(("gate", "opened"), [("action", [0, 1]), ("response", [0, 1])])
@@ -285,7 +309,10 @@ def test_min_drop_ignores_the_noise_of_re_scoring():
     fallen = noisy - torch.nn.functional.one_hot(torch.tensor(3), 20) * 0.5
     assert llds_loss(fallen, old, torch.ones(8), ids, min_drop=1e-4).stats["active_tokens"] == 8
     quarter = (torch.tensor([[-0.25]]), torch.zeros(1, 1), torch.ones(1), torch.zeros(1, 1, dtype=torch.long))
-    assert llds_loss(*quarter, min_drop=0.25).loss_sum == 0 and llds_loss(*quarter, min_drop=0.2).loss_sum == 0.25
+    assert (
+        llds_loss(*quarter, min_drop=0.25).loss_sum == 0
+        and llds_loss(*quarter, min_drop=0.2).loss_sum == 0.25
+    )
 
 
 @pytest.mark.parametrize("distance", [100.0, -100.0])
@@ -354,7 +381,9 @@ def test_clip_fraction_counts_the_tokens_without_gradient():
     [
         (lambda x: policy("ppo", x), "unknown policy loss 'ppo'; known: grpo, grpo_seq"),
         (
-            lambda x: policy_loss("dr_grpo", x["logp"], x["logp"], x["advantages"], x["ids"], clip_low=0.2, clip_high=0.2),
+            lambda x: policy_loss(
+                "dr_grpo", x["logp"], x["logp"], x["advantages"], x["ids"], clip_low=0.2, clip_high=0.2
+            ),
             "dr_grpo needs",
         ),
         (lambda x: llds(x, gate="turn"), "unknown LLDS gate 'turn'; known: action, response, token"),

@@ -26,7 +26,9 @@ def _trajectories(seed: int) -> list[Trajectory]:
         for turn in range(turns):
             ids = rng.integers(0, 50, rng.integers(1, 7)).tolist()
             last = turn == turns - 1
-            segments.append(Action(ids, (-rng.random(len(ids))).tolist(), turn, "answer" if last else "search", "text"))
+            segments.append(
+                Action(ids, (-rng.random(len(ids))).tolist(), turn, "answer" if last else "search", "text")
+            )
             if not last:
                 segments.append(Observation(rng.integers(0, 50, rng.integers(1, 6)).tolist(), "documents"))
         prompt = rng.integers(0, 50, rng.integers(2, 8)).tolist()
@@ -65,12 +67,16 @@ def test_mask_action_ids_and_advantages_of_real_trajectories_equal_plain_loops(s
     assert batch.offsets[-1] == at == len(batch.token_ids)
 
     names = sorted({t.group for t in trajectories})
-    got = group_advantages(torch.tensor(rewards), torch.tensor([names.index(t.group) for t in trajectories]), "grpo")
+    got = group_advantages(
+        torch.tensor(rewards), torch.tensor([names.index(t.group) for t in trajectories]), "grpo"
+    )
     for row, t in enumerate(trajectories):
         group = [r for r, other in zip(rewards, trajectories, strict=True) if other.group == t.group]
         mean = sum(group) / 3
         std = (sum((r - mean) ** 2 for r in group) / 2) ** 0.5
-        assert got[row].item() == pytest.approx((rewards[row] - mean) / (std + 1e-6) if std else 0.0, rel=1e-6)
+        assert got[row].item() == pytest.approx(
+            (rewards[row] - mean) / (std + 1e-6) if std else 0.0, rel=1e-6
+        )
 
     # One scalar at the end of the whole chain: the LLDS sum of the padded batch against loops over the trajectories.
     old = _padded(batch, batch.logp_sampler, 0.0)
@@ -104,7 +110,9 @@ class _Policy(torch.nn.Module):
 
     def logp(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden = self.hidden(tokens)
-        return token_logprobs(hidden.flatten(0, 1), self.head, tokens.flatten(), chunk_tokens=16)[0].view(tokens.shape)
+        return token_logprobs(hidden.flatten(0, 1), self.head, tokens.flatten(), chunk_tokens=16)[0].view(
+            tokens.shape
+        )
 
 
 @pytest.mark.parametrize("kind", ["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"])
@@ -114,14 +122,20 @@ def test_a_step_has_the_same_gradient_in_micro_batches_of_any_size(kind):
     advantages = torch.tensor([float(int(t.uid[1:]) % 3 - 1) for t in trajectories], dtype=torch.float64)
     old_policy = _Policy(1)
     with torch.no_grad():
-        old_policy.head += 0.05 * torch.randn(50, 8, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+        old_policy.head += 0.05 * torch.randn(
+            50, 8, generator=torch.Generator().manual_seed(9), dtype=torch.float64
+        )
 
     def gradient(size: int) -> list[torch.Tensor]:
         parts = [batch.take(list(range(i, min(i + size, 12)))) for i in range(0, 12, size)]
         sums, counts = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         for i, part in enumerate(parts):
             tokens, ids = _padded(part, part.token_ids, 0).long(), _padded(part, part.action_ids, -1).long()
-            logp, old, a = policy.logp(tokens), old_policy.logp(tokens).detach(), advantages[i * size : (i + 1) * size]
+            logp, old, a = (
+                policy.logp(tokens),
+                old_policy.logp(tokens).detach(),
+                advantages[i * size : (i + 1) * size],
+            )
             terms = [
                 policy_loss(kind, logp, old, a, ids, clip_low=0.2, clip_high=0.2, max_response_tokens=64),
                 llds_loss(logp, old, a, ids),
@@ -221,7 +235,13 @@ def test_the_package_imports_torch_and_the_standard_library_alone():
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             for name in names:
                 root = name.split(".")[0]
-                assert root == "torch" or root in sys.stdlib_module_names or name.startswith("trainer.algorithms"), (path, name)
+                assert (
+                    root == "torch"
+                    or root in sys.stdlib_module_names
+                    or name.startswith("trainer.algorithms")
+                ), (path, name)
     code = "import sys, trainer.algorithms; print([m for m in ('services', 'ray', 'deepspeed', 'vllm', 'pydantic') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout.strip() == "[]"

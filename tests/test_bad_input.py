@@ -101,15 +101,21 @@ def test_a_path_that_cannot_be_is_one_line(tmp_path):
 def test_a_yaml_value_that_is_none_of_its_kind_is_one_line(tmp_path, value):
     path = written(tmp_path / "c.yaml", f"seed: {value}\n".encode())
     refused("config", "show", "--config", path, says=path)
-    good = written(tmp_path / "good.yaml", b"{model: {path: m}, data: {train: t.jsonl}, retriever: {corpus: c.jsonl}}")
+    good = written(
+        tmp_path / "good.yaml", b"{model: {path: m}, data: {train: t.jsonl}, retriever: {corpus: c.jsonl}}"
+    )
     refused("config", "show", "--config", good, f"seed={value}", says="override 'seed=")
     run = written(tmp_path / "run" / "metrics.jsonl", STEP).parent
     refused("monitor", "replay", run, "--rules", path, says=path)
 
 
-@pytest.mark.parametrize("override", ["learner.lr=.inf", "seed=-1", "seed=99999999999999999999", "store.url=ftp://x"])
+@pytest.mark.parametrize(
+    "override", ["learner.lr=.inf", "seed=-1", "seed=99999999999999999999", "store.url=ftp://x"]
+)
 def test_numbers_and_addresses_that_nothing_can_use_are_refused(tmp_path, override):
-    path = written(tmp_path / "c.yaml", b"{model: {path: m}, data: {train: t.jsonl}, retriever: {corpus: c.jsonl}}")
+    path = written(
+        tmp_path / "c.yaml", b"{model: {path: m}, data: {train: t.jsonl}, retriever: {corpus: c.jsonl}}"
+    )
     refused("config", "show", "--config", path, override, says=override.partition("=")[0])
 
 
@@ -152,9 +158,16 @@ def test_a_step_far_off_is_refused_wherever_it_comes_from(tmp_path):
     store = SQLiteStore(tmp_path / "l.db")
     with TestClient(create_app(store)) as client:
         assert client.post("/v1/runs/r/steps", json=far).status_code == 422
-        assert client.post("/v1/runs/r/steps", json=far | {"step": 0, "policy_version": 10**30}).status_code == 422
+        assert (
+            client.post("/v1/runs/r/steps", json=far | {"step": 0, "policy_version": 10**30}).status_code
+            == 422
+        )
         assert client.post("/v1/runs/r/steps", json=far | {"step": 0}).status_code == 200
-        for path in ("steps?first=9999999999999999999", "series?last=9999999999999999999", f"steps/{10**30}/trajectories"):
+        for path in (
+            "steps?first=9999999999999999999",
+            "series?last=9999999999999999999",
+            f"steps/{10**30}/trajectories",
+        ):
             assert client.get(f"/v1/runs/r/{path}").status_code == 422
     store.close()
     path = written(tmp_path / "m.jsonl", STEP + b'{"step": 1000000000000}\n')
@@ -173,7 +186,9 @@ def test_a_database_of_something_else_is_left_alone(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as db:
         db.execute("CREATE TABLE mine (x)")
         before = db.execute("SELECT name FROM sqlite_master").fetchall()
-        refused("likelihood", "prune", "--store", tmp_path / "other.db", "--keep-steps", 1, says="something else")
+        refused(
+            "likelihood", "prune", "--store", tmp_path / "other.db", "--keep-steps", 1, says="something else"
+        )
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == before
 
 
@@ -198,9 +213,14 @@ def test_a_metric_of_four_hundred_digits_is_read_as_no_number(tmp_path):
 
 def test_a_report_takes_odd_events_and_configurations(tmp_path):
     run = written(tmp_path / "run" / "metrics.jsonl", STEP).parent
-    events = [{"step": "x", "event": "evaluation", "em": 0.5}, {"step": 0, "event": "evaluation", "overall": "x"}]
+    events = [
+        {"step": "x", "event": "evaluation", "em": 0.5},
+        {"step": 0, "event": "evaluation", "overall": "x"},
+    ]
     written(run / "events.jsonl", "".join(json.dumps(e) + "\n" for e in events).encode())
-    written(run / "config.yaml", b"a: !!set {x}\nb: " + b"9" * 100 + b"\nc: &c [*c]\n? [d]\n: 1\ne: 2024-01-01\n")
+    written(
+        run / "config.yaml", b"a: !!set {x}\nb: " + b"9" * 100 + b"\nc: &c [*c]\n? [d]\n: 1\ne: 2024-01-01\n"
+    )
     status, _, err = call("report", run)
     assert status == 0, err
     written(run / "summary.json", b"[1]")
@@ -221,12 +241,17 @@ def test_a_cache_that_is_a_file_is_one_line(tmp_path, monkeypatch):
 
 
 def _command(*argv):
-    return subprocess.Popen([sys.executable, "-m", "trainer", *map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer", *map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def test_ctrl_c_while_the_program_loads_is_silent():
     process = _command("config", "schema")
-    while not any("encodings" in line or ".so" in line for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()):
+    while not any(
+        "encodings" in line or ".so" in line
+        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    ):
         time.sleep(0.001)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)

@@ -61,7 +61,9 @@ def test_a_variant_that_fails_leaves_its_memory_to_the_next(monkeypatch):
         raise RuntimeError("CUDA out of memory")
 
     monkeypatch.setattr(gpu_learner, "measure", failing)
-    out = gpu_learner.run(parser.parse_args(["--shape", "tiny", "--rows", "2", "--longest", "100", "--variants", "packed"]))
+    out = gpu_learner.run(
+        parser.parse_args(["--shape", "tiny", "--rows", "2", "--longest", "100", "--variants", "packed"])
+    )
     assert out["packed"] == {"failed": "RuntimeError: CUDA out of memory"}
     assert kept[0]() is None
 
@@ -74,10 +76,17 @@ def write_run(folder):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps))
     score = {"before": 0.0, "after": 0.5}
     events = [
-        {"event": "evaluation", "tag": tag, "overall": {"em": em, "n": 2}, "sources": {"nq": {"em": em, "n": 2}}}
+        {
+            "event": "evaluation",
+            "tag": tag,
+            "overall": {"em": em, "n": 2},
+            "sources": {"nq": {"em": em, "n": 2}},
+        }
         for tag, em in score.items()
     ]
-    (folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in [{"event": "worker_join"}, *events]))
+    (folder / "events.jsonl").write_text(
+        "".join(json.dumps(e) + "\n" for e in [{"event": "worker_join"}, *events])
+    )
     for tag, rewards in (("before", [0.0, 0.0]), ("after", [0.0, 1.0])):
         rows = [
             {
@@ -91,7 +100,9 @@ def write_run(folder):
             }
             for i, r in enumerate(rewards)
         ]
-        (folder / "trajectories" / f"eval_{tag}_greedy.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        (folder / "trajectories" / f"eval_{tag}_greedy.jsonl").write_text(
+            "".join(json.dumps(r) + "\n" for r in rows)
+        )
 
 
 def test_the_report_of_a_run_has_scores_by_source_and_examples_without_documents(tmp_path):
@@ -142,12 +153,24 @@ def test_the_peer_is_given_the_work_that_ours_does(tmp_path, vllm):
     questions = gpu_peer.same_questions(args)
     assert len(questions.read_text().splitlines()) == 12
     changes = gpu_peer.our_changes(args, questions)
-    config = load_config(gpu_peer.ROOT / "examples/wiki_qa_gpu.yaml", [f"{k}={v}" for k, v in changes.items()])
+    config = load_config(
+        gpu_peer.ROOT / "examples/wiki_qa_gpu.yaml", [f"{k}={v}" for k, v in changes.items()]
+    )
     assert config.rollout.max_turns == 0, "one generation, as TRL's"
     assert config.rollout.engine == ("vllm" if vllm == "yes" else "transformers")
-    assert not config.learner.gradient_checkpointing and config.learner.minibatches_per_batch * config.learner.epochs == 1
-    assert config.probe.every > config.trainer.steps and not config.algorithm.kl and not config.algorithm.llds.lambda_
-    assert (config.rollout.max_response_tokens, config.rollout.max_model_tokens) == (100, gpu_peer.MAX_PROMPT_TOKENS + 100)
+    assert (
+        not config.learner.gradient_checkpointing
+        and config.learner.minibatches_per_batch * config.learner.epochs == 1
+    )
+    assert (
+        config.probe.every > config.trainer.steps
+        and not config.algorithm.kl
+        and not config.algorithm.llds.lambda_
+    )
+    assert (config.rollout.max_response_tokens, config.rollout.max_model_tokens) == (
+        100,
+        gpu_peer.MAX_PROMPT_TOKENS + 100,
+    )
 
 
 def test_the_peers_both_see_one_gpu_and_a_batch_that_does_not_divide_is_refused(tmp_path, monkeypatch):

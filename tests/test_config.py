@@ -24,7 +24,10 @@ def file(tmp_path):
         ("algorithm.llds.lamda=1", "algorithm.llds.lamda: unknown key; did you mean algorithm.llds.lambda?"),
         ("steps=3", "steps: unknown key; did you mean trainer.steps?"),
         ("learner.group_size=8", "learner.group_size: unknown key; did you mean rollout.group_size?"),
-        ("learner.lr=fast", "learner.lr: Input should be a valid number, unable to parse string as a number (got 'fast')"),
+        (
+            "learner.lr=fast",
+            "learner.lr: Input should be a valid number, unable to parse string as a number (got 'fast')",
+        ),
         ("rollout.workers=0", "rollout.workers: Input should be greater than or equal to 1 (got 0)"),
         ("rollout.workers=many", "rollout.workers"),
         ("seed=true", "seed=true: expected a value, not true or false"),
@@ -74,7 +77,9 @@ def test_a_missing_file_a_non_mapping_and_broken_yaml_are_told_apart(tmp_path):
 
 
 def test_words_like_off_and_numbers_like_1e_4_mean_what_they_look_like(file):
-    config = load_config(file, ["algorithm.importance.mode=off", "learner.lr=1e-4", "algorithm.llds.answer_weight=off"])
+    config = load_config(
+        file, ["algorithm.importance.mode=off", "learner.lr=1e-4", "algorithm.llds.answer_weight=off"]
+    )
     assert config.algorithm.importance.mode == "off"
     assert config.learner.lr == 1e-4
 
@@ -92,13 +97,20 @@ def test_llds_that_can_never_act_is_refused_with_the_reason(file):
         load_config(file, ["learner.minibatches_per_batch=1", way_out])
     with pytest.raises(ConfigError, match="compares the weights with themselves"):
         load_config(
-            file, ["learner.minibatches_per_batch=1", "algorithm.llds.anchor=snapshot", "algorithm.llds.snapshot_every=1"]
+            file,
+            [
+                "learner.minibatches_per_batch=1",
+                "algorithm.llds.anchor=snapshot",
+                "algorithm.llds.snapshot_every=1",
+            ],
         )
 
 
 def test_more_minibatches_than_trajectories_are_refused(file):
     with pytest.raises(ConfigError, match="more than the 4 trajectories"):
-        load_config(file, ["rollout.prompts_per_step=2", "rollout.group_size=2", "learner.minibatches_per_batch=5"])
+        load_config(
+            file, ["rollout.prompts_per_step=2", "rollout.group_size=2", "learner.minibatches_per_batch=5"]
+        )
 
 
 @pytest.mark.parametrize("advantage", ["rloo", "dr_grpo"])
@@ -110,12 +122,19 @@ def test_groups_of_one_that_could_never_learn_are_refused(file, advantage):
 
 def test_staleness_turns_the_importance_correction_on_unless_the_user_chose(file):
     assert load_config(file, ["rollout.max_staleness=1"]).algorithm.importance.mode == "token"
-    assert load_config(file, ["rollout.max_staleness=1", "algorithm.importance.mode=off"]).algorithm.importance.mode == "off"
+    assert (
+        load_config(
+            file, ["rollout.max_staleness=1", "algorithm.importance.mode=off"]
+        ).algorithm.importance.mode
+        == "off"
+    )
     assert load_config(file).algorithm.importance.mode == "off"
 
 
 def test_what_is_dumped_loads_as_the_same_configuration(file, tmp_path):
-    config = load_config(file, ["algorithm.llds.lambda=0.3", "rollout.workers=all", "algorithm.llds.min_drop=0.001"])
+    config = load_config(
+        file, ["algorithm.llds.lambda=0.3", "rollout.workers=all", "algorithm.llds.min_drop=0.001"]
+    )
     again = tmp_path / "again.yaml"
     again.write_text(dump_config(config))
     assert load_config(again) == config
@@ -135,8 +154,14 @@ def test_the_schema_describes_every_key():
 
 
 def test_an_action_on_lambda_that_could_never_act_is_refused(file):
-    without_llds = ["monitor.action=raise_lambda", "algorithm.llds.lambda=0", "learner.minibatches_per_batch=1"]
-    with pytest.raises(ConfigError, match=r"^monitor\.action=raise_lambda can never act with one optimiser step a batch"):
+    without_llds = [
+        "monitor.action=raise_lambda",
+        "algorithm.llds.lambda=0",
+        "learner.minibatches_per_batch=1",
+    ]
+    with pytest.raises(
+        ConfigError, match=r"^monitor\.action=raise_lambda can never act with one optimiser step a batch"
+    ):
         load_config(file, without_llds)
     for way_out in ("learner.epochs=2", "algorithm.llds.anchor=snapshot"):
         load_config(file, [*without_llds, way_out])
@@ -153,7 +178,10 @@ def test_a_lag_that_a_running_service_does_not_keep_is_refused(file):
     ("url", "shown"),
     [
         ("redis://u:secret@h:6379/0", "redis://***@h:6379/0"),
-        ("redis://:secret@h/0?socket_timeout=3&password=secret", "redis://***@h/0?socket_timeout=3&password=***"),
+        (
+            "redis://:secret@h/0?socket_timeout=3&password=secret",
+            "redis://***@h/0?socket_timeout=3&password=***",
+        ),
         ("http://h:8100/a@b", "http://h:8100/a@b"),
     ],
 )

@@ -79,7 +79,13 @@ def test_a_gateway_that_took_a_killed_runs_port_does_not_ask_itself(cluster, mon
 def test_who_holds_a_stale_address_is_never_sent_the_token(cluster, stranger):
     gateway = Gateway("127.0.0.1:6379", "secret")
     cluster.append({"run": "killed", "id": "gone", "url": stranger.url, "started": 1.0})
-    for health in ((200, {"hello": "world"}), (200, {"run": "other"}), (200, [1]), (200, b"<html>"), (302, {"run": "gone"})):
+    for health in (
+        (200, {"hello": "world"}),
+        (200, {"run": "other"}),
+        (200, [1]),
+        (200, b"<html>"),
+        (302, {"run": "gone"}),
+    ):
         stranger.answers["/healthz"] = health
         assert asyncio.run(gateway.status()).state == "no run"
     assert stranger.asked == [("/healthz", None)] * 5
@@ -92,7 +98,9 @@ def test_who_holds_a_stale_address_is_never_sent_the_token(cluster, stranger):
 @pytest.mark.parametrize(
     "body", [{"hello": "world"}, [1], b"<html>", {"state": "somewhere"}, {"state": "running", "step": "x"}]
 )
-def test_another_programs_answer_is_one_line_for_a_gateway_and_for_the_command(cluster, stranger, body, monkeypatch, capsys):
+def test_another_programs_answer_is_one_line_for_a_gateway_and_for_the_command(
+    cluster, stranger, body, monkeypatch, capsys
+):
     cluster.append({"run": "r", "id": "i", "url": stranger.url, "started": 1.0})
     stranger.answers |= {"/healthz": (200, {"run": "i"}), "/v1/status": (200, body), "/v1/pause": (200, body)}
     server = serve_in_thread(Gateway("127.0.0.1:6379", None), LOCAL, print)
@@ -100,22 +108,49 @@ def test_another_programs_answer_is_one_line_for_a_gateway_and_for_the_command(c
         for method, path in (("GET", "/v1/status"), ("POST", "/v1/pause"), ("GET", "/metrics")):
             answer = httpx.request(method, server.url + path, timeout=10)
             assert answer.status_code == 503, path
-            assert answer.json()["detail"].startswith(f"{stranger.url}: what answers there is no control plane of a run")
+            assert answer.json()["detail"].startswith(
+                f"{stranger.url}: what answers there is no control plane of a run"
+            )
     finally:
         server.stop()
     monkeypatch.setenv("UNSPIRAL_CONTROL_URL", stranger.url)
-    for arguments in (["status"], ["status", "--json"], ["workers", "list"], ["workers", "list", "--json"], ["pause"]):
+    for arguments in (
+        ["status"],
+        ["status", "--json"],
+        ["workers", "list"],
+        ["workers", "list", "--json"],
+        ["pause"],
+    ):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         said = capsys.readouterr()
         assert caught.value.code == 3 and said.out == "" and said.err.count("\n") == 1, (arguments, said)
-        assert said.err.startswith(f"unspiral: {stranger.url}: what answers there is no control plane of a run")
+        assert said.err.startswith(
+            f"unspiral: {stranger.url}: what answers there is no control plane of a run"
+        )
 
 
 def test_what_a_newer_run_adds_to_its_status_is_passed_over(stranger, monkeypatch, capsys):
-    worker = {"id": "w0.1", "node": "n", "pid": 7, "state": "ready", "version": 3, "outstanding_tokens": 5, "trajectories": 2}
-    status = {"state": "running", "run": "r", "step": 4, "mood": "good", "workers": [worker | {"colour": "red"}]}
-    stranger.answers["/v1/status"] = (200, status | {"store": {"url": "http://s", "reachable": True, "since": 3}})
+    worker = {
+        "id": "w0.1",
+        "node": "n",
+        "pid": 7,
+        "state": "ready",
+        "version": 3,
+        "outstanding_tokens": 5,
+        "trajectories": 2,
+    }
+    status = {
+        "state": "running",
+        "run": "r",
+        "step": 4,
+        "mood": "good",
+        "workers": [worker | {"colour": "red"}],
+    }
+    stranger.answers["/v1/status"] = (
+        200,
+        status | {"store": {"url": "http://s", "reachable": True, "since": 3}},
+    )
     monkeypatch.setenv("UNSPIRAL_CONTROL_URL", stranger.url)
     monkeypatch.setenv("COLUMNS", "160")
     with pytest.raises(SystemExit) as caught:
@@ -144,7 +179,9 @@ def test_a_token_that_ray_refuses_is_one_line(monkeypatch):
     assert caught.value.status == 503
 
 
-@pytest.mark.parametrize("value", [None, b"", b"{", b"[1]", b'{"run": "r", "url": "http://x", "started": 1.0}'])
+@pytest.mark.parametrize(
+    "value", [None, b"", b"{", b"[1]", b'{"run": "r", "url": "http://x", "started": 1.0}']
+)
 def test_what_cannot_be_checked_is_no_announcement(value):
     assert announcement(value) is None
 
@@ -158,10 +195,14 @@ def test_runs_of_one_name_do_not_take_each_others_address(caplog):
         gateway = Gateway(context.address_info["gcs_address"], None)
         announce_run("r", "a", "http://127.0.0.1:1", "/one")
         announce_run("r", "b", "http://127.0.0.1:2", "/two")
-        announce_run("r", "c", "http://127.0.0.1:3", "/one")  # the next attempt in the folder of a, which was killed
+        announce_run(
+            "r", "c", "http://127.0.0.1:3", "/one"
+        )  # the next attempt in the folder of a, which was killed
         assert sorted(r["id"] for r in gateway._registered()) == ["b", "c"]
         withdraw_run("r", "b")
-        assert [(r["run"], r["id"], r["url"]) for r in gateway._registered()] == [("r", "c", "http://127.0.0.1:3")]
+        assert [(r["run"], r["id"], r["url"]) for r in gateway._registered()] == [
+            ("r", "c", "http://127.0.0.1:3")
+        ]
         withdraw_run("r", "c")
         assert gateway._registered() == [] and not caplog.records
     finally:
@@ -194,7 +235,9 @@ def test_without_a_control_plane_a_killed_attempts_address_is_not_announced(monk
         (tmp_path / "control.json").write_text('{"run": "r", "url": "http://127.0.0.1:1", "pid": 1}')
         async with served(parse_config(CONFIG | {"control": control}), tmp_path, print) as it:
             with announced(it, SimpleNamespace()):
-                found = (tmp_path / "control.json").exists() and json.loads((tmp_path / "control.json").read_text())
+                found = (tmp_path / "control.json").exists() and json.loads(
+                    (tmp_path / "control.json").read_text()
+                )
                 if it.url:
                     async with httpx.AsyncClient() as http:
                         assert (await http.get(it.url + "/healthz")).json()["run"] == it.id
@@ -224,10 +267,14 @@ def test_the_last_worker_is_not_drained(tmp_path):
         return await control.drain("w0.1")
 
     for target, states in ((1, ("ready",)), (2, ("ready", "draining")), (2, ("ready", "failed"))):
-        with pytest.raises(ControlError, match=r"w0\.1 is the last worker, and .* use `unspiral pause`") as caught:
+        with pytest.raises(
+            ControlError, match=r"w0\.1 is the last worker, and .* use `unspiral pause`"
+        ) as caught:
             asyncio.run(run(target, *states))
         assert caught.value.status == 422 and drained == []
-    assert asyncio.run(run(2, "ready", "ready")).text == "w0.1 drains; 2 workers wanted" and drained == ["w0.1"]
+    assert asyncio.run(run(2, "ready", "ready")).text == "w0.1 drains; 2 workers wanted" and drained == [
+        "w0.1"
+    ]
 
 
 def test_a_status_shows_no_password_of_an_address(monkeypatch):

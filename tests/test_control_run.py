@@ -35,7 +35,9 @@ def cluster():
 
 
 def address(run, process):
-    return json.loads(until(lambda: (run / "control.json").exists() and (run / "control.json").read_text(), process))["url"]
+    return json.loads(
+        until(lambda: (run / "control.json").exists() and (run / "control.json").read_text(), process)
+    )["url"]
 
 
 def unspiral(*arguments, url):
@@ -96,7 +98,9 @@ def test_a_run_is_scaled_drained_paused_and_stopped_from_outside(cluster, files,
 
         # a gateway in another process finds the run, and passes on what it is asked
         with gateway(cluster.address) as other:
-            assert unspiral("status", url=other)[1].startswith("run:              controlled, attempt 0: running")
+            assert unspiral("status", url=other)[1].startswith(
+                "run:              controlled, attempt 0: running"
+            )
             assert unspiral("workers", "scale", 99, url=other)[0] == 3
             assert unspiral("workers", "drain", "w9.9", url=other)[0] == 2
 
@@ -129,7 +133,10 @@ def test_a_run_is_scaled_drained_paused_and_stopped_from_outside(cluster, files,
         until(lambda: status()["state"] == "paused", process)
         done = len(metrics(run))
         time.sleep(3)
-        assert len(metrics(run)) == done == status()["step"] and sum(w["outstanding_tokens"] for w in status()["workers"]) == 0
+        assert (
+            len(metrics(run)) == done == status()["step"]
+            and sum(w["outstanding_tokens"] for w in status()["workers"]) == 0
+        )
         assert unspiral("resume", url=url)[0] == 0
         until(lambda: len(metrics(run)) > done, process)
         assert unspiral("pause", url=url)[0] == 0

@@ -44,8 +44,12 @@ class Run:
             raise DriverSilent("the run does not answer")
 
     async def status(self):
-        worker = WorkerStatus(id="w0.1", node="n", pid=7, state="ready", version=3, outstanding_tokens=5, trajectories=2)
-        return RunStatus(state="running", run="r", step=4, steps=9, target=2, workers=[worker], rewards=[0.5, None])
+        worker = WorkerStatus(
+            id="w0.1", node="n", pid=7, state="ready", version=3, outstanding_tokens=5, trajectories=2
+        )
+        return RunStatus(
+            state="running", run="r", step=4, steps=9, target=2, workers=[worker], rewards=[0.5, None]
+        )
 
     async def scale(self, n, ahead):
         if n == 99 and not ahead:
@@ -108,7 +112,10 @@ def test_what_is_accepted_and_what_is_said_of_the_rest(run, served):
             )
         assert "use `unspiral pause`" in http.post("/v1/workers/scale", json={"n": 0}).json()["detail"]
         answer = http.post("/v1/workers/scale", content=b" " * 5000)
-        assert (answer.status_code, answer.json()["detail"]) == (413, "body of 5000 bytes; at most 4096 accepted")
+        assert (answer.status_code, answer.json()["detail"]) == (
+            413,
+            "body of 5000 bytes; at most 4096 accepted",
+        )
         assert http.post("/v1/pause", content=b" " * 5000).status_code == 413
         answer = http.post("/v1/workers/scale", json={"n": 99})
         assert (answer.status_code, answer.json()["detail"]) == (
@@ -118,7 +125,9 @@ def test_what_is_accepted_and_what_is_said_of_the_rest(run, served):
         assert http.post("/v1/workers/w9/drain").status_code == 404
         assert http.post("/v1/workers/w0.1/drain").status_code == 202
         assert http.get("/v1/pause").status_code == 405 and http.get("/v1/nothing").status_code == 404
-        assert http.post("/v1/pause").json()["text"] == "pauses" and http.post("/v1/resume").status_code == 200
+        assert (
+            http.post("/v1/pause").json()["text"] == "pauses" and http.post("/v1/resume").status_code == 200
+        )
         assert (
             http.post("/v1/pause", headers={"sec-fetch-site": "cross-site"}).status_code == 403
         )  # a foreign page in this machine's browser
@@ -153,9 +162,13 @@ def test_health_documentation_and_metrics(run, served):
         assert http.get("/readyz").json() == {"status": "ready"}
         docs = http.get("/docs").text
         assert "<title>Unspiral control: API</title>" in docs and "<h1>Control plane: API</h1>" in docs
-        assert {"/v1/status", "/v1/workers/scale", "/v1/workers/{worker}/drain", "/v1/pause", "/v1/resume"} <= set(
-            http.get("/openapi.json").json()["paths"]
-        )
+        assert {
+            "/v1/status",
+            "/v1/workers/scale",
+            "/v1/workers/{worker}/drain",
+            "/v1/pause",
+            "/v1/resume",
+        } <= set(http.get("/openapi.json").json()["paths"])
         assert http.get("/v1/status").json()["rewards"] == [0.5, None]
         http.post("/v1/workers/scale", json={})
         text = http.get("/metrics").text
@@ -187,7 +200,9 @@ def test_beyond_this_machine_a_token_is_needed(run, monkeypatch):
                 ("POST", "/v1/workers/scale"),
             ):
                 assert http.request(method, path).status_code == 401, path
-                assert http.request(method, path, headers={"Authorization": "Bearer wrong"}).status_code == 401
+                assert (
+                    http.request(method, path, headers={"Authorization": "Bearer wrong"}).status_code == 401
+                )
             assert http.post("/v1/pause", headers={"Authorization": "Bearer secret"}).status_code == 200
     finally:
         server.stop()
@@ -200,7 +215,9 @@ def test_a_port_that_is_taken_is_said_and_a_free_one_serves(run):
         port, said = taken.getsockname()[1], []
         server = serve_in_thread(run, ControlSettings(host="127.0.0.1", port=port), said.append)
         server.stop()
-    assert said == [f"control plane: port {port} of 127.0.0.1 is in use, by another run perhaps; {server.url} serves this one"]
+    assert said == [
+        f"control plane: port {port} of 127.0.0.1 is in use, by another run perhaps; {server.url} serves this one"
+    ]
 
 
 def test_settings_come_from_the_environment_and_a_bad_one_is_named(monkeypatch):
@@ -226,7 +243,10 @@ def test_the_commands_print_one_line_and_their_status(served, run, capsys, monke
 
     assert said("workers", "scale", "4") == (0, "4 workers wanted\n")
     assert said("workers", "scale", "all") == (0, "all workers wanted\n")
-    assert said("workers", "scale", "99") == (3, "unspiral: 99 rollout workers ask for CPU 99; the cluster has CPU 2\n")
+    assert said("workers", "scale", "99") == (
+        3,
+        "unspiral: 99 rollout workers ask for CPU 99; the cluster has CPU 2\n",
+    )
     assert said("workers", "scale", "99", "--ahead") == (0, "99 workers wanted\n")
     assert said("workers", "scale", "-1")[0] == 2 and said("workers", "scale", "many")[0] == 2
     code, out = said("workers", "scale", "0")
@@ -236,7 +256,13 @@ def test_the_commands_print_one_line_and_their_status(served, run, capsys, monke
     assert said("workers", "drain", "w0.1") == (0, "w0.1 drains\n")
     assert said("pause") == (0, "pauses\n") and said("resume") == (0, "goes on\n")
     code, out = said("status")
-    assert code == 0 and "r, attempt 0: running" in out and "4 of 9" in out and "0.500 -" in out and "w0.1" in out
+    assert (
+        code == 0
+        and "r, attempt 0: running" in out
+        and "4 of 9" in out
+        and "0.500 -" in out
+        and "w0.1" in out
+    )
     assert json.loads(said("workers", "list", "--json")[1])[0]["pid"] == 7
     monkeypatch.setenv("UNSPIRAL_CONTROL_URL", "http://127.0.0.1:9")
     code, out = said("status")
@@ -317,11 +343,20 @@ def test_a_gateway_speaks_for_the_newest_run_that_answers(run, served, cluster):
         ]
         status = through(gateway).json()
         assert (status["run"], status["others"]) == ("r", ["old"])
-        assert through(gateway, "/v1/workers/scale", "POST", json={"n": 3}).json() == {"text": "3 workers wanted", "target": 3}
+        assert through(gateway, "/v1/workers/scale", "POST", json={"n": 3}).json() == {
+            "text": "3 workers wanted",
+            "target": 3,
+        }
         assert run.asked == [("scale", 3)]
         assert through(gateway, "/v1/workers/scale", "POST", json={"n": 99}).status_code == 409
-        assert through(gateway, "/v1/workers/w9/drain", "POST").json()["detail"] == "no worker w9; there are w0.1"
-        assert through(gateway, "/v1/workers/w9%3Fx%23y/drain", "POST").json()["detail"] == "no worker w9?x#y; there are w0.1"
+        assert (
+            through(gateway, "/v1/workers/w9/drain", "POST").json()["detail"]
+            == "no worker w9; there are w0.1"
+        )
+        assert (
+            through(gateway, "/v1/workers/w9%3Fx%23y/drain", "POST").json()["detail"]
+            == "no worker w9?x#y; there are w0.1"
+        )
         cluster[1]["started"] = 4.0  # a newer one is seen at once
         assert through(gateway).json()["others"] == ["r"]
     finally:

@@ -26,9 +26,15 @@ def test_each_pass_has_every_question_once_in_an_order_of_its_own():
 
 
 def test_the_order_is_the_seeds_and_stays_what_it_was():
-    assert ids(PromptCursor(questions(20), 3, True).take(30)) == ids(PromptCursor(questions(20), 3, True).take(30))
-    assert ids(PromptCursor(questions(20), 3, True).take(20)) != ids(PromptCursor(questions(20), 4, True).take(20))
-    assert ids(PromptCursor(questions(8), 0, True).take(16)) == PINNED, "runs of earlier releases could not be resumed"
+    assert ids(PromptCursor(questions(20), 3, True).take(30)) == ids(
+        PromptCursor(questions(20), 3, True).take(30)
+    )
+    assert ids(PromptCursor(questions(20), 3, True).take(20)) != ids(
+        PromptCursor(questions(20), 4, True).take(20)
+    )
+    assert ids(PromptCursor(questions(8), 0, True).take(16)) == PINNED, (
+        "runs of earlier releases could not be resumed"
+    )
 
 
 PINNED = ["1", "3", "7", "6", "5", "4", "0", "2", "3", "6", "7", "5", "4", "2", "1", "0"]
@@ -65,11 +71,20 @@ def test_how_a_batch_is_cut_does_not_change_the_order():
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        (PromptCursor(questions(6), 1, True), "data.train: not the questions that the run began with (5 then, 6 now"),
-        (PromptCursor(questions(5, "other"), 1, True), "data.train: not the questions that the run began with (5 then, 5 now"),
+        (
+            PromptCursor(questions(6), 1, True),
+            "data.train: not the questions that the run began with (5 then, 6 now",
+        ),
+        (
+            PromptCursor(questions(5, "other"), 1, True),
+            "data.train: not the questions that the run began with (5 then, 5 now",
+        ),
         (PromptCursor(questions(5)[::-1], 1, True), "data.train: not the questions"),
         (PromptCursor(questions(5), 2, True), "seed: the run began with 1 and cannot go on with 2"),
-        (PromptCursor(questions(5), 1, False), "data.shuffle: the run began with True and cannot go on with False"),
+        (
+            PromptCursor(questions(5), 1, False),
+            "data.shuffle: the run began with True and cannot go on with False",
+        ),
     ],
 )
 def test_a_resume_on_other_data_fails_in_one_line(other, says):

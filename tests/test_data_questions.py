@@ -15,7 +15,9 @@ GOOD = {"id": "a", "question": "who?", "golden_answers": ["x", "y"], "data_sourc
 
 
 def jsonl(path, *rows):
-    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows), encoding="utf-8")
+    path.write_text(
+        "".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows), encoding="utf-8"
+    )
     return path
 
 
@@ -41,7 +43,9 @@ def parquet(path, rows):
 
 def test_plain_jsonl(tmp_path):
     found = load_questions(
-        jsonl(tmp_path / "q.jsonl", {**GOOD, "kind": "single-hop"}, "", GOOD | {"id": 7, "golden_answers": "x"})
+        jsonl(
+            tmp_path / "q.jsonl", {**GOOD, "kind": "single-hop"}, "", GOOD | {"id": 7, "golden_answers": "x"}
+        )
     )
     assert found.skipped == 0
     assert found.rows == [Question("a", "who?", ("x", "y"), "nq"), Question("7", "who?", ("x",), "nq")]
@@ -57,7 +61,9 @@ def test_flash_rag_jsonl_takes_its_source_from_the_file(tmp_path):
 def test_search_r1_parquet_keeps_its_prompt_word_for_word(tmp_path):
     rows = [search_r1_row(0), search_r1_row(0, "hotpotqa")]
     found = load_questions(parquet(tmp_path / "test.parquet", rows)).rows
-    assert found[0] == Question("test_0", "who?", ("x", "y"), "nq", "Answer the given question. Question: who 0?\n")
+    assert found[0] == Question(
+        "test_0", "who?", ("x", "y"), "nq", "Answer the given question. Question: who 0?\n"
+    )
     assert [q.data_source for q in found] == ["nq", "hotpotqa"]
 
 
@@ -90,14 +96,19 @@ def test_a_parquet_file_as_pandas_writes_it(tmp_path):
 
 def test_gzip_a_byte_order_mark_and_a_missing_last_newline(tmp_path):
     path = tmp_path / "q.jsonl.gz"
-    path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + json.dumps(GOOD | {"question": "où ?"}, ensure_ascii=False).encode()))
+    path.write_bytes(
+        gzip.compress(b"\xef\xbb\xbf" + json.dumps(GOOD | {"question": "où ?"}, ensure_ascii=False).encode())
+    )
     assert load_questions(path).rows[0].text == "où ?"
 
 
 BAD = [
     ('{"question": "who?"', "expected a JSON object"),
     ("[1]", "expected a JSON object, got list"),
-    ({"question": "who?"}, "expected `golden_answers` (or `reward_model.ground_truth.target`): a list of texts; it has none"),
+    (
+        {"question": "who?"},
+        "expected `golden_answers` (or `reward_model.ground_truth.target`): a list of texts; it has none",
+    ),
     ({"question": "who?", "golden_answers": []}, "a list of at least one text, got none"),
     ({"question": "who?", "golden_answers": [" "]}, "a list of at least one text, got none"),
     ({"question": "who?", "golden_answers": [1999]}, "a list of texts, got [1999]"),
@@ -106,7 +117,10 @@ BAD = [
     ({"golden_answers": ["x"]}, "expected `question`: a text"),
     ({**GOOD, "data_source": 3}, "expected `data_source`: a text, got int"),
     ({**GOOD, "prompt": "who?"}, "expected `prompt`: one user turn"),
-    ({**GOOD, "prompt": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "who?"}]}, "one user turn"),
+    (
+        {**GOOD, "prompt": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "who?"}]},
+        "one user turn",
+    ),
     ({"question": "who?", "reward_model": {"ground_truth": {"target": []}}}, "a list of texts; it has none"),
     ({"question": "who?", "reward_model": {"ground_truth": {"target": [" "]}}}, "at least one text"),
 ]
@@ -173,9 +187,13 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
 
 def test_a_parquet_file_of_another_kind_is_told_by_its_columns(tmp_path):
     path = parquet(tmp_path / "q.parquet", [{"text": "a", "label": 1}])
-    with pytest.raises(DataError, match="expected a column golden_answers or reward_model; it has text, label"):
+    with pytest.raises(
+        DataError, match="expected a column golden_answers or reward_model; it has text, label"
+    ):
         load_questions(path)
-    empty = pa.table({"question": pa.array([], pa.string()), "golden_answers": pa.array([], pa.list_(pa.string()))})
+    empty = pa.table(
+        {"question": pa.array([], pa.string()), "golden_answers": pa.array([], pa.list_(pa.string()))}
+    )
     pq.write_table(empty, path)
     with pytest.raises(DataError, match="empty"):
         load_questions(path)
@@ -197,7 +215,9 @@ def same(a, b):
 
 def test_jsonl_to_parquet_gives_search_r1s_columns_and_prompt(tmp_path):
     source = jsonl(
-        tmp_path / "q.jsonl", {**GOOD, "question": "who", "metadata": {}, "hops": 2, "support_docs": ["1", "2"]}, GOOD
+        tmp_path / "q.jsonl",
+        {**GOOD, "question": "who", "metadata": {}, "hops": 2, "support_docs": ["1", "2"]},
+        GOOD,
     )
     convert(source, tmp_path / "q.parquet")
     table = pq.read_table(tmp_path / "q.parquet")
@@ -206,18 +226,25 @@ def test_jsonl_to_parquet_gives_search_r1s_columns_and_prompt(tmp_path):
     assert row["reward_model"] == {"style": "rule", "ground_truth": {"target": ["x", "y"]}}
     assert row["extra_info"] == {"split": "train", "index": 0}
     assert [turn["role"] for turn in row["prompt"]] == ["user"]
-    assert row["prompt"][0]["content"].startswith("Answer the given question. You must conduct reasoning inside <think>")
+    assert row["prompt"][0]["content"].startswith(
+        "Answer the given question. You must conduct reasoning inside <think>"
+    )
     assert row["prompt"][0]["content"].endswith("For example, <answer> Beijing </answer>. Question: who?\n")
     assert (row["metadata"], row["hops"], row["support_docs"]) == ("{}", 2, ["1", "2"])
     assert same(load_questions(source).rows, load_questions(tmp_path / "q.parquet").rows)
 
 
 def test_parquet_to_jsonl_and_back_loses_nothing(tmp_path):
-    source = parquet(tmp_path / "q.parquet", [search_r1_row(i, s) for s in ("nq", "musique") for i in range(3)])
+    source = parquet(
+        tmp_path / "q.parquet", [search_r1_row(i, s) for s in ("nq", "musique") for i in range(3)]
+    )
     convert(source, tmp_path / "q.jsonl.gz")
     convert(tmp_path / "q.jsonl.gz", tmp_path / "again.parquet")
     assert load_questions(source).rows == load_questions(tmp_path / "again.parquet").rows
-    assert pq.read_table(tmp_path / "again.parquet").to_pylist()[0]["metadata"] == {"context": ["long"], "type": "bridge"}
+    assert pq.read_table(tmp_path / "again.parquet").to_pylist()[0]["metadata"] == {
+        "context": ["long"],
+        "type": "bridge",
+    }
     first = json.loads(gzip.decompress((tmp_path / "q.jsonl.gz").read_bytes()).splitlines()[0])
     assert list(first)[:3] == ["id", "question", "golden_answers"]
     assert first["prompt"] == [{"role": "user", "content": "Answer the given question. Question: who 0?\n"}]
@@ -249,7 +276,11 @@ def test_the_commands_print_counts_and_exit_with_2_on_a_malformed_row(tmp_path, 
         main(["data", "validate", str(good)])
     out = capsys.readouterr().out
     assert e.value.code == 0
-    assert [line.split() for line in out.splitlines()] == [["2wikimultihopqa", "1"], ["nq", "1"], ["total", "2"]]
+    assert [line.split() for line in out.splitlines()] == [
+        ["2wikimultihopqa", "1"],
+        ["nq", "1"],
+        ["total", "2"],
+    ]
     with pytest.raises(SystemExit) as e:
         main(["data", "validate", str(bad)])
     out, err = capsys.readouterr()

@@ -25,7 +25,9 @@ def test_held_out_exact_match_rises(demo):
     assert summary["em_after"] - summary["em_before"] >= 0.2
     assert summary["phase"] == "healthy"
     for label, suffix in (("sampled, T = 1", "_sampled"), ("greedy", "")):
-        assert re.search(rf"{label}\s+{summary[f'em_before{suffix}']:.3f}\s+{summary[f'em_after{suffix}']:.3f}", out), out
+        assert re.search(
+            rf"{label}\s+{summary[f'em_before{suffix}']:.3f}\s+{summary[f'em_after{suffix}']:.3f}", out
+        ), out
     report = re.search(r"report: (\S+)", out.splitlines()[-1])
     assert report and (folder / "demo-0" / "report.html").samefile(report[1])
 
@@ -40,9 +42,15 @@ def test_the_policy_learns_to_search_and_sampler_and_learner_agree_throughout(de
 def test_with_documents_shuffled_between_queries_the_gain_is_gone(demo):
     """Each title keeps its place, and gets the facts of another document: a policy that knew answers would keep its score."""
     folder, _ = demo
-    rows = [json.loads(line) for line in (folder / "lab" / "world_1000000_corpus.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (folder / "lab" / "world_1000000_corpus.jsonl").read_text().splitlines()
+    ]
     titles, bodies = zip(*(r["contents"].split("\n", 1) for r in rows), strict=True)
-    for kind in ("town", "guild", "person"):  # facts of the same kind change places, so that the form stays what it was
+    for kind in (
+        "town",
+        "guild",
+        "person",
+    ):  # facts of the same kind change places, so that the form stays what it was
         word = {"town": "river", "guild": "colour", "person": "born"}[kind]
         mine = [i for i, b in enumerate(bodies) if word in b.split()]
         for i, j in zip(mine, mine[1:] + mine[:1], strict=True):

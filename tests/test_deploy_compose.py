@@ -32,7 +32,9 @@ SECRETS = ("REDIS_PASSWORD", "UNSPIRAL_API_TOKEN", "RAY_AUTH_TOKEN", "GRAFANA_PA
 def compose(folder, *arguments, env=None):
     clean = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME")}
     command = [BIN / "docker-compose", *arguments]
-    return subprocess.run(command, cwd=folder, env=clean | (env or {}), capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command, cwd=folder, env=clean | (env or {}), capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +89,22 @@ def test_compose_takes_the_file_and_the_profiles_choose_the_nodes(checkout):
 
 @pytest.mark.parametrize("secret", SECRETS)
 def test_nothing_starts_without_a_secret(checkout, secret):
-    env = {line.split("=")[0]: "x" for line in (checkout / ".env").read_text().splitlines() if "=" in line and line[0] != "#"}
+    env = {
+        line.split("=")[0]: "x"
+        for line in (checkout / ".env").read_text().splitlines()
+        if "=" in line and line[0] != "#"
+    }
     done = compose(checkout, "--env-file", "/dev/null", "config", "-q", env=env | {secret: ""})
     assert done.returncode != 0
     assert secret in done.stderr and "deploy/new_env.sh" in done.stderr
 
 
 def test_new_secrets_are_long_different_and_readable_by_their_owner_alone(checkout):
-    values = dict(line.split("=", 1) for line in (checkout / ".env").read_text().splitlines() if "=" in line and line[0] != "#")
+    values = dict(
+        line.split("=", 1)
+        for line in (checkout / ".env").read_text().splitlines()
+        if "=" in line and line[0] != "#"
+    )
     assert len({values[s] for s in SECRETS}) == len(SECRETS)
     assert all(re.fullmatch(r"[0-9a-f]{48}", values[s]) for s in SECRETS)
     assert (checkout / ".env").stat().st_mode & 0o077 == 0
@@ -110,14 +120,20 @@ def test_a_copy_of_the_example_gets_its_secrets_and_keeps_the_rest(tmp_path):
     (tmp_path / "deploy").mkdir()
     for name in (".env.example", "deploy/new_env.sh"):
         shutil.copy(ROOT / name, tmp_path / name)
-    lines = [x for x in (ROOT / ".env.example").read_text().splitlines() if not x.startswith("GRAFANA_PASSWORD=")]
+    lines = [
+        x for x in (ROOT / ".env.example").read_text().splitlines() if not x.startswith("GRAFANA_PASSWORD=")
+    ]
     own = {"RAY_AUTH_TOKEN=": "RAY_AUTH_TOKEN=mine", "RETRIEVER_PORT=8000": "RETRIEVER_PORT=9000"}
     mine = [*(own.get(line, line) for line in lines), "HF_TOKEN="]  # a secret that is none of ours
     (tmp_path / ".env").write_text("\n".join(mine))
-    done = subprocess.run([tmp_path / "deploy/new_env.sh"], check=True, capture_output=True, text=True, timeout=30, umask=0o077)
+    done = subprocess.run(
+        [tmp_path / "deploy/new_env.sh"], check=True, capture_output=True, text=True, timeout=30, umask=0o077
+    )
     assert all((s in done.stdout) == (s != "RAY_AUTH_TOKEN") for s in SECRETS)
     after = (tmp_path / ".env").read_text().splitlines()
-    assert {line.split("=")[0] for line in after if len(line.partition("=")[2]) == 48} == set(SECRETS) - {"RAY_AUTH_TOKEN"}
+    assert {line.split("=")[0] for line in after if len(line.partition("=")[2]) == 48} == set(SECRETS) - {
+        "RAY_AUTH_TOKEN"
+    }
     assert [new for new, old in zip(after, mine, strict=False) if not old.startswith(SECRETS)] == [
         old for old in mine if not old.startswith(SECRETS)
     ]
@@ -139,7 +155,9 @@ def test_every_service_command_is_one_that_the_command_line_takes(stack):
         command = click_app.commands["serve"].commands[name]
         default = next(p.default for p in command.params if p.name == "port")
         assert serving[name]["port"] == default == port
-        assert serving[name]["host"] == "0.0.0.0", "inside the network; the host publishes it on loopback alone"
+        assert serving[name]["host"] == "0.0.0.0", (
+            "inside the network; the host publishes it on loopback alone"
+        )
     assert ServeSettings.model_fields["port"].default == 8100
 
 
@@ -147,7 +165,10 @@ def test_the_control_service_finds_runs_of_the_head_and_reaches_them(stack, monk
     """The gateway asks the head's key-value store; a run's driver, on the head, must serve where the gateway's container can reach it."""
     line, head = words(stack["services"]["control"]), words(stack["services"]["ray-head"])
     asked = parse(typer.main.get_command(app).commands["serve"].commands["control"], line[3:])
-    assert asked["ray_address"] == f"ray-head:{next(w.removeprefix('--port=') for w in head if w.startswith('--port='))}"
+    assert (
+        asked["ray_address"]
+        == f"ray-head:{next(w.removeprefix('--port=') for w in head if w.startswith('--port='))}"
+    )
     Gateway(asked["ray_address"], None)
     drivers = stack["services"]["ray-head"]["environment"]
     for name in ("UNSPIRAL_CONTROL_HOST", "UNSPIRAL_API_TOKEN"):
@@ -158,7 +179,9 @@ def test_the_control_service_finds_runs_of_the_head_and_reaches_them(stack, monk
     for name in ("UNSPIRAL_API_TOKEN", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         assert gate[name] == drivers[name], name
     passed_on = YAML(typ="safe").load((ROOT / "deploy/ray/runtime_env.yaml").read_text())["env_vars"]
-    assert not passed_on.keys() & {"UNSPIRAL_CONTROL_HOST", "UNSPIRAL_API_TOKEN"}, "they come from the head's own environment"
+    assert not passed_on.keys() & {"UNSPIRAL_CONTROL_HOST", "UNSPIRAL_API_TOKEN"}, (
+        "they come from the head's own environment"
+    )
 
 
 def test_every_ray_command_is_one_that_ray_takes(stack):
@@ -209,7 +232,12 @@ def test_another_corpus_takes_the_place_of_the_index_and_the_same_one_keeps_it(s
         corpus.write_text(text)
         command = [sys.executable, "deploy/docker/build_index.py", corpus, tmp_path / "index"]
         return subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONPATH": str(ROOT)}
+            command,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
         )
 
     corpus, line = tmp_path / "corpus.jsonl", '{{"id": "0", "contents": "\\"{0}\\"\\n{0}"}}\n'.format
@@ -221,14 +249,22 @@ def test_another_corpus_takes_the_place_of_the_index_and_the_same_one_keeps_it(s
     meta = tmp_path / "index/meta.json"
     meta.write_text(json.dumps(json.loads(meta.read_text()) | {"format": 1}))
     done = index(line("second"))
-    assert done.returncode == 0 and read_info(tmp_path / "index").passages == 1, "an upgrade finds the last version's index"
-    assert index("no corpus").returncode == 2 and read_info(tmp_path / "index").passages == 1, "a bad corpus replaces nothing"
-    assert stack["services"]["retriever"]["depends_on"]["index"]["restart"] is True, "the retriever is started on the new one"
+    assert done.returncode == 0 and read_info(tmp_path / "index").passages == 1, (
+        "an upgrade finds the last version's index"
+    )
+    assert index("no corpus").returncode == 2 and read_info(tmp_path / "index").passages == 1, (
+        "a bad corpus replaces nothing"
+    )
+    assert stack["services"]["retriever"]["depends_on"]["index"]["restart"] is True, (
+        "the retriever is started on the new one"
+    )
 
 
 def test_ports_are_published_on_loopback_alone(stack):
     published = {
-        (name, port["target"], port["host_ip"]) for name, s in stack["services"].items() for port in s.get("ports", [])
+        (name, port["target"], port["host_ip"])
+        for name, s in stack["services"].items()
+        for port in s.get("ports", [])
     }
     assert published == {
         ("retriever", 8000, "127.0.0.1"),
@@ -247,7 +283,9 @@ def test_health_checks_ask_routes_that_exist_at_the_port_served(stack, tmp_path)
 
     routes = {
         "retriever": {r.path for r in retriever_app(ServerSettings(index="none")).routes},
-        "likelihood": {r.path for r in create_app(open_store(str(tmp_path / "s.db")), None, MonitorRules(), None).routes},
+        "likelihood": {
+            r.path for r in create_app(open_store(str(tmp_path / "s.db")), None, MonitorRules(), None).routes
+        },
         "control": {r.path for r in control_app(Gateway("ray-head:6379", None)).routes},
     }
     for name, service in stack["services"].items():
@@ -260,24 +298,35 @@ def test_health_checks_ask_routes_that_exist_at_the_port_served(stack, tmp_path)
             assert f"--port {port}" in " ".join(words(service))
             assert path in routes[name]
     reporter = Path(importlib.util.find_spec("ray").origin).parent / "dashboard/modules/reporter"
-    for file, name in ((reporter / "healthz_agent.py", "rollout"), (reporter / "reporter_head.py", "ray-head")):
+    for file, name in (
+        (reporter / "healthz_agent.py", "rollout"),
+        (reporter / "reporter_head.py", "ray-head"),
+    ):
         path = re.search(r"/api/\w+", " ".join(stack["services"][name]["healthcheck"]["test"]))[0]
         assert f'"{path}"' in file.read_text()
 
 
 def test_dependencies_wait_for_health(stack):
-    waits = {name: {d: c["condition"] for d, c in s.get("depends_on", {}).items()} for name, s in stack["services"].items()}
+    waits = {
+        name: {d: c["condition"] for d, c in s.get("depends_on", {}).items()}
+        for name, s in stack["services"].items()
+    }
     assert waits["retriever"] == {"index": "service_completed_successfully"}
     assert waits["likelihood"] == {"redis": "service_healthy"}
     assert waits["learner"] == waits["rollout"] == waits["control"] == {"ray-head": "service_healthy"}
     assert waits["job"].keys() >= {"ray-head", "retriever", "likelihood"}
-    assert {c for w in waits.values() for c in w.values()} == {"service_healthy", "service_completed_successfully"}
+    assert {c for w in waits.values() for c in w.values()} == {
+        "service_healthy",
+        "service_completed_successfully",
+    }
 
 
 def test_no_container_asks_a_proxy_for_its_neighbours(stack):
     """Compose hands every container the proxy of ~/.docker/config.json, and urllib knows no 127.0.0.0/8 in `noProxy`."""
     proxied = {
-        name: f"http://127.0.0.1:9/{name}" for s in ("http", "https", "all") for name in (f"{s}_proxy", f"{s}_proxy".upper())
+        name: f"http://127.0.0.1:9/{name}"
+        for s in ("http", "https", "all")
+        for name in (f"{s}_proxy", f"{s}_proxy".upper())
     }
     for name, service in stack["services"].items():
         left = {k: v for k, v in (proxied | service["environment"]).items() if k in proxied and v}
@@ -301,7 +350,9 @@ def test_containers_are_confined_and_come_back(stack):
 def test_volumes_are_named_and_their_folders_belong_to_the_images_user(stack):
     made = {
         image: set(
-            re.search(r"install -d -o unspiral -g unspiral ([\w/ ]+)", (ROOT / f"deploy/docker/{file}").read_text())[1].split()
+            re.search(
+                r"install -d -o unspiral -g unspiral ([\w/ ]+)", (ROOT / f"deploy/docker/{file}").read_text()
+            )[1].split()
         )
         for image, file in (("unspiral-node", "node.Dockerfile"), ("unspiral-", "service.Dockerfile"))
     }
@@ -322,11 +373,14 @@ def test_volumes_are_named_and_their_folders_belong_to_the_images_user(stack):
 
 def test_variables_are_known_to_the_code(stack):
     sources = "".join(
-        p.read_text() for room in ("trainer", "services", "retriever_service") for p in (ROOT / room).rglob("*.py")
+        p.read_text()
+        for room in ("trainer", "services", "retriever_service")
+        for p in (ROOT / room).rglob("*.py")
     )
     ray = Path(importlib.util.find_spec("ray").origin).parent
     ray_text = "".join(
-        (ray / f).read_text() for f in ("_private/authentication_test_utils.py", "_common/usage/usage_constants.py")
+        (ray / f).read_text()
+        for f in ("_private/authentication_test_utils.py", "_common/usage/usage_constants.py")
     )
     ray_text += (ray / "_private/ray_constants.py").read_text()
     for name, service in stack["services"].items():
@@ -338,7 +392,9 @@ def test_variables_are_known_to_the_code(stack):
     for name in ("ray-head", "learner", "rollout", "control", "job"):
         assert stack["services"][name]["environment"]["RAY_AUTH_MODE"] == "token"
     for name in ("learner", "rollout", "retriever", "job"):
-        assert "UNSPIRAL_API_TOKEN" not in (stack["services"][name].get("environment") or {}), f"{name} has no use for it"
+        assert "UNSPIRAL_API_TOKEN" not in (stack["services"][name].get("environment") or {}), (
+            f"{name} has no use for it"
+        )
 
 
 def test_index_settings_are_build_arguments_that_no_image_keeps(stack):
@@ -386,7 +442,9 @@ def test_the_build_context_holds_what_the_dockerfiles_copy_and_no_secret():
 
 def test_the_manual_names_every_service_and_setting(stack):
     text = (ROOT / "docs/deploy.md").read_text()
-    assert [name for name in stack["services"] if f"`{name}`" not in text and name.capitalize() not in text] == []
+    assert [
+        name for name in stack["services"] if f"`{name}`" not in text and name.capitalize() not in text
+    ] == []
     settings = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
     example = (ROOT / ".env.example").read_text()
     assert [s for s in sorted(settings) if s not in text and s not in example] == []

@@ -12,7 +12,14 @@ from services.likelihood.launch import without_password
 from services.settings import ControlSettings
 from trainer.commands import doctor_roles
 from trainer.commands.doctor import check_address, checks_of, run_doctor
-from trainer.commands.doctor_roles import check_cluster, check_container, check_serving, check_store, check_token, memory_limit
+from trainer.commands.doctor_roles import (
+    check_cluster,
+    check_container,
+    check_serving,
+    check_store,
+    check_token,
+    memory_limit,
+)
 
 
 def table(role, config=None):
@@ -25,7 +32,11 @@ def test_a_retriever_container_is_not_asked_for_torch_a_compiler_or_ray():
     _, text = table("retriever")
     assert "bm25s" in text and "serving" in text
     assert not any(word in text for word in ("torch", "compiler", "Ray", "vLLM", "port 8265"))
-    assert {c.__name__ for c in checks_of("node") if hasattr(c, "__name__")} >= {"check_compiler", "check_ray", "check_gpus"}
+    assert {c.__name__ for c in checks_of("node") if hasattr(c, "__name__")} >= {
+        "check_compiler",
+        "check_ray",
+        "check_gpus",
+    }
 
 
 def test_the_likelihood_container_without_token_or_with_a_dead_redis_is_told_what_to_do(monkeypatch):
@@ -60,7 +71,9 @@ def test_the_control_container_says_which_run_it_found_and_that_strangers_are_re
         assert refused.level == "bad" and "401" in refused.seen
     finally:
         server.stop()
-    assert [f.level for f in check_cluster()] == ["good", "note"], "nothing there is no fault of the container's"
+    assert [f.level for f in check_cluster()] == ["good", "note"], (
+        "nothing there is no fault of the container's"
+    )
     code, text = table("control")
     assert code == 0 and not any(word in text for word in ("torch", "compiler", "/runs", "UNSPIRAL_STORE"))
 
@@ -94,7 +107,10 @@ def test_serving_tells_a_server_that_is_up_from_one_that_is_not(monkeypatch, tmp
     server = serve_in_thread(ServeSettings(store=str(tmp_path / "s.db"), port=0))
     try:
         monkeypatch.setitem(doctor_roles.READY, "likelihood", f"{server.url}/readyz")
-        assert [f.level for f in (*check_serving("likelihood"), *check_address("store.url", server.url))] == ["good", "good"]
+        assert [f.level for f in (*check_serving("likelihood"), *check_address("store.url", server.url))] == [
+            "good",
+            "good",
+        ]
     finally:
         server.stop()
     monkeypatch.setitem(doctor_roles.READY, "likelihood", "http://127.0.0.1:9/readyz")

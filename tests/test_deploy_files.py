@@ -34,7 +34,9 @@ def test_hadolint_finds_nothing(dockerfile):
 
 
 def test_shellcheck_finds_nothing():
-    scripts = [p for folder in ("deploy", "tests") for p in sorted((ROOT / folder).rglob("*.sh"))] + [ROOT / ".ci/run"]
+    scripts = [p for folder in ("deploy", "tests") for p in sorted((ROOT / folder).rglob("*.sh"))] + [
+        ROOT / ".ci/run"
+    ]
     done = run(BIN / "shellcheck", *scripts)
     assert done.returncode == 0, done.stdout
 
@@ -57,7 +59,9 @@ def of_kind(objects, kind):
 
 def ray_pods(objects):
     spec = of_kind(objects, "RayCluster")["unspiral"]["spec"]
-    return {"head": spec["headGroupSpec"]["template"]} | {g["groupName"]: g["template"] for g in spec["workerGroupSpecs"]}
+    return {"head": spec["headGroupSpec"]["template"]} | {
+        g["groupName"]: g["template"] for g in spec["workerGroupSpecs"]
+    }
 
 
 def job():
@@ -66,7 +70,11 @@ def job():
 
 def pods(objects):
     """Every pod template of the manifests by name."""
-    plain = {n: o["spec"]["template"] for kind in ("Deployment", "StatefulSet") for n, o in of_kind(objects, kind).items()}
+    plain = {
+        n: o["spec"]["template"]
+        for kind in ("Deployment", "StatefulSet")
+        for n, o in of_kind(objects, kind).items()
+    }
     return plain | ray_pods(objects) | {"submitter": job()["spec"]["submitterPodTemplate"]}
 
 
@@ -93,7 +101,9 @@ def test_a_misspelt_key_of_a_pod_would_be_found(overlay):
     spec = json.loads(json.dumps(ray_pods(overlay[1])["learner"]["spec"])) | {"securityContex": {}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(
-            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}, KUBERNETES, strict=True
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec},
+            KUBERNETES,
+            strict=True,
         )
 
 
@@ -120,7 +130,9 @@ def test_probes_have_the_time_that_health_checks_have(overlay):
         for kind in ("startupProbe", "readinessProbe", "livenessProbe")
         if kind in container
     }
-    assert len(probes) > 12 and {name: seconds for name, seconds in probes.items() if seconds < patience} == {}
+    assert (
+        len(probes) > 12 and {name: seconds for name, seconds in probes.items() if seconds < patience} == {}
+    )
 
 
 def test_learner_and_rollout_are_groups_of_their_own_and_rollout_scales_within_bounds(overlay):
@@ -145,10 +157,18 @@ def test_ray_start_takes_the_parameters_and_the_pinned_version(overlay):
     from ray.scripts.scripts import start
 
     cluster = of_kind(overlay[1], "RayCluster")["unspiral"]["spec"]
-    pinned = next(line for line in (ROOT / "pyproject.toml").read_text().splitlines() if "ray[default]==" in line)
+    pinned = next(
+        line for line in (ROOT / "pyproject.toml").read_text().splitlines() if "ray[default]==" in line
+    )
     assert f"=={cluster['rayVersion']}" in pinned
-    for params in [cluster["headGroupSpec"]["rayStartParams"], *(g["rayStartParams"] for g in cluster["workerGroupSpecs"])]:
-        flags = [f"--{k}" if v == "true" else f"--{k}={json.loads(v) if v[0] == chr(34) else v}" for k, v in params.items()]
+    for params in [
+        cluster["headGroupSpec"]["rayStartParams"],
+        *(g["rayStartParams"] for g in cluster["workerGroupSpecs"]),
+    ]:
+        flags = [
+            f"--{k}" if v == "true" else f"--{k}={json.loads(v) if v[0] == chr(34) else v}"
+            for k, v in params.items()
+        ]
         assert start.make_context("start", flags).params
 
 
@@ -161,13 +181,18 @@ def test_services_budgets_autoscaler_and_claims_point_at_what_is_there(overlay):
         ("PodDisruptionBudget", lambda o: o["spec"]["selector"]["matchLabels"]),
     ):
         for name, thing in of_kind(objects, kind).items():
-            assert any(where(thing).items() <= found.items() for found in labels), f"{kind} {name} selects nothing"
+            assert any(where(thing).items() <= found.items() for found in labels), (
+                f"{kind} {name} selects nothing"
+            )
     autoscaler = of_kind(objects, "HorizontalPodAutoscaler")["retriever"]["spec"]
     assert autoscaler["scaleTargetRef"]["name"] in of_kind(objects, "Deployment")
     claims = of_kind(objects, "PersistentVolumeClaim").keys()
     for name, template in templates.items():
         for volume in template["spec"].get("volumes", []):
-            assert "persistentVolumeClaim" not in volume or volume["persistentVolumeClaim"]["claimName"] in claims, name
+            assert (
+                "persistentVolumeClaim" not in volume
+                or volume["persistentVolumeClaim"]["claimName"] in claims
+            ), name
     assert of_kind(objects, "RayCluster").keys() == {job()["spec"]["clusterSelector"]["ray.io/cluster"]}
 
 
@@ -194,7 +219,9 @@ def test_the_operator_can_ask_how_a_job_goes(overlay):
     head = ray_pods(overlay[1])["head"]
     token = next(v for v in head["spec"]["containers"][0]["env"] if v["name"] == "RAY_AUTH_TOKEN")
     assert token["valueFrom"]["secretKeyRef"] == {"name": name, "key": "auth_token"}
-    port = next(p["containerPort"] for p in head["spec"]["containers"][0]["ports"] if p["name"] == "dashboard")
+    port = next(
+        p["containerPort"] for p in head["spec"]["containers"][0]["ports"] if p["name"] == "dashboard"
+    )
     let_in = [
         rule
         for policy in of_kind(overlay[1], "NetworkPolicy").values()
@@ -214,7 +241,9 @@ def test_the_manual_makes_the_secret_that_the_manifests_read(overlay):
         json.dumps(documents(f.read_text())) for f in (ROOT / "deploy/kubernetes/jobs").iterdir()
     )
     read = re.findall(r'"secretKeyRef": (\{[^}]*\})', manifests)
-    assert {json.loads(ref)["name"] for ref in read} == {"unspiral"} and "create secret generic unspiral " in text
+    assert {json.loads(ref)["name"] for ref in read} == {
+        "unspiral"
+    } and "create secret generic unspiral " in text
     assert {json.loads(ref)["key"] for ref in read} == made
 
 
@@ -279,7 +308,9 @@ def test_redis_refuses_records_before_its_container_is_ended_for_memory(file, li
     if file:
         (tmp_path / file).write_text(limit)
     line = (
-        line[: line.index(start)].replace("/sys/fs/cgroup", str(tmp_path)).replace("/tmp/redis.conf", f"{tmp_path}/redis.conf")
+        line[: line.index(start)]
+        .replace("/sys/fs/cgroup", str(tmp_path))
+        .replace("/tmp/redis.conf", f"{tmp_path}/redis.conf")
     )
     environment = {"PATH": os.environ["PATH"], "REDIS_PASSWORD": "secret"}
     subprocess.run(["sh", "-c", f"{line} true"], env=environment, check=True, timeout=10)
@@ -312,7 +343,9 @@ def test_the_plain_job_runs_the_client_that_resumes(overlay):
     thing = documents((ROOT / "deploy/kubernetes/jobs/resuming.yaml").read_text())[0]
     kubernetes_validate.validate(thing, KUBERNETES, strict=True)
     container = thing["spec"]["template"]["spec"]["containers"][0]
-    script = importlib.util.spec_from_file_location("submit", ROOT / container["command"][1].removeprefix("/app/"))
+    script = importlib.util.spec_from_file_location(
+        "submit", ROOT / container["command"][1].removeprefix("/app/")
+    )
     submit = importlib.util.module_from_spec(script)
     script.loader.exec_module(submit)
     asked = submit.arguments(container["args"])

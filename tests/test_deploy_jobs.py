@@ -62,8 +62,18 @@ def test_ray_takes_the_runtime_environment():
 
 
 def test_a_demo_gets_a_name_of_its_own_and_a_retry_resumes_it():
-    lines = [submit().training("demo", ["trainer.steps=3"], again=again, stamp="20260101-000000") for again in (False, True)]
-    assert lines[0][:6] == ["python", "-m", "trainer", "train", "--config", str(ROOT / "deploy/ray/demo.yaml")]
+    lines = [
+        submit().training("demo", ["trainer.steps=3"], again=again, stamp="20260101-000000")
+        for again in (False, True)
+    ]
+    assert lines[0][:6] == [
+        "python",
+        "-m",
+        "trainer",
+        "train",
+        "--config",
+        str(ROOT / "deploy/ray/demo.yaml"),
+    ]
     assert lines[0][6:] == ["run.name=demo-20260101-000000", "trainer.steps=3"]
     assert lines[1] == [*lines[0], "--resume", "latest"]
     own = submit().training("train", ["--config", "c.yaml", "--resume", "latest"], again=True, stamp="x")
@@ -110,7 +120,12 @@ def cluster(tmp_path_factory):
         port = s.getsockname()[1]
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # paths of Ray's sockets must be short
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # a job's `python` is the head's
-    env = os.environ | {"PATH": path, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32, "PYTHONPATH": str(ROOT)}
+    env = os.environ | {
+        "PATH": path,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "t" * 32,
+        "PYTHONPATH": str(ROOT),
+    }
     command = [
         "start",
         "--head",
@@ -122,7 +137,12 @@ def cluster(tmp_path_factory):
         "--dashboard-agent-listen-port=0",
     ]
     head = subprocess.Popen(
-        [Path(sys.executable).parent / "ray", *command, "--node-ip-address=127.0.0.1", "--disable-usage-stats"],
+        [
+            Path(sys.executable).parent / "ray",
+            *command,
+            "--node-ip-address=127.0.0.1",
+            "--disable-usage-stats",
+        ],
         env=env,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -25,7 +25,9 @@ def rules():
 
 
 def dashboards():
-    return {p.stem: json.loads(p.read_text()) for p in sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))}
+    return {
+        p.stem: json.loads(p.read_text()) for p in sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
+    }
 
 
 EXPRESSIONS = {name: rule["expr"] for name, rule in rules().items()} | {
@@ -66,7 +68,12 @@ def served(tmp_path_factory):
     metrics = Metrics()
     metrics.requests.labels("/retrieve", "200").inc()
     pages = [client.get("/metrics").text, metrics.page().decode()]
-    found = {line.split("{")[0].split(" ")[0] for page in pages for line in page.splitlines() if line and line[0] != "#"}
+    found = {
+        line.split("{")[0].split(" ")[0]
+        for page in pages
+        for line in page.splitlines()
+        if line and line[0] != "#"
+    }
     return found | {"up"}
 
 
@@ -79,7 +86,7 @@ def test_expressions_parse_and_name_metrics_that_exist(where, served):
 
 
 def test_run_metrics_shown_are_those_that_a_run_writes():
-    rooms = [*(ROOT / "trainer").glob("*.py"), ROOT / "services/likelihood/metrics/step_metrics.py"]
+    rooms = [*(ROOT / "trainer").rglob("*.py"), ROOT / "services/likelihood/metrics/step_metrics.py"]
     written = set(re.findall(r'"([a-z_/]+)"', "".join(p.read_text() for p in rooms)))
     for run in (ROOT / "tests/data/demo_runs").glob("*.jsonl"):
         written |= json.loads(run.read_text().splitlines()[0]).keys()
@@ -90,17 +97,23 @@ def test_run_metrics_shown_are_those_that_a_run_writes():
 
 def test_rules_say_what_to_look_at_and_scrapes_reach_services_of_the_compose_file():
     for name, rule in rules().items():
-        assert "record" in rule or (rule["annotations"]["summary"] and rule["labels"]["severity"] in ("warning", "critical")), (
-            name
-        )
+        assert "record" in rule or (
+            rule["annotations"]["summary"] and rule["labels"]["severity"] in ("warning", "critical")
+        ), name
     config = YAML(typ="safe").load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     services = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]
-    targets = {t for job in config["scrape_configs"] for s in job.get("static_configs", []) for t in s["targets"]}
+    targets = {
+        t for job in config["scrape_configs"] for s in job.get("static_configs", []) for t in s["targets"]
+    }
     assert {"retriever:8000", "likelihood:8100", "control:8200"} <= targets
-    scraped = {n for job in config["scrape_configs"] for s in job.get("dns_sd_configs", []) for n in s["names"]}
+    scraped = {
+        n for job in config["scrape_configs"] for s in job.get("dns_sd_configs", []) for n in s["names"]
+    }
     assert scraped | {t.split(":")[0] for t in targets} <= services.keys()
     jobs = {job["job_name"] for job in config["scrape_configs"]}
-    watched = set(re.findall(r"[a-z]+", re.search(r'up\{job=~"([^"]+)"', EXPRESSIONS["services/ServiceDown"])[1]))
+    watched = set(
+        re.findall(r"[a-z]+", re.search(r'up\{job=~"([^"]+)"', EXPRESSIONS["services/ServiceDown"])[1])
+    )
     assert watched == jobs - {"ray"}, "nodes come and go"
 
 
@@ -125,8 +138,14 @@ def test_each_kind_of_node_is_missed_when_it_is_gone():
             label = {m.name: m.value for m in selector.matchers.matchers}
             if selector.name == "up" and label.get("job") == "ray":
                 assert rule["expr"].startswith("absent(up{"), rule["alert"]
-                kinds.add(frozenset(n for n in ray["dns_sd_configs"][0]["names"] if re.fullmatch(label["node"], n)))
-    assert kinds == {frozenset({"ray-head"}), frozenset({"learner", "learner-gpu"}), frozenset({"rollout", "rollout-gpu"})}
+                kinds.add(
+                    frozenset(n for n in ray["dns_sd_configs"][0]["names"] if re.fullmatch(label["node"], n))
+                )
+    assert kinds == {
+        frozenset({"ray-head"}),
+        frozenset({"learner", "learner-gpu"}),
+        frozenset({"rollout", "rollout-gpu"}),
+    }
 
 
 def test_a_run_younger_than_the_window_is_not_said_to_stand_still():
@@ -136,11 +155,15 @@ def test_a_run_younger_than_the_window_is_not_said_to_stand_still():
 
 
 def test_dashboards_have_unique_ids_and_use_the_provisioned_source():
-    source = YAML(typ="safe").load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())[
-        "datasources"
-    ][0]
-    provider = YAML(typ="safe").load((ROOT / "deploy/grafana/provisioning/dashboards/unspiral.yml").read_text())["providers"][0]
-    mounts = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]["grafana"]["volumes"]
+    source = YAML(typ="safe").load(
+        (ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text()
+    )["datasources"][0]
+    provider = YAML(typ="safe").load(
+        (ROOT / "deploy/grafana/provisioning/dashboards/unspiral.yml").read_text()
+    )["providers"][0]
+    mounts = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())["services"]["grafana"][
+        "volumes"
+    ]
     assert any(f":{provider['options']['path']}:" in m for m in mounts)
     uids = [b["uid"] for b in dashboards().values()]
     assert len(set(uids)) == len(uids)

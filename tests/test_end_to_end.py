@@ -97,7 +97,9 @@ def test_the_store_holds_each_trajectory_once(undisturbed):
     with sqlite3.connect(undisturbed / "likelihood.db") as db:
         uids = [r[0] for r in db.execute("select uid from trajectory")]
     written = [
-        json.loads(line)["uid"] for f in sorted(undisturbed.glob("trajectories/*.jsonl")) for line in f.read_text().splitlines()
+        json.loads(line)["uid"]
+        for f in sorted(undisturbed.glob("trajectories/*.jsonl"))
+        for line in f.read_text().splitlines()
     ]
     assert len(uids) == len(set(uids)) == 6 * 12
     assert sorted(uids) == sorted(written)
@@ -135,7 +137,9 @@ def test_sigterm_ends_after_the_step_with_a_checkpoint_from_which_the_run_goes_o
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGTERM)  # as `timeout` does: Ray, which the run's end needs, must not hear it
+    os.killpg(
+        process.pid, signal.SIGTERM
+    )  # as `timeout` does: Ray, which the run's end needs, must not hear it
     code, out = finish(process, 120)
     assert code == 143, out
     assert "Traceback" not in out
@@ -152,10 +156,16 @@ def test_sigterm_ends_after_the_step_with_a_checkpoint_from_which_the_run_goes_o
 
 def test_a_retriever_that_is_down_at_the_start_is_waited_for_then_status_3(files, folder):
     retriever = {"corpus": None, "url": "http://127.0.0.1:9", "start_timeout_seconds": 2}
-    code, out = finish(command("train", "--config", configuration(files, folder, "down", retriever=retriever)), 120)
+    code, out = finish(
+        command("train", "--config", configuration(files, folder, "down", retriever=retriever)), 120
+    )
     assert code == 3, out
     assert "waiting for the retriever at http://127.0.0.1:9" in out
-    assert out.strip().splitlines()[-1].startswith("unspiral: retriever at http://127.0.0.1:9: not ready after 2 s")
+    assert (
+        out.strip()
+        .splitlines()[-1]
+        .startswith("unspiral: retriever at http://127.0.0.1:9: not ready after 2 s")
+    )
     assert "Traceback" not in out
 
 
@@ -163,7 +173,17 @@ def test_evaluation_scores_every_row_of_a_checkpoint(files, folder, undisturbed)
     out_file = folder / "scores.json"
     checkpoint = undisturbed / "checkpoints" / "step_000006"
     code, out = finish(
-        command("eval", "--config", undisturbed / "config.yaml", "--checkpoint", checkpoint, "--limit", 7, "--out", out_file)
+        command(
+            "eval",
+            "--config",
+            undisturbed / "config.yaml",
+            "--checkpoint",
+            checkpoint,
+            "--limit",
+            7,
+            "--out",
+            out_file,
+        )
     )
     assert code == 0, out
     scores = json.loads(out_file.read_text())

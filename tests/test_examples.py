@@ -22,8 +22,16 @@ def test_an_example_loads(file):
 
 
 def test_the_demo_as_a_file_is_the_demo_as_a_command():
-    names = ("lab:0", "lab:train_corpus:0", "lab:train_questions:0", "lab:eval_corpus:0", "lab:eval_questions:0")
-    expected = parse_config(demo_config(LabFiles(*map(Path, names)), folder=Path("runs"), name="demo", seed=0))
+    names = (
+        "lab:0",
+        "lab:train_corpus:0",
+        "lab:train_questions:0",
+        "lab:eval_corpus:0",
+        "lab:eval_questions:0",
+    )
+    expected = parse_config(
+        demo_config(LabFiles(*map(Path, names)), folder=Path("runs"), name="demo", seed=0)
+    )
     assert load_config(ROOT / "examples" / "demo.yaml") == expected
 
 
@@ -39,8 +47,14 @@ def commands(text):
     """Commands of ours in fenced and indented blocks (continuation lines joined) and in code within a line, as lists of words."""
     fenced = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S)
     rest = re.sub(r"^```[^\n]*\n.*?^```", "", text, flags=re.M | re.S)
-    inline = [" ".join(c.split()) for c in re.findall(r"`([^`]*(?:unspiral |python -m trainer )[^`]+)`", rest)]
-    for line in "\n".join([*fenced, *re.findall(r"^ {4}(\S.*)", rest, re.M), *inline]).replace("\\\n", " ").splitlines():
+    inline = [
+        " ".join(c.split()) for c in re.findall(r"`([^`]*(?:unspiral |python -m trainer )[^`]+)`", rest)
+    ]
+    for line in (
+        "\n".join([*fenced, *re.findall(r"^ {4}(\S.*)", rest, re.M), *inline])
+        .replace("\\\n", " ")
+        .splitlines()
+    ):
         if "unspiral" not in line and "python -m trainer" not in line:
             continue
         words = shlex.split(line, comments=True)
@@ -81,11 +95,19 @@ def test_a_command_that_does_not_exist_is_noticed():
     found = list(commands(text))
     assert found[:3] == [["train", "--config", "x.yaml", "a=1"], ["trian"], ["demo", "--fall"]]
     assert found[3:] == [["report", "RUN", "[--at", "F]"], ["demo", "--fell"], ["statos"]]
-    noticed = ["no command trian", "no option --fall", "no option --at", "no option --fell", "no command statos"]
+    noticed = [
+        "no command trian",
+        "no option --fall",
+        "no option --at",
+        "no option --fell",
+        "no command statos",
+    ]
     assert [fault(words) for words in found] == [None, *noticed]
 
 
-@pytest.mark.parametrize("file", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "file", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda f: f.name
+)
 def test_the_commands_of_the_documents_exist(file):
     found = list(commands(file.read_text(encoding="utf-8")))
     if not found:

@@ -9,13 +9,17 @@ from trainer.config.schema import dump_config, load_config, parse_config
 from trainer.lab.demo import LabFiles, collapse_config, demo_config
 from trainer.lab.show import ARMS, collapse_step, moving_mean
 
-FILES = LabFiles(*(Path(n) for n in ("model", "train_corpus", "train_questions", "eval_corpus", "eval_questions")))
+FILES = LabFiles(
+    *(Path(n) for n in ("model", "train_corpus", "train_questions", "eval_corpus", "eval_questions"))
+)
 
 
 def leaves(node, key=""):
     if not isinstance(node, dict):
         return {key: node}
-    return {k: v for name, child in node.items() for k, v in leaves(child, f"{key}.{name}".strip(".")).items()}
+    return {
+        k: v for name, child in node.items() for k, v in leaves(child, f"{key}.{name}".strip(".")).items()
+    }
 
 
 def test_the_arms_differ_in_llds_lambda_alone(tmp_path):

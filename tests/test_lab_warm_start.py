@@ -21,7 +21,9 @@ from trainer.lab.warm_start import WarmStart, warm_start
 from trainer.lab.world import NAMES, make_world
 
 TINY = WarmStart(steps=2, batch=2, worlds=1, hidden=32, layers=1, heads=2, feed_forward=32, warmup_steps=1)
-SENTENCE = "<think> first born </think> <search> n36 n199 born </search> <information> <doc> n36 n199 </information>"
+SENTENCE = (
+    "<think> first born </think> <search> n36 n199 born </search> <information> <doc> n36 n199 </information>"
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,11 @@ def trained(tmp_path_factory):
 def test_the_tokenizer_comes_back_as_it_was_saved_beside_the_model(trained, load):
     made, loaded = build_tokenizer(), load(trained)
     ids = made.encode(SENTENCE, add_special_tokens=False)
-    assert loaded.encode(SENTENCE, add_special_tokens=False) == ids == [vocabulary().index(w) for w in SENTENCE.split()]
+    assert (
+        loaded.encode(SENTENCE, add_special_tokens=False)
+        == ids
+        == [vocabulary().index(w) for w in SENTENCE.split()]
+    )
     assert loaded.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) == SENTENCE
     assert loaded.get_vocab() == made.get_vocab()
     assert (loaded.pad_token_id, loaded.bos_token_id, loaded.eos_token_id) == (0, 1, 2)
@@ -58,7 +64,11 @@ def test_tokens_decoded_one_by_one_are_joined_by_spaces(trained):
 def test_the_model_has_exactly_the_rows_of_the_vocabulary(trained):
     model, tokens = AutoModelForCausalLM.from_pretrained(trained), vocabulary()
     assert len(set(tokens)) == len(tokens) == len(load_tokenizer(trained)) == model.config.vocab_size
-    assert model.get_output_embeddings().weight.shape == model.get_input_embeddings().weight.shape == (len(tokens), 32)
+    assert (
+        model.get_output_embeddings().weight.shape
+        == model.get_input_embeddings().weight.shape
+        == (len(tokens), 32)
+    )
     assert model.config.model_type == "qwen3"
     assert resolve(trained) == trained
 
@@ -67,7 +77,9 @@ def test_every_word_of_a_world_and_of_its_demonstrations_is_a_token(library):
     known, rng = set(vocabulary()), random.Random(0)
     for kind in ("right", "guess", "poor", "stop"):
         for question in library.world.questions[:100]:
-            assert {w for text, _ in demonstration(question, library, kind, rng) for w in text.split()} <= known
+            assert {
+                w for text, _ in demonstration(question, library, kind, rng) for w in text.split()
+            } <= known
     assert {w for _ in range(50) for text, _ in drill(library, rng) for w in text.split()} <= known
     assert set(NAMES) <= known
 

@@ -28,7 +28,10 @@ def test_a_seed_gives_the_same_files(tmp_path):
     first, second = world_files(tmp_path / "a", 3), world_files(tmp_path / "b", 3)
     assert [f.read_bytes() for f in first] == [f.read_bytes() for f in second]
     assert make_world(3) == make_world(3)
-    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["world_3_corpus.jsonl", "world_3_questions.jsonl"]
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [
+        "world_3_corpus.jsonl",
+        "world_3_questions.jsonl",
+    ]
 
 
 def test_no_two_seeds_share_names_and_answers():
@@ -89,20 +92,32 @@ def test_the_first_document_of_every_hop_is_the_right_one(searched):
 
 def test_the_warm_start_was_shown_what_the_retriever_finds(searched):
     _, results = searched
-    assert {q: hits[0] for q, (hits, _) in results.items()} == {q: shown[0] for q, (_, shown) in results.items()}
+    assert {q: hits[0] for q, (hits, _) in results.items()} == {
+        q: shown[0] for q, (_, shown) in results.items()
+    }
     assert all(len(hits) == len(shown) for hits, shown in results.values())
 
 
 def test_lab_names_stand_for_files_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("UNSPIRAL_CACHE", str(tmp_path))
     corpus, questions = resolve_file("lab:train_corpus:2"), resolve_file("lab:eval_questions:2")
-    assert corpus == str(lab_path("lab:train_corpus:2")) == str(tmp_path / "lab" / "worlds" / "world_2_corpus.jsonl")
-    documents = [tuple(json.loads(line).values()) for line in Path(corpus).read_text(encoding="utf-8").splitlines()]
+    assert (
+        corpus
+        == str(lab_path("lab:train_corpus:2"))
+        == str(tmp_path / "lab" / "worlds" / "world_2_corpus.jsonl")
+    )
+    documents = [
+        tuple(json.loads(line).values()) for line in Path(corpus).read_text(encoding="utf-8").splitlines()
+    ]
     assert documents == make_world(2).documents
-    assert [r.text for r in load_questions(questions).rows] == [q.text for q in make_world(EVAL_WORLD + 2).questions]
+    assert [r.text for r in load_questions(questions).rows] == [
+        q.text for q in make_world(EVAL_WORLD + 2).questions
+    ]
 
 
-@pytest.mark.parametrize("name", ["questions.jsonl", "./lab:train_corpus:0", "/data/nq/train.parquet", "~/x.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["questions.jsonl", "./lab:train_corpus:0", "/data/nq/train.parquet", "~/x.jsonl"]
+)
 def test_other_names_are_left_as_they_are(name):
     assert resolve_file(name) == name
 
@@ -127,7 +142,9 @@ def test_a_lab_name_that_means_nothing_is_told_what_is_accepted(name, tmp_path, 
     with pytest.raises(LabNameError) as e:
         resolve_file(name)
     assert e.value.exit_code == 2
-    assert str(e.value).startswith(f"{name}: expected lab:KIND:SEED, KIND one of train_questions, eval_questions, train_corpus")
+    assert str(e.value).startswith(
+        f"{name}: expected lab:KIND:SEED, KIND one of train_questions, eval_questions, train_corpus"
+    )
     assert "\n" not in str(e.value) and not any(tmp_path.iterdir())
 
 

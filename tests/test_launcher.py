@@ -16,7 +16,9 @@ def test_the_likelihood_service_is_bound_to_loopback_on_a_cluster_of_many_nodes(
 
 
 @pytest.mark.parametrize(
-    ("address", "host"), [(None, "127.0.0.1"), ("10.0.0.1:6379", "10.0.0.1")], ids=["our own Ray", "a cluster"]
+    ("address", "host"),
+    [(None, "127.0.0.1"), ("10.0.0.1:6379", "10.0.0.1")],
+    ids=["our own Ray", "a cluster"],
 )
 def test_a_retriever_is_reached_from_nodes_that_join_a_cluster_of_one_later(monkeypatch, address, host):
     asked = []

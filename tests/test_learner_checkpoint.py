@@ -63,7 +63,11 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch
     path, full = write(tmp_path, 5), OSError(errno.ENOSPC, "No space left on device")
 
     def no_room(*args, **options):
-        raise full if fails != "weights" else SafetensorError("I/O error: No space left on device (os error 28)")
+        raise (
+            full
+            if fails != "weights"
+            else SafetensorError("I/O error: No space left on device (os error 28)")
+        )
 
     names = {
         "folder": "os.mkdir",
@@ -106,7 +110,11 @@ def test_prune_keeps_the_newest_whole_ones(tmp_path):
     (tmp_path / "checkpoints" / ".tmp-step_000005-99").mkdir()
     (tmp_path / "checkpoints" / "notes").mkdir()
     prune(tmp_path, 2)
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["notes", "step_000002", "step_000003"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        "notes",
+        "step_000002",
+        "step_000003",
+    ]
 
 
 def test_an_export_does_not_overwrite_what_is_no_export(tmp_path):
@@ -116,7 +124,10 @@ def test_an_export_does_not_overwrite_what_is_no_export(tmp_path):
     (model / "model.safetensors").write_text("old weights")
     out.mkdir()
     (out / "thesis.txt").write_text("keep me")
-    with pytest.raises(CheckpointError, match="no earlier export"), checkpoint.exported(out, model, dtype="float32", about={}):
+    with (
+        pytest.raises(CheckpointError, match="no earlier export"),
+        checkpoint.exported(out, model, dtype="float32", about={}),
+    ):
         pass
     assert (out / "thesis.txt").read_text() == "keep me"
 

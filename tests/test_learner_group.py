@@ -62,7 +62,9 @@ def cluster(tmp_path_factory):
     stale.parent.mkdir(parents=True)
     stale.touch()  # left by a build that was killed; PyTorch waits for such a file for ever
     os.environ["UNSPIRAL_CACHE"] = str(cache)
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join(
+        [str(Path(__file__).parent), str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    )
     ray.init(
         address="local",
         num_cpus=8,
@@ -155,7 +157,11 @@ def test_two_ranks_score_each_row_once_also_when_there_are_fewer_rows_than_ranks
 
 def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_both(pair, model):
     for stage in (0, 1, 3):
-        pair.renew(make_config(model, learner={"ranks": 2, "zero_stage": stage, "minibatches_per_batch": 1, "epochs": 2}))
+        pair.renew(
+            make_config(
+                model, learner={"ranks": 2, "zero_stage": stage, "minibatches_per_batch": 1, "epochs": 2}
+            )
+        )
         before = pair._call("weights")[0]
         batch = make_batch(8)
         batch.extra["advantages"][2] = np.nan
@@ -190,13 +196,17 @@ def test_checkpoints_pass_between_one_rank_and_two(pair, model, tmp_path):
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_published_weights_are_the_learners_and_a_transport_that_fails_leaves_no_rank_waiting(pair, model, stage):
+def test_published_weights_are_the_learners_and_a_transport_that_fails_leaves_no_rank_waiting(
+    pair, model, stage
+):
     from safetensors.torch import load
 
     pair.renew(make_config(model, learner={"ranks": 2, "zero_stage": stage}, weight_sync={"bucket_mib": 1}))
     pair.update(make_batch(8), llds_lambda=0.2)
     pair._call("break_publisher")
-    with pytest.raises(LearnerError, match=r"learner rank 0 of 2: offer failed: ConnectionError: the workers are gone"):
+    with pytest.raises(
+        LearnerError, match=r"learner rank 0 of 2: offer failed: ConnectionError: the workers are gone"
+    ):
         pair.offer_weights(3, [])
     pair._call("mend_publisher")
     update = pair.offer_weights(4, [])
@@ -221,7 +231,9 @@ def test_an_error_of_the_users_arrives_as_such(cluster, tmp_path):
 def test_a_rank_on_a_host_without_the_model_is_the_users_mistake_and_named(cluster, model):
     group = LearnerGroup(make_config(model, learner={"ranks": 2}), model_path=str(model))
     group.actor_class = ElsewhereActor
-    with pytest.raises(ModelFolderError, match=r"^learner rank 1 on \S+: model.path: /nowhere/model is not a folder") as e:
+    with pytest.raises(
+        ModelFolderError, match=r"^learner rank 1 on \S+: model.path: /nowhere/model is not a folder"
+    ) as e:
         group.start()
     assert e.value.exit_code == 2
 
@@ -245,15 +257,20 @@ def test_a_rank_that_does_not_answer_is_named_after_the_timeout(pair, model):
 def test_more_ranks_than_the_cluster_holds_are_refused_with_demand_and_supply(cluster, model):
     group = LearnerGroup(make_config(model, learner={"ranks": 99}), model_path=str(model))
     with pytest.raises(
-        LearnerPlacementError, match=r"learner\.ranks=99 asks for 99 CPU, 99 learner; the cluster has 8 CPU, 4 learner"
+        LearnerPlacementError,
+        match=r"learner\.ranks=99 asks for 99 CPU, 99 learner; the cluster has 8 CPU, 4 learner",
     ) as e:
         group.start()
     assert e.value.exit_code == 3
 
 
 def test_ranks_that_find_no_free_place_are_named_after_the_timeout(pair, model):
-    group = LearnerGroup(make_config(model, learner={"ranks": 3, "start_timeout_seconds": 5}), model_path=str(model))
-    with pytest.raises(LearnerPlacementError, match=r"found no place within 5 s: it asks for 1 learner, of which 0 is free"):
+    group = LearnerGroup(
+        make_config(model, learner={"ranks": 3, "start_timeout_seconds": 5}), model_path=str(model)
+    )
+    with pytest.raises(
+        LearnerPlacementError, match=r"found no place within 5 s: it asks for 1 learner, of which 0 is free"
+    ):
         group.start()
 
 
@@ -269,7 +286,10 @@ def test_a_rank_killed_in_an_update_fails_the_call_and_close_leaves_no_process(p
     pair.renew(make_config(model, learner={"ranks": 2}))
     pids = [w["pid"] for w in pair.where]
     os.kill(pids[1], signal.SIGSTOP)  # rank 0 will wait for it in a collective operation
-    refs = [a.call.remote("update", make_batch(8), llds_lambda=0.2, answer_beta=1.0, lr_scale=1.0) for a in pair._actors]
+    refs = [
+        a.call.remote("update", make_batch(8), llds_lambda=0.2, answer_beta=1.0, lr_scale=1.0)
+        for a in pair._actors
+    ]
     time.sleep(0.5)
     os.kill(pids[1], signal.SIGKILL)
     began = time.monotonic()

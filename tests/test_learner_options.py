@@ -42,8 +42,13 @@ def logits(folder):
 def test_lora_starts_as_the_base_model_and_gives_workers_merged_weights(model):
     base = load_file(model / "model.safetensors")
     rank = start_rank(make_config(model, learner=LORA), model)
-    assert same_bits(rank.weights(), {name: base[name] for name in rank.weights()}) and rank.weights().keys() == base.keys()
-    assert rank.engine.shapes() == [(n, tuple(t.shape)) for n, t in rank.engine.iter_weights(2**20)]  # what a sync announces
+    assert (
+        same_bits(rank.weights(), {name: base[name] for name in rank.weights()})
+        and rank.weights().keys() == base.keys()
+    )
+    assert rank.engine.shapes() == [
+        (n, tuple(t.shape)) for n, t in rank.engine.iter_weights(2**20)
+    ]  # what a sync announces
     trained = sum(p.numel() for _, p in rank.engine.weights)
     assert trained < 0.5 * sum(t.numel() for t in base.values())
     before = rank.score(make_batch(6))[1]
@@ -65,7 +70,9 @@ def test_lora_exports_merged_and_checkpoints_hold_the_adapters_alone(model, tmp_
     export_checkpoint(tmp_path / "step_000001", tmp_path / "exported")
     assert torch.allclose(logits(tmp_path / "live"), logits(tmp_path / "exported"), atol=1e-6)
     assert (logits(tmp_path / "live") - logits(model)).abs().max() > 0.01
-    assert all("lora_" in name for name in load_file(tmp_path / "step_000001" / "weights" / "model.safetensors"))
+    assert all(
+        "lora_" in name for name in load_file(tmp_path / "step_000001" / "weights" / "model.safetensors")
+    )
     fresh = start_rank(make_config(model, learner=LORA | {"zero_stage": stage}), model)
     assert fresh.load(str(tmp_path / "step_000001")) == {"step": 1}
     assert same_bits(fresh.master(), rank.master()) and same_bits(fresh.weights(), rank.weights())
@@ -78,7 +85,9 @@ def test_a_lora_checkpoint_without_its_base_is_refused_by_name(tmp_path):
     rank = start_rank(make_config(model, learner=LORA), model)
     rank.save(str(tmp_path / "step_000001"), {})
     (model / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"LoRA adapters for the weights in .*base, which are not there"):
+    with pytest.raises(
+        CheckpointError, match=r"LoRA adapters for the weights in .*base, which are not there"
+    ):
         export_checkpoint(tmp_path / "step_000001", tmp_path / "out")
 
 
@@ -92,7 +101,9 @@ def test_the_kl_of_a_lora_learner_is_to_the_base_model(model):
 
 
 def test_lora_targets_that_the_model_lacks_are_named(model):
-    with pytest.raises(LoRATargetError, match=r"learner.lora.targets=\['query'\]: no such linear layer in Qwen2ForCausalLM"):
+    with pytest.raises(
+        LoRATargetError, match=r"learner.lora.targets=\['query'\]: no such linear layer in Qwen2ForCausalLM"
+    ):
         start_rank(make_config(model, learner={"lora": {"targets": ["query"]}}), model)
 
 
@@ -130,7 +141,10 @@ def test_compiled_layers_give_the_same_gradient(model):
     [
         ({"zero_stage": 3, "lora": {}}, "learner.lora does not work with learner.zero_stage=3"),
         ({"zero_stage": 3, "compile": True}, "learner.compile does not work with learner.zero_stage=3"),
-        ({"zero_stage": 0, "offload_optimizer": True}, "learner.offload_optimizer=true needs learner.zero_stage 1, 2 or 3"),
+        (
+            {"zero_stage": 0, "offload_optimizer": True},
+            "learner.offload_optimizer=true needs learner.zero_stage 1, 2 or 3",
+        ),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused_in_one_line(model, learner, line):

@@ -36,7 +36,9 @@ def family(name, folder):
 
 
 def loaded(folder, packed, **options):
-    return load_policy(folder, dtype=torch.float32, temperature=0.8, chunk_tokens=16, packed=packed, **options)
+    return load_policy(
+        folder, dtype=torch.float32, temperature=0.8, chunk_tokens=16, packed=packed, **options
+    )
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -47,7 +49,9 @@ def test_packed_rows_give_the_log_probs_and_gradients_of_padded_rows(tmp_path, n
         policy = loaded(folder, packed, gradient_checkpointing=checkpointing)
         m = make_microbatch(batch, [3, 0, 6, 1], CPU, packed=packed)
         p = m.packed
-        logp, entropy = policy(p.input_ids, *p.at, p.position_ids, p.segments) if packed else policy(m.input_ids, *m.at)
+        logp, entropy = (
+            policy(p.input_ids, *p.at, p.position_ids, p.segments) if packed else policy(m.input_ids, *m.at)
+        )
         (logp.square().sum() + entropy.sum()).backward()
         results.append((logp.detach(), entropy.detach(), {n: q.grad for n, q in policy.named_weights()}))
     (logp, entropy, gradient), (packed_logp, packed_entropy, packed_gradient) = results
@@ -67,7 +71,9 @@ def test_what_stands_in_one_row_changes_no_bit_of_another(tmp_path):
     before, rows = scores()
     batch.token_ids[batch.row(1)] = (batch.token_ids[batch.row(1)] + 7) % 40
     after, _ = scores()
-    assert torch.equal(before[rows != 1], after[rows != 1]) and not torch.equal(before[rows == 1], after[rows == 1])
+    assert torch.equal(before[rows != 1], after[rows != 1]) and not torch.equal(
+        before[rows == 1], after[rows == 1]
+    )
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
@@ -88,7 +94,9 @@ def test_a_packing_learner_takes_the_same_gradient(tmp_path, stage):
 
 def test_a_packing_learner_scores_and_updates(tmp_path):
     model, batch = make_policy(tmp_path), make_batch(8)
-    padded, packed = (start_rank(make_config(model, learner={"packing": p}), model) for p in ("padded", "packed"))
+    padded, packed = (
+        start_rank(make_config(model, learner={"packing": p}), model) for p in ("padded", "packed")
+    )
 
     def in_order(scored):
         out = np.zeros(len(batch.token_ids), np.float32)

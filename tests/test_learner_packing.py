@@ -18,13 +18,17 @@ from trainer.learner.micro_batches import deal, make_microbatch, minibatches
     budget=st.integers(1, 200),
     packed=st.booleans(),
 )
-def test_every_row_is_dealt_once_within_the_token_budget_and_ranks_stay_in_step(lengths, ranks, budget, packed):
+def test_every_row_is_dealt_once_within_the_token_budget_and_ranks_stay_in_step(
+    lengths, ranks, budget, packed
+):
     lengths = np.asarray(lengths)
     dealt = deal(list(range(len(lengths))), lengths, ranks, budget, packed=packed)
     assert sorted(b for packs in dealt for rows in packs for b in rows) == list(range(len(lengths)))
     assert len({len(packs) for packs in dealt}) == 1 and len(dealt) == ranks
     for rows in (rows for packs in dealt for rows in packs):
-        tokens = sum(lengths[b] for b in rows) if packed else len(rows) * max([0, *(lengths[b] for b in rows)])
+        tokens = (
+            sum(lengths[b] for b in rows) if packed else len(rows) * max([0, *(lengths[b] for b in rows)])
+        )
         assert len(rows) <= 1 or tokens <= budget
 
 
@@ -39,7 +43,10 @@ def test_minibatches_keep_the_order_and_differ_by_one_row_at_most(rows, parts):
 
 def test_ranks_get_nearly_equal_numbers_of_tokens():
     lengths = np.random.default_rng(0).integers(10, 200, 64)
-    tokens = [sum(int(lengths[b]) for rows in packs for b in rows) for packs in deal(list(range(64)), lengths, 4, 10**6)]
+    tokens = [
+        sum(int(lengths[b]) for rows in packs for b in rows)
+        for packs in deal(list(range(64)), lengths, 4, 10**6)
+    ]
     assert max(tokens) / min(tokens) < 1.05
 
 
@@ -65,7 +72,9 @@ def test_an_empty_microbatch_has_no_action():
 
 
 def test_an_action_without_a_prompt_is_refused_by_name():
-    batch = TokenBatch(["lonely"], np.array([0, 3]), np.array([1, 2, 3], np.int32), np.array([0, 0, -1], np.int16))
+    batch = TokenBatch(
+        ["lonely"], np.array([0, 3]), np.array([1, 2, 3], np.int32), np.array([0, 0, -1], np.int16)
+    )
     with pytest.raises(ValueError, match="trajectory lonely: its first token is an action"):
         make_microbatch(batch, [0], torch.device("cpu"))
 
@@ -82,7 +91,9 @@ def test_packed_rows_lie_end_to_end_with_positions_from_zero():
     m = make_microbatch(batch, [4, 0, 5], torch.device("cpu"), packed=True)
     p, used = m.packed, sum(m.lengths)
     assert p.input_ids.shape == p.position_ids.shape == (1, 256)
-    assert p.input_ids[0, :used].tolist() == [int(t) for b in [4, 0, 5] for t in batch.token_ids[batch.row(b)]]
+    assert p.input_ids[0, :used].tolist() == [
+        int(t) for b in [4, 0, 5] for t in batch.token_ids[batch.row(b)]
+    ]
     assert p.position_ids[0].tolist() == [t for n in [*m.lengths, 256 - used] for t in range(n)]
     assert p.segments.bounds.tolist() == [0, *np.cumsum(m.lengths).tolist(), 256]
     assert p.segments.longest == 256  # a power of two, the filling included
@@ -92,5 +103,7 @@ def test_packed_rows_lie_end_to_end_with_positions_from_zero():
 def test_an_empty_packed_microbatch_has_no_action():
     m = make_microbatch(make_batch(2), [], torch.device("cpu"), packed=True)
     assert (
-        m.packed.input_ids.shape == (1, 256) and len(m.packed.at[0]) == 0 and m.packed.segments.bounds.tolist() == [0, 2, 256]
+        m.packed.input_ids.shape == (1, 256)
+        and len(m.packed.at[0]) == 0
+        and m.packed.segments.bounds.tolist() == [0, 2, 256]
     )

@@ -11,7 +11,9 @@ from learner_world import make_batch, make_config, make_policy, same_bits, start
 from trainer.learner.checkpoint import CheckpointError, export_checkpoint
 from trainer.learner.zero import iter_partitioned
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch, at DeepSpeed's collective operations
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning"
+)  # of torch, at DeepSpeed's collective operations
 STEP = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0}
 
 
@@ -117,7 +119,10 @@ def test_exports_load_in_transformers_with_the_learners_log_probs(tmp_path, tied
     for folder in (tmp_path / "hf", tmp_path / "later"):
         hf = AutoModelForCausalLM.from_pretrained(folder)
         assert hf.dtype == torch.float32
-        assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(model).get_vocab()
+        assert (
+            AutoTokenizer.from_pretrained(folder).get_vocab()
+            == AutoTokenizer.from_pretrained(model).get_vocab()
+        )
         at = 0
         for b in rows:
             ids = torch.from_numpy(batch.token_ids[batch.row(b)]).long()
@@ -127,7 +132,9 @@ def test_exports_load_in_transformers_with_the_learners_log_probs(tmp_path, tied
             for t in np.flatnonzero(batch.action_ids[batch.row(b)] >= 0):
                 assert abs(float(table[t - 1, ids[t]]) - got[t]) < 1e-5
             at += len(ids)
-    assert (tmp_path / "hf" / "model.safetensors").read_bytes() == (tmp_path / "later" / "model.safetensors").read_bytes()
+    assert (tmp_path / "hf" / "model.safetensors").read_bytes() == (
+        tmp_path / "later" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_an_export_of_a_bfloat16_run_says_so(model, tmp_path):

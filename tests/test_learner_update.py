@@ -19,7 +19,9 @@ from trainer.algorithms import LossTerm
 from trainer.learner.micro_batches import make_microbatch
 from trainer.learner.objective import Objective, update_metrics
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch, at DeepSpeed's collective operations
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning"
+)  # of torch, at DeepSpeed's collective operations
 STEP = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0}
 PROBE = {"betas": (0.0, 0.999), "grad_clip": 1e9}  # Adam's first moment is then the gradient
 STAGES = pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -90,7 +92,9 @@ def test_scores_are_those_of_transformers_at_the_sampling_temperature(tmp_path, 
 LOSSES = ["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"]
 
 
-@pytest.mark.parametrize(("stage", "loss"), [(0, "grpo"), (2, "grpo"), (3, "grpo"), *((1, loss) for loss in LOSSES)])
+@pytest.mark.parametrize(
+    ("stage", "loss"), [(0, "grpo"), (2, "grpo"), (3, "grpo"), *((1, loss) for loss in LOSSES)]
+)
 def test_the_gradient_does_not_depend_on_the_microbatch_size(model, stage, loss):
     batch = given_old(make_batch(8))
     gradients = []
@@ -98,7 +102,13 @@ def test_the_gradient_does_not_depend_on_the_microbatch_size(model, stage, loss)
         rank = start_rank(
             make_config(
                 model,
-                algorithm={"loss": loss, "dr_grpo_tokens": 20, "kl": 0.01, "entropy": 0.01, "llds": {"lambda": 0.5}},
+                algorithm={
+                    "loss": loss,
+                    "dr_grpo_tokens": 20,
+                    "kl": 0.01,
+                    "entropy": 0.01,
+                    "llds": {"lambda": 0.5},
+                },
                 learner={**PROBE, "zero_stage": stage, "tokens_per_microbatch": tokens},
             ),
             model,
@@ -114,7 +124,10 @@ def test_in_bfloat16_micro_batches_add_up_in_fp32(model, stage):
     batch, gradients = given_old(make_batch(8)), []
     for tokens in (1, 10**6):
         rank = start_rank(
-            make_config(model, learner={**PROBE, "zero_stage": stage, "dtype": "bfloat16", "tokens_per_microbatch": tokens}),
+            make_config(
+                model,
+                learner={**PROBE, "zero_stage": stage, "dtype": "bfloat16", "tokens_per_microbatch": tokens},
+            ),
             model,
         )
         gradients.append(rank.gradient(batch, 0.5))
@@ -127,7 +140,9 @@ def test_in_bfloat16_micro_batches_add_up_in_fp32(model, stage):
 def test_gradient_checkpointing_changes_nothing(model, stage):
     batch = given_old(make_batch(8))
     plain, saving = (
-        start_rank(make_config(model, learner={**PROBE, "zero_stage": stage, "gradient_checkpointing": on}), model)
+        start_rank(
+            make_config(model, learner={**PROBE, "zero_stage": stage, "gradient_checkpointing": on}), model
+        )
         for on in (False, True)
     )
     assert relative_difference(saving.gradient(batch, 0.5), plain.gradient(batch, 0.5)) < 1e-6
@@ -207,9 +222,15 @@ def test_lambda_0_is_the_update_without_llds_to_the_bit(model, monkeypatch):
     assert sum(s.sums["llds/active_tokens"] for s in steps) > 0  # shown, not used
     with_lambda_0 = rank.master()
 
-    nothing = {"active_tokens": torch.zeros(()), "active_actions": torch.zeros(()), "preserved_tokens": torch.zeros(())}
+    nothing = {
+        "active_tokens": torch.zeros(()),
+        "active_actions": torch.zeros(()),
+        "preserved_tokens": torch.zeros(()),
+    }
     monkeypatch.setattr(
-        trainer.learner.objective, "llds_loss", lambda *a, **k: LossTerm(torch.zeros(()), torch.zeros(()), nothing)
+        trainer.learner.objective,
+        "llds_loss",
+        lambda *a, **k: LossTerm(torch.zeros(()), torch.zeros(()), nothing),
     )
     absent = start_rank(make_config(model), model)
     absent.update(batch, **STEP | {"llds_lambda": 0.0})
@@ -280,7 +301,9 @@ def test_pi_old_is_that_of_the_start_of_the_batch(model):
 
 @STAGES
 def test_kl_is_measured_against_the_starting_weights_and_leaves_the_current_ones(model, stage):
-    rank = start_rank(make_config(model, algorithm={"kl": 0.1}, learner={"zero_stage": stage}), model, reference=True)
+    rank = start_rank(
+        make_config(model, algorithm={"kl": 0.1}, learner={"zero_stage": stage}), model, reference=True
+    )
     batch = make_batch(8)
     _, first, _ = rank.update(batch, **STEP)
     kept = rank.weights()
@@ -310,7 +333,9 @@ def test_the_snapshot_is_kept_for_snapshot_every_batches(model):
 @pytest.mark.parametrize("mode", ["token", "sequence_mask"])
 def test_importance_weights_reach_the_policy_term(model, mode):
     batch = make_batch(8)
-    rank = start_rank(make_config(model, learner=PROBE, algorithm={"importance": {"mode": mode, "cap": 1.2}}), model)
+    rank = start_rank(
+        make_config(model, learner=PROBE, algorithm={"importance": {"mode": mode, "cap": 1.2}}), model
+    )
     plain = start_rank(make_config(model, learner=PROBE), model)
     batch.logp_old = in_batch_order(batch, plain.score(batch))
     batch.logp_sampler = batch.logp_old.copy()
@@ -325,13 +350,17 @@ def test_importance_weights_reach_the_policy_term(model, mode):
 
 def test_warm_up_and_scale_set_the_learning_rate(model):
     rank = start_rank(make_config(model, learner={"lr": 1e-3, "warmup_steps": 8}), model)
-    assert [rank.update(make_batch(8), **STEP)[2]["lr"] for _ in range(3)] == pytest.approx([5e-4, 1e-3, 1e-3])
+    assert [rank.update(make_batch(8), **STEP)[2]["lr"] for _ in range(3)] == pytest.approx(
+        [5e-4, 1e-3, 1e-3]
+    )
     assert rank.update(make_batch(8), **STEP | {"lr_scale": 0.5})[2]["lr"] == pytest.approx(5e-4)
 
 
 @STAGES
 def test_bfloat16_trains_with_fp32_master_weights(model, stage):
-    rank = start_rank(make_config(model, learner={"dtype": "bfloat16", "zero_stage": stage, "lr": 1e-5}), model)
+    rank = start_rank(
+        make_config(model, learner={"dtype": "bfloat16", "zero_stage": stage, "lr": 1e-5}), model
+    )
     before, seen = rank.master(), rank.weights()
     assert all(t.dtype == torch.bfloat16 for t in seen.values())
     for _ in range(2):
@@ -341,7 +370,9 @@ def test_bfloat16_trains_with_fp32_master_weights(model, stage):
     name = "model.layers.0.mlp.up_proj.weight"
     moved = (after[name] - before[name]).abs()
     assert after[name].dtype == torch.float32 and 0 < moved.max() < 1e-3
-    assert torch.equal(after[name].bfloat16(), rank.weights()[name])  # steps too small for bf16 are kept in the master
+    assert torch.equal(
+        after[name].bfloat16(), rank.weights()[name]
+    )  # steps too small for bf16 are kept in the master
     assert not torch.equal(after[name], after[name].bfloat16().float())
 
 

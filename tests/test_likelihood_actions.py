@@ -20,7 +20,9 @@ def decisions(kind, run, actions=None):
 
 def falls_and_recovers():
     n = 320
-    level = -0.03 - np.clip((np.arange(n) - 80) * 0.03, 0, 0.9) + np.clip((np.arange(n) - 150) * 0.004, 0, 0.9)
+    level = (
+        -0.03 - np.clip((np.arange(n) - 80) * 0.03, 0, 0.9) + np.clip((np.arange(n) - 150) * 0.004, 0, 0.9)
+    )
     return series(np.random.default_rng(1), level, np.full(n, 0.7))
 
 
@@ -29,7 +31,9 @@ def test_lambda_is_raised_at_the_alarm_again_while_it_falls_and_put_back_when_he
     assert [(a.undo, a.factor) for a in made] == [(False, 2.0), (False, 4.0), (False, 8.0), (True, 1.0)]
     assert 80 < made[0].step < 95 and made[1].step - made[0].step == 20
     assert actions.lambda_of(0.2) == 0.2
-    assert made[0].event().kind == "monitor_raise_lambda" and made[3].event().kind == "monitor_undo_raise_lambda"
+    assert (
+        made[0].event().kind == "monitor_raise_lambda" and made[3].event().kind == "monitor_undo_raise_lambda"
+    )
     assert "nats a token" in made[0].event().text
 
 

@@ -27,7 +27,10 @@ def record(step: int, attempt: int = 0, n: int = 3) -> StepRecord:
         for i in range(n)
     ]  # fmt: skip
     return StepRecord(
-        step=step, attempt=attempt, metrics={"reward/mean": 0.5, "grad_norm": float("nan")}, trajectories=trajectories
+        step=step,
+        attempt=attempt,
+        metrics={"reward/mean": 0.5, "grad_norm": float("nan")},
+        trajectories=trajectories,
     )
 
 
@@ -61,7 +64,9 @@ def test_what_a_checkpoint_counts_on_outlives_a_kill_in_an_outage(tmp_path):
 
 def test_a_record_that_cannot_be_written_out_does_not_cost_the_checkpoint_in_an_outage(tmp_path, caplog):
     def bad(step):
-        return StepRecord.model_construct(step=step, attempt=0, policy_version=None, metrics={"x": {1, 2}}, trajectories=[])
+        return StepRecord.model_construct(
+            step=step, attempt=0, policy_version=None, metrics={"x": {1, 2}}, trajectories=[]
+        )
 
     client = LikelihoodClient(f"http://127.0.0.1:{free_port()}", spool_dir=tmp_path / "spool")
     for one in (record(0), bad(1), record(2)):
@@ -132,7 +137,10 @@ def test_a_superseded_attempt_in_the_spool_does_not_block_the_new_one(tmp_path):
         client.post_step("run", record(6, attempt=0))
         client.post_step("run", record(6, attempt=1))
         assert client.flush(10) and client.refused == 1
-    assert [(s.step, s.attempt) for s in SQLiteStore(tmp_path / "l.db").steps("run", 0, 99)] == [(5, 1), (6, 1)]
+    assert [(s.step, s.attempt) for s in SQLiteStore(tmp_path / "l.db").steps("run", 0, 99)] == [
+        (5, 1),
+        (6, 1),
+    ]
     server.stop()
 
 
@@ -173,7 +181,9 @@ def test_eight_writers_at_once_store_every_trajectory_once(tmp_path):
 
 
 def test_tokens_that_still_wait_are_read_from_the_queue(tmp_path):
-    client = LikelihoodClient(f"http://127.0.0.1:{free_port()}", spool_dir=tmp_path / "spool", memory_bytes=500)
+    client = LikelihoodClient(
+        f"http://127.0.0.1:{free_port()}", spool_dir=tmp_path / "spool", memory_bytes=500
+    )
     for step in (3, 4):  # the first in memory, the second on disk; nobody listens
         client.put_tokens("run", step, tokens())
     assert list((tmp_path / "spool").glob("*-tokens.msg"))
@@ -189,7 +199,10 @@ def test_a_record_that_cannot_be_written_or_read_does_not_stop_those_behind_it(t
     server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
     client = LikelihoodClient(server.url, spool_dir=spool)
     client.post_step(
-        "run", StepRecord.model_construct(step=0, attempt=0, policy_version=None, metrics={"x": {1, 2}}, trajectories=[])
+        "run",
+        StepRecord.model_construct(
+            step=0, attempt=0, policy_version=None, metrics={"x": {1, 2}}, trajectories=[]
+        ),
     )
     client.post_step("run", record(1))
     assert client.flush(10) and client.refused == 1 and client.close() == 0

@@ -22,14 +22,24 @@ def first_alarms(run):
 
 
 def lab(name, folder="lab"):
-    return first_alarms(map(json.loads, (ROOT / "tests" / "data" / folder / f"{name}.jsonl").read_text().splitlines()))
+    return first_alarms(
+        map(json.loads, (ROOT / "tests" / "data" / folder / f"{name}.jsonl").read_text().splitlines())
+    )
 
 
 def test_the_table_of_recorded_runs_is_what_the_monitor_does():
-    shown = [re.findall(r"\d+", row.split("|")[2]) for row in PAGE.splitlines() if row.startswith(("| GRPO", "| LLDS .5, lr"))]
+    shown = [
+        re.findall(r"\d+", row.split("|")[2])
+        for row in PAGE.splitlines()
+        if row.startswith(("| GRPO", "| LLDS .5, lr"))
+    ]
     names = [("g15n_0", "g15n_1"), ("grpo_0", "grpo_1", "grpo_2"), ("padmask_g15_0",), ("llds5_0", "llds5_1")]
     for cells, runs in zip(shown, names, strict=True):
-        found = [str(step) for name in runs for step in lab(name)[: 2 if name in ("g15n_0", "padmask_g15_0") else 1]]
+        found = [
+            str(step)
+            for name in runs
+            for step in lab(name)[: 2 if name in ("g15n_0", "padmask_g15_0") else 1]
+        ]
         assert cells == found, runs
     assert all(lab(name) == [] for name in ("l15n_0", "l15n_1", "llds5_2"))
 
@@ -39,7 +49,10 @@ def test_the_table_of_new_runs_is_what_the_monitor_does():
     shown = [re.findall(r"\d+", row.split("|")[2]) for row in rows]
     names = ("0-grpo", "1-grpo", "2-grpo", "1-llds", "2-llds", "0-llds")
     found = {name: [str(s) for s in lab(f"collapse-{name}", "demo_runs")] for name in names}
-    assert shown == [found["0-grpo"] + found["1-grpo"] + found["2-grpo"], *(found[name] for name in names[3:])]
+    assert shown == [
+        found["0-grpo"] + found["1-grpo"] + found["2-grpo"],
+        *(found[name] for name in names[3:]),
+    ]
 
 
 def test_the_leads_of_made_up_runs_are_as_stated():

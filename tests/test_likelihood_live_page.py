@@ -59,7 +59,9 @@ def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_pat
     page.goto(server.url)
     page.wait_for_selector("figure:not([hidden]) canvas")
     row = page.locator("#runs tr", has_text="falls")
-    assert row.get_by_role("checkbox").is_checked() and "healthy" in row.inner_text()  # the run that was updated last
+    assert (
+        row.get_by_role("checkbox").is_checked() and "healthy" in row.inner_text()
+    )  # the run that was updated last
     assert not page.locator("#alarm-panel").is_visible()
     page.wait_for_selector(".status.live")
 
@@ -98,7 +100,16 @@ def test_a_long_run_is_drawn_from_thinned_curves_and_zooms_to_single_steps(tmp_p
 
     n = 100_000
     store = SQLiteStore(tmp_path / "l.db")
-    names = ["probe/lag", "probe/fixed", "reward/mean", "entropy", "grad_norm", "logp/right", "logp/wrong", "phase"]
+    names = [
+        "probe/lag",
+        "probe/fixed",
+        "reward/mean",
+        "entropy",
+        "grad_norm",
+        "logp/right",
+        "logp/wrong",
+        "phase",
+    ]
     with store._file.writing() as db:
         run_id, _ = store._enter(db, "long", 0, 0)
         for k, name in enumerate(names):
@@ -111,7 +122,8 @@ def test_a_long_run_is_drawn_from_thinned_curves_and_zooms_to_single_steps(tmp_p
             )
         rows = [(run_id, i) for i in range(n)]
         db.executemany(
-            "INSERT INTO step (run, step, attempt, time, posted, derived, trajectories) VALUES (?,?,0,0,'{}','{}',0)", rows
+            "INSERT INTO step (run, step, attempt, time, posted, derived, trajectories) VALUES (?,?,0,0,'{}','{}',0)",
+            rows,
         )
     store.close()
     server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))

@@ -61,7 +61,11 @@ def test_a_fall_of_likelihood_alarms_before_reward_has_lost_15_percent(rate, del
 
 def test_a_fall_goes_through_decay_and_acceleration_to_collapse_without_flapping():
     phases, alarms = replay(fall(3, rate=0.03, delay=25)[0])
-    order = [p for p, q in zip(phases, [None, *phases], strict=False) if p != q and p not in ("healthy", "stagnation")]
+    order = [
+        p
+        for p, q in zip(phases, [None, *phases], strict=False)
+        if p != q and p not in ("healthy", "stagnation")
+    ]
     assert order == ["decay", "acceleration", "collapsed"]
     assert [a.rule for a in alarms] == ["likelihood", "acceleration", "collapse"]
 
@@ -76,7 +80,9 @@ def test_likelihood_that_slips_slowly_while_reward_holds_is_stagnation():
 
 def test_a_fall_that_stops_is_recovering_and_then_healthy():
     n = 300
-    level = -0.03 - np.clip((np.arange(n) - 80) * 0.03, 0, 0.6) + np.clip((np.arange(n) - 130) * 0.004, 0, 0.5)
+    level = (
+        -0.03 - np.clip((np.arange(n) - 80) * 0.03, 0, 0.6) + np.clip((np.arange(n) - 130) * 0.004, 0, 0.5)
+    )
     phases, alarms = replay(series(np.random.default_rng(1), level, np.full(n, 0.7)))
     assert {"decay", "recovering"} <= set(phases) and phases[-1] == "healthy"
     assert alarms[0].cleared is not None and alarms[0].cleared > alarms[0].step
@@ -106,7 +112,9 @@ def test_shuffled_rewards_leave_the_alarm_where_it_was(name):
 
 
 def test_a_decaying_likelihood_without_probes_still_triggers_decay_then_collapse():
-    run = [{k: v for k, v in m.items() if not k.startswith("probe/")} for m in fall(0, rate=0.03, delay=25)[0]]
+    run = [
+        {k: v for k, v in m.items() if not k.startswith("probe/")} for m in fall(0, rate=0.03, delay=25)[0]
+    ]
     phases, alarms = replay(run)
     assert phases.index("decay") < phases.index("collapsed")
     assert alarms[0].metric == "displacement/share_negative" and alarms[0].rule == "likelihood"
@@ -135,9 +143,14 @@ def test_equal_rewards_with_all_ratios_clipped_alarm():
 
 
 def test_a_run_whose_groups_are_all_wrong_alarms_and_one_whose_groups_are_all_right_does_not():
-    wrong = [{"step": i, "reward/mean": 0.0, "groups/zero_variance": 1.0, "policy/clip_fraction": 0.0} for i in range(1, 31)]
+    wrong = [
+        {"step": i, "reward/mean": 0.0, "groups/zero_variance": 1.0, "policy/clip_fraction": 0.0}
+        for i in range(1, 31)
+    ]
     phases, alarms = replay(wrong)
-    assert [(a.rule, a.step, a.since) for a in alarms] == [("dead_batch", 10, 8)] and "warm-start" in alarms[0].advice
+    assert [(a.rule, a.step, a.since) for a in alarms] == [("dead_batch", 10, 8)] and "warm-start" in alarms[
+        0
+    ].advice
     assert set(phases) == {"healthy"}
     assert replay([m | {"reward/mean": 1.0} for m in wrong])[1] == []
     assert replay([m | {"groups/zero_variance": 0.9} for m in wrong])[1] == []
@@ -159,7 +172,14 @@ def test_a_leak_between_sampler_and_learner_alarms():
 
 def test_missing_and_null_metrics_are_tolerated():
     assert (
-        replay([{}, {"step": 1, "probe/lag": None}, {"step": 2, "reward/mean": "x"}, {"step": 9, "entropy": float("nan")}])[0]
+        replay(
+            [
+                {},
+                {"step": 1, "probe/lag": None},
+                {"step": 2, "reward/mean": "x"},
+                {"step": 9, "entropy": float("nan")},
+            ]
+        )[0]
         == ["healthy"] * 4
     )
 
@@ -178,4 +198,8 @@ def test_a_state_dict_goes_on_exactly_where_it_was_taken():
 def test_an_alarm_says_what_since_when_how_sure_and_what_to_do():
     alarm = replay(lab("grpo_2"))[1][0]
     assert alarm.metric == "probe/lag" and alarm.since <= alarm.step and alarm.sure in ("medium", "high")
-    assert "nats a token" in alarm.seen and f"step {alarm.since}" in alarm.advice and "llds.lambda" in alarm.advice
+    assert (
+        "nats a token" in alarm.seen
+        and f"step {alarm.since}" in alarm.advice
+        and "llds.lambda" in alarm.advice
+    )

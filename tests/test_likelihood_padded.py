@@ -22,7 +22,9 @@ ROOT = Path(__file__).parent.parent
 def test_unbroken_runs_of_the_mask_are_actions():
     mask = [[1, 1, 0, 1, 0], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]]
     before = np.array([[-1, -2, 9, -3, 9], [9, -1, -1, -1, -1], [9, 9, 9, 9, 9]], float)
-    records = padded_records(mask, before, [1.0, -1.0, 0.0], ["g", "g", "h"], after=before - 0.5, rewards=[1, 0, 0])
+    records = padded_records(
+        mask, before, [1.0, -1.0, 0.0], ["g", "g", "h"], after=before - 0.5, rewards=[1, 0, 0]
+    )
     assert records[0] == {
         "uid": "0", "group": "g", "reward": 1.0, "advantage": 1.0, "tool_rounds": 1,
         "actions": [{"tokens": 2, "logp_before": -3.0, "logp_after": -4.0}, {"tokens": 1, "logp_before": -3.0, "logp_after": -3.5}],
@@ -52,7 +54,11 @@ def test_the_lag_probe_compares_right_rows_with_what_they_were():
         batch = {"ids": np.array([step, 100 + step])}
         got.append(
             memory.probe(
-                batch, mask, np.full((2, 3), level["now"]), [1.0, -1.0], lambda b: np.full((len(b["ids"]), 3), level["now"])
+                batch,
+                mask,
+                np.full((2, 3), level["now"]),
+                [1.0, -1.0],
+                lambda b: np.full((len(b["ids"]), 3), level["now"]),
             )
         )
         if step >= 2:
@@ -77,7 +83,9 @@ def test_the_trl_callback_posts_every_step_of_a_real_grpo_run(tmp_path):
     assert -curves["logp/wrong"]["mean"][0] == pytest.approx(curves["entropy"]["mean"][0], rel=0.1)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed (pip install verl)")
+@pytest.mark.skipif(
+    importlib.util.find_spec("verl") is None, reason="verl is not installed (pip install verl)"
+)
 def test_the_verl_mixin_posts_an_actor_update(tmp_path):
     """verl's own batches; the workers' scoring and update are stood in for, since they need GPUs."""
     import inspect

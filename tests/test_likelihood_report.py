@@ -24,9 +24,13 @@ def run_folder(tmp_path, name, lab, lam):
     folder = tmp_path / name
     folder.mkdir()
     shutil.copy(LAB / f"{lab}.jsonl", folder / "metrics.jsonl")
-    (folder / "config.yaml").write_text(f"run: {{name: {name}}}\nalgorithm: {{llds: {{lambda: {lam}}}}}\nseed: 1\n")
+    (folder / "config.yaml").write_text(
+        f"run: {{name: {name}}}\nalgorithm: {{llds: {{lambda: {lam}}}}}\nseed: 1\n"
+    )
     event = {"time": 1.0, "event": "evaluation", "step": 40, "mode": "greedy", "em": 0.5}
-    (folder / "events.jsonl").write_text(json.dumps(event) + '\n{"event": "worker_lost", "worker": "w1", "step": 7}\n')
+    (folder / "events.jsonl").write_text(
+        json.dumps(event) + '\n{"event": "worker_lost", "worker": "w1", "step": 7}\n'
+    )
     return folder
 
 
@@ -42,7 +46,11 @@ def test_a_report_is_one_file_with_the_runs_their_phases_and_what_differs(tmp_pa
     assert "src=" not in html and 'href="/static' not in html and "Leon Sorokin" in html
     assert data["differences"] == [{"key": "algorithm.llds.lambda", "values": [0.0, 0.5]}]
     plain = data["runs"][0]
-    assert plain["run"] == "plain" and plain["phase"] == "collapsed" and plain["alarms"][0]["rule"] == "likelihood"
+    assert (
+        plain["run"] == "plain"
+        and plain["phase"] == "collapsed"
+        and plain["alarms"][0]["rule"] == "likelihood"
+    )
     assert plain["series"]["series"]["eval/em_greedy"]["mean"][40] == 0.5
     assert plain["events"][1] == {"step": 7, "kind": "worker_lost", "text": "worker w1"}
     assert "step" not in plain["series"]["series"]
@@ -66,7 +74,9 @@ def test_names_that_are_markup_stay_text(tmp_path):
 
 
 def test_a_torn_last_line_and_steps_written_twice_are_read_rightly(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "x": 1}\n{"step": 1, "x": NaN}\n{"step": 1, "x": 3}\n{"step": 2, "x"')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 0, "x": 1}\n{"step": 1, "x": NaN}\n{"step": 1, "x": 3}\n{"step": 2, "x"'
+    )
     run = read_run(tmp_path)
     assert run.metrics == [{"step": 0, "x": 1}, {"step": 1, "x": 3}]
 
@@ -89,7 +99,10 @@ def test_a_broken_record_is_named_with_file_and_line(tmp_path, lines, says):
 
 
 def test_differences_name_only_what_differs():
-    a, b = {"a": {"b": 1, "c": [1]}, "run": {"name": "x"}}, {"a": {"b": 2, "c": [1]}, "d": 3, "run": {"name": "y"}}
+    a, b = (
+        {"a": {"b": 1, "c": [1]}, "run": {"name": "x"}},
+        {"a": {"b": 2, "c": [1]}, "d": 3, "run": {"name": "y"}},
+    )
     assert differences([a, b]) == [{"key": "a.b", "values": [1, 2]}, {"key": "d", "values": [None, 3]}]
 
 
@@ -97,7 +110,9 @@ def test_monitor_replay_prints_phases_alarms_and_advice():
     done = CliRunner().invoke(app, ["monitor", "replay", str(LAB / "grpo_1.jsonl")])
     assert done.exit_code == 0
     assert "collapsed    steps 65 to 89" in done.output and "alarm at step 22 (probe/lag" in done.output
-    as_json = json.loads(CliRunner().invoke(app, ["monitor", "replay", str(LAB / "l15n_1.jsonl"), "--json"]).output)
+    as_json = json.loads(
+        CliRunner().invoke(app, ["monitor", "replay", str(LAB / "l15n_1.jsonl"), "--json"]).output
+    )
     assert as_json["alarms"] == [] and as_json["phases"][0]["phase"] == "healthy"
 
 
@@ -117,8 +132,15 @@ def test_the_report_opens_without_a_network_and_shows_both_runs(tmp_path):
         page.goto(out.as_uri())
         page.wait_for_selector("figure:not([hidden]) canvas")
         assert page.locator("#timeline .lane .bar").count() == 2
-        assert page.locator("#timeline .bar").first.get_attribute("aria-label").endswith("collapsed from step 65 to 89")
-        assert page.locator(".alarm").count() >= 4 and "algorithm.llds.lambda" in page.locator("#differences").inner_text()
+        assert (
+            page.locator("#timeline .bar")
+            .first.get_attribute("aria-label")
+            .endswith("collapsed from step 65 to 89")
+        )
+        assert (
+            page.locator(".alarm").count() >= 4
+            and "algorithm.llds.lambda" in page.locator("#differences").inner_text()
+        )
         lag = page.locator("figure", has_text="Lag probe").first
         assert lag.locator(".legend button").count() == 2
         page.get_by_role("checkbox", name="llds").uncheck()

@@ -32,7 +32,14 @@ def client(store):
 
 
 def step(n, attempt=0, uid="a", **changes):
-    trajectory = {"uid": uid, "group": "g", "reward": 1.0, "advantage": 0.5, "tool_rounds": 1, "actions": [ACTION]}
+    trajectory = {
+        "uid": uid,
+        "group": "g",
+        "reward": 1.0,
+        "advantage": 0.5,
+        "tool_rounds": 1,
+        "actions": [ACTION],
+    }
     return {
         "step": n,
         "attempt": attempt,
@@ -49,7 +56,13 @@ def post(client, body, run="run"):
 
 def test_the_first_post_makes_the_run_and_the_same_post_twice_is_stored_once(client):
     assert client.get("/v1/runs").json() == []
-    assert post(client, step(0)).json() == {"run": "run", "step": 0, "attempt": 0, "stored": 1, "superseded": 0}
+    assert post(client, step(0)).json() == {
+        "run": "run",
+        "step": 0,
+        "attempt": 0,
+        "stored": 1,
+        "superseded": 0,
+    }
     assert post(client, step(0)).json()["stored"] == 0
     (run,) = client.get("/v1/runs").json()
     assert (run["run"], run["steps"], run["trajectories"]) == ("run", 1, 1)
@@ -70,7 +83,11 @@ def test_parts_of_a_step_are_merged_and_its_metrics_cover_all_of_it(client):
     }
     post(client, {"step": 0, "trajectories": [wrong]})
     metrics = client.get("/v1/runs/run/summary").json()["metrics"]
-    assert metrics["logp/right"] == -0.5 and metrics["logp/wrong"] == -2.0 and metrics["reward/mean"] == pytest.approx(2 / 3)
+    assert (
+        metrics["logp/right"] == -0.5
+        and metrics["logp/wrong"] == -2.0
+        and metrics["reward/mean"] == pytest.approx(2 / 3)
+    )
     assert [t["uid"] for t in client.get("/v1/runs/run/steps/0/trajectories").json()] == ["a", "b", "c"]
 
 
@@ -85,7 +102,9 @@ def test_a_higher_attempt_supersedes_all_steps_from_its_own_on(client):
     assert post(client, step(3, attempt=1, metrics={"reward/mean": 30})).json()["superseded"] == 3
     series = client.get("/v1/runs/run/series?names=reward/mean").json()
     assert (
-        series["step"] == [0, 1, 2, 3] and series["series"]["reward/mean"]["mean"] == [0, 1, 2, 30] and series["attempt"] == 1
+        series["step"] == [0, 1, 2, 3]
+        and series["series"]["reward/mean"]["mean"] == [0, 1, 2, 30]
+        and series["attempt"] == 1
     )
     late = post(client, step(4, attempt=0))
     assert late.status_code == 409 and "attempt 1, which began at step 3" in late.json()["detail"]
@@ -97,7 +116,11 @@ def test_phase_and_alarms_follow_the_posts_and_a_superseding_attempt(client):
     for n in range(9):
         post(client, step(n, metrics={"probe/lag": -0.2}))
     now = client.get("/v1/runs/run/phase").json()
-    assert now["phase"] == "decay" and now["bands"][0] == {"phase": "healthy", "first": 0, "last": now["since"] - 1}
+    assert now["phase"] == "decay" and now["bands"][0] == {
+        "phase": "healthy",
+        "first": 0,
+        "last": now["since"] - 1,
+    }
     (alarm,) = client.get("/v1/runs/run/alarms").json()
     assert alarm["metric"] == "probe/lag" and alarm["cleared"] is None
     post(client, step(3, attempt=1, metrics={"probe/lag": 0.0}))
@@ -134,22 +157,30 @@ def test_a_bad_post_gets_a_422_that_says_what_is_accepted_and_changes_nothing(cl
     body, says = BAD[what]
     post(client, step(0))
     before = client.get("/v1/runs/run/summary").json()
-    answer = client.post("/v1/runs/run/steps", content=json.dumps(body), headers={"Content-Type": "application/json"})
-    assert answer.status_code == 422 and says in answer.json()["detail"] and "\n" not in answer.json()["detail"]
+    answer = client.post(
+        "/v1/runs/run/steps", content=json.dumps(body), headers={"Content-Type": "application/json"}
+    )
+    assert (
+        answer.status_code == 422 and says in answer.json()["detail"] and "\n" not in answer.json()["detail"]
+    )
     assert client.get("/v1/runs/run/summary").json() == before
     fresh = client.post("/v1/runs/other/steps", content=json.dumps(body))
     assert fresh.status_code == 422 and len(client.get("/v1/runs").json()) == 1
 
 
 def test_a_metric_that_is_not_finite_is_stored_as_null(client):
-    client.post("/v1/runs/run/steps", content='{"step": 0, "metrics": {"grad_norm": NaN, "x": Infinity, "y": 1}}')
+    client.post(
+        "/v1/runs/run/steps", content='{"step": 0, "metrics": {"grad_norm": NaN, "x": Infinity, "y": 1}}'
+    )
     assert client.get("/v1/runs/run/summary").json()["metrics"] == {"grad_norm": None, "x": None, "y": 1}
 
 
 def test_bodies_above_the_limit_get_a_413_that_says_it(client):
     answer = client.post("/v1/runs/run/steps", content=b"x" * (100 << 20))
     assert answer.status_code == 413 and str(MAX_STEP_BYTES) in answer.json()["detail"]
-    chunked = client.post("/v1/runs/run/steps", content=(b"x" * (1 << 20) for _ in range(40)))  # no length declared
+    chunked = client.post(
+        "/v1/runs/run/steps", content=(b"x" * (1 << 20) for _ in range(40))
+    )  # no length declared
     assert chunked.status_code == 413 and str(MAX_STEP_BYTES) in chunked.json()["detail"]
     assert client.get("/v1/runs").json() == []
 
@@ -170,7 +201,11 @@ def test_bodies_above_the_limit_get_a_413_that_says_it(client):
 )
 def test_errors_are_json_with_one_line(client, method, path, status):
     answer = client.request(method, path)
-    assert answer.status_code == status and set(answer.json()) == {"detail"} and "\n" not in answer.json()["detail"]
+    assert (
+        answer.status_code == status
+        and set(answer.json()) == {"detail"}
+        and "\n" not in answer.json()["detail"]
+    )
 
 
 def tokens(**changes):
@@ -186,7 +221,13 @@ def tokens(**changes):
 def test_token_arrays_of_the_newest_steps_are_kept(client):
     for n in range(5):
         assert client.put(f"/v1/runs/run/steps/{n}/tokens", content=tokens()).status_code == 201
-    assert [client.get(f"/v1/runs/run/steps/{n}/tokens").status_code for n in range(5)] == [404, 404, 200, 200, 200]
+    assert [client.get(f"/v1/runs/run/steps/{n}/tokens").status_code for n in range(5)] == [
+        404,
+        404,
+        200,
+        200,
+        200,
+    ]
     assert client.get("/v1/runs/run/steps/4/tokens").content == tokens()
     client.put("/v1/runs/run/steps/3/tokens?attempt=1", content=tokens())
     assert client.get("/v1/runs/run/steps/4/tokens").status_code == 404  # superseded with its attempt
@@ -232,8 +273,14 @@ def test_curves_of_100000_steps_are_thinned_and_keep_their_extremes(store):
         )
     got = TestClient(create_app(store)).get("/v1/runs/long/series?names=x&points=500").json()
     assert 250 <= len(got["step"]) <= 500 and got["stride"] == 201
-    assert max(got["series"]["x"]["max"]) == 40.0 and min(got["series"]["x"]["min"]) == pytest.approx(-1, abs=1e-3)
-    part = TestClient(create_app(store)).get("/v1/runs/long/series?names=x&first=54000&last=54400&points=500").json()
+    assert max(got["series"]["x"]["max"]) == 40.0 and min(got["series"]["x"]["min"]) == pytest.approx(
+        -1, abs=1e-3
+    )
+    part = (
+        TestClient(create_app(store))
+        .get("/v1/runs/long/series?names=x&first=54000&last=54400&points=500")
+        .json()
+    )
     assert part["stride"] == 1 and part["series"]["x"]["mean"][321] == 40.0
 
 
@@ -255,8 +302,13 @@ def test_prometheus_shows_the_run_and_the_service(client):
         post(client, step(n, metrics={"probe/lag": -0.2}))
     text = client.get("/metrics").text
     assert 'unspiral_run_metric{name="probe/lag",run="run"} -0.2' in text
-    assert 'unspiral_run_phase{phase="decay",run="run"} 1.0' in text and 'unspiral_run_alarms{run="run"} 1.0' in text
-    assert "unspiral_likelihood_steps_total 8.0" in text and "unspiral_likelihood_trajectories_total 8.0" in text
+    assert (
+        'unspiral_run_phase{phase="decay",run="run"} 1.0' in text
+        and 'unspiral_run_alarms{run="run"} 1.0' in text
+    )
+    assert (
+        "unspiral_likelihood_steps_total 8.0" in text and "unspiral_likelihood_trajectories_total 8.0" in text
+    )
 
 
 def test_health_and_readiness(client, store):
@@ -287,7 +339,12 @@ def test_a_browser_logs_in_by_a_form_and_its_cookie_only_reads(store):
     assert wrong.status_code == 401 and COOKIE not in client.cookies
     answer = client.post("/login", data={"token": "s3cret"}, follow_redirects=False)
     cookie = answer.headers["set-cookie"].lower()
-    assert answer.status_code == 303 and "httponly" in cookie and "samesite=strict" in cookie and "s3cret" not in cookie
+    assert (
+        answer.status_code == 303
+        and "httponly" in cookie
+        and "samesite=strict" in cookie
+        and "s3cret" not in cookie
+    )
     assert client.get("/v1/runs").status_code == 200 and client.get("/").status_code == 200
     assert post(client, step(0)).status_code == 401
 
@@ -316,7 +373,9 @@ def test_the_stream_tells_steps_and_alarms_as_they_happen(tmp_path):
                     seen.append(line.split(": ")[1])
                 if line == "event: hello":
                     for n in range(1, 8):
-                        httpx.post(f"{server.url}/v1/runs/run/steps", json=step(n, metrics={"probe/lag": -0.2}))
+                        httpx.post(
+                            f"{server.url}/v1/runs/run/steps", json=step(n, metrics={"probe/lag": -0.2})
+                        )
                 if "alarm" in seen:
                     break
     assert seen[:1] == ["hello"] and seen.count("step") == 7
@@ -329,4 +388,8 @@ def test_two_services_on_one_store_see_each_others_steps(store):
         post(first if n % 2 else second, step(n, metrics={"probe/lag": -0.2}))
     for client in (first, second):
         assert [a["step"] for a in client.get("/v1/runs/run/alarms").json()] == [6]
-        assert client.get("/v1/runs/run/phase").json()["bands"][-1] == {"phase": "decay", "first": 6, "last": 7}
+        assert client.get("/v1/runs/run/phase").json()["bands"][-1] == {
+            "phase": "decay",
+            "first": 6,
+            "last": 7,
+        }

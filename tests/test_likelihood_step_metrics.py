@@ -41,7 +41,9 @@ def step():
     logp = np.full(len(batch.token_ids), np.nan)  # outside the mask anything may stand
     for b, (first, last) in enumerate([(-1.0, -0.1), (-2.0, -0.2), (-3.0, -0.3), (-4.0, -0.4), (-5.0, -0.5)]):
         row = batch.row(b)
-        logp[row] = np.where(batch.action_ids[row] == 0, first, np.where(batch.action_ids[row] == 1, last, np.nan))
+        logp[row] = np.where(
+            batch.action_ids[row] == 0, first, np.where(batch.action_ids[row] == 1, last, np.nan)
+        )
     return trajectories, batch, logp, [1.0, 0.0, 0.0, 1.0, 1.0], np.array([1.0, -0.5, -0.5, 0.0, 0.0])
 
 
@@ -78,7 +80,9 @@ def test_only_the_rows_that_were_scored_again_count():
     assert m["displacement/mean"] == pytest.approx(-0.5) and m["displacement/share_negative"] == 1.0
     assert "displacement/wrong" not in m
     records = trajectory_records(trajectories, batch, logp, rewards, advantages, logp - 0.5, rescored=[4])
-    assert records[0]["actions"][0]["logp_after"] is None and records[4]["actions"][0]["logp_after"] == pytest.approx(-5.5)
+    assert records[0]["actions"][0]["logp_after"] is None and records[4]["actions"][0][
+        "logp_after"
+    ] == pytest.approx(-5.5)
 
 
 def test_reward_groups_and_retrieval():
@@ -95,8 +99,13 @@ def test_a_reward_that_is_not_finite_is_left_out():
     trajectories, batch, logp, _, advantages = step()
     m = step_metrics(batch, logp, [1.0, float("nan"), None, 1.0, 1.0], advantages, trajectories)
     assert m["reward/mean"] == 1.0 and m["groups/zero_variance"] == 1.0
-    assert reward_metrics(["a", "a", "b", "b", "c"], [1.0, 0.0, None, 1.0, 1.0])["groups/zero_variance"] == 0.5
-    assert trajectory_records(trajectories, batch, logp, [1, float("nan"), None, 1, 1], advantages)[1]["reward"] is None
+    assert (
+        reward_metrics(["a", "a", "b", "b", "c"], [1.0, 0.0, None, 1.0, 1.0])["groups/zero_variance"] == 0.5
+    )
+    assert (
+        trajectory_records(trajectories, batch, logp, [1, float("nan"), None, 1, 1], advantages)[1]["reward"]
+        is None
+    )
 
 
 def test_a_log_prob_inside_the_mask_that_is_not_finite_is_refused():
@@ -110,7 +119,10 @@ def test_records_alone_give_the_same_likelihood_metrics():
     trajectories, batch, logp, rewards, advantages = step()
     whole = step_metrics(batch, logp, rewards, advantages, trajectories, logp_new=logp - 0.1)
     alone = record_metrics(
-        [TrajectoryRecord(**r) for r in trajectory_records(trajectories, batch, logp, rewards, advantages, logp - 0.1)]
+        [
+            TrajectoryRecord(**r)
+            for r in trajectory_records(trajectories, batch, logp, rewards, advantages, logp - 0.1)
+        ]
     )
     shared = set(whole) - {"mismatch/abs_logp", "kl/sampler", "rollout/valid", "rollout/finished"}
     assert set(alone) == shared
@@ -123,7 +135,9 @@ def test_lag_and_fixed_probe_are_means_over_tokens():
     assert lag_probe(batch, logp - 0.25) == pytest.approx(-0.25)
     now = logp.copy()
     now[batch.row(0)] -= 1.0
-    assert lag_probe(batch, now) == pytest.approx(-4 / 16) and lag_probe(batch, now, rows=[0]) == pytest.approx(-1.0)
+    assert lag_probe(batch, now) == pytest.approx(-4 / 16) and lag_probe(
+        batch, now, rows=[0]
+    ) == pytest.approx(-1.0)
     assert lag_probe(batch, now, rows=[]) is None
     assert fixed_probe(batch, logp) == pytest.approx(-(1.3 + 4.4 + 6.6 + 4.4 + 5.5) / 16)
 
@@ -147,4 +161,8 @@ def test_a_step_without_trajectories_or_right_ones_gives_no_metric_rather_than_a
     assert record_metrics([]) == {}
     trajectories, batch, logp, _, _ = step()
     m = step_metrics(batch, logp, [0.0] * 5, np.zeros(5), trajectories)
-    assert "logp/right" not in m and "retrieval/wrong_same_documents" not in m and m["groups/zero_variance"] == 1.0
+    assert (
+        "logp/right" not in m
+        and "retrieval/wrong_same_documents" not in m
+        and m["groups/zero_variance"] == 1.0
+    )

@@ -29,7 +29,9 @@ sys.exit(launch.serve_forever(settings, lambda line: print(line, flush=True)))
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_store_is_closed_and_the_status_names_the_signal(tmp_path, number):
     command = [sys.executable, "-c", SERVER, str(tmp_path / "x.db")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": os.getcwd()}) as server:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": os.getcwd()}
+    ) as server:
         try:
             assert server.stdout.readline().startswith("likelihood service: http://127.0.0.1:")
             server.send_signal(number)
@@ -50,7 +52,9 @@ def answer_of(connection: socket.socket) -> bytes:
 def test_requests_in_flight_are_answered_and_leave_no_traceback(tmp_path):
     command = [sys.executable, "-c", SERVER, str(tmp_path / "x.db")]
     env = os.environ | {"PYTHONPATH": os.getcwd()}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as server:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as server:
         try:
             port = int(re.search(r"127\.0\.0\.1:(\d+)", server.stdout.readline())[1])
             with (
@@ -59,8 +63,13 @@ def test_requests_in_flight_are_answered_and_leave_no_traceback(tmp_path):
             ):
                 stream.sendall(b"GET /v1/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert stream.recv(65536).startswith(b"HTTP/1.1 200")
-                upload.sendall(b"POST /v1/runs/r/steps HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
-                assert httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False, timeout=30).status_code == 200
+                upload.sendall(
+                    b"POST /v1/runs/r/steps HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
+                )
+                assert (
+                    httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False, timeout=30).status_code
+                    == 200
+                )
                 server.send_signal(signal.SIGTERM)
                 assert answer_of(upload).startswith(b"HTTP/1.1 503")
                 answer_of(stream)

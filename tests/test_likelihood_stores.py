@@ -21,7 +21,13 @@ from redis_server import RedisServer
 
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.launch import ServeSettings, serve_in_thread
-from services.likelihood.records import ActionRecord, EventRecord, LikelihoodError, StepRecord, TrajectoryRecord
+from services.likelihood.records import (
+    ActionRecord,
+    EventRecord,
+    LikelihoodError,
+    StepRecord,
+    TrajectoryRecord,
+)
 from services.likelihood.store.base import StoreError, Superseded, UnknownRun, open_store
 from services.likelihood.store.sqlite_store import SQLiteStore
 
@@ -67,7 +73,11 @@ def trajectory(uid, reward=1.0, advantage=0.5, logp=-1.0):
 
 def record(step, attempt=0, uids=("a", "b"), **metrics):
     return StepRecord(
-        step=step, attempt=attempt, policy_version=step, metrics=metrics, trajectories=[trajectory(u) for u in uids]
+        step=step,
+        attempt=attempt,
+        policy_version=step,
+        metrics=metrics,
+        trajectories=[trajectory(u) for u in uids],
     )
 
 
@@ -76,7 +86,11 @@ def test_a_step_comes_back_as_it_was_put(store):
     assert (receipt.stored, receipt.superseded) == (2, 0)
     (step,) = store.steps("run", 0, 10)
     assert (step.step, step.attempt, step.policy_version, step.trajectories) == (3, 0, 3, 2)
-    assert step.metrics["x"] == 1.5 and step.metrics["y"] is None and step.metrics["logp/right"] == pytest.approx(-1.25 / 3)
+    assert (
+        step.metrics["x"] == 1.5
+        and step.metrics["y"] is None
+        and step.metrics["logp/right"] == pytest.approx(-1.25 / 3)
+    )
     assert store.trajectories("run", 3) == [trajectory("a"), trajectory("b")]
     info = store.info("run")
     assert (info.first_step, info.last_step, info.steps, info.trajectories) == (3, 3, 1, 2)
@@ -108,7 +122,9 @@ def test_a_higher_attempt_takes_the_place_of_later_steps_everywhere(store):
     assert store.put_step("run", record(3, attempt=1, uids=("new",), x=2.0)).superseded == 3
     assert [(s.step, s.attempt) for s in store.steps("run", 0, 99)] == [(0, 0), (1, 0), (2, 0), (3, 1)]
     column = store.columns("run", ["x", "phase"], 0, 5)
-    assert column["x"][:4].tolist() == [1, 1, 1, 2] and np.isnan(column["x"][4:]).all() and "phase" not in column
+    assert (
+        column["x"][:4].tolist() == [1, 1, 1, 2] and np.isnan(column["x"][4:]).all() and "phase" not in column
+    )
     assert [t.uid for t in store.trajectories("run", 3)] == ["new"] and store.trajectories("run", 4) == []
     assert store.get_tokens("run", 5) is None and store.load_monitor("run", 99) is None
     assert store.info("run").trajectories == 4 and store.info("run").attempt == 1
@@ -136,7 +152,10 @@ def test_a_refused_write_changes_nothing(store):
     with pytest.raises(LikelihoodError, match="letters"):
         store.put_step("no/slash", record(0))
     after = store.info("run")
-    assert after.model_dump(exclude={"updated"}) == before.model_dump(exclude={"updated"}) and len(store.runs()) == 1
+    assert (
+        after.model_dump(exclude={"updated"}) == before.model_dump(exclude={"updated"})
+        and len(store.runs()) == 1
+    )
 
 
 def test_only_the_newest_token_arrays_are_kept(store):
@@ -150,14 +169,19 @@ def test_only_the_newest_token_arrays_are_kept(store):
 def test_monitor_states_alarms_and_events_are_kept(store):
     store.put_step("run", record(0))
     for step in (499, 500, 501, 502):
-        store.save_monitor("run", step, {"at": step}, [{"rule": "likelihood", "step": step, "cleared": None}], {step: 1})
+        store.save_monitor(
+            "run", step, {"at": step}, [{"rule": "likelihood", "step": step, "cleared": None}], {step: 1}
+        )
     assert store.load_monitor("run", 600) == (502, {"at": 502})
     assert store.load_monitor("run", 502) == (500, {"at": 500}) and store.load_monitor("run", 500) is None
     assert store.alarms("run") == [{"rule": "likelihood", "step": 502, "cleared": None}]
     assert store.columns("run", ["phase"], 499, 502)["phase"].tolist() == [1, 1, 1, 1]
     for n in range(4):
         store.put_event("run", EventRecord(step=n, kind="k", text=f"t{n}", data={"n": n}))
-    assert [(e["text"], e["data"]) for e in store.events("run", limit=2)] == [("t2", {"n": 2}), ("t3", {"n": 3})]
+    assert [(e["text"], e["data"]) for e in store.events("run", limit=2)] == [
+        ("t2", {"n": 2}),
+        ("t3", {"n": 3}),
+    ]
 
 
 def test_an_event_before_the_first_step_makes_the_run(store):
@@ -181,7 +205,9 @@ def test_runs_are_listed_latest_first_and_deleted_whole(store):
     store.delete_run("one")
     assert [r.run for r in store.runs()] == ["two"]
     store.put_step("one", record(9))
-    assert store.metric_names("one") and "x" not in store.metric_names("one") and store.steps("one", 0, 5) == []
+    assert (
+        store.metric_names("one") and "x" not in store.metric_names("one") and store.steps("one", 0, 5) == []
+    )
 
 
 def test_pruning_keeps_the_curves(store):
@@ -190,11 +216,19 @@ def test_pruning_keeps_the_curves(store):
     assert store.delete_trajectories("run", below=3) == 6
     store.compact()
     assert store.trajectories("run", 2) == [] and len(store.trajectories("run", 3)) == 2
-    assert store.columns("run", ["x"], 0, 4)["x"].tolist() == [0, 1, 2, 3, 4] and len(store.steps("run", 0, 9)) == 5
+    assert (
+        store.columns("run", ["x"], 0, 4)["x"].tolist() == [0, 1, 2, 3, 4]
+        and len(store.steps("run", 0, 9)) == 5
+    )
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.sets(st.sampled_from("abcd"), min_size=1)), max_size=12))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 2), st.sets(st.sampled_from("abcd"), min_size=1)),
+        max_size=12,
+    )
+)
 def test_any_order_of_posts_leaves_what_a_plain_model_says(store, posts):
     for run in store.runs():
         store.delete_run(run.run)
@@ -215,7 +249,9 @@ def test_any_order_of_posts_leaves_what_a_plain_model_says(store, posts):
         assert {t.uid for t in store.trajectories("run", step)} == (held[step][1] if step in held else set())
     assert store.info("run").trajectories == sum(len(v[1]) for v in held.values())
     column = store.columns("run", ["x"], 0, 5)["x"]
-    assert [None if np.isnan(v) else v for v in column] == [held[s][0] if s in held else None for s in range(6)]
+    assert [None if np.isnan(v) else v for v in column] == [
+        held[s][0] if s in held else None for s in range(6)
+    ]
 
 
 def test_eight_writers_at_once(url):
@@ -223,7 +259,9 @@ def test_eight_writers_at_once(url):
 
     def write(rank):
         for step in range(6):
-            stores[rank].put_step("run", record(step, uids=(f"{rank}-a", f"{rank}-b"), **{f"m{rank}": float(step)}))
+            stores[rank].put_step(
+                "run", record(step, uids=(f"{rank}-a", f"{rank}-b"), **{f"m{rank}": float(step)})
+            )
 
     threads = [threading.Thread(target=write, args=(rank,)) for rank in range(8)]
     [t.start() for t in threads]
@@ -263,7 +301,9 @@ def test_a_killed_writer_loses_nothing_that_was_acknowledged(url, tmp_path):
     process.wait(10)
     store = open_store(url)
     steps = store.steps("run", 0, 10**6)
-    assert [s.step for s in steps][: acknowledged + 1] == list(range(acknowledged + 1)) and len(steps) <= acknowledged + 2
+    assert [s.step for s in steps][: acknowledged + 1] == list(range(acknowledged + 1)) and len(
+        steps
+    ) <= acknowledged + 2
     assert all(s.trajectories == 50 for s in steps)
     assert store.columns("run", ["x"], 0, acknowledged)["x"].tolist() == list(range(acknowledged + 1))
     store.close()
@@ -272,7 +312,9 @@ def test_a_killed_writer_loses_nothing_that_was_acknowledged(url, tmp_path):
 def test_redis_killed_for_ten_seconds_loses_and_doubles_nothing(tmp_path):
     redis = RedisServer(tmp_path / "redis")
     server = serve_in_thread(ServeSettings(store=redis.url, port=0))
-    client = LikelihoodClient(server.url, spool_dir=tmp_path / "spool", memory_bytes=20_000, timeout_seconds=10)
+    client = LikelihoodClient(
+        server.url, spool_dir=tmp_path / "spool", memory_bytes=20_000, timeout_seconds=10
+    )
     slowest, killed_at = 0.0, time.monotonic() + 1.0
     for step in range(60):  # one step every .2 s: 1 s up, 10 s away, then up again
         if redis.process.poll() is None and time.monotonic() > killed_at and step < 50:
@@ -303,7 +345,10 @@ def test_a_store_that_is_away_is_a_503_and_one_line(tmp_path):
     redis.kill()
     answer = httpx.post(f"{server.url}/v1/runs/run/steps", json={"step": 0})
     assert answer.status_code == 503 and "redis at 127.0.0.1" in answer.json()["detail"]
-    assert httpx.get(f"{server.url}/readyz").status_code == 503 and httpx.get(f"{server.url}/healthz").status_code == 200
+    assert (
+        httpx.get(f"{server.url}/readyz").status_code == 503
+        and httpx.get(f"{server.url}/healthz").status_code == 200
+    )
     server.stop()
     with pytest.raises(StoreError, match=r"redis at 127\.0\.0\.1") as caught:
         open_store(redis.url)

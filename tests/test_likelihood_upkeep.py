@@ -38,10 +38,20 @@ def database(tmp_path):
         action = ActionRecord(tokens=3, logp_before=-1.5, logp_after=-1.0, documents=["d1", "d2"])
         last = ActionRecord(tokens=1, logp_before=-0.5)
         t = [
-            TrajectoryRecord(uid=f"u{step}{i}", group="g", reward=i, advantage=i - 0.5, tool_rounds=1, actions=[action, last])
+            TrajectoryRecord(
+                uid=f"u{step}{i}",
+                group="g",
+                reward=i,
+                advantage=i - 0.5,
+                tool_rounds=1,
+                actions=[action, last],
+            )
             for i in range(2)
         ]
-        store.put_step("run", StepRecord(step=step, policy_version=step, metrics={"x": step / 2, "step": 1.0}, trajectories=t))
+        store.put_step(
+            "run",
+            StepRecord(step=step, policy_version=step, metrics={"x": step / 2, "step": 1.0}, trajectories=t),
+        )
         store.put_step("other", StepRecord(step=step, metrics={"y": None}))
     store.close()
     return tmp_path / "l.db"
@@ -51,7 +61,11 @@ def test_export_writes_steps_and_actions_as_parquet(database, tmp_path):
     done = unspiral("likelihood", "export", tmp_path / "out", "--store", database, "--run", "run")
     assert done.exit_code == 0, done.output
     steps = pq.read_table(tmp_path / "out" / "run-steps.parquet").to_pydict()
-    assert steps["step"] == [0, 1, 2, 3, 4, 5] and steps["x"] == [0, 0.5, 1, 1.5, 2, 2.5] and steps["metric/step"] == [1.0] * 6
+    assert (
+        steps["step"] == [0, 1, 2, 3, 4, 5]
+        and steps["x"] == [0, 0.5, 1, 1.5, 2, 2.5]
+        and steps["metric/step"] == [1.0] * 6
+    )
     assert steps["logp/right"] == [pytest.approx(-0.5)] * 6
     actions = pq.read_table(tmp_path / "out" / "run-actions.parquet").to_pylist()
     assert len(actions) == 24
@@ -91,21 +105,33 @@ def test_prune_forgets_old_runs(database):
 )
 def test_mistakes_are_one_line(arguments, says):
     error = unspiral("likelihood", *arguments).exception
-    assert isinstance(error, LikelihoodError) and says in str(error) and error.exit_code == 2 and "\n" not in str(error)
+    assert (
+        isinstance(error, LikelihoodError)
+        and says in str(error)
+        and error.exit_code == 2
+        and "\n" not in str(error)
+    )
 
 
 def test_rules_in_a_file_change_the_replay_and_a_bad_key_is_named(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {i}, "probe/lag": -0.06}}\n' for i in range(20)))
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(f'{{"step": {i}, "probe/lag": -0.06}}\n' for i in range(20))
+    )
     (tmp_path / "rules.yaml").write_text("lag_nats: -0.05\n")
     assert "no alarm" in unspiral("monitor", "replay", tmp_path).output
-    assert "alarm at step 6" in unspiral("monitor", "replay", tmp_path, "--rules", tmp_path / "rules.yaml").output
+    assert (
+        "alarm at step 6"
+        in unspiral("monitor", "replay", tmp_path, "--rules", tmp_path / "rules.yaml").output
+    )
     (tmp_path / "rules.yaml").write_text("lag_nat: -0.05\n")
     error = unspiral("monitor", "replay", tmp_path, "--rules", tmp_path / "rules.yaml").exception
     assert str(error) == f"{tmp_path / 'rules.yaml'}: lag_nat: unknown key"
 
 
 def test_the_service_runs_alone_says_where_it_is_and_ends_cleanly(tmp_path):
-    code = "import sys, typer; from services.likelihood.cli import serve_likelihood; typer.run(serve_likelihood)"
+    code = (
+        "import sys, typer; from services.likelihood.cli import serve_likelihood; typer.run(serve_likelihood)"
+    )
     command = [sys.executable, "-c", code, "--store", str(tmp_path / "l.db"), "--port", "0"]
     process = subprocess.Popen(command, cwd=Path(__file__).parent.parent, stderr=subprocess.PIPE, text=True)
     said = process.stderr.readline()
@@ -126,11 +152,15 @@ def read_scalars(folder):
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
 def test_tensorboard_gets_stored_runs_and_live_steps(database, tmp_path):
-    done = unspiral("likelihood", "export", tmp_path / "tb", "--store", database, "--run", "run", "--to", "tensorboard")
+    done = unspiral(
+        "likelihood", "export", tmp_path / "tb", "--store", database, "--run", "run", "--to", "tensorboard"
+    )
     assert done.exit_code == 0 and "run: 6 steps" in done.output
     assert read_scalars(tmp_path / "tb" / "run")["x"] == [(i, i / 2) for i in range(6)]
 
-    server = serve_in_thread(ServeSettings(store=str(tmp_path / "n.db"), port=0, tensorboard=str(tmp_path / "live")))
+    server = serve_in_thread(
+        ServeSettings(store=str(tmp_path / "n.db"), port=0, tensorboard=str(tmp_path / "live"))
+    )
     for step in range(3):
         httpx.post(
             f"{server.url}/v1/runs/r/steps", json={"step": step, "metrics": {"a/b": step, "null": None}}

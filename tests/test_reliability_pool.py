@@ -68,12 +68,15 @@ async def test_a_worker_whose_engine_is_dead_is_replaced_and_its_successor_holds
             assert sum(w.trajectories for w in p.workers()) == 4 == p.trajectories and p.tokens_per_s() > 0
 
 
-async def test_a_worker_that_raises_in_its_constructor_ends_the_start_with_its_name_and_reason(cluster, monkeypatch, tmp_path):
+async def test_a_worker_that_raises_in_its_constructor_ends_the_start_with_its_name_and_reason(
+    cluster, monkeypatch, tmp_path
+):
     monkeypatch.setattr(placement, "RolloutWorker", BrokenWorker)
     began = time.monotonic()
     async with pool(tmp_path, workers=1) as p:
         with pytest.raises(
-            NoWorkersError, match=r"rollout worker w0\.1 died while it started.*no such thing as a worker here"
+            NoWorkersError,
+            match=r"rollout worker w0\.1 died while it started.*no such thing as a worker here",
         ) as e:
             await p.start()
     assert e.value.exit_code == 3 and time.monotonic() - began < 30
@@ -116,5 +119,7 @@ print(asyncio.run(seen()))
         "OMP_NUM_THREADS": "1",
     }
     environment.pop("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", None)
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.stdout.strip().splitlines()[-1:] == ["['0', '1']"], done.stderr

@@ -58,7 +58,10 @@ def test_a_run_whose_learner_rank_is_killed_finishes_with_the_same_metrics(files
     assert [but_versions(s) for s in metrics(run)] == [but_versions(s) for s in metrics(undisturbed)]
     assert metrics(run)[-1]["attempt"] == 1 and asked(run) == asked(undisturbed)
     (lost,), (back,) = events(run, "learner_lost"), events(run, "learner_restored")
-    assert "learner rank 0 of 1 died" in lost["reason"] and back["checkpoint"] in ("step_000002", "step_000004")
+    assert "learner rank 0 of 1 died" in lost["reason"] and back["checkpoint"] in (
+        "step_000002",
+        "step_000004",
+    )
     assert json.loads((run / "summary.json").read_text())["exit"] == 0 and "Traceback" not in out
 
 
@@ -74,12 +77,16 @@ def test_a_learner_that_is_stuck_is_found_out_by_its_timeout_and_restored(files,
     assert code == 0, out
     (lost,) = events(run, "learner_lost")
     assert "within 8 s" in lost["reason"] and lost["time"] - stopped < 8 + 10
-    assert not alive(rank.pid) and [but_versions(s) for s in metrics(run)] == [but_versions(s) for s in metrics(undisturbed)]
+    assert not alive(rank.pid) and [but_versions(s) for s in metrics(run)] == [
+        but_versions(s) for s in metrics(undisturbed)
+    ]
 
 
 @pytest.mark.chaos
 def test_a_run_that_stands_still_prints_the_stacks_and_ends_with_1(files, folder):
-    config = run_config(files, folder, "still", trainer={"stall_timeout_seconds": 8}, rollout={"deterministic": False})
+    config = run_config(
+        files, folder, "still", trainer={"stall_timeout_seconds": 8}, rollout={"deterministic": False}
+    )
     process, run = start(config), folder / "still"
     at_step(run, 2, process)
     (worker,) = ray_processes(process, "ray::RolloutWorker")
@@ -90,7 +97,11 @@ def test_a_run_that_stands_still_prints_the_stacks_and_ends_with_1(files, folder
         if alive(worker.pid):
             worker.kill()
     assert code == 1, out
-    assert "does not answer (State: T (stopped))" in out and "worker w0.1" in out and "== learner rank 0 (pid" in out
+    assert (
+        "does not answer (State: T (stopped))" in out
+        and "worker w0.1" in out
+        and "== learner rank 0 (pid" in out
+    )
     assert out.strip().splitlines()[-1].startswith("unspiral: no progress for") and "Traceback" not in out
     assert json.loads((run / "summary.json").read_text())["exit"] == 1
 
@@ -104,7 +115,12 @@ def test_a_killed_driver_leaves_no_process_and_the_run_goes_on_in_another_shape(
         at_step(run, 3, process)
         ours = [
             p
-            for title in ("ray::RankActor", "ray::RolloutWorker", "ray::_RetrieverActor", "ray::_LikelihoodActor")
+            for title in (
+                "ray::RankActor",
+                "ray::RolloutWorker",
+                "ray::_RetrieverActor",
+                "ray::_LikelihoodActor",
+            )
             for p in ray_processes(head, title)
         ]
         assert len(ours) == 5  # two retrievers: one for evaluation
@@ -145,7 +161,10 @@ def test_a_run_whose_output_nobody_reads_goes_on_and_hears_signals(files, folder
 
 @pytest.mark.chaos
 def test_a_run_whose_output_nobody_reads_comes_to_its_end(files, folder):
-    process, run = start(run_config(files, folder, "unread2", trainer={"steps": 36, "checkpoint_every": 0})), folder / "unread2"
+    process, run = (
+        start(run_config(files, folder, "unread2", trainer={"steps": 36, "checkpoint_every": 0})),
+        folder / "unread2",
+    )
     fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
     assert process.wait(200) == 0
     assert json.loads((run / "summary.json").read_text())["steps"] == 36
@@ -154,9 +173,14 @@ def test_a_run_whose_output_nobody_reads_comes_to_its_end(files, folder):
 
 @pytest.mark.parametrize(
     ("override", "wanted", "within"),
-    [("rollout.workers=5", "CPU 6", 30), pytest.param("learner.ranks=99", "99 CPU", 10, marks=pytest.mark.chaos)],
+    [
+        ("rollout.workers=5", "CPU 6", 30),
+        pytest.param("learner.ranks=99", "99 CPU", 10, marks=pytest.mark.chaos),
+    ],
 )
-def test_more_than_the_cluster_has_is_one_line_with_demand_and_supply(files, folder, override, wanted, within):
+def test_more_than_the_cluster_has_is_one_line_with_demand_and_supply(
+    files, folder, override, wanted, within
+):
     process = start(run_config(files, folder, f"much-{wanted[:2]}"), override)
     lines, seen = [], 0.0
     for line in process.stdout:
@@ -164,7 +188,10 @@ def test_more_than_the_cluster_has_is_one_line_with_demand_and_supply(files, fol
         seen = seen or (time.monotonic() if line.startswith("indexing") else 0.0)
     assert process.wait(60) == 3, lines
     assert time.monotonic() - seen < within and "Traceback" not in "".join(lines)
-    assert lines[-1].startswith(("unspiral: rollout.workers=5 and", "unspiral: learner.ranks=99 asks")) and wanted in lines[-1]
+    assert (
+        lines[-1].startswith(("unspiral: rollout.workers=5 and", "unspiral: learner.ranks=99 asks"))
+        and wanted in lines[-1]
+    )
     assert "the cluster has" in lines[-1]
 
 
@@ -182,12 +209,18 @@ def test_sampling_goes_on_while_the_learner_updates(files, folder, staleness):
     assert code == 0, out
     run = folder / name
     steps = metrics(run)
-    assert [s["step"] for s in steps] == list(range(1, 9)) and all(s["rollout/stale_dropped"] == 0 for s in steps)
+    assert [s["step"] for s in steps] == list(range(1, 9)) and all(
+        s["rollout/stale_dropped"] == 0 for s in steps
+    )
     lags = []
     for step in steps:
         lines = (run / "trajectories" / f"step_{step['step']:06d}.jsonl").read_text().splitlines()
-        versions = {s["policy_version"] for line in lines for s in json.loads(line)["segments"] if s["by"] == "model"}
-        lags.append(step["step"] - 1 - min(versions))  # version n - 1 is the newest that step n can be sampled with
+        versions = {
+            s["policy_version"] for line in lines for s in json.loads(line)["segments"] if s["by"] == "model"
+        }
+        lags.append(
+            step["step"] - 1 - min(versions)
+        )  # version n - 1 is the newest that step n can be sampled with
     assert max(lags) == staleness and min(lags) == 0
     assert "mode: token" in (run / "config.yaml").read_text()  # importance weights, by default
     assert len(asked(run)) == 8 * 12
@@ -197,7 +230,9 @@ def test_a_seeded_slice_of_chaos(files, folder):
     """Workers are killed, scaled and drained, the run's own services killed, at moments that a seed draws; all of it is `make test-chaos`."""
     draw, run = random.Random(int(os.environ.get("CHAOS_SEED", 0))), folder / "slice"
     rollout = {"deterministic": False, "workers": 2}
-    config = run_config(files, folder, "slice", rollout=rollout, trainer={"steps": 5000, "checkpoint_every": 0})
+    config = run_config(
+        files, folder, "slice", rollout=rollout, trainer={"steps": 5000, "checkpoint_every": 0}
+    )
     deeds = ["kill", "scale", "drain", "services"]
     draw.shuffle(deeds)
     with RayCluster(rollout=3, learner=1) as cluster:
@@ -210,10 +245,18 @@ def test_a_seeded_slice_of_chaos(files, folder):
             if deed == "kill":
                 victim = draw.choice(there)
                 os.kill(victim["pid"], signal.SIGKILL)
-                until(lambda gone=victim["id"]: gone not in [w["id"] for w in status(run)["workers"]], process, 60)
+                until(
+                    lambda gone=victim["id"]: gone not in [w["id"] for w in status(run)["workers"]],
+                    process,
+                    60,
+                )
             elif deed == "services":
                 head = psutil.Process(cluster.nodes[0].process.pid)
-                victims = [p for title in ("ray::_RetrieverActor", "ray::_LikelihoodActor") for p in ray_processes(head, title)]
+                victims = [
+                    p
+                    for title in ("ray::_RetrieverActor", "ray::_LikelihoodActor")
+                    for p in ray_processes(head, title)
+                ]
                 assert len(victims) == 3  # two retrievers: one for evaluation
                 for victim in victims:
                     victim.kill()
@@ -228,8 +271,14 @@ def test_a_seeded_slice_of_chaos(files, folder):
     assert code == 143 and "Traceback" not in out, out
     steps = [s["step"] for s in metrics(run)]
     assert steps == list(range(1, len(steps) + 1))
-    assert sorted(asked(run)) == [f"{s:06d}-{p:04d}-{g:02d}" for s in steps for p in range(4) for g in range(3)]
+    assert sorted(asked(run)) == [
+        f"{s:06d}-{p:04d}-{g:02d}" for s in steps for p in range(4) for g in range(3)
+    ]
     store = open_store(f"sqlite:{run / 'likelihood.db'}")
     assert sorted(t.uid for s in steps for t in store.trajectories("slice", s)) == sorted(asked(run))
     store.close()
-    assert events(run, "worker_lost") and len(events(run, "control_scale")) == 2 and len(events(run, "control_drain")) == 1
+    assert (
+        events(run, "worker_lost")
+        and len(events(run, "control_scale")) == 2
+        and len(events(run, "control_drain")) == 1
+    )

@@ -104,7 +104,11 @@ async def test_requests_that_gave_up_leave_the_queue():
     with pytest.raises(QueueFull):
         await queue.submit(["too many"], 3, 20)
     search.go_on.set()
-    assert await first == [[(b"first", 1.0)]] and [h[0][0][0] for h in await asyncio.gather(*waiting)] == [b"w0", b"w1", b"w2"]
+    assert await first == [[(b"first", 1.0)]] and [h[0][0][0] for h in await asyncio.gather(*waiting)] == [
+        b"w0",
+        b"w1",
+        b"w2",
+    ]
     assert [q for batch in search.batches for q in batch] == ["first", "w0", "w1", "w2"]
 
 
@@ -127,7 +131,9 @@ async def test_a_full_batch_does_not_wait_for_more():
     began = time.monotonic()
     await asyncio.gather(*(queue.submit([f"q{i}"], 3, 20) for i in range(4)))
     assert time.monotonic() - began < 15 and [len(b) for b in search.batches] == [4]
-    heavy = batcher(search, batch_size=4, batch_wait_ms=30_000, weight=lambda query, topk: 2)  # two are a full batch
+    heavy = batcher(
+        search, batch_size=4, batch_wait_ms=30_000, weight=lambda query, topk: 2
+    )  # two are a full batch
     await asyncio.gather(heavy.submit(["a"], 3, 20), heavy.submit(["b"], 3, 20))
     assert time.monotonic() - began < 15 and search.batches[1:] == [["a", "b"]]
 
@@ -146,7 +152,9 @@ async def test_a_batch_is_as_heavy_as_its_queries_and_the_heaviest_goes_alone():
     search.go_on.set()
     queue = batcher(search, batch_size=10, max_queued=100, weight=lambda query, topk: int(query.split()[0]))
     long = ["4 a", "4 b", "4 c", "30 d", "1 e"]
-    answers = await asyncio.gather(queue.submit(long, 3, 20), queue.submit(["3 f"], 3, 20), queue.submit(["9 g"], 3, 20))
+    answers = await asyncio.gather(
+        queue.submit(long, 3, 20), queue.submit(["3 f"], 3, 20), queue.submit(["9 g"], 3, 20)
+    )
     assert [[hits[0][0].decode() for hits in one] for one in answers] == [long, ["3 f"], ["9 g"]]
     assert search.batches == [["4 a", "4 b"], ["3 f"], ["9 g"], ["4 c"], ["30 d"], ["1 e"]]
     assert queue.queued == 0
@@ -165,8 +173,13 @@ def test_more_clients_than_a_reranker_can_serve_in_time_are_served_as_many_as_it
     with (
         serve_in_thread(settings, open_index=open_index) as server,
         ThreadPoolExecutor(48) as pool,
-        httpx.Client(trust_env=False, timeout=20) as client,  # one for all, or they come as slowly as clients are made
+        httpx.Client(
+            trust_env=False, timeout=20
+        ) as client,  # one for all, or they come as slowly as clients are made
     ):
         post = partial(client.post, f"{server.url}/retrieve")
-        statuses = [a.status_code for a in pool.map(lambda i: post(json={"query": f"river town weaver {i}"}), range(48))]
+        statuses = [
+            a.status_code
+            for a in pool.map(lambda i: post(json={"query": f"river town weaver {i}"}), range(48))
+        ]
     assert set(statuses) <= {200, 504} and statuses.count(200) >= 8  # 40 ms each

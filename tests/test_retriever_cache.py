@@ -38,11 +38,15 @@ def test_a_query_that_was_asked_before_is_not_searched_again(small_index, quick)
         opened[0].quick = quick
         return opened[0]
 
-    with serve_in_thread(ServerSettings(index=str(small_index), port=0, cache_size=2), open_index=open_index) as server:
+    with serve_in_thread(
+        ServerSettings(index=str(small_index), port=0, cache_size=2), open_index=open_index
+    ) as server:
 
         def ask(*queries, topk=2):
             body = {"queries": list(queries), "topk": topk, "return_scores": True}
-            return httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=10).json()["result"]
+            return httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=10).json()[
+                "result"
+            ]
 
         first = ask("Which river flows past Morwen?")
         searched = opened[0].searched
@@ -53,7 +57,9 @@ def test_a_query_that_was_asked_before_is_not_searched_again(small_index, quick)
         assert again[0] == first[0] and again[1] == again[3] and again[2] == []
         assert [q for q, _ in searched[2:]] in (["weaver"], ["weaver", "weaver"])
         known = len(searched)
-        ask("Which river flows past Morwen?")  # used more lately than the one with topk=1, which went out for the weaver
+        ask(
+            "Which river flows past Morwen?"
+        )  # used more lately than the one with topk=1, which went out for the weaver
         assert len(searched) == known
         ask("Which river flows past Morwen?", topk=1)
         assert len(searched) == known + 1
@@ -94,7 +100,10 @@ class Literal:
     """A reranker that reads capitals and spaces, as those of cased models do: the score is the share of capitals."""
 
     def order(self, items, topk):
-        return [[(i, sum(c.isupper() for c in query) / len(query)) for i in range(len(texts))][:topk] for query, texts in items]
+        return [
+            [(i, sum(c.isupper() for c in query) / len(query)) for i in range(len(texts))][:topk]
+            for query, texts in items
+        ]
 
 
 def test_a_reranker_that_reads_capitals_gets_no_answer_of_other_capitals(small_index):
@@ -102,7 +111,9 @@ def test_a_reranker_that_reads_capitals_gets_no_answer_of_other_capitals(small_i
     with serve_in_thread(settings, open_index=lambda: Index(small_index, reranker=Literal())) as server:
         for query in ("mina frost", "Mina Frost", "MINA FROST", "mina  frost"):
             body = {"query": query, "topk": 1, "return_scores": True}
-            ((hit,),) = httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=10).json()["result"]
+            ((hit,),) = httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=10).json()[
+                "result"
+            ]
             assert hit["score"] == sum(c.isupper() for c in query) / len(query)
 
 
@@ -117,7 +128,9 @@ def test_queries_to_an_encoder_share_an_answer_only_where_they_are_the_same():
         assert len({ranker.normalise(q) for q in ("a b", "a  b", "a\x1fb", " a b", "A b")}) == 5
 
 
-@pytest.mark.parametrize(("queries", "topk", "field", "limit"), [(20, 1, "queries", 10), (10, 2, "topk", 1), (3, 4, "topk", 3)])
+@pytest.mark.parametrize(
+    ("queries", "topk", "field", "limit"), [(20, 1, "queries", 10), (10, 2, "topk", 1), (3, 4, "topk", 3)]
+)
 async def test_the_limit_that_a_too_long_answer_names_is_one_that_is_taken(queries, topk, field, limit):
     service = Service(ServerSettings(index="i", max_passages=10), lambda: None)
     with pytest.raises(BadRequest) as error:

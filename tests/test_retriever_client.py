@@ -59,7 +59,11 @@ ONE = {"result": [[{"document": {"id": "a", "contents": "b"}, "score": 1.5}]]}
 async def test_hits_come_in_the_order_of_the_queries(server):
     async with RetrieverClient(server.url) as client:
         first, blank, second = await client.retrieve(["Mina Frost", " ", "Dove river"], 2)
-        assert first[0].id == "d59" and isinstance(first[0], Hit) and first[0].contents.startswith('"Mina Frost"\n')
+        assert (
+            first[0].id == "d59"
+            and isinstance(first[0], Hit)
+            and first[0].contents.startswith('"Mina Frost"\n')
+        )
         assert blank == [] and second[0].id == "d19" and second[0].score > second[1].score
         assert await client.retrieve([], 3) == []
 
@@ -97,7 +101,9 @@ async def test_an_outage_ends_in_an_error_that_names_the_address_never_in_an_emp
     url, answers, seen = scripted
     answers += [(500, {"detail": "broken"}, {})]
     async with RetrieverClient(url, timeout_seconds=1) as client:
-        with pytest.raises(RetrieverUnavailable, match=rf"{url}: no answer within 1 s \(\d+ tries\): 500 broken") as error:
+        with pytest.raises(
+            RetrieverUnavailable, match=rf"{url}: no answer within 1 s \(\d+ tries\): 500 broken"
+        ) as error:
             await client.retrieve(["q"], 3)
     assert error.value.exit_code == 3 and len(seen) > 1
     async with RetrieverClient(f"http://127.0.0.1:{free_port()}", timeout_seconds=0.5) as client:
@@ -143,10 +149,13 @@ async def test_the_deadline_bounds_the_whole_request_also_where_the_answer_trick
         async with RetrieverClient(url, timeout_seconds=0.5) as client:
             started = time.monotonic()
             with pytest.raises(
-                RetrieverUnavailable, match=rf"{url}: no answer within 0\.5 s \(1 tries\): no whole answer within"
+                RetrieverUnavailable,
+                match=rf"{url}: no answer within 0\.5 s \(1 tries\): no whole answer within",
             ):
                 await client.retrieve(["q"], 3)
-            with pytest.raises(RetrieverUnavailable, match=r"not ready after 0\.5 s: /readyz: no whole answer within"):
+            with pytest.raises(
+                RetrieverUnavailable, match=r"not ready after 0\.5 s: /readyz: no whole answer within"
+            ):
                 await client.wait_ready(0.5)
             assert time.monotonic() - started < 2
 
@@ -170,13 +179,21 @@ def test_a_url_that_is_none_is_refused_at_once_in_one_line_that_says_what_is_acc
     with pytest.raises(BadSetting) as error:
         RetrieverClient(url)
     line = str(error.value)
-    assert error.value.exit_code == 2 and line.startswith(f"retriever url {url!r}: ") and "http://HOST:PORT" in line
+    assert (
+        error.value.exit_code == 2
+        and line.startswith(f"retriever url {url!r}: ")
+        and "http://HOST:PORT" in line
+    )
     assert "\n" not in line
 
 
 @pytest.mark.parametrize(
     ("token", "named"),
-    [("s3cret\nx", "character 7 is U+000A"), ("s3cr\u0119t", "character 5 is U+0119"), ("s3cret ", "ends with a space")],
+    [
+        ("s3cret\nx", "character 7 is U+000A"),
+        ("s3cr\u0119t", "character 5 is U+0119"),
+        ("s3cret ", "ends with a space"),
+    ],
 )
 def test_a_token_that_no_header_can_carry_is_refused_at_once_and_not_shown(token, named):
     with pytest.raises(BadSetting, match=r"^retriever token: ") as error:
@@ -242,9 +259,16 @@ async def test_a_thousand_that_wait_for_a_silent_retriever_keep_their_deadline()
         writer.close()
 
     silent = await asyncio.start_server(talk, "127.0.0.1", 0, backlog=2048)
-    async with silent, RetrieverClient(f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}", timeout_seconds=0.3) as client:
+    async with (
+        silent,
+        RetrieverClient(
+            f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}", timeout_seconds=0.3
+        ) as client,
+    ):
         began = time.monotonic()
-        failures = await asyncio.gather(*(client.retrieve(["a"], 3) for _ in range(1000)), return_exceptions=True)
+        failures = await asyncio.gather(
+            *(client.retrieve(["a"], 3) for _ in range(1000)), return_exceptions=True
+        )
         assert time.monotonic() - began < 5 and {type(f) for f in failures} == {RetrieverUnavailable}
         speaks.set()
         client.timeout_seconds = 30

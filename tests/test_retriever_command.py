@@ -69,7 +69,10 @@ def test_build_info_and_search(tmp_path, command):
 def test_mistakes_are_one_line_and_exit_status_2(tmp_path, small_index, command):
     (tmp_path / "bad.jsonl").write_text("{\n")
     for words, text in (
-        (("index", "build", "--corpus", tmp_path / "bad.jsonl", "--out", tmp_path / "i"), "bad.jsonl:1: not JSON"),
+        (
+            ("index", "build", "--corpus", tmp_path / "bad.jsonl", "--out", tmp_path / "i"),
+            "bad.jsonl:1: not JSON",
+        ),
         (("index", "info", "--index", tmp_path / "none"), "no such folder"),
         (("serve",), "--index is missing"),
         (("serve", "--index", small_index, "--retriever_name", "e5"), "--retriever_name e5"),
@@ -85,8 +88,12 @@ def test_mistakes_are_one_line_and_exit_status_2(tmp_path, small_index, command)
 
 def test_skipped_lines_are_counted(tmp_path, command):
     (tmp_path / "c.jsonl").write_text('{"id": "0", "contents": "a"}\nbad\nworse\n')
-    status, _, error = command("index", "build", "--corpus", tmp_path / "c.jsonl", "--out", tmp_path / "i", "--skip-bad")
-    assert status == 0 and "2 malformed lines were left out" in error and "c.jsonl:2:" in error.replace("\n", "")
+    status, _, error = command(
+        "index", "build", "--corpus", tmp_path / "c.jsonl", "--out", tmp_path / "i", "--skip-bad"
+    )
+    assert (
+        status == 0 and "2 malformed lines were left out" in error and "c.jsonl:2:" in error.replace("\n", "")
+    )
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -115,7 +122,14 @@ def test_serve_takes_upstreams_flags_and_stops_cleanly(small_index, number, stat
             url = re.search(r"http://\S+:\d+", process.stdout.readline()).group()
             assert httpx.get(f"{url}/healthz", trust_env=False, timeout=20).status_code == 200
             wait_ready(url)
-            assert len(httpx.post(f"{url}/retrieve", json={"queries": ["river"]}, trust_env=False).json()["result"][0]) == 2
+            assert (
+                len(
+                    httpx.post(f"{url}/retrieve", json={"queries": ["river"]}, trust_env=False).json()[
+                        "result"
+                    ][0]
+                )
+                == 2
+            )
             process.send_signal(number)
             assert process.wait(20) == status and "Traceback" not in process.stderr.read()
         finally:
@@ -142,35 +156,46 @@ def test_the_retriever_loads_neither_torch_nor_ray_nor_anything_of_the_trainer(s
         "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'trainer', 'services', 'faiss') if m in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(small_index)], capture_output=True, text=True, timeout=60, cwd=ROOT
+        [sys.executable, "-c", program, str(small_index)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
     )
     assert done.stdout == "[]\n", done.stderr
-    client = (
-        "import sys, retriever_service.client; print([m for m in ('numba', 'fastapi', 'bm25s', 'numpy') if m in sys.modules])"
+    client = "import sys, retriever_service.client; print([m for m in ('numba', 'fastapi', 'bm25s', 'numpy') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", client], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
-    done = subprocess.run([sys.executable, "-c", client], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.stdout == "[]\n", done.stderr
 
 
 def test_several_workers_share_an_index_add_up_their_metrics_and_drain(small_index):
     words = ["serve", "--index", small_index, "--port", 0, "--workers", 2, "--cache-size", 0]
     with subprocess.Popen(
-        [sys.executable, "-m", "retriever_service", *map(str, words)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-m", "retriever_service", *map(str, words)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     ) as process:
         try:
             url = re.search(r"http://\S+:\d+", process.stdout.readline()).group()
             wait_ready(url)
-            pids = {c.pid for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline())}
+            pids = {
+                c.pid for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline())
+            }
             assert len(pids) == 2
             for _ in range(40):  # each on a connection of its own, so that both workers get some
                 assert (
-                    httpx.post(f"{url}/retrieve", json={"queries": ["Mina Frost"]}, trust_env=False).json()["result"][0][0][
-                        "id"
-                    ]
+                    httpx.post(f"{url}/retrieve", json={"queries": ["Mina Frost"]}, trust_env=False).json()[
+                        "result"
+                    ][0][0]["id"]
                     == "d59"
                 )
             pages = [httpx.get(f"{url}/metrics", trust_env=False).text for _ in range(4)]
-            assert all('retriever_requests_total{route="/retrieve",status="200"} 40.0' in page for page in pages)
+            assert all(
+                'retriever_requests_total{route="/retrieve",status="200"} 40.0' in page for page in pages
+            )
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 143 and not any(psutil.pid_exists(pid) for pid in pids)
         finally:
@@ -189,9 +214,13 @@ def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
     words = ["--timeout-seconds", "11.5", "--token-env", "TOKEN_OF_THE_TEST"]
     for name, value in given.items():
         if name not in ("request_timeout_seconds", "token"):
-            words += [f"--{name if name in underscored else name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+            words += [f"--{name if name in underscored else name.replace('_', '-')}"] + (
+                [] if value is True else [str(value)]
+            )
     received = []
-    monkeypatch.setattr("retriever_service.http.launch.run", lambda settings, on_start: received.append(settings) or 0)
+    monkeypatch.setattr(
+        "retriever_service.http.launch.run", lambda settings, on_start: received.append(settings) or 0
+    )
     monkeypatch.setenv("TOKEN_OF_THE_TEST", "s3cret")
     status, _, problem = command("serve", *words)
     assert (status, problem) == (0, "") and received == [ServerSettings(**given)]
@@ -216,7 +245,7 @@ def test_settings_made_in_a_program_are_refused_as_flags_are():
 def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index, tmp_path):
     script = tmp_path / "serve_stuck.py"  # a file, because workers import the main module anew
     script.write_text(
-        "import sys, time\nfrom retriever_service import launch, opening, index\n"
+        "import sys, time\nfrom retriever_service import opening, index; from retriever_service.http import launch\n"
         "from retriever_service.settings import ServerSettings\n"
         "class Stuck(index.Index):\n    quick = False\n    def search(self, queries, topk): time.sleep(60)\n"
         "    def __init__(self, *a, **k): super().__init__(*a, **k); self.quick = False\n"
@@ -247,7 +276,9 @@ def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index,
             host, port = url.removeprefix("http://").split(":")
             body = b'{"query": "Mina Frost"}'
             with socket.create_connection((host, int(port))) as asking:
-                asking.sendall(b"POST /retrieve HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+                asking.sendall(
+                    b"POST /retrieve HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+                )
                 assert wait_for_queued("1.0")
                 for worker in workers():
                     worker.kill()
@@ -258,7 +289,7 @@ def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index,
 
 def test_a_stop_lets_requests_in_flight_finish(small_index, tmp_path):
     program = (
-        "import sys, time; from retriever_service import launch, opening, index; from retriever_service.settings import ServerSettings\n"
+        "import sys, time; from retriever_service import opening, index; from retriever_service.http import launch; from retriever_service.settings import ServerSettings\n"
         "class Slow(index.Index):\n    quick = False\n    def search(self, queries, topk): time.sleep(1.5); return super().search(queries, topk)\n"
         "    def __init__(self, *a, **k): super().__init__(*a, **k); self.quick = False\n"
         "opening.Index = Slow\n"
@@ -272,7 +303,11 @@ def test_a_stop_lets_requests_in_flight_finish(small_index, tmp_path):
             wait_ready(url)
             with ThreadPoolExecutor(1) as pool:
                 answer = pool.submit(
-                    httpx.post, f"{url}/retrieve", json={"queries": ["Mina Frost"]}, trust_env=False, timeout=20
+                    httpx.post,
+                    f"{url}/retrieve",
+                    json={"queries": ["Mina Frost"]},
+                    trust_env=False,
+                    timeout=20,
                 )
                 time.sleep(0.5)
                 process.send_signal(signal.SIGTERM)
@@ -290,7 +325,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 def test_the_search_page_shows_passages_with_the_words_marked(small_index):
     from playwright.sync_api import sync_playwright
 
-    with serve_in_thread(ServerSettings(index=str(small_index), port=0, token="s3cret")) as running, sync_playwright() as play:
+    with (
+        serve_in_thread(ServerSettings(index=str(small_index), port=0, token="s3cret")) as running,
+        sync_playwright() as play,
+    ):
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
         errors = []
@@ -303,7 +341,9 @@ def test_the_search_page_shows_passages_with_the_words_marked(small_index):
         page.fill("#token", "s3cret")
         page.click("button")
         page.wait_for_selector("li")
-        assert "1. Mina Frost" in page.inner_text("li >> nth=0") and "id d59" in page.inner_text("li >> nth=0")
+        assert "1. Mina Frost" in page.inner_text("li >> nth=0") and "id d59" in page.inner_text(
+            "li >> nth=0"
+        )
         assert page.locator("li >> nth=0 >> mark").first.inner_text() == "Mina"
         assert "passages in" in page.inner_text("#state") and not errors and "q=Mina+Frost" in page.url
         browser.close()

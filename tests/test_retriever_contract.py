@@ -23,7 +23,9 @@ PASSAGES = {row["id"]: row["contents"] for row in map(json.loads, CORPUS.read_te
 
 
 def test_search_r1_client_gets_scored_documents_in_order_of_the_queries(http):
-    answer = http.post("/retrieve", json={"queries": ["river Foss bridge", "Mina Frost"], "topk": 3, "return_scores": True})
+    answer = http.post(
+        "/retrieve", json={"queries": ["river Foss bridge", "Mina Frost"], "topk": 3, "return_scores": True}
+    )
     assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
     first, second = answer.json()["result"]
     assert len(first) == 3 and second[0]["document"] == {"id": "d59", "contents": PASSAGES["d59"]}
@@ -33,10 +35,16 @@ def test_search_r1_client_gets_scored_documents_in_order_of_the_queries(http):
         assert all(hit["document"]["contents"] == PASSAGES[hit["document"]["id"]] for hit in hits)
 
 
-@pytest.mark.parametrize("queries", [["Mina Frost"], ["Mina Frost", "Dove"], ["Mina Frost", "Dove", "Aldersea"]])
+@pytest.mark.parametrize(
+    "queries", [["Mina Frost"], ["Mina Frost", "Dove"], ["Mina Frost", "Dove", "Aldersea"]]
+)
 def test_without_scores_documents_are_not_wrapped_for_any_number_of_queries(http, queries):
-    plain = http.post("/retrieve", json={"queries": queries, "topk": 2, "return_scores": False}).json()["result"]
-    scored = http.post("/retrieve", json={"queries": queries, "topk": 2, "return_scores": True}).json()["result"]
+    plain = http.post("/retrieve", json={"queries": queries, "topk": 2, "return_scores": False}).json()[
+        "result"
+    ]
+    scored = http.post("/retrieve", json={"queries": queries, "topk": 2, "return_scores": True}).json()[
+        "result"
+    ]
     assert plain == [[hit["document"] for hit in hits] for hits in scored]
     assert http.post("/retrieve", json={"queries": queries, "topk": 2}).json()["result"] == plain
 
@@ -72,7 +80,9 @@ def test_fewer_hits_give_a_shorter_list_and_no_hit_an_empty_one(http):
 
 
 def test_more_than_the_corpus_holds_is_all_that_match(http):
-    result = http.post("/retrieve", json={"queries": ["town river weaver smith born was"], "topk": 1000}).json()["result"][0]
+    result = http.post(
+        "/retrieve", json={"queries": ["town river weaver smith born was"], "topk": 1000}
+    ).json()["result"][0]
     assert 100 < len(result) <= 186 and len({d["id"] for d in result}) == len(result)
 
 
@@ -158,14 +168,21 @@ def test_a_body_is_json_in_utf_8_unless_it_is_declared_as_something_else(http, c
     [
         (rb'{"query": "\ud800"}', "query"),
         (rb'{"queries": ["a", "b \uDC00 c"]}', "queries[1]"),
-        (rb'{"documents": [[{"contents": "a"}, {"document": {"contents": "\udfff"}}]]}', "documents[0][1].document.contents"),
+        (
+            rb'{"documents": [[{"contents": "a"}, {"document": {"contents": "\udfff"}}]]}',
+            "documents[0][1].document.contents",
+        ),
         (rb'"\ud800"', "body"),
         (rb'{"\ud800": "\ud800"}', "body"),
     ],
 )
 def test_a_lone_surrogate_is_named_with_its_field(http, body, field):
     answer = http.post("/retrieve", content=body)
-    assert (answer.status_code, answer.json()["field"], answer.json()["limit"]) == (400, field, "no lone surrogates")
+    assert (answer.status_code, answer.json()["field"], answer.json()["limit"]) == (
+        400,
+        field,
+        "no lone surrogates",
+    )
     assert answer.json()["detail"].startswith(f"{field}: holds a lone surrogate")
 
 
@@ -221,7 +238,22 @@ def test_every_error_has_detail_field_and_limit(small_index):
             client.post("/retrieve", json={"query": "stuck"}, headers={"x-timeout-seconds": "0.1"}),
         ]
         gate.set()
-    assert [a.status_code for a in answers] == [503, 503, 400, 401, 404, 404, 405, 413, 415, 422, 422, 500, 500, 504]
+    assert [a.status_code for a in answers] == [
+        503,
+        503,
+        400,
+        401,
+        404,
+        404,
+        405,
+        413,
+        415,
+        422,
+        422,
+        500,
+        500,
+        504,
+    ]
     for answer in answers:
         assert answer.headers["content-type"] == "application/json"
         assert list(answer.json()) == ["detail", "field", "limit"] and answer.json()["detail"]
@@ -260,12 +292,23 @@ def test_the_token_is_asked_for_only_if_configured_and_never_for_health(small_in
     with serve_in_thread(ServerSettings(index=str(small_index), port=0, token="s3cret")) as guarded:
         with httpx.Client(base_url=guarded.url, trust_env=False) as client:
             assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
-            assert client.post("/retrieve", json={"queries": []}).status_code == client.get("/metrics").status_code == 401
             assert (
-                client.post("/retrieve", json={"queries": []}, headers={"authorization": "Bearer wrong"}).json()["field"]
+                client.post("/retrieve", json={"queries": []}).status_code
+                == client.get("/metrics").status_code
+                == 401
+            )
+            assert (
+                client.post(
+                    "/retrieve", json={"queries": []}, headers={"authorization": "Bearer wrong"}
+                ).json()["field"]
                 == "authorization"
             )
-            assert client.post("/retrieve", json={"queries": []}, headers={"authorization": "Bearer s3cret"}).status_code == 200
+            assert (
+                client.post(
+                    "/retrieve", json={"queries": []}, headers={"authorization": "Bearer s3cret"}
+                ).status_code
+                == 200
+            )
 
 
 @pytest.mark.parametrize("clients", [64, 256])
@@ -302,7 +345,9 @@ def test_a_full_queue_answers_503_with_retry_after_and_recovers(small_index):
         statuses, lock = [], threading.Lock()
 
         def post(n):
-            answer = httpx.post(f"{slow.url}/retrieve", json={"queries": ["river"] * n}, trust_env=False, timeout=10)
+            answer = httpx.post(
+                f"{slow.url}/retrieve", json={"queries": ["river"] * n}, trust_env=False, timeout=10
+            )
             with lock:
                 statuses.append((n, answer.status_code, answer.headers.get("retry-after")))
 
@@ -328,13 +373,21 @@ def test_a_request_past_its_deadline_gets_a_504(small_index):
             gate.wait(10)
             return super().search(queries, topk)
 
-    with serve_in_thread(ServerSettings(index=str(small_index), port=0), open_index=lambda: Stuck(small_index)) as stuck:
+    with serve_in_thread(
+        ServerSettings(index=str(small_index), port=0), open_index=lambda: Stuck(small_index)
+    ) as stuck:
         answer = httpx.post(
-            f"{stuck.url}/retrieve", json={"queries": ["river"]}, headers={"x-timeout-seconds": "0.2"}, trust_env=False
+            f"{stuck.url}/retrieve",
+            json={"queries": ["river"]},
+            headers={"x-timeout-seconds": "0.2"},
+            trust_env=False,
         )
         assert answer.status_code == 504 and "0.2 s" in answer.json()["detail"]
         bad = httpx.post(
-            f"{stuck.url}/retrieve", json={"queries": ["river"]}, headers={"x-timeout-seconds": "soon"}, trust_env=False
+            f"{stuck.url}/retrieve",
+            json={"queries": ["river"]},
+            headers={"x-timeout-seconds": "soon"},
+            trust_env=False,
         )
         assert (bad.status_code, bad.json()["field"]) == (422, "X-Timeout-Seconds")
         gate.set()
@@ -352,11 +405,15 @@ def test_one_query_that_breaks_the_search_fails_its_own_request_only(small_index
                 raise RuntimeError("poison")
             return super().search(queries, topk)
 
-    with serve_in_thread(ServerSettings(index=str(small_index), port=0), open_index=lambda: Fragile(small_index)) as fragile:
+    with serve_in_thread(
+        ServerSettings(index=str(small_index), port=0), open_index=lambda: Fragile(small_index)
+    ) as fragile:
         answers = {}
 
         def post(query):
-            answers[query] = httpx.post(f"{fragile.url}/retrieve", json={"query": query}, trust_env=False, timeout=20)
+            answers[query] = httpx.post(
+                f"{fragile.url}/retrieve", json={"query": query}, trust_env=False, timeout=20
+            )
 
         threads = [threading.Thread(target=post, args=(q,)) for q in ("river", "poison", "Dove", "mayor")]
         for thread in threads:
@@ -364,7 +421,12 @@ def test_one_query_that_breaks_the_search_fails_its_own_request_only(small_index
         gate.set()
         for thread in threads:
             thread.join()
-        assert {q: a.status_code for q, a in answers.items()} == {"river": 200, "poison": 500, "Dove": 200, "mayor": 200}
+        assert {q: a.status_code for q, a in answers.items()} == {
+            "river": 200,
+            "poison": 500,
+            "Dove": 200,
+            "mayor": 200,
+        }
         assert answers["poison"].json()["detail"] == "internal error: RuntimeError"
 
 
@@ -377,7 +439,8 @@ async def test_memory_and_file_descriptors_stay_flat_over_many_requests(small_in
                 for begin in range(0, count, 20):
                     bodies = [{"query": f"{queries[(begin + i) % len(queries)]} {begin}"} for i in range(20)]
                     assert all(
-                        a.status_code == 200 for a in await asyncio.gather(*(client.post("/retrieve", json=b) for b in bodies))
+                        a.status_code == 200
+                        for a in await asyncio.gather(*(client.post("/retrieve", json=b) for b in bodies))
                     )
 
         await some(200)

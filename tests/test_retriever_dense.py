@@ -32,7 +32,12 @@ faiss = pytest.importorskip("faiss")
 
 ROWS = [json.loads(line) for line in CORPUS.read_text("utf-8").splitlines()]
 TEXTS = [row["contents"] for row in ROWS]
-QUERIES = ["Which river flows past Morwen?", "the weaver born in Aldersea", "Mina Frost", "largest house of Fennick"]
+QUERIES = [
+    "Which river flows past Morwen?",
+    "the weaver born in Aldersea",
+    "Mina Frost",
+    "largest house of Fennick",
+]
 
 
 @pytest.fixture(scope="session")
@@ -47,10 +52,16 @@ def by_hand(folder: str, texts: list[str], pooling: str) -> np.ndarray:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    model, tokenizer, vectors = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder), []
+    model, tokenizer, vectors = (
+        AutoModel.from_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(folder),
+        [],
+    )
     for text in texts:
         with torch.no_grad():
-            hidden = model(**tokenizer(text, return_tensors="pt", truncation=True, max_length=64)).last_hidden_state[0]
+            hidden = model(
+                **tokenizer(text, return_tensors="pt", truncation=True, max_length=64)
+            ).last_hidden_state[0]
         vector = hidden[0] if pooling == "cls" else hidden.mean(0)
         vectors.append((vector / vector.norm()).numpy())
     return np.stack(vectors)
@@ -66,7 +77,9 @@ def test_families_have_their_prefixes_and_pooling(tiny_encoder, family, query, p
         encoder.queries(QUERIES), by_hand(tiny_encoder, [query + q for q in QUERIES], pooling), atol=1e-5
     )
     np.testing.assert_allclose(
-        encoder.passages(TEXTS[:3]), by_hand(tiny_encoder, [passage + t for t in TEXTS[:3]], pooling), atol=1e-5
+        encoder.passages(TEXTS[:3]),
+        by_hand(tiny_encoder, [passage + t for t in TEXTS[:3]], pooling),
+        atol=1e-5,
     )
 
 
@@ -82,7 +95,9 @@ def test_half_precision_encoders_are_close_and_wrong_ones_named(tiny_encoder, dt
 
 def test_the_family_is_read_from_upstreams_names():
     assert family_of("e5", "/models/x") == family_of(None, "intfloat/e5-base-v2") == "e5"
-    assert family_of(None, "BAAI/bge-small-en-v1.5") == "bge" and family_of(None, "all-MiniLM-L6-v2") == "auto"
+    assert (
+        family_of(None, "BAAI/bge-small-en-v1.5") == "bge" and family_of(None, "all-MiniLM-L6-v2") == "auto"
+    )
     with pytest.raises(BadSetting, match="e5, bge, contriever, auto"):
         family_of("dpr", "/models/x")
 
@@ -105,7 +120,9 @@ def test_the_flat_file_is_what_faiss_itself_would_write(dense_index, tiny_encode
     faiss.write_index(flat, str(tmp_path / "x"))
     ours, theirs = (dense_index / "dense" / "faiss.index").read_bytes(), (tmp_path / "x").read_bytes()
     header = len(theirs) - vectors.nbytes
-    assert ours[:header] == theirs[:header] == flat_header(vectors.shape[1], len(vectors)) and len(ours) == len(theirs)
+    assert ours[:header] == theirs[:header] == flat_header(vectors.shape[1], len(vectors)) and len(
+        ours
+    ) == len(theirs)
 
 
 def test_a_dense_build_that_broke_off_goes_on_where_it_was(dense_index, tiny_encoder, tmp_path, monkeypatch):
@@ -123,7 +140,9 @@ def test_a_dense_build_that_broke_off_goes_on_where_it_was(dense_index, tiny_enc
         build_index(CORPUS, tmp_path / "i", backend="dense", model=tiny_encoder, family="e5")
     build_index(CORPUS, tmp_path / "i", backend="dense", model=tiny_encoder, family="e5")
     assert chunks == [50, 50, 50, 50, 36]
-    whole, resumed = (faiss.read_index(str(f / "dense" / "faiss.index")) for f in (dense_index, tmp_path / "i"))
+    whole, resumed = (
+        faiss.read_index(str(f / "dense" / "faiss.index")) for f in (dense_index, tmp_path / "i")
+    )
     np.testing.assert_allclose(whole.reconstruct_n(0, 186), resumed.reconstruct_n(0, 186), atol=1e-6)
 
 
@@ -141,7 +160,8 @@ def test_hybrid_is_reciprocal_rank_fusion_of_both(tmp_path, tiny_encoder, dense_
 
 
 @pytest.mark.parametrize(
-    ("kind", "least"), [("Flat", 1.0), ("SQfp16", 0.97), ("SQ8", 0.9), ("IVF,Flat", 0.2), ("IVF,SQ8", 0.2), ("HNSW32", 0.9)]
+    ("kind", "least"),
+    [("Flat", 1.0), ("SQfp16", 0.97), ("SQ8", 0.9), ("IVF,Flat", 0.2), ("IVF,SQ8", 0.2), ("HNSW32", 0.9)],
 )
 def test_conversion_keeps_the_recall_that_it_reports(dense_index, tmp_path, kind, least):
     info, recall = convert_index(dense_index, tmp_path / "c", kind, nprobe=2, ef_search=64, sample=100)
@@ -155,11 +175,15 @@ def test_conversion_keeps_the_recall_that_it_reports(dense_index, tmp_path, kind
     )
     assert overlap >= least - 0.1
     if kind == "SQ8":
-        assert (tmp_path / "c/dense/faiss.index").stat().st_size < (dense_index / "dense/faiss.index").stat().st_size / 3
+        assert (tmp_path / "c/dense/faiss.index").stat().st_size < (
+            dense_index / "dense/faiss.index"
+        ).stat().st_size / 3
 
 
 def test_the_convert_command_prints_recall_over_questions(dense_index, tmp_path, monkeypatch, capsys):
-    (tmp_path / "q.jsonl").write_text('{"question": "who was born in Morwen?"}\nplain question about Fennick\n')
+    (tmp_path / "q.jsonl").write_text(
+        '{"question": "who was born in Morwen?"}\nplain question about Fennick\n'
+    )
     words = [
         "index",
         "convert",
@@ -197,7 +221,9 @@ def test_published_files_are_served_beside_their_corpus_and_converted(dense_inde
     )
     with serve_in_thread(settings) as published:
         answer = httpx.post(
-            f"{published.url}/retrieve", json={"queries": QUERIES, "topk": 5, "return_scores": True}, trust_env=False
+            f"{published.url}/retrieve",
+            json={"queries": QUERIES, "topk": 5, "return_scores": True},
+            trust_env=False,
         ).json()
     expected = Index(dense_index).search(QUERIES, 5)
     assert [[h["document"] for h in hits] for hits in answer["result"]] == [
@@ -222,7 +248,9 @@ def test_published_files_are_served_beside_their_corpus_and_converted(dense_inde
         open_index(settings)
 
 
-def test_the_wrong_encoder_a_missing_one_and_a_wrong_type_are_refused(dense_index, tiny_encoder, tiny_reranker, tmp_path):
+def test_the_wrong_encoder_a_missing_one_and_a_wrong_type_are_refused(
+    dense_index, tiny_encoder, tiny_reranker, tmp_path
+):
     with pytest.raises(IndexInvalid, match="was not made by the encoder"):
         Index(dense_index, model=tiny_reranker)
     with pytest.raises(BadSetting, match="no such folder; expected the folder of a model"):
@@ -235,9 +263,9 @@ def test_the_wrong_encoder_a_missing_one_and_a_wrong_type_are_refused(dense_inde
     with pytest.raises(BadSetting, match="accepted are Flat, SQfp16"):
         build_index(CORPUS, tmp_path / "i", backend="dense", model=tiny_encoder, vector_type="Cube")
     shutil.copytree(tiny_encoder, tmp_path / "moved")
-    assert Index(dense_index, model=str(tmp_path / "moved")).search(["Mina Frost"], 1) == Index(dense_index).search(
-        ["Mina Frost"], 1
-    )
+    assert Index(dense_index, model=str(tmp_path / "moved")).search(["Mina Frost"], 1) == Index(
+        dense_index
+    ).search(["Mina Frost"], 1)
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line_without_those_of_the_loader(small_index):
@@ -253,9 +281,13 @@ def test_a_model_that_cannot_be_loaded_is_one_line_without_those_of_the_loader(s
         "--reranker",
         "org/none",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=os.environ | {"HF_HUB_OFFLINE": "1"}
+    )
     assert done.returncode == 3
-    assert done.stderr.startswith("error: reranker org/none: can't be loaded") and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith("error: reranker org/none: can't be loaded") and done.stderr.count("\n") == 1
+    )
 
 
 def test_many_dense_requests_at_once_are_each_answered_rightly(dense_index):
@@ -263,18 +295,25 @@ def test_many_dense_requests_at_once_are_each_answered_rightly(dense_index):
 
     queries = [f"{row['contents'].split(chr(10))[0]} {i}" for i, row in enumerate(ROWS[:64])]
     expected = [[d for d, _ in hits] for hits in Index(dense_index).search(queries, 3)]
-    with serve_in_thread(ServerSettings(index=str(dense_index), port=0)) as running, ThreadPoolExecutor(64) as pool:
+    with (
+        serve_in_thread(ServerSettings(index=str(dense_index), port=0)) as running,
+        ThreadPoolExecutor(64) as pool,
+    ):
         answers = list(
             pool.map(
-                lambda q: httpx.post(f"{running.url}/retrieve", json={"query": q}, trust_env=False, timeout=30).json()[
-                    "result"
-                ][0],
+                lambda q: httpx.post(
+                    f"{running.url}/retrieve", json={"query": q}, trust_env=False, timeout=30
+                ).json()["result"][0],
                 queries,
             )
         )
         page = httpx.get(f"{running.url}/metrics", trust_env=False).text
     assert answers == [[json.loads(d) for d in documents] for documents in expected]
-    batches = float(next(line for line in page.splitlines() if line.startswith("retriever_batch_queries_count")).split()[1])
+    batches = float(
+        next(line for line in page.splitlines() if line.startswith("retriever_batch_queries_count")).split()[
+            1
+        ]
+    )
     assert batches < 64
 
 
@@ -288,24 +327,40 @@ def test_rerank_orders_list_i_by_query_i(small_index, tiny_reranker):
         return [rows[i]["id"] for i in np.argsort(-model.predict(pairs), kind="stable")]
 
     lists = [ROWS[:6], ROWS[40:43], []]
-    with serve_in_thread(ServerSettings(index=str(small_index), port=0, reranker=tiny_reranker, rerank_depth=8)) as running:
+    with serve_in_thread(
+        ServerSettings(index=str(small_index), port=0, reranker=tiny_reranker, rerank_depth=8)
+    ) as running:
         with httpx.Client(base_url=running.url, trust_env=False, timeout=30) as http:
             wrapped = [[{"document": row, "score": 1.0} for row in one] for one in lists]
             scored = http.post(
-                "/rerank", json={"queries": QUERIES[:3], "documents": wrapped, "rerank_topk": 4, "return_scores": True}
+                "/rerank",
+                json={"queries": QUERIES[:3], "documents": wrapped, "rerank_topk": 4, "return_scores": True},
             ).json()
             got = [[h["document"]["id"] for h in hits] for hits in scored["result"]]
             assert got == [ordered(q, one)[:4] if one else [] for q, one in zip(QUERIES, lists, strict=False)]
-            plain = http.post("/rerank", json={"queries": QUERIES[:1], "documents": [lists[0]]}).json()["result"]
-            assert plain == [[next(r for r in ROWS if r["id"] == i) for i in ordered(QUERIES[0], lists[0])[:3]]]
+            plain = http.post("/rerank", json={"queries": QUERIES[:1], "documents": [lists[0]]}).json()[
+                "result"
+            ]
+            assert plain == [
+                [next(r for r in ROWS if r["id"] == i) for i in ordered(QUERIES[0], lists[0])[:3]]
+            ]
             assert http.post("/rerank", json={"queries": [], "documents": []}).json() == {"result": []}
-            for given in ({"contents": "x"}, {"document": {"contents": "x"}}, {"document": {"id": None, "contents": "x"}}):
+            for given in (
+                {"contents": "x"},
+                {"document": {"contents": "x"}},
+                {"document": {"id": None, "contents": "x"}},
+            ):
                 without = http.post("/rerank", json={"queries": ["a"], "documents": [[given]]})
-                assert without.status_code == 200 and without.json() == {"result": [[{"id": "", "contents": "x"}]]}
+                assert without.status_code == 200 and without.json() == {
+                    "result": [[{"id": "", "contents": "x"}]]
+                }
             for body, field in (
                 ({"queries": ["a"], "documents": []}, "documents"),
                 ({"queries": ["a"], "documents": [[{"id": "1"}]]}, "documents[0][0]"),
-                ({"queries": ["a"], "documents": [[{"document": {"id": "1"}}]]}, "documents[0][0].document.contents"),
+                (
+                    {"queries": ["a"], "documents": [[{"document": {"id": "1"}}]]},
+                    "documents[0][0].document.contents",
+                ),
                 ({"queries": ["a"], "documents": [ROWS[:1] * 1001]}, "documents[0]"),
                 ({"queries": ["a"], "documents": [[]], "rerank_topk": -1}, "rerank_topk"),
             ):
@@ -319,7 +374,9 @@ def test_rerank_orders_list_i_by_query_i(small_index, tiny_reranker):
 
 def test_rerank_without_a_reranker_is_a_404_that_says_how_to_get_one(small_index):
     with serve_in_thread(ServerSettings(index=str(small_index), port=0)) as running:
-        answer = httpx.post(f"{running.url}/rerank", json={"queries": ["a"], "documents": [[]]}, trust_env=False)
+        answer = httpx.post(
+            f"{running.url}/rerank", json={"queries": ["a"], "documents": [[]]}, trust_env=False
+        )
         assert answer.status_code == 404 and "--reranker" in answer.json()["detail"]
 
 
@@ -332,9 +389,13 @@ def test_a_qdrant_collection_answers_like_the_index_it_was_pushed_from(
     with pytest.raises(SystemExit) as done:
         main()
     assert not done.value.code and "186 points" in capsys.readouterr().out
-    with serve_in_thread(ServerSettings(index=address, retriever_name="e5", retriever_model=tiny_encoder, port=0)) as remote:
+    with serve_in_thread(
+        ServerSettings(index=address, retriever_name="e5", retriever_model=tiny_encoder, port=0)
+    ) as remote:
         answer = httpx.post(
-            f"{remote.url}/retrieve", json={"queries": [*QUERIES, ""], "topk": 5, "return_scores": True}, trust_env=False
+            f"{remote.url}/retrieve",
+            json={"queries": [*QUERIES, ""], "topk": 5, "return_scores": True},
+            trust_env=False,
         ).json()
         assert httpx.get(f"{remote.url}/readyz", trust_env=False).json()["passages"] == 186
     expected = Index(dense_index).search([*QUERIES, ""], 5)

@@ -95,7 +95,9 @@ def test_results_do_not_depend_on_the_batch(small_index):
 
 def test_equal_scores_go_by_row(tmp_path):
     corpus = tmp_path / "c.jsonl"
-    corpus.write_text("".join(json.dumps({"id": str(i), "contents": "same words here"}) + "\n" for i in range(50)))
+    corpus.write_text(
+        "".join(json.dumps({"id": str(i), "contents": "same words here"}) + "\n" for i in range(50))
+    )
     build_index(corpus, tmp_path / "i")
     assert [row for row, _ in Index(tmp_path / "i").ranker.rank(["words"], 7)[0]] == list(range(7))
 
@@ -125,7 +127,11 @@ def test_a_malformed_line_is_named_with_file_number_and_what_was_expected(tmp_pa
     with pytest.raises(CorpusError) as error:
         build_index(corpus, tmp_path / "i")
     message = str(error.value)
-    assert message.startswith(f"{corpus}:3: ") and reason in message and 'expected {"id": "0", "contents":' in message
+    assert (
+        message.startswith(f"{corpus}:3: ")
+        and reason in message
+        and 'expected {"id": "0", "contents":' in message
+    )
     assert error.value.exit_code == 2 and "\n" not in message
     info = build_index(corpus, tmp_path / "i", skip_bad=True)
     assert (info.passages, info.skipped) == (2, 1) and f"{corpus}:3:" in info.skipped_reasons[0]
@@ -133,7 +139,9 @@ def test_a_malformed_line_is_named_with_file_number_and_what_was_expected(tmp_pa
 
 def test_gzip_title_and_text_integers_and_a_byte_order_mark_are_read(tmp_path):
     corpus = tmp_path / "c.jsonl.gz"
-    corpus.write_bytes(gzip.compress(b'\xef\xbb\xbf{"id": 5, "title": "T", "text": "body"}\n{"id": "6", "text": "plain"}'))
+    corpus.write_bytes(
+        gzip.compress(b'\xef\xbb\xbf{"id": 5, "title": "T", "text": "body"}\n{"id": "6", "text": "plain"}')
+    )
     assert [(p.id, p.contents) for p in read_corpus(corpus)] == [("5", '"T"\nbody'), ("6", "plain")]
     corpus.write_bytes(corpus.read_bytes()[:-12])
     with pytest.raises(CorpusError, match="damaged gzip file"):
@@ -147,7 +155,9 @@ def test_empty_missing_and_ambiguous_corpora_are_refused(tmp_path):
     corpus.write_text("\n\n")
     with pytest.raises(CorpusError, match="holds no passage"):
         build_index(corpus, tmp_path / "i")
-    corpus.write_text('{"id": "0", "contents": "a"}\n{"id": "1", "contents": "b"}\n{"id": "0", "contents": "c"}\n')
+    corpus.write_text(
+        '{"id": "0", "contents": "a"}\n{"id": "1", "contents": "b"}\n{"id": "0", "contents": "c"}\n'
+    )
     with pytest.raises(CorpusError, match=r"c\.jsonl:3: id '0' again, as on line 1"):
         build_index(corpus, tmp_path / "i")
     assert not (tmp_path / "i").exists()
@@ -172,7 +182,8 @@ def test_a_corpus_of_nothing_but_stop_words_can_be_served(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["documents.jsonl", "documents.offsets", "bm25/data.csc.index.npy", "bm25/vocab.index.json", "meta.json"]
+    "name",
+    ["documents.jsonl", "documents.offsets", "bm25/data.csc.index.npy", "bm25/vocab.index.json", "meta.json"],
 )
 @pytest.mark.parametrize("damage", ["cut off", "changed", "missing"])
 def test_a_torn_index_is_refused_with_the_file_and_the_reason(tmp_path, small_index, name, damage):
@@ -183,7 +194,9 @@ def test_a_torn_index_is_refused_with_the_file_and_the_reason(tmp_path, small_in
     if damage == "missing":
         path.unlink()
     else:
-        path.write_bytes(content[: len(content) // 2] if damage == "cut off" else content[:-40] + b"#" * 20 + content[-20:])
+        path.write_bytes(
+            content[: len(content) // 2] if damage == "cut off" else content[:-40] + b"#" * 20 + content[-20:]
+        )
     with pytest.raises(IndexInvalid) as error:
         Index(index)
     assert Path(name).name in str(error.value) and "\n" not in str(error.value) and error.value.exit_code == 2
@@ -223,7 +236,7 @@ def test_a_full_disk_is_said_before_the_build(tmp_path, monkeypatch):
 def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path, small_index):
     """kill -9 in the middle of the scan, three times, then a build to the end."""
     program = (
-        "import sys, time; from retriever_service import build, sinks; sinks.PostingsSink.chunk_passages = 20\n"
+        "import sys, time; from retriever_service.indexing import build, sinks; sinks.PostingsSink.chunk_passages = 20\n"
         "def tell(stage, share, text):\n"
         "    if stage == 'scan': print(text, flush=True); time.sleep(.05)\n"
         "build.build_index(sys.argv[1], sys.argv[2], progress=tell)"
@@ -231,13 +244,17 @@ def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path, small_
     command = [sys.executable, "-c", program, str(CORPUS), str(tmp_path / "i")]
     seen = []
     for stop_after in (2, 2, 1):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+        ) as process:
             lines = [process.stdout.readline() for _ in range(stop_after + bool(seen))]
             os.kill(process.pid, signal.SIGKILL)
             seen.append(lines)
         assert not (tmp_path / "i").exists()
     assert (
-        seen[0][0] == "20 passages\n" and seen[1][0].startswith("going on after ") and seen[2][0].startswith("going on after ")
+        seen[0][0] == "20 passages\n"
+        and seen[1][0].startswith("going on after ")
+        and seen[2][0].startswith("going on after ")
     )
     with (tmp_path / "i.building" / "documents.jsonl").open("ab") as file:
         file.write(b"torn tail that was never committed")
@@ -299,7 +316,9 @@ def test_pruning_changes_no_result_on_skewed_postings(tmp_path):
     draw = np.random.default_rng(5)
     words = np.array([f"w{i}" for i in range(300)])
     chance = 1 / np.arange(1, 301)
-    texts = [" ".join(draw.choice(words, draw.integers(1, 12), p=chance / chance.sum())) for _ in range(40_000)]
+    texts = [
+        " ".join(draw.choice(words, draw.integers(1, 12), p=chance / chance.sum())) for _ in range(40_000)
+    ]
     corpus = tmp_path / "c.jsonl"
     corpus.write_text("".join(json.dumps({"id": str(i), "contents": t}) + "\n" for i, t in enumerate(texts)))
     build_index(corpus, tmp_path / "i", language="none")
@@ -320,7 +339,9 @@ def test_jax_where_it_is_installed_is_kept_off_the_gpu(tmp_path):
     (tmp_path / "jax" / "lax.py").write_text(
         "import os\ndef top_k(x, k): print('started on', os.environ.get('JAX_PLATFORMS', 'whatever is there'))\n"
     )
-    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"} | {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"} | {
+        "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"
+    }
     done = subprocess.run(
         [sys.executable, "-c", "import retriever_service.bm25.search"],
         env=environment,
@@ -346,7 +367,9 @@ def test_jax_where_it_is_installed_is_kept_off_the_gpu(tmp_path):
         ("none", "Ελλάδα", "ΕΛΛΆΔΑ"),
     ],
 )
-def test_words_of_other_languages_are_whole_and_found_in_whatever_form_they_are_written(tmp_path, language, passage, query):
+def test_words_of_other_languages_are_whole_and_found_in_whatever_form_they_are_written(
+    tmp_path, language, passage, query
+):
     corpus = tmp_path / "c.jsonl"
     rows = [{"id": "x", "contents": passage}, {"id": "y", "contents": "क का கா stan e\u0301 zmir"}]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -47,7 +47,9 @@ def test_no_room_for_the_places_of_the_lines_is_said_and_nothing_is_left(tmp_pat
 
     monkeypatch.setattr(os, "replace", full)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "none"))
-    with pytest.raises(EnvironmentLacks, match=r"c.jsonl: 0.0 MiB for the places of its lines can't be written in .* or in "):
+    with pytest.raises(
+        EnvironmentLacks, match=r"c.jsonl: 0.0 MiB for the places of its lines can't be written in .* or in "
+    ):
         open_corpus_documents(corpus)
     assert list(tmp_path.iterdir()) == [corpus]
     corpus.write_bytes(b"")
@@ -68,7 +70,9 @@ def unnamed(tmp_path_factory, tiny_encoder):
 
 
 def test_the_family_that_is_given_is_that_of_an_encoder_which_the_index_does_not_name(unnamed, tiny_encoder):
-    served = open_index(ServerSettings(index=str(unnamed / "i"), retriever_name="e5", retriever_model=tiny_encoder))
+    served = open_index(
+        ServerSettings(index=str(unnamed / "i"), retriever_name="e5", retriever_model=tiny_encoder)
+    )
     vectors = Encoder(EncoderSettings(tiny_encoder, "e5"))
     best = float((vectors.queries(["Mina Frost"]) @ vectors.passages(TEXTS).T).max())
     assert served.search(["Mina Frost"], 1)[0][0][1] == pytest.approx(best, abs=1e-5)
@@ -78,14 +82,18 @@ def test_a_family_that_the_index_contradicts_is_refused(unnamed, tiny_encoder, t
     convert_index(unnamed / "x.index", tmp_path / "i", "Flat", corpus=CORPUS, model=tiny_encoder, family="e5")
     for name in ("e5", "dense", None):
         check_settings(ServerSettings(index=str(tmp_path / "i"), retriever_name=name))
-    with pytest.raises(BadSetting, match=r"--retriever_name bge: index .* was made with an encoder of the family e5"):
+    with pytest.raises(
+        BadSetting, match=r"--retriever_name bge: index .* was made with an encoder of the family e5"
+    ):
         check_settings(ServerSettings(index=str(tmp_path / "i"), retriever_name="bge"))
     assert Index(tmp_path / "i").search(["Mina Frost"], 1)
 
 
 @pytest.mark.parametrize("kind", ["IVF4096,Flat", "PQ8", "IDMap,Flat"])
 def test_a_type_that_cannot_be_made_of_these_vectors_is_one_line(unnamed, tmp_path, kind):
-    with pytest.raises(BadSetting, match=f"type '{kind}': can't be made of 186 vectors of 32 numbers") as error:
+    with pytest.raises(
+        BadSetting, match=f"type '{kind}': can't be made of 186 vectors of 32 numbers"
+    ) as error:
         convert_index(unnamed / "x.index", tmp_path / "i", kind, corpus=CORPUS)
     assert "\n" not in str(error.value)
 

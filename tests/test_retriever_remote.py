@@ -48,7 +48,11 @@ def test_collections_of_another_make_are_refused_for_serving_and_for_pushing(tin
     with pytest.raises(EnvironmentLacks, match="already accessed"):
         push(index, f"qdrant+file://{tmp_path}/store/small")
     client.close()
-    for name, words in (("named", "vectors have names"), ("distance", "Euclid distance; expected"), ("small", "of 8 numbers")):
+    for name, words in (
+        ("named", "vectors have names"),
+        ("distance", "Euclid distance; expected"),
+        ("small", "of 8 numbers"),
+    ):
         address = f"qdrant+file://{tmp_path}/store/{name}"
         with pytest.raises(BadSetting, match=words):
             push(index, address)

@@ -33,7 +33,9 @@ def disk(monkeypatch):
     """Sets the MiB that the disk has free."""
 
     def free(mib: float) -> None:
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, 1 << 39, int(mib * MIB)))
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, 1 << 39, int(mib * MIB))
+        )
 
     return free
 
@@ -42,7 +44,9 @@ def disk(monkeypatch):
 def corpora(tmp_path_factory):
     """The same 60,000 passages, 19 MiB, plain and gzipped (to a hundredth)."""
     folder = tmp_path_factory.mktemp("room")
-    text = "".join(json.dumps({"id": str(i), "contents": "the same words again " * 15}) + "\n" for i in range(60_000))
+    text = "".join(
+        json.dumps({"id": str(i), "contents": "the same words again " * 15}) + "\n" for i in range(60_000)
+    )
     (folder / "c.jsonl").write_text(text)
     with gzip.open(folder / "c.jsonl.gz", "wt") as file:
         file.write(text)
@@ -52,10 +56,14 @@ def corpora(tmp_path_factory):
 def test_a_gzipped_corpus_is_taken_for_what_it_unpacks_to(corpora, tmp_path, disk):
     plain, gzipped = corpora
     (text, passages), (same_text, same_passages) = estimate(plain), estimate(gzipped)
-    assert text == plain.stat().st_size > 50 * gzipped.stat().st_size and passages == pytest.approx(60_000, rel=0.01)
+    assert text == plain.stat().st_size > 50 * gzipped.stat().st_size and passages == pytest.approx(
+        60_000, rel=0.01
+    )
     assert same_text == pytest.approx(text, rel=0.25) and same_passages == pytest.approx(passages, rel=0.25)
     disk(40)
-    with pytest.raises(EnvironmentLacks, match=r"GiB free, about 0\.1 GiB needed for the build \(.* passages, .* of vectors"):
+    with pytest.raises(
+        EnvironmentLacks, match=r"GiB free, about 0\.1 GiB needed for the build \(.* passages, .* of vectors"
+    ):
         build_index(gzipped, tmp_path / "i")
 
 
@@ -85,15 +93,20 @@ def test_what_a_broken_build_left_counts_as_room(tmp_path, disk):
         build_index(corpus, tmp_path / "j")
 
 
-@pytest.mark.parametrize("broken", ["os:posix_fallocate", "retriever_service.indexing.sinks:PostingsSink.write"])
-def test_a_disk_that_fills_up_on_the_way_is_one_line_and_the_build_goes_on_later(small_index, tmp_path, monkeypatch, broken):
+@pytest.mark.parametrize(
+    "broken", ["os:posix_fallocate", "retriever_service.indexing.sinks:PostingsSink.write"]
+)
+def test_a_disk_that_fills_up_on_the_way_is_one_line_and_the_build_goes_on_later(
+    small_index, tmp_path, monkeypatch, broken
+):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(broken.replace(":", "."), full)
         with pytest.raises(
-            EnvironmentLacks, match=r"i.building: No space left on device; make room and give the same command"
+            EnvironmentLacks,
+            match=r"i.building: No space left on device; make room and give the same command",
         ) as e:
             build_index(CORPUS, tmp_path / "i")
         assert e.value.exit_code == 3
@@ -132,7 +145,9 @@ def test_vectors_of_two_precisions_get_into_no_index(tiny_encoder, tmp_path, mon
     build_index(CORPUS, tmp_path / "half", **dense, encoder_dtype="bfloat16")
     with pytest.raises(IndexInvalid, match="other settings"):
         build_index(CORPUS, tmp_path / "half", **dense, encoder_dtype="float32")
-    assert build_index(CORPUS, tmp_path / "half", **dense).settings["dtype"] == "bfloat16"  # auto takes what is there
+    assert (
+        build_index(CORPUS, tmp_path / "half", **dense).settings["dtype"] == "bfloat16"
+    )  # auto takes what is there
 
     def breaks(stage, share, text):
         if stage == "scan":
@@ -142,11 +157,15 @@ def test_vectors_of_two_precisions_get_into_no_index(tiny_encoder, tmp_path, mon
         build_index(CORPUS, tmp_path / "i", **dense, encoder_dtype="bfloat16", progress=breaks)
     build_index(CORPUS, tmp_path / "i", **dense)
     build_index(CORPUS, tmp_path / "whole", **dense)
-    broken, whole = (faiss.read_index(str(tmp_path / name / "dense" / "faiss.index")) for name in ("i", "whole"))
+    broken, whole = (
+        faiss.read_index(str(tmp_path / name / "dense" / "faiss.index")) for name in ("i", "whole")
+    )
     np.testing.assert_allclose(broken.reconstruct_n(0, 186), whole.reconstruct_n(0, 186), atol=1e-6)
 
 
-def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_the_log(tiny_encoder, tmp_path, caplog):
+def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_the_log(
+    tiny_encoder, tmp_path, caplog
+):
     from retriever_service.dense.encoder import Encoder, EncoderSettings
 
     encoder = Encoder(EncoderSettings(tiny_encoder, "e5"))
@@ -154,22 +173,32 @@ def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_th
     flat.add(encoder.passages(["a river", "a town", "a weaver"]))
     faiss.write_index(flat, str(tmp_path / "e5_Flat.index"))
     corpus = tmp_path / "c.jsonl"
-    corpus.write_text('{"id": "0", "contents": "a river"}\n{"id": "1", "contents": "a"}\n{"id": "2", "contents": "a weaver"}\n')
+    corpus.write_text(
+        '{"id": "0", "contents": "a river"}\n{"id": "1", "contents": "a"}\n{"id": "2", "contents": "a weaver"}\n'
+    )
     settings = ServerSettings(
-        index=str(tmp_path / "e5_Flat.index"), corpus=str(corpus), retriever_name="e5", retriever_model=tiny_encoder, port=0
+        index=str(tmp_path / "e5_Flat.index"),
+        corpus=str(corpus),
+        retriever_name="e5",
+        retriever_model=tiny_encoder,
+        port=0,
     )
     with caplog.at_level(logging.ERROR, "retriever_service"), serve_in_thread(settings) as server:
         with corpus.open("r+b") as file:  # changed behind the server's back
             file.seek(35)
             file.write(b'{"id": 5.5}'.ljust(28))
-        answer = httpx.post(f"{server.url}/retrieve", json={"query": "a town", "topk": 3}, trust_env=False, timeout=20)
+        answer = httpx.post(
+            f"{server.url}/retrieve", json={"query": "a town", "topk": 3}, trust_env=False, timeout=20
+        )
         assert answer.status_code == 500 and answer.json()["detail"].startswith(f'corpus {corpus}:2: no "id"')
     assert [(r.getMessage().partition(" no")[0], r.exc_info) for r in caplog.records] == [
         (f"search failed: corpus {corpus}:2:", None)
     ]
 
 
-def test_an_index_that_does_not_name_its_encoder_asks_for_it_and_reads_the_family_from_it(tiny_encoder, tmp_path):
+def test_an_index_that_does_not_name_its_encoder_asks_for_it_and_reads_the_family_from_it(
+    tiny_encoder, tmp_path
+):
     from retriever_service.dense.encoder import Encoder, EncoderSettings
 
     model = tmp_path / "e5-tiny"
@@ -184,7 +213,9 @@ def test_an_index_that_does_not_name_its_encoder_asks_for_it_and_reads_the_famil
         Index(tmp_path / "i")
     index = Index(tmp_path / "i", model=str(model))
     ((_, score), _) = index.ranker.rank(["town"], 2)[0]
-    assert score == pytest.approx(Encoder(EncoderSettings(tiny_encoder, "e5")).queries(["town"])[0, :2].max(), abs=1e-5)
+    assert score == pytest.approx(
+        Encoder(EncoderSettings(tiny_encoder, "e5")).queries(["town"])[0, :2].max(), abs=1e-5
+    )
 
 
 def test_a_reranker_with_several_numbers_for_a_passage_is_refused_at_the_start(tiny_reranker, tmp_path):

@@ -19,11 +19,19 @@ SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 
 @pytest.mark.skipif(not SCHEMATHESIS.exists(), reason="needs schemathesis")
 def test_no_input_makes_a_server_error_and_answers_are_as_described(small_index, tiny_reranker):
-    checks = (
-        "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,unsupported_method"
-    )
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,unsupported_method"
     with serve_in_thread(ServerSettings(index=str(small_index), port=0, reranker=tiny_reranker)) as running:
-        words = [SCHEMATHESIS, "run", f"{running.url}/openapi.json", "--checks", checks, "--max-examples", "30", "--seed", "7"]
+        words = [
+            SCHEMATHESIS,
+            "run",
+            f"{running.url}/openapi.json",
+            "--checks",
+            checks,
+            "--max-examples",
+            "30",
+            "--seed",
+            "7",
+        ]
         words += ["--suppress-health-check", "all", "--generation-database", "none", "--no-color"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0 and "Tested: 5" in done.stdout, done.stdout[-3000:]

@@ -52,7 +52,9 @@ def serving(folder: Path, index: Path, workers: int, drain: float, kind: str = "
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), kind, str(index), str(workers), str(drain)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
         try:
             yield process, process.stdout.readline().strip()
         finally:
@@ -75,7 +77,10 @@ def ask(url: str, query: str, **headers: str) -> httpx.Response:
 
 def wait_in_flight(url: str, queries: int, seconds: float = 20) -> None:
     until = time.monotonic() + seconds
-    while f"retriever_queued_queries {queries}.0" not in httpx.get(f"{url}/metrics", trust_env=False, timeout=20).text:
+    while (
+        f"retriever_queued_queries {queries}.0"
+        not in httpx.get(f"{url}/metrics", trust_env=False, timeout=20).text
+    ):
         assert time.monotonic() < until
         time.sleep(0.05)
 
@@ -94,7 +99,9 @@ WORKERS = [1, pytest.param(2, marks=pytest.mark.chaos)]
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_what_the_drain_does_not_wait_for_gets_a_503_in_json_and_the_process_ends(small_index, tmp_path, workers):
+def test_what_the_drain_does_not_wait_for_gets_a_503_in_json_and_the_process_ends(
+    small_index, tmp_path, workers
+):
     with serving(tmp_path, small_index, workers, 1) as (process, url), ThreadPoolExecutor(1) as pool:
         wait_ready(url)
         waiting = pool.submit(ask, url, "sleep 30")

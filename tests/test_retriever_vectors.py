@@ -42,7 +42,8 @@ def written(path, kind, vectors):
 def test_an_index_by_distance_is_refused_and_not_served_upside_down(tmp_path, vectors):
     file = written(tmp_path / "l2.index", faiss.IndexFlatL2, vectors)
     with pytest.raises(
-        IndexInvalid, match=r"l2.index: ranks by FAISS metric 1 \(1 is L2 distance\); expected one by inner product"
+        IndexInvalid,
+        match=r"l2.index: ranks by FAISS metric 1 \(1 is L2 distance\); expected one by inner product",
     ):
         convert_index(file, tmp_path / "out", "SQ8", corpus=CORPUS)
 
@@ -50,7 +51,18 @@ def test_an_index_by_distance_is_refused_and_not_served_upside_down(tmp_path, ve
 def test_questions_without_an_encoder_are_one_line(tmp_path, vectors, monkeypatch, capsys):
     file = written(tmp_path / "ip.index", faiss.IndexFlatIP, vectors)
     (tmp_path / "q.txt").write_text("who?\n")
-    arguments = ["index", "convert", "--index", file, "--corpus", CORPUS, "--type", "SQ8", "--out", tmp_path / "o"]
+    arguments = [
+        "index",
+        "convert",
+        "--index",
+        file,
+        "--corpus",
+        CORPUS,
+        "--type",
+        "SQ8",
+        "--out",
+        tmp_path / "o",
+    ]
     monkeypatch.setattr("sys.argv", ["retriever", *map(str, arguments), "--queries", str(tmp_path / "q.txt")])
     with pytest.raises(SystemExit) as e:
         main()
@@ -141,7 +153,9 @@ def test_a_break_while_ids_are_looked_at_counts_no_bad_line_twice(tmp_path, monk
     assert (made.passages, made.skipped, len(made.skipped_reasons)) == (2, 2, 2)
 
 
-def test_more_passages_by_default_than_a_request_may_ask_for_are_refused_at_the_start(tmp_path, monkeypatch, capsys):
+def test_more_passages_by_default_than_a_request_may_ask_for_are_refused_at_the_start(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr("sys.argv", ["retriever", "serve", "--index", str(tmp_path), "--topk", "5000"])
     with pytest.raises(SystemExit) as e:
         main()
@@ -168,7 +182,16 @@ build.build_index(sys.argv[1], sys.argv[2], **options)
 
 def killed_and_gone_on_with(tmp_path, where, when, **options):
     out = tmp_path / "i"
-    command = [sys.executable, "-c", PROGRAM, str(CORPUS), str(out), where, when, *(f"{k}={v}" for k, v in options.items())]
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        str(CORPUS),
+        str(out),
+        where,
+        when,
+        *(f"{k}={v}" for k, v in options.items()),
+    ]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], timeout=120, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not out.exists() or where == "os:rename"

@@ -84,15 +84,29 @@ def test_the_mask_has_the_length_of_the_batch_and_marks_the_span_with_its_tags()
 
 def test_without_a_complete_answer_nothing_is_marked():
     for text in (["<", "answer>", "Par"], [" Rome"], ["Par", "</", "answer>"]):
-        assert not answer_mask(trajectory(ids(*text), prompt=ids("<", "answer>", "is", "</answer", ">.")), TOKENIZER).any()
+        assert not answer_mask(
+            trajectory(ids(*text), prompt=ids("<", "answer>", "is", "</answer", ">.")), TOKENIZER
+        ).any()
     split = trajectory(ids("<", "answer>"), ids("Par"), ids("</", "answer>"))
     assert not answer_mask(split, TOKENIZER).any()
 
 
 def test_the_last_of_several_answers_is_marked_where_it_stands():
     one = ids("<", "answer>", "Par", "</", "answer>")
-    assert np.flatnonzero(answer_mask(trajectory(one, ids("is"), one + one), TOKENIZER)).tolist() == [11, 12, 13, 14, 15]
-    assert np.flatnonzero(answer_mask(trajectory(one, ids("is"), ids("is")), TOKENIZER)).tolist() == [0, 1, 2, 3, 4]
+    assert np.flatnonzero(answer_mask(trajectory(one, ids("is"), one + one), TOKENIZER)).tolist() == [
+        11,
+        12,
+        13,
+        14,
+        15,
+    ]
+    assert np.flatnonzero(answer_mask(trajectory(one, ids("is"), ids("is")), TOKENIZER)).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_an_end_token_after_the_answer_is_outside_the_span():
@@ -118,7 +132,9 @@ def test_the_mask_equals_a_reference_on_bytes(before, inside, after):
 
 
 def test_a_tokenizer_of_words_whose_tags_are_special_tokens():
-    vocabulary = {w: i for i, w in enumerate(["<pad>", "<answer>", "</answer>", "<think>", "</think>", "n1", "n2"])}
+    vocabulary = {
+        w: i for i, w in enumerate(["<pad>", "<answer>", "</answer>", "<think>", "</think>", "n1", "n2"])
+    }
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<pad>"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     words = transformers.PreTrainedTokenizerFast(

@@ -25,7 +25,9 @@ def trajectory(*parts, golden=("Paris",)):
         tag = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
         kind = tag[1] if tag else "invalid"
         searched = kind == "search" and i + 1 < len(parts)
-        segments.append(Action([], [], 0, kind, text, tag[2] if searched else None, ["d"] if searched else None))
+        segments.append(
+            Action([], [], 0, kind, text, tag[2] if searched else None, ["d"] if searched else None)
+        )
     question = Question("q", "where?", tuple(golden), "nq", PROMPT)
     return Trajectory("u", "g", question, [], segments, "answer")
 
@@ -63,7 +65,9 @@ def test_the_last_complete_answer_is_scored(parts, em, f1, subem):
 
 
 @pytest.mark.parametrize("kind", ["em", "f1", "subem", "format"])
-@pytest.mark.parametrize("written", ["", "Beijing", "I think it is Beijing.", "<answer>Beijing", "<think>Beijing</think>"])
+@pytest.mark.parametrize(
+    "written", ["", "Beijing", "I think it is Beijing.", "<answer>Beijing", "<think>Beijing</think>"]
+)
 def test_the_example_in_the_prompt_is_never_taken_for_an_answer(kind, written):
     """Search-R1 issue 79: the prompt itself holds two matches."""
     assert make_reward(kind)(trajectory(written, golden=["Beijing"])) == 0
@@ -194,7 +198,9 @@ def upstream_score(response, golden, formatted):
     return 0.3 if any(g in upstream_normal(b) for b in blocks for g in golden if g) else 0.2
 
 
-WORDS = st.sampled_from(["the", "Paris", "paris!", "A", "an", "Rome", "\n", " ", "’", "é", "2,000", "2000", "...", "yes"])
+WORDS = st.sampled_from(
+    ["the", "Paris", "paris!", "A", "an", "Rome", "\n", " ", "’", "é", "2,000", "2000", "...", "yes"]
+)
 PHRASE = st.lists(WORDS, max_size=4).map(" ".join)
 SHAPES = [
     "<think>{}</think><search>{}</search>",
@@ -256,11 +262,16 @@ def test_a_function_of_the_user_is_found_in_the_current_folder_and_may_give_noth
 
 
 def test_a_function_of_the_user_that_fails_names_itself_its_line_and_the_trajectory(tmp_path, monkeypatch):
-    (tmp_path / "failing_reward_module.py").write_text("def f(t):\n    return t.no_such\n\ndef g(t):\n    return 'good'\n")
+    (tmp_path / "failing_reward_module.py").write_text(
+        "def f(t):\n    return t.no_such\n\ndef g(t):\n    return 'good'\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
-        RewardError, match=r"'failing_reward_module:f': on trajectory u: AttributeError: .*failing_reward_module\.py, line 2\)$"
+        RewardError,
+        match=r"'failing_reward_module:f': on trajectory u: AttributeError: .*failing_reward_module\.py, line 2\)$",
     ):
         make_reward("failing_reward_module:f")(trajectory("x"))
-    with pytest.raises(RewardError, match="on trajectory u: ValueError: could not convert string to float: 'good'"):
+    with pytest.raises(
+        RewardError, match="on trajectory u: ValueError: could not convert string to float: 'good'"
+    ):
         make_reward("failing_reward_module:g")(trajectory("x"))

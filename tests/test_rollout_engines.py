@@ -58,7 +58,9 @@ def environment():
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tied")
-    return SimpleNamespace(path=str(folder), model=tiny_model(folder, tied=True), tmp=tmp_path_factory.mktemp("weights"))
+    return SimpleNamespace(
+        path=str(folder), model=tiny_model(folder, tied=True), tmp=tmp_path_factory.mktemp("weights")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +130,12 @@ async def test_new_weights_are_served_and_nothing_cached_from_the_old(asynchrono
         await asynchronous.load_weights(weights(model, tied.tmp / f"w{seed}"), version)
         made = await call(asynchronous, prompt, n=8, stop=())
         assert made.policy_version == version
-        assert difference([made.logprobs], [reference_logprobs(model, [prompt + made.token_ids])[0][len(prompt) :]]) < 1e-4
+        assert (
+            difference(
+                [made.logprobs], [reference_logprobs(model, [prompt + made.token_ids])[0][len(prompt) :]]
+            )
+            < 1e-4
+        )
         assert await agrees(asynchronous, model, 1.0) < 1e-4
 
 
@@ -136,16 +143,24 @@ async def test_without_the_cache_reset_old_keys_and_values_would_be_used(asynchr
     """The control of the test above: new weights, cache kept, and the log-probs are wrong."""
     prompt, model = ROWS[2], tiny_model(tied.tmp / "m8", seed=8)
     await call(asynchronous, prompt, n=4, stop=())
-    await asynchronous._llm.collective_rpc("unspiral_load_weights", args=(str(weights(model, tied.tmp / "w8")),))
+    await asynchronous._llm.collective_rpc(
+        "unspiral_load_weights", args=(str(weights(model, tied.tmp / "w8")),)
+    )
     made = await call(asynchronous, prompt, n=8, stop=())
-    assert difference([made.logprobs], [reference_logprobs(model, [prompt + made.token_ids])[0][len(prompt) :]]) > 1e-2
+    assert (
+        difference([made.logprobs], [reference_logprobs(model, [prompt + made.token_ids])[0][len(prompt) :]])
+        > 1e-2
+    )
     await asynchronous.load_weights(tied.tmp / "w8", 3)
     assert await agrees(asynchronous, model, 1.0) < 1e-4
 
 
 async def started(engine, n: int, temperature=2.0):
     """Long requests that are running now: many, since each may meet the end token at any moment, and when the first has, all have begun."""
-    tasks = [asyncio.create_task(call(engine, [1, i], n=n, stop=(), temperature=temperature, seed=None)) for i in range(4, 44)]
+    tasks = [
+        asyncio.create_task(call(engine, [1, i], n=n, stop=(), temperature=temperature, seed=None))
+        for i in range(4, 44)
+    ]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=60)
     return {i: task for i, task in zip(range(4, 44), tasks, strict=True) if not task.done()}
 
@@ -216,7 +231,9 @@ async def test_lockstep_serves_new_weights_untied(lockstep, untied):
     assert await agrees(engine, untied.model, 1.0) < 1e-4
 
 
-async def test_lockstep_runs_a_batch_to_the_same_bits_in_fresh_engines_and_after_other_work(lockstep, untied, tmp_path):
+async def test_lockstep_runs_a_batch_to_the_same_bits_in_fresh_engines_and_after_other_work(
+    lockstep, untied, tmp_path
+):
     """An engine in a fresh process, this one, and this one again after other requests have filled its cache."""
     root, out = Path(child.__file__).parent, tmp_path / "out.json"
     environment = os.environ | {"PYTHONPATH": f"{root.parent}:{root}"}
@@ -243,7 +260,9 @@ async def test_the_transformers_twin_keeps_to_the_same_protocol(kind, tied, unti
         assert difference([g.logprobs], [expected]) < 1e-4
     assert made == await engine.generate_batch(calls)
     ends = await asyncio.gather(*(call(engine, [1, i], seed=i) for i in range(4, 30)))
-    assert all((g.finish == "stop") == (g.token_ids[-1] in (7, 11)) for g in ends) and any(g.finish == "stop" for g in ends)
+    assert all((g.finish == "stop") == (g.token_ids[-1] in (7, 11)) for g in ends) and any(
+        g.finish == "stop" for g in ends
+    )
     model = tiny_model(tmp_path / "m", tied=kind == "tied", seed=4)
     await engine.load_weights(weights(model, tmp_path / "w"), 1)
     assert await agrees(engine, model, 1.0) < 1e-4
@@ -262,7 +281,10 @@ async def test_a_call_that_waits_behind_new_weights_knows_how_their_loading_ende
     whole, half = weights(model, tmp_path / "whole"), weights(model, tmp_path / "half", {"model.norm.weight"})
 
     async def behind(path, version):
-        tasks = [engine.load_weights(path, version), engine.generate_batch([GenerateCall("a", [1, 5], 4, 1.0, 0, ())])]
+        tasks = [
+            engine.load_weights(path, version),
+            engine.generate_batch([GenerateCall("a", [1, 5], 4, 1.0, 0, ())]),
+        ]
         both = asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0)
         time.sleep(0.3)  # the loop is busy
@@ -284,7 +306,12 @@ async def test_logprobs_are_taken_by_token_id_not_by_rank(environment):
 
     position = {4: Logprob(-0.1, 1), 9: Logprob(-2.5, 7)}
     completion = SimpleNamespace(
-        token_ids=[9], logprobs=[position], finish_reason="length", stop_reason=None, text="", weight_versions=None
+        token_ids=[9],
+        logprobs=[position],
+        finish_reason="length",
+        stop_reason=None,
+        text="",
+        weight_versions=None,
     )
     assert _generation("r", SimpleNamespace(outputs=[completion]), 0).logprobs == [-2.5]
 
@@ -308,7 +335,10 @@ async def test_a_vllm_without_the_patched_name_fails_loudly(environment, monkeyp
     ("how", "expected"),
     [
         ("full", {"enforce_eager": False}),
-        ("graphs", {"enforce_eager": False, "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}),
+        (
+            "graphs",
+            {"enforce_eager": False, "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}},
+        ),
         ("off", {"enforce_eager": True}),
     ],
 )
@@ -324,7 +354,10 @@ async def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(monkeypatch, h
     assert given["enable_sleep_mode"] is True
     assert given["distributed_executor_backend"] == "uni"
     # Left alone, vLLM has Ray start the parts, on GPUs that the worker has taken already.
-    assert _arguments(RolloutSettings(compile=how, tensor_parallel=2), "m", 0)["distributed_executor_backend"] == "mp"
+    assert (
+        _arguments(RolloutSettings(compile=how, tensor_parallel=2), "m", 0)["distributed_executor_backend"]
+        == "mp"
+    )
     CompilationConfig(**expected.get("compilation_config", {}))  # vLLM knows these words
 
 

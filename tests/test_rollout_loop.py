@@ -13,19 +13,29 @@ from hypothesis import strategies as st
 from rollout_fakes import Hit, ScriptedEngine, byte_bpe, request, words
 
 from services.contracts import Observation, Question
-from services.rollout.worker.loop import NonFiniteLogprobError, PromptTooLongError, run_trajectory, tokens_through_stop
+from services.rollout.worker.loop import (
+    NonFiniteLogprobError,
+    PromptTooLongError,
+    run_trajectory,
+    tokens_through_stop,
+)
 from services.rollout.worker.templates import TemplateError, make_template
 from services.settings import RolloutSettings
 
 LAB = words()
 BPE = byte_bpe(
-    ["<think> I search </think> <search> the river </search> <answer> Beijing </answer> Doc 1(Title: x) é ü 東京 "] * 3
+    [
+        "<think> I search </think> <search> the river </search> <answer> Beijing </answer> Doc 1(Title: x) é ü 東京 "
+    ]
+    * 3
 )
 HITS = [Hit("d1", '"n1 n2"\nborn n3 river n4'), Hit("d2", '"n5"\nriver n6')]
 
 
 def lab(**changes):
-    settings = RolloutSettings(template="lab", max_obs_tokens=64, max_response_tokens=32, max_model_tokens=256, **changes)
+    settings = RolloutSettings(
+        template="lab", max_obs_tokens=64, max_response_tokens=32, max_model_tokens=256, **changes
+    )
     return make_template("lab", LAB, settings), settings
 
 
@@ -37,7 +47,9 @@ async def run(script, *, tokenizer=LAB, template=None, settings=None, search=sea
     if template is None:
         template, settings = lab()
     engine = engine or ScriptedEngine(tokenizer, script, eos_id=tokenizer.eos_token_id, **kwargs)
-    return await run_trajectory(request(), engine=engine, template=template, search=search, settings=settings), engine
+    return await run_trajectory(
+        request(), engine=engine, template=template, search=search, settings=settings
+    ), engine
 
 
 async def test_a_trajectory_searches_then_answers():
@@ -53,7 +65,9 @@ async def test_a_trajectory_searches_then_answers():
 
 
 async def test_ids_of_each_turn_are_a_prefix_of_the_next():
-    trajectory, engine = await run(["<search> n1 </search>", "n1 n2", "<search> n2 </search>", "<answer> n1 </answer>"])
+    trajectory, engine = await run(
+        ["<search> n1 </search>", "n1 n2", "<search> n2 </search>", "<answer> n1 </answer>"]
+    )
     tokens, actions, logps = trajectory.arrays()
     for shorter, longer in zip(engine.prompts, [*engine.prompts[1:], tokens.tolist()], strict=True):
         assert longer[: len(shorter)] == shorter
@@ -127,7 +141,9 @@ async def test_tags_in_documents_are_never_actions():
 
 
 async def test_the_sequence_never_exceeds_max_model_tokens():
-    settings = RolloutSettings(template="lab", max_turns=8, max_obs_tokens=64, max_response_tokens=16, max_model_tokens=40)
+    settings = RolloutSettings(
+        template="lab", max_turns=8, max_obs_tokens=64, max_response_tokens=16, max_model_tokens=40
+    )
     template = make_template("lab", LAB, settings)
     trajectory, engine = await run(["<search> n1 </search>"] * 9, template=template, settings=settings)
     tokens, _, _ = trajectory.arrays()
@@ -145,7 +161,9 @@ async def test_a_trajectory_with_non_finite_logprobs_is_sampled_again_and_then_r
         return math.nan if len(calls) == 1 else -0.25
 
     template, settings = lab(deterministic=True)
-    trajectory, engine = await run(["<answer> n1 </answer>"] * 2, template=template, settings=settings, logprob=bad_once)
+    trajectory, engine = await run(
+        ["<answer> n1 </answer>"] * 2, template=template, settings=settings, logprob=bad_once
+    )
     assert trajectory.actions[0].logprobs == [-0.25] * 3
     assert len(set(engine.seeds)) == 2, "the second sample must not repeat the first"
     with pytest.raises(NonFiniteLogprobError, match="trajectory u0"):
@@ -156,8 +174,12 @@ async def test_seeds_come_from_the_request_only_in_deterministic_mode():
     _, engine = await run(["<search> n1 </search>", "<answer> n1 </answer>"])
     assert engine.seeds == [None, None]
     template, settings = lab(deterministic=True)
-    _, first = await run(["<search> n1 </search>", "<answer> n1 </answer>"], template=template, settings=settings)
-    _, second = await run(["<search> n1 </search>", "<answer> n1 </answer>"], template=template, settings=settings)
+    _, first = await run(
+        ["<search> n1 </search>", "<answer> n1 </answer>"], template=template, settings=settings
+    )
+    _, second = await run(
+        ["<search> n1 </search>", "<answer> n1 </answer>"], template=template, settings=settings
+    )
     assert first.seeds == second.seeds and len(set(first.seeds)) == 2
 
 
@@ -181,7 +203,9 @@ def test_what_the_model_wrote_is_never_encoded_again(data):
     ids = data.draw(st.lists(st.integers(1, len(BPE) - 1), min_size=1, max_size=8))
     spelled = [BPE.encode(c)[0] for c in tag] if data.draw(st.booleans()) else BPE.encode(tag)
     engine = ScriptedEngine(BPE, [[*ids, *spelled]] * 4)
-    trajectory = asyncio.run(run_trajectory(request(), engine=engine, template=template, search=searched, settings=settings))
+    trajectory = asyncio.run(
+        run_trajectory(request(), engine=engine, template=template, search=searched, settings=settings)
+    )
     tokens, actions, logps = trajectory.arrays()
     prompts = [*engine.prompts, tokens.tolist()]
     for k, action in enumerate(trajectory.actions):
@@ -235,9 +259,7 @@ def test_search_r1_text_is_the_contract_word_for_word():
 
 def test_search_r1_takes_the_data_files_own_prompt_and_the_chat_template():
     tokenizer = byte_bpe(["<|user|>hello<|assistant|>"])
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
+    tokenizer.chat_template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     template = make_template("search_r1", tokenizer, RolloutSettings())
     question = Question("1", "ignored?", ("x",), "nq", prompt="The whole turn")
     assert tokenizer.decode(template.prompt_ids(question)) == "<|user|>The whole turn<|assistant|>"
@@ -282,11 +304,16 @@ def test_a_template_of_ones_own_is_taken_by_import_path():
     [
         ("class T(:\n", "cannot be imported (SyntaxError: "),
         ("raise OSError('no\\nfile')\n", "cannot be imported (OSError: no file)"),
-        ("class T:\n    pass\n", "cannot be made from a tokenizer and the settings (TypeError: T() takes no arguments)"),
+        (
+            "class T:\n    pass\n",
+            "cannot be made from a tokenizer and the settings (TypeError: T() takes no arguments)",
+        ),
         ("from services.rollout.worker.templates.lab import LabTemplate as T\n", None),
     ],
 )
-def test_a_template_in_the_current_folder_is_found_and_its_faults_are_one_line(tmp_path, monkeypatch, text, says):
+def test_a_template_in_the_current_folder_is_found_and_its_faults_are_one_line(
+    tmp_path, monkeypatch, text, says
+):
     name = f"my_template_{tmp_path.name}".replace("-", "_")
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -311,4 +338,6 @@ def test_a_tokenizer_comes_back_as_it_was_saved_beside_a_qwen2_model(tmp_path):
     loaded = load_tokenizer(tmp_path)
     assert loaded.encode(text, add_special_tokens=False) == LAB.encode(text, add_special_tokens=False)
     assert loaded.decode(LAB.encode(text)) == text
-    assert AutoTokenizer.from_pretrained(tmp_path).encode(text) != LAB.encode(text), "the trap is gone: the loader can go too"
+    assert AutoTokenizer.from_pretrained(tmp_path).encode(text) != LAB.encode(text), (
+        "the trap is gone: the loader can go too"
+    )

@@ -35,7 +35,9 @@ class Scripted(Member):
 
 def member(slot, does, state="ready", version=0):
     id = f"w{slot}.1"
-    made = Scripted(slot, id, None, None, WorkerInfo(id, 0, "here", 0, state=state), state=state, version=version)
+    made = Scripted(
+        slot, id, None, None, WorkerInfo(id, 0, "here", 0, state=state), state=state, version=version
+    )
     made.does = does
     return made
 
@@ -109,8 +111,12 @@ async def test_a_worker_cancelled_before_its_first_step_gives_the_trajectory_bac
 @pytest.mark.parametrize(
     ("target", "no_room", "hope"), [(2, {1}, True), (1, {1, 2, 3}, True), (2, {0, 1}, False), (1, {0}, False)]
 )
-async def test_a_slot_without_a_worker_is_hope_unless_the_cluster_has_no_room_for_it(monkeypatch, target, no_room, hope):
-    monkeypatch.setattr(membership.placement, "describe", lambda settings: "each asks for GPU 1; the cluster has none")
+async def test_a_slot_without_a_worker_is_hope_unless_the_cluster_has_no_room_for_it(
+    monkeypatch, target, no_room, hope
+):
+    monkeypatch.setattr(
+        membership.placement, "describe", lambda settings: "each asks for GPU 1; the cluster has none"
+    )
     last = member(0, samples)
     pool = pool_of(last, target=target)
     book = pool._membership
@@ -155,7 +161,9 @@ async def test_from_the_call_on_a_drained_worker_is_no_longer_counted_on():
     assert [w.id for w in pool.workers()] == ["w1.1"]
 
 
-async def test_a_worker_that_hangs_while_it_leaves_is_found_out_and_its_trajectory_runs_elsewhere(monkeypatch):
+async def test_a_worker_that_hangs_while_it_leaves_is_found_out_and_its_trajectory_runs_elsewhere(
+    monkeypatch,
+):
     monkeypatch.setattr(membership, "SILENCE_SECONDS", 0.3)
     monkeypatch.setattr(membership, "HEARTBEAT_SECONDS", 0.05)
 
@@ -163,7 +171,11 @@ async def test_a_worker_that_hangs_while_it_leaves_is_found_out_and_its_trajecto
         await asyncio.sleep(60)
 
     async def answers(method, *args):
-        return WorkerInfo("w1.1", 0, "here", 0, state="ready") if method == "info" else await samples(method, *args)
+        return (
+            WorkerInfo("w1.1", 0, "here", 0, state="ready")
+            if method == "info"
+            else await samples(method, *args)
+        )
 
     stuck = member(0, hangs)
     pool = pool_of(stuck)
@@ -231,7 +243,11 @@ async def test_a_joiner_whose_weights_are_lost_with_their_learner_waits_for_the_
     joiner = member(0, takes, state="starting")
     joining = asyncio.create_task(delivery.catch_up(joiner))
     await until(lambda: delivery.waiting)
-    assert [e["event"] for e in events] == ["weights_gone"] and joiner.state == "waiting" and delivery.wants_learner
+    assert (
+        [e["event"] for e in events] == ["weights_gone"]
+        and joiner.state == "waiting"
+        and delivery.wants_learner
+    )
     await delivery.sync(sent_again)
     await asyncio.wait_for(joining, 10)
     assert given == [lost, sent_again] and joiner.version == 1 and not delivery.waiting
@@ -247,7 +263,11 @@ async def test_a_full_disk_takes_no_event_and_loses_no_trajectory():
         raise OSError(errno.ENOSPC, "No space left on device")
 
     pool = RolloutPool(
-        RolloutSettings(template="lab"), model_path="m", retriever_url="http://x", retriever_timeout_seconds=1, on_event=full
+        RolloutSettings(template="lab"),
+        model_path="m",
+        retriever_url="http://x",
+        retriever_timeout_seconds=1,
+        on_event=full,
     )
     pool._membership.target = 2
     pool._membership._members = {0: member(0, dies), 1: member(1, samples)}
@@ -288,7 +308,9 @@ async def test_a_worker_that_leaves_between_offer_and_sync_is_not_waited_for(mon
         for m in book.all() if leaves == "all lost" else book.all()[1:]:
             book.lose(m, WorkerLostError("killed"))
     syncing = pool.sync(WeightUpdate(1, "gloo", ticket(1, *offered), 0))
-    expected = contextlib.nullcontext() if leaves == "all lost" else pytest.raises(GroupBrokenError, match=r"w1\.1")
+    expected = (
+        contextlib.nullcontext() if leaves == "all lost" else pytest.raises(GroupBrokenError, match=r"w1\.1")
+    )
     with expected:
         await asyncio.wait_for(syncing, 2)
     assert "w1.1" in told[0]  # the learner waits in the group too
@@ -296,14 +318,18 @@ async def test_a_worker_that_leaves_between_offer_and_sync_is_not_waited_for(mon
     assert [r.id for r in await pool.receivers(1)] == ([] if leaves == "all lost" else ["w0.1"])
 
 
-async def test_a_worker_that_is_drained_while_the_group_is_told_of_another_that_left_stays_drained(monkeypatch):
+async def test_a_worker_that_is_drained_while_the_group_is_told_of_another_that_left_stays_drained(
+    monkeypatch,
+):
     async def broken(method, *args):
         if method == "update_weights":
             raise HalfWrittenError("w1.1 left")
 
     pool = pool_of(member(0, broken), member(1, broken), member(2, broken), target=3)
     book, loop, told = pool._membership, asyncio.get_running_loop(), asyncio.Event()
-    monkeypatch.setattr(deliveries, "break_group", lambda *args: asyncio.run_coroutine_threadsafe(told.wait(), loop).result(5))
+    monkeypatch.setattr(
+        deliveries, "break_group", lambda *args: asyncio.run_coroutine_threadsafe(told.wait(), loop).result(5)
+    )
     offered = [r.id for r in await pool.receivers(1)]
     book.lose(book.get("w1.1"), WorkerLostError("killed"))
     syncing = asyncio.create_task(pool.sync(WeightUpdate(1, "gloo", ticket(1, *offered), 0)))

@@ -68,7 +68,9 @@ async def pool(policy, search, *, retriever_timeout=20, sync_timeout=60, **chang
         "max_turns": 2,
         "start_timeout_seconds": 800,
     } | changes
-    settings = RolloutSettings(template="lab", max_obs_tokens=32, max_response_tokens=16, max_model_tokens=128, **settings)
+    settings = RolloutSettings(
+        template="lab", max_obs_tokens=32, max_response_tokens=16, max_model_tokens=128, **settings
+    )
     events = []
     made = RolloutPool(
         settings,
@@ -133,7 +135,10 @@ async def test_a_pool_of_vllm_workers(cluster, policy, search):
     """One pool, its whole life: asynchronous trajectories, new weights, a worker killed in mid-batch, the end."""
     async with pool(policy, search, engine="vllm", workers=2) as p:
         await p.start()
-        assert [(w.id, w.policy_version, w.state) for w in p.workers()] == [("w0.1", 0, "ready"), ("w1.1", 0, "ready")]
+        assert [(w.id, w.policy_version, w.state) for w in p.workers()] == [
+            ("w0.1", 0, "ready"),
+            ("w1.1", 0, "ready"),
+        ]
         await p.rollout(requests("warm", 10))
 
         # One search that takes 5 s and more delays no other trajectory.
@@ -148,7 +153,9 @@ async def test_a_pool_of_vllm_workers(cluster, policy, search):
         assert [t.uid for t in done] == [r.uid for r in requests("slow", 40)]
         assert all(t.finish == "answer" and t.searches == 1 for t in done)
         groups = {t.group: {u.worker for u in done if u.group == t.group} for t in done}
-        assert all(len(workers) == 1 for workers in groups.values()), "samples of a group share a prefix cache"
+        assert all(len(workers) == 1 for workers in groups.values()), (
+            "samples of a group share a prefix cache"
+        )
         assert {t.worker for t in done} == {"w0.1", "w1.1"}
 
         # New weights: proven by log-probs asked of each worker.
@@ -200,8 +207,16 @@ async def test_a_pool_of_vllm_workers(cluster, policy, search):
 @pytest.fixture(scope="module")
 def quick():
     """Shorter waits, where the tests let something go wrong."""
-    saved = {n: getattr(membership, n) for n in ("HEARTBEAT_SECONDS", "SILENCE_SECONDS", "FIRST_BACK_OFF_SECONDS", "CRASHES")}
-    membership.HEARTBEAT_SECONDS, membership.SILENCE_SECONDS, membership.FIRST_BACK_OFF_SECONDS, membership.CRASHES = (
+    saved = {
+        n: getattr(membership, n)
+        for n in ("HEARTBEAT_SECONDS", "SILENCE_SECONDS", "FIRST_BACK_OFF_SECONDS", "CRASHES")
+    }
+    (
+        membership.HEARTBEAT_SECONDS,
+        membership.SILENCE_SECONDS,
+        membership.FIRST_BACK_OFF_SECONDS,
+        membership.CRASHES,
+    ) = (
         0.2,
         6.0,
         0.1,
@@ -212,7 +227,9 @@ def quick():
         setattr(membership, name, value)
 
 
-async def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_serve_on(cluster, quick, policy, search):
+async def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_serve_on(
+    cluster, quick, policy, search
+):
     async with pool(policy, search) as p:
         await p.start()
         model, good = published(policy, 3)
@@ -260,7 +277,9 @@ async def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_serv
         assert {tuple(a.policy_version for a in t.actions) for t in await batch} == {(3, 4)}
 
 
-async def test_a_retriever_that_stays_down_is_an_error_in_the_end(cluster, quick, policy, search, monkeypatch):
+async def test_a_retriever_that_stays_down_is_an_error_in_the_end(
+    cluster, quick, policy, search, monkeypatch
+):
     monkeypatch.setattr("services.rollout.pool.pool.FIRST_BACK_OFF_SECONDS", 0.1)
     async with pool(policy, search, retriever_timeout=0.5) as p:
         await p.start()
@@ -349,7 +368,9 @@ async def test_a_crash_loop_is_bounded_and_reported(cluster, quick, search, tmp_
         async with searching(search, 2):
             batch = asyncio.create_task(p.rollout(requests("lost", 2)))
         os.kill(p.workers()[0].pid, signal.SIGKILL)
-        with pytest.raises(NoWorkersError, match=r"replacements ended one after the other .*, the last by TokenizerError") as e:
+        with pytest.raises(
+            NoWorkersError, match=r"replacements ended one after the other .*, the last by TokenizerError"
+        ) as e:
             await asyncio.wait_for(batch, 60)
         assert e.value.exit_code == 3
         assert events_of(p, "crash_loop") and events_of(p, "worker_start_failed")
@@ -368,7 +389,9 @@ async def test_a_worker_that_the_cluster_has_no_room_for_is_an_error_with_demand
 ):
     monkeypatch.setattr(placement, "SCHEDULE_SECONDS", 2.0)
     async with pool(policy, search, tensor_parallel=99) as p:
-        with pytest.raises(UnschedulableError, match=r"asks for GPU 99; the cluster has CPU 3 free of 3, GPU 0 free of 0") as e:
+        with pytest.raises(
+            UnschedulableError, match=r"asks for GPU 99; the cluster has CPU 3 free of 3, GPU 0 free of 0"
+        ) as e:
             await asyncio.wait_for(p.start(), 30)
         assert e.value.exit_code == 3
     assert ray.available_resources()["CPU"] == 3

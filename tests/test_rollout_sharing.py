@@ -32,7 +32,10 @@ def raw(**sections):
 @pytest.mark.parametrize(
     ("sections", "line"),
     [
-        ({"rollout": {"share_gpus": True, "max_staleness": 1}}, "needs rollout.max_staleness=0 and rollout.tensor_parallel=1"),
+        (
+            {"rollout": {"share_gpus": True, "max_staleness": 1}},
+            "needs rollout.max_staleness=0 and rollout.tensor_parallel=1",
+        ),
         ({"rollout": {"share_gpus": True, "workers": "all"}}, "needs a number of rollout.workers"),
         ({"rollout": {"share_gpus": True}, "learner": {"ranks": 2}}, "at least learner.ranks=2"),
     ],
@@ -45,7 +48,12 @@ def test_what_does_not_go_with_turns_is_refused_in_one_line(sections, line):
 @pytest.mark.parametrize(
     ("settings", "ranks", "gpus", "line"),
     [
-        ({}, 1, 1, r"need 2 GPUs, one for each; the cluster has 1. Ask for fewer, or set rollout.share_gpus=true"),
+        (
+            {},
+            1,
+            1,
+            r"need 2 GPUs, one for each; the cluster has 1. Ask for fewer, or set rollout.share_gpus=true",
+        ),
         ({"workers": 3}, 2, 4, r"learner.ranks=2 and rollout.workers=3 .*need 5 GPUs"),
         ({"workers": "all", "tensor_parallel": 2}, 3, 4, r"need 5 GPUs"),
         ({"workers": 3, "share_gpus": True}, 1, 2, r"needs 3 GPUs; the cluster has 2"),
@@ -72,7 +80,9 @@ def test_gpus_are_divided_between_learner_and_workers():
     assert placement.count(RolloutSettings(workers="all", tensor_parallel=2), four, learner_gpus=2) == 1
     assert placement.demand(RolloutSettings(), four) == {"GPU": 1}
     shared = placement.demand(RolloutSettings(share_gpus=True), four)["GPU"]
-    assert 2 * shared > 1 and shared + (1 - placement.SHARED) == 1  # a rank fits beside a worker, a second worker does not
+    assert (
+        2 * shared > 1 and shared + (1 - placement.SHARED) == 1
+    )  # a rank fits beside a worker, a second worker does not
 
 
 async def test_an_engine_that_sleeps_refuses_work_until_it_wakes(tmp_path):
@@ -246,13 +256,24 @@ class OneStep(Driver):
 
 @pytest.mark.parametrize("share", [False, True])
 def test_the_order_of_turns_in_a_step(tmp_path, share, monkeypatch):
-    monkeypatch.setattr("trainer.loop.driver.prepare", lambda *a: SimpleNamespace(tokens=SimpleNamespace(logp_old=None)))
+    monkeypatch.setattr(
+        "trainer.loop.driver.prepare", lambda *a: SimpleNamespace(tokens=SimpleNamespace(logp_old=None))
+    )
     monkeypatch.setattr("trainer.loop.driver.np.mean", lambda values: 0.0)
     driver = OneStep(system(tmp_path, **({"rollout": SHARED["rollout"]} if share else {})), Traced())
     driver.actions.decide = lambda state: None
     asyncio.run(driver.one_step(1))
     if share:
-        assert driver.traced.trace == ["rollout", "sleep", "update", "score", "publish", "rest", "wake", "sync"]
+        assert driver.traced.trace == [
+            "rollout",
+            "sleep",
+            "update",
+            "score",
+            "publish",
+            "rest",
+            "wake",
+            "sync",
+        ]
     else:
         assert driver.traced.trace == ["rollout", "update", "publish", "sync", "score"]
     assert driver.sync_bytes == 8
@@ -262,7 +283,10 @@ def test_the_order_of_turns_in_a_step(tmp_path, share, monkeypatch):
 def test_a_run_in_turns_trains_and_ends_like_any_other(tmp_path):
     """On CPU engines give nothing free, but refuse work out of turn, so a wrong order fails here too."""
     files = laboratory(tmp_path)
-    sections = {"rollout": {"share_gpus": True, "engine": "transformers"}, "trainer": {"steps": 3, "eval_at_ends": True}}
+    sections = {
+        "rollout": {"share_gpus": True, "engine": "transformers"},
+        "trainer": {"steps": 3, "eval_at_ends": True},
+    }
     config = configuration(files, tmp_path, "turns", **sections)
     code, out = finish(command("train", "--config", config))
     assert code == 0, out
@@ -284,5 +308,7 @@ def test_two_ranks_on_one_gpu_are_named():
     group.where = [{"host": "a", "device_uuid": u} for u in ("GPU-1", "GPU-2", "GPU-1")]
     with pytest.raises(LearnerPlacementError, match="learner ranks 0 and 2 are both on GPU GPU-1 of a"):
         group._check_devices()
-    group.where = [{"host": h, "device_uuid": "GPU-1"} for h in ("a", "b")] + [{"host": "a", "device_uuid": ""}]
+    group.where = [{"host": h, "device_uuid": "GPU-1"} for h in ("a", "b")] + [
+        {"host": "a", "device_uuid": ""}
+    ]
     group._check_devices()

@@ -87,8 +87,12 @@ async def made(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "start_engine", start_engine)
     monkeypatch.setattr(module, "make_receiver", lambda sync, model_path: receiver)
     monkeypatch.setattr(module, "load_tokenizer", lambda path: LAB)
-    settings = RolloutSettings(template="lab", max_obs_tokens=32, max_model_tokens=128, trajectory_timeout_seconds=0.3)
-    worker = RolloutWorker("w7", settings, model_path="m", retriever_url="http://127.0.0.1:9", retriever_timeout_seconds=1)
+    settings = RolloutSettings(
+        template="lab", max_obs_tokens=32, max_model_tokens=128, trajectory_timeout_seconds=0.3
+    )
+    worker = RolloutWorker(
+        "w7", settings, model_path="m", retriever_url="http://127.0.0.1:9", retriever_timeout_seconds=1
+    )
     with pytest.raises(WorkerUnavailableError, match="w7 is not running"):
         await worker.rollout(request())
     await worker.start()
@@ -102,7 +106,9 @@ def update(version):
 
 async def test_weights_are_deleted_after_the_load_and_versions_only_go_up(made):
     worker, engine, _, folder = made
-    assert await worker.update_weights(update(0)) == 0, "the first version may be the 0 that the worker was born with"
+    assert await worker.update_weights(update(0)) == 0, (
+        "the first version may be the 0 that the worker was born with"
+    )
     assert await worker.update_weights(update(4)) == 4
     assert list(folder.iterdir()) == []
     for version in (4, 3):
@@ -140,7 +146,9 @@ async def test_weights_of_another_model_are_refused_before_the_engine_is_touched
 async def test_a_trajectory_past_its_deadline_is_ended_with_the_key_named(made):
     worker, engine, _, _ = made
     engine.hold.clear()
-    with pytest.raises(TrajectoryTimeoutError, match=r"u0 on worker w7: .*rollout.trajectory_timeout_seconds=0\.3"):
+    with pytest.raises(
+        TrajectoryTimeoutError, match=r"u0 on worker w7: .*rollout.trajectory_timeout_seconds=0\.3"
+    ):
         await worker.rollout(request())
     assert worker.info().outstanding_tokens == 0
 
@@ -214,7 +222,9 @@ async def test_a_missing_engine_says_what_to_install(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(EngineMissingError, match=r"install the extra `cpu` or `gpu`, or set rollout\.engine=transformers") as e:
+    with pytest.raises(
+        EngineMissingError, match=r"install the extra `cpu` or `gpu`, or set rollout\.engine=transformers"
+    ) as e:
         await module.start_engine(RolloutSettings(), "m", 0)
     assert e.value.exit_code == 3
 
@@ -232,7 +242,9 @@ async def test_an_observation_of_a_slow_search_belongs_to_its_own_trajectory(mad
 
     async def generate(request_id, token_ids, **kwargs):
         text = (
-            f"<search> {LAB.decode(token_ids).split()[3]} </search>" if request_id.endswith(".0") else "<answer> n0 </answer>"
+            f"<search> {LAB.decode(token_ids).split()[3]} </search>"
+            if request_id.endswith(".0")
+            else "<answer> n0 </answer>"
         )
         ids = LAB.encode(text)
         return Generation(ids, [-1.0] * len(ids), text, "stop", 0)
@@ -242,4 +254,6 @@ async def test_an_observation_of_a_slow_search_belongs_to_its_own_trajectory(mad
     pair = [request("a", text="what is n1 ?"), request("b", text="what is n2 ?")]
     done = await asyncio.gather(*map(worker.rollout, pair))
     assert [t.actions[0].document_ids for t in done] == [["n1"], ["n2"]]
-    assert [t.segments[1].text for t in done] == [f"<information> <doc> n{i} river n{i} </information>" for i in (1, 2)]
+    assert [t.segments[1].text for t in done] == [
+        f"<information> <doc> n{i} river n{i} </information>" for i in (1, 2)
+    ]

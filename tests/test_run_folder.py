@@ -29,7 +29,12 @@ def test_metrics_are_json_whatever_the_value(config):
     folder = RunFolder(config)
     folder.open(resume=False)
     folder.metrics({"step": 1, "a": float("nan"), "b": float("inf"), "phase": "healthy"})
-    assert json.loads(folder.metrics_path.read_text()) == {"step": 1, "a": None, "b": None, "phase": "healthy"}
+    assert json.loads(folder.metrics_path.read_text()) == {
+        "step": 1,
+        "a": None,
+        "b": None,
+        "phase": "healthy",
+    }
     folder.close()
 
 
@@ -46,7 +51,11 @@ def test_a_resumed_run_forgets_later_steps_and_a_torn_line(config):
     folder.open(resume=True)
     folder.cut_after(3)
     assert steps_of(folder) == [1, 2, 3]
-    assert sorted(p.stem for p in (folder.path / "trajectories").iterdir()) == ["step_000001", "step_000002", "step_000003"]
+    assert sorted(p.stem for p in (folder.path / "trajectories").iterdir()) == [
+        "step_000001",
+        "step_000002",
+        "step_000003",
+    ]
     folder.metrics({"step": 4})
     assert steps_of(folder) == [1, 2, 3, 4]
     folder.close()
@@ -108,7 +117,9 @@ def test_trajectories_are_written_for_people(config):
     question = Question("q", "who?", ("Ada",), "nq")
     search = Action([1], [-0.1], 3, "search", "<search>x</search>", "x", ["d1"])
     answer = Action([2], [-0.1], 3, "answer", "<answer>Ada</answer>")
-    folder.trajectories(1, [Trajectory("u", "g", question, [0], [search, Observation([9], "docs"), answer], "answer")], [1.0])
+    folder.trajectories(
+        1, [Trajectory("u", "g", question, [0], [search, Observation([9], "docs"), answer], "answer")], [1.0]
+    )
     record = json.loads((folder.path / "trajectories" / "step_000001.jsonl").read_text())
     assert [s["by"] for s in record["segments"]] == ["model", "environment", "model"]
     assert record["segments"][0]["documents"] == ["d1"]

@@ -26,7 +26,10 @@ def test_a_process_tells_the_stacks_of_its_threads_and_tasks():
     assert thread_stacks(2**22 - 1) == f"there is no process {2**22 - 1}"
     other = subprocess.Popen(["sleep", "20"])
     try:
-        assert thread_stacks(other.pid) == f"process {other.pid} does not tell its stacks" and other.poll() is None
+        assert (
+            thread_stacks(other.pid) == f"process {other.pid} does not tell its stacks"
+            and other.poll() is None
+        )
     finally:
         other.kill()
         other.wait()

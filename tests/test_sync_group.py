@@ -62,7 +62,9 @@ def settings(timeout=5.0, mib=1):
 
 
 def source_of(model, **options):
-    source = BroadcastSource(settings(**options), "gloo", CPU, str(model.items()[0][1].dtype).removeprefix("torch."))
+    source = BroadcastSource(
+        settings(**options), "gloo", CPU, str(model.items()[0][1].dtype).removeprefix("torch.")
+    )
 
     def offer(version, *names):
         shapes = [(n, tuple(t.shape)) for n, t in model.items()]
@@ -93,7 +95,14 @@ def together(*calls, limit=30):
 def taking(receiver, ticket, name, model, problem=None, part=0):
     ticket = Ticket.of(ticket.json())  # as it travels to vLLM's processes
     return lambda: receiver.receive(
-        ticket, name, part, device=CPU, load=model.load, load_raw=model.load, own=listed(model.items()), problem=problem
+        ticket,
+        name,
+        part,
+        device=CPU,
+        load=model.load,
+        load_raw=model.load,
+        own=listed(model.items()),
+        problem=problem,
     )
 
 
@@ -123,7 +132,9 @@ def test_a_group_is_used_again_while_its_members_stay_and_made_anew_when_they_ch
     source, offer = source_of(sent)
     workers = {name: (WeightReceiver(), Model(9, dtype)) for name in ("w0.1", "w1.1", "w2.1")}
     epochs, first = [], None
-    for version, names in enumerate([("w0.1", "w1.1"), ("w0.1", "w1.1"), ("w0.1", "w1.1", "w2.1"), ("w2.1",)], 1):
+    for version, names in enumerate(
+        [("w0.1", "w1.1"), ("w0.1", "w1.1"), ("w0.1", "w1.1", "w2.1"), ("w2.1",)], 1
+    ):
         sent.tensors |= Model(version + 20, dtype).tensors
         update = offer(version, *names)
         ticket = update.payload
@@ -146,7 +157,9 @@ def test_each_part_of_a_tensor_parallel_worker_is_a_rank():
     ticket = source.offer(shapes, 1, [WeightsReceiver("w0.1", 2), WeightsReceiver("w1.1", 2)]).payload
     assert ticket.ranks == {"w0.1": 1, "w1.1": 3}
     assert ticket.names == ["learner rank 0", *(f"worker {n} part {k}" for n, k in parts)]
-    calls = [taking(WeightReceiver(), ticket, name, model, part=part) for (name, part), model in parts.items()]
+    calls = [
+        taking(WeightReceiver(), ticket, name, model, part=part) for (name, part), model in parts.items()
+    ]
     assert together(lambda: source.send(iter(sent.items())), *calls) == [None] * 5
     assert all(model.same(sent) for model in parts.values())
 
@@ -164,7 +177,9 @@ def test_a_rank_that_does_not_come_is_named_on_both_sides_within_the_timeout():
     source, offer = source_of(sent, timeout=1.5)
     ticket = offer(1, "w0.1", "w1.1").payload
     model, began = Model(2), time.monotonic()
-    errors = together(lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", model))
+    errors = together(
+        lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", model)
+    )
     assert time.monotonic() - began < 15 and not model.loaded
     for e in errors:
         assert type(e) is GroupBrokenError
@@ -185,9 +200,14 @@ def test_a_worker_that_fails_to_load_ends_the_group_at_once_and_the_next_sync_wo
     assert time.monotonic() - began < 15
     assert type(errors[2]) is RuntimeError and "out of memory" in str(errors[2])
     told = [e for e in errors[:2] if e is not None]
-    assert all(isinstance(e, GroupBrokenError) and "worker w1.1: RuntimeError: out of memory" in str(e) for e in told)
+    assert all(
+        isinstance(e, GroupBrokenError) and "worker w1.1: RuntimeError: out of memory" in str(e) for e in told
+    )
     ticket = offer(1, "w0.1").payload
-    assert together(lambda: source.send(iter(sent.items())), taking(receivers[0], ticket, "w0.1", good)) == [None, None]
+    assert together(lambda: source.send(iter(sent.items())), taking(receivers[0], ticket, "w0.1", good)) == [
+        None,
+        None,
+    ]
     assert good.same(sent)
 
 
@@ -218,7 +238,9 @@ def test_a_rank_that_hangs_in_mid_broadcast_leaves_the_others_half_written_and_n
         return run
 
     errors = together(
-        timed(lambda: source.send(iter(sent.items()))), timed(taking(WeightReceiver(), ticket, "w0.1", model)), slow
+        timed(lambda: source.send(iter(sent.items()))),
+        timed(taking(WeightReceiver(), ticket, "w0.1", model)),
+        slow,
     )
     assert sorted(took)[1] < 6.5
     assert type(errors[0]) is GroupBrokenError and isinstance(errors[1], HalfWrittenError)
@@ -231,7 +253,9 @@ def test_whoever_learns_of_a_loss_ends_the_group_from_outside():
     ticket = offer(1, "w0.1", "w1.1").payload
     threading.Timer(0.5, break_group, (ticket, "worker w1.1: killed")).start()
     began = time.monotonic()
-    errors = together(lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", Model(2)))
+    errors = together(
+        lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", Model(2))
+    )
     assert time.monotonic() - began < 15
     assert [str(e) for e in errors] == ["worker w1.1: killed"] * 2
     break_group(replace(ticket, port=1, timeout_seconds=0.5), "nobody listens")
@@ -248,7 +272,9 @@ def test_other_variables_are_printed_on_both_sides_before_anything_is_sent(monke
         return said | {"environment": said["environment"] | ({"NCCL_CUMEM_ENABLE": "0"} if rank else {})}
 
     monkeypatch.setattr(group_module, "facts_of", facts)
-    errors = together(lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", model))
+    errors = together(
+        lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", model)
+    )
     for e in errors:
         assert type(e) is GroupMismatchError and e.exit_code == 3
         assert str(e) == (
@@ -268,21 +294,30 @@ def test_weights_of_another_model_or_type_are_refused_by_all_ranks():
     source, offer = source_of(sent, timeout=20)
     ticket = offer(1, "w0.1").payload
     problem = "weights of version 1 are not this model's: missing x"
-    errors = together(lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", model, problem))
+    errors = together(
+        lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", model, problem)
+    )
     assert [(type(e), str(e)) for e in errors] == [(WeightMismatchError, f"worker w0.1: {problem}")] * 2
     ticket = offer(1, "w0.1").payload
-    errors = together(lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", model))
-    assert all("weights come as float32, the engine holds bfloat16: set rollout.dtype" in str(e) for e in errors)
+    errors = together(
+        lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", model)
+    )
+    assert all(
+        "weights come as float32, the engine holds bfloat16: set rollout.dtype" in str(e) for e in errors
+    )
     assert not model.loaded
 
 
 def test_two_ranks_on_one_gpu_and_two_versions_of_nccl_are_refused():
     facts = {"environment": {}, "weights": "x", "problem": None, "device": "GPU-1", "nccl": "2.28.9"}
     with pytest.raises(
-        GroupMismatchError, match=r"learner rank 0 and worker w0.1 are on the same GPU \(GPU-1\).*shared_memory"
+        GroupMismatchError,
+        match=r"learner rank 0 and worker w0.1 are on the same GPU \(GPU-1\).*shared_memory",
     ):
         check_facts(["learner rank 0", "worker w0.1"], [facts, facts])
-    with pytest.raises(GroupMismatchError, match=r"NCCL is 2\.27\.0 on worker w0.1 and 2\.28\.9 on learner rank 0"):
+    with pytest.raises(
+        GroupMismatchError, match=r"NCCL is 2\.27\.0 on worker w0.1 and 2\.28\.9 on learner rank 0"
+    ):
         check_facts(["learner rank 0", "worker w0.1"], [facts, facts | {"device": "GPU-2", "nccl": "2.27.0"}])
 
 
@@ -319,7 +354,14 @@ def test_a_loan_ends_when_the_lender_takes_new_weights_itself():
     time.sleep(1.0)  # the joiner comes late
     [error] = together(
         lambda: WeightReceiver().receive(
-            update.payload, "w1.1", 0, device=CPU, load=None, load_raw=joiner.load, own=listed(joiner.items()), problem=None
+            update.payload,
+            "w1.1",
+            0,
+            device=CPU,
+            load=None,
+            load_raw=joiner.load,
+            own=listed(joiner.items()),
+            problem=None,
         )
     )
     assert isinstance(error, GroupBrokenError) and "takes new weights itself" in str(error)
@@ -352,9 +394,14 @@ def test_the_outcome_of_several_parts_is_the_worst_of_them():
         ("nccl", True, [0.5], "nccl"),
     ],
 )
-def test_auto_is_nccl_where_learner_and_every_worker_have_gpus_of_their_own(backend, learner_gpu, gpus, chosen):
+def test_auto_is_nccl_where_learner_and_every_worker_have_gpus_of_their_own(
+    backend, learner_gpu, gpus, chosen
+):
     receivers = [WeightsReceiver(f"w{i}.1", 1, g) for i, g in enumerate(gpus)]
-    assert choose_backend(WeightSyncSettings(backend=backend), learner_gpu=learner_gpu, receivers=receivers) == chosen
+    assert (
+        choose_backend(WeightSyncSettings(backend=backend), learner_gpu=learner_gpu, receivers=receivers)
+        == chosen
+    )
 
 
 def test_workers_that_joined_in_another_order_are_the_same_group():

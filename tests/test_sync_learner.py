@@ -28,7 +28,9 @@ pytestmark = [
 def cluster():
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
     environment = {"env_vars": {"PYTHONPATH": paths}}
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+    ray.init(
+        address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, runtime_env=environment
+    )
     yield
     ray.shutdown()
 
@@ -44,7 +46,9 @@ def policies(tmp_path_factory):
 
 def config_of(policy, ranks, stage):
     learner = {"ranks": ranks, "zero_stage": stage, "lr": 3e-2}
-    return make_config(policy.path, learner=learner, weight_sync={"backend": "gloo", "bucket_mib": 1, "timeout_seconds": 30})
+    return make_config(
+        policy.path, learner=learner, weight_sync={"backend": "gloo", "bucket_mib": 1, "timeout_seconds": 30}
+    )
 
 
 async def trained(group, policy, seed):

@@ -66,7 +66,9 @@ async def world(cluster, tmp_path_factory):
         settings = WeightSyncSettings(backend="gloo", timeout_seconds=TIMEOUT, bucket_mib=1)
         async with pool(path, workers=2, retriever_url=search.url, timeout=TIMEOUT) as p:
             await p.start()
-            yield SimpleNamespace(path=path, model=model, pool=p, learner=LocalLearner(model, settings), version=0)
+            yield SimpleNamespace(
+                path=path, model=model, pool=p, learner=LocalLearner(model, settings), version=0
+            )
 
 
 async def next_version(world) -> float:
@@ -180,7 +182,9 @@ async def test_other_variables_are_an_error_within_seconds_on_both_sides(world, 
     assert [said in e["reason"] for e in events_of(world.pool, "sync_failed")] == [True, True]
     world.pool.events.clear()
     monkeypatch.delenv("NCCL_CUMEM_ENABLE")
-    await sync(world.learner, world.pool, world.version)  # nobody needs it: the old version is in force, whole
+    await sync(
+        world.learner, world.pool, world.version
+    )  # nobody needs it: the old version is in force, whole
     await next_version(world)
     await ready(world, 2)
 

@@ -27,7 +27,9 @@ def cluster():
 def arrived(update) -> list[dict[str, torch.Tensor]]:
     """Each bucket's weights, read by the safetensors library."""
     blobs = [ray.get(bucket.ref, timeout=20) for bucket in update.payload]
-    assert [(len(b), checksum(b)) for b in blobs] == [(bucket.nbytes, bucket.checksum) for bucket in update.payload]
+    assert [(len(b), checksum(b)) for b in blobs] == [
+        (bucket.nbytes, bucket.checksum) for bucket in update.payload
+    ]
     return [load(b.tobytes()) for b in blobs]
 
 
@@ -48,11 +50,21 @@ def test_every_type_and_shape_arrives_bit_by_bit():
     [got] = arrived(update)
     assert got.keys() == sent.keys() and update.nbytes == update.payload[0].nbytes
     for name, tensor in sent.items():
-        assert got[name].dtype == tensor.dtype and got[name].shape == tensor.shape and torch.equal(got[name], tensor), name
+        assert (
+            got[name].dtype == tensor.dtype
+            and got[name].shape == tensor.shape
+            and torch.equal(got[name], tensor)
+        ), name
 
 
 def test_buckets_hold_what_fits_and_a_larger_tensor_goes_alone():
-    sizes = {"a": 100_000, "b": 150_000, "huge": 700_000, "c": 262_144, "d": 1}  # float32; a bucket of 1 MiB holds 262,144
+    sizes = {
+        "a": 100_000,
+        "b": 150_000,
+        "huge": 700_000,
+        "c": 262_144,
+        "d": 1,
+    }  # float32; a bucket of 1 MiB holds 262,144
     sent = {name: torch.arange(n, dtype=torch.float32) + i for i, (name, n) in enumerate(sizes.items())}
     buckets = arrived(SharedMemoryPublisher(1).publish(iter(sent.items()), 1))
     assert [sorted(b) for b in buckets] == [["a", "b"], ["huge"], ["c"], ["d"]]
@@ -74,7 +86,9 @@ def test_a_source_may_overwrite_what_it_gave():
 def test_more_names_than_a_header_has_room_for_make_a_bucket_more():
     sent = {f"{'long.' * 40}{i}": torch.tensor([float(i)]) for i in range(5000)}
     buckets = arrived(SharedMemoryPublisher(64).publish(iter(sent.items()), 1))
-    assert len(buckets) == 2 and {n: t.item() for b in buckets for n, t in b.items()} == {n: t.item() for n, t in sent.items()}
+    assert len(buckets) == 2 and {n: t.item() for b in buckets for n, t in b.items()} == {
+        n: t.item() for n, t in sent.items()
+    }
 
 
 def test_a_name_twice_no_weights_and_a_type_that_has_no_place_are_one_line_each():
@@ -82,7 +96,10 @@ def test_a_name_twice_no_weights_and_a_type_that_has_no_place_are_one_line_each(
     for given, message in (
         ([("a", one), ("a", one)], "weights of version 4: a was given twice"),
         ([], "weights of version 4: there are none"),
-        ([("a", one), ("b", one.to(torch.complex64))], "b is of type complex64: weights may be float64, float32"),
+        (
+            [("a", one), ("b", one.to(torch.complex64))],
+            "b is of type complex64: weights may be float64, float32",
+        ),
     ):
         with pytest.raises(WeightSyncError, match=message):
             publisher.publish(iter(given), 4)
@@ -109,7 +126,9 @@ def test_memory_that_another_worker_fills_meanwhile_sends_the_weights_through_a_
     elsewhere.mkdir()
     monkeypatch.setattr(shared_memory, "_MEMORY", memory)
     monkeypatch.setattr(shared_memory.tempfile, "gettempdir", lambda: str(elsewhere))
-    monkeypatch.setattr(shared_memory, "model_shapes", lambda _: ({n: tuple(t.shape) for n, t in sent.items()}, set()))
+    monkeypatch.setattr(
+        shared_memory, "model_shapes", lambda _: ({n: tuple(t.shape) for n, t in sent.items()}, set())
+    )
 
     def full(bucket, path, *rest):
         if memory in path.parents and path.stem == "bucket_0002":

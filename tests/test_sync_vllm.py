@@ -13,7 +13,19 @@ import torch
 from rollout_fakes import request
 from rollout_models import reference_logprobs
 from rollout_search import search_server
-from sync_world import LONG, ROWS, LocalLearner, change, difference, events_of, in_state, pool, sync, until, wide_model
+from sync_world import (
+    LONG,
+    ROWS,
+    LocalLearner,
+    change,
+    difference,
+    events_of,
+    in_state,
+    pool,
+    sync,
+    until,
+    wide_model,
+)
 
 from services.contracts import WeightsReceiver
 from services.rollout.engines.vllm_engine import ENVIRONMENT
@@ -21,7 +33,12 @@ from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync.broadcast import WeightReceiver, listed
 from services.weight_sync.group import host_store, offer_loan
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.ray,
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+]
 
 
 def learner_of(model):
@@ -42,7 +59,9 @@ async def test_vllm_workers_take_weights_lend_them_and_outlive_each_other(tmp_pa
                 assert await difference(p, "w0.1", model, 0.6, LONG) < 1e-4
 
                 # A second one joins: raw parameters from the first, which samples meanwhile.
-                batch = asyncio.create_task(p.rollout([request(f"a{i}", group=f"a{i}", seed=i) for i in range(40)]))
+                batch = asyncio.create_task(
+                    p.rollout([request(f"a{i}", group=f"a{i}", seed=i) for i in range(40)])
+                )
                 await p.scale(2)
                 await until(lambda: len(in_state(p, "ready")) == 2, 200)
                 assert [e["lender"] for e in events_of(p, "weights_lent")] == ["w0.1"]
@@ -50,7 +69,9 @@ async def test_vllm_workers_take_weights_lend_them_and_outlive_each_other(tmp_pa
                 assert {t.policy_version for t in await batch} == {1}
 
                 # New weights while trajectories run: those go on, and what they cached is forgotten.
-                batch = asyncio.create_task(p.rollout([request(f"b{i}", group=f"b{i}", seed=i) for i in range(60)]))
+                batch = asyncio.create_task(
+                    p.rollout([request(f"b{i}", group=f"b{i}", seed=i) for i in range(60)])
+                )
                 await asyncio.sleep(0.1)
                 change(model, 2)
                 await sync(learner, p, 2)
@@ -138,24 +159,45 @@ async def test_the_lockstep_engine_takes_part_too(tmp_path, without_llvmlite):
         for version in (1, 2):
             change(model, version)
             update = learner.offer_weights(version, [WeightsReceiver("w0.1")])
-            await asyncio.gather(asyncio.to_thread(learner.send_weights), engine.receive_weights(update.payload, "w0.1", None))
+            await asyncio.gather(
+                asyncio.to_thread(learner.send_weights), engine.receive_weights(update.payload, "w0.1", None)
+            )
             for temperature in (1.0, 0.6):
                 rows = ROWS + LONG
-                got, expected = await engine.logprobs(rows, temperature), reference_logprobs(model, rows, temperature)
-                assert max(abs(a - b) for r, s in zip(got, expected, strict=True) for a, b in zip(r, s, strict=True)) < 1e-4
+                got, expected = (
+                    await engine.logprobs(rows, temperature),
+                    reference_logprobs(model, rows, temperature),
+                )
+                assert (
+                    max(
+                        abs(a - b)
+                        for r, s in zip(got, expected, strict=True)
+                        for a, b in zip(r, s, strict=True)
+                    )
+                    < 1e-4
+                )
 
         # It lends as well: its own fused parameters, as they are.
         store, taken = host_store(20.0), {}
         own = engine._llm.model_executor.driver_worker.worker.model_runner.model.named_parameters()
         listing = listed(list(own))
-        update = offer_loan(WeightSyncSettings(timeout_seconds=20), store, "gloo", "worker w0.1", WeightsReceiver("w1.1"), 2)
+        update = offer_loan(
+            WeightSyncSettings(timeout_seconds=20), store, "gloo", "worker w0.1", WeightsReceiver("w1.1"), 2
+        )
 
         def load(items):
             taken.update((name, tensor.clone()) for name, tensor in items)
 
         def take():
             WeightReceiver().receive(
-                update.payload, "w1.1", 0, device=torch.device("cpu"), load=None, load_raw=load, own=listing, problem=None
+                update.payload,
+                "w1.1",
+                0,
+                device=torch.device("cpu"),
+                load=None,
+                load_raw=load,
+                own=listing,
+                problem=None,
             )
 
         await asyncio.gather(engine.lend_weights(update.payload), asyncio.to_thread(take))

@@ -58,7 +58,9 @@ class Pool:
     async def sync(self, update):
         version = update.version
         if self.versions and version <= self.versions[-1]:
-            raise WeightSyncError(f"version {version} is not newer than {self.versions[-1]}: versions only go up")
+            raise WeightSyncError(
+                f"version {version} is not newer than {self.versions[-1]}: versions only go up"
+            )
         self.versions.append(version)
 
 
@@ -91,7 +93,9 @@ def system(tmp_path, **changes):
     folder = RunFolder(config)
     folder.open(resume=False)
     posted = []
-    store = SimpleNamespace(keep=lambda timeout: None, post_event=lambda run, event: posted.append(event.kind))
+    store = SimpleNamespace(
+        keep=lambda timeout: None, post_event=lambda run, event: posted.append(event.kind)
+    )
     cursor = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
     return SimpleNamespace(
         config=config,
@@ -121,15 +125,23 @@ def test_a_rollback_goes_on_from_before_the_fall_as_the_next_attempt(tmp_path):
     assert driver.trace == [(0, s) for s in range(1, 10)] + [(1, s) for s in range(5, 13)]
     assert driver.actions.lr_scale == 0.5  # what was tried is remembered
     lines = [json.loads(line) for line in made.folder.metrics_path.read_text().splitlines()]
-    assert [m["step"] for m in lines] == list(range(1, 13)) and [m["attempt"] for m in lines] == [0] * 4 + [1] * 8
+    assert [m["step"] for m in lines] == list(range(1, 13)) and [m["attempt"] for m in lines] == [0] * 4 + [
+        1
+    ] * 8
     assert made.posted == ["monitor_rollback", "monitor_rolled_back"]
-    assert made.pool.versions == [*range(10), 10, *range(11, 19)]  # 10 is step 4's weights again, under a version of their own
+    assert made.pool.versions == [
+        *range(10),
+        10,
+        *range(11, 19),
+    ]  # 10 is step 4's weights again, under a version of their own
     assert [e["event"] for e in events(made) if e["event"].startswith(("monitor", "resume"))] == [
         "monitor_rollback",
         "resume",
         "monitor_rolled_back",
     ]
-    assert json.loads((step_folder(made.folder.path, 8) / "state.json").read_text())["attempt"] == 1  # written anew
+    assert (
+        json.loads((step_folder(made.folder.path, 8) / "state.json").read_text())["attempt"] == 1
+    )  # written anew
 
 
 def test_a_run_that_is_killed_after_a_rollback_remembers_what_was_tried(tmp_path):
@@ -144,7 +156,12 @@ def test_a_run_that_is_killed_after_a_rollback_remembers_what_was_tried(tmp_path
         asyncio.run(Killed(made, {9: rollback(9, 6)}).run())
     resumed = Scripted(made, {})
     resumed.load_state_dict(made.learner.load(latest(made.folder.path)))
-    assert (resumed.step, resumed.attempt, resumed.actions.changes, resumed.actions.lr_scale) == (4, 2, 1, 0.5)
+    assert (resumed.step, resumed.attempt, resumed.actions.changes, resumed.actions.lr_scale) == (
+        4,
+        2,
+        1,
+        0.5,
+    )
 
 
 def test_without_a_checkpoint_from_before_the_fall_the_run_goes_on_and_says_so(tmp_path):
@@ -212,7 +229,9 @@ def test_going_on_from_an_older_checkpoint_drops_the_later_ones_of_the_abandoned
     assert made.learner.load(latest(made.folder.path))["attempt"] == 1
 
 
-def test_a_run_begun_anew_without_a_checkpoint_is_the_next_attempt_and_leaves_nothing_of_the_dead_one(tmp_path):
+def test_a_run_begun_anew_without_a_checkpoint_is_the_next_attempt_and_leaves_nothing_of_the_dead_one(
+    tmp_path,
+):
     made = system(tmp_path)
     made.folder.metrics({"step": 1, "attempt": 0})
     torn = step_folder(made.folder.path, 2)

@@ -92,19 +92,22 @@ def test_a_last_complaint_reaches_stderr(capsys):
 
 def test_a_complaint_that_nobody_reads_does_not_keep_a_process_from_ending(pipe):
     _, file = pipe
-    script = "from trainer import output; output.DRAIN_SECONDS = 0.5; output.complain('x' * 100_000); raise SystemExit(7)"
+    script = "from trainer.session import output; output.DRAIN_SECONDS = 0.5; output.complain('x' * 100_000); raise SystemExit(7)"
     assert subprocess.run([sys.executable, "-c", script], stderr=file, timeout=60).returncode == 7
 
 
 def test_nor_does_one_beside_a_thread_that_stands_in_a_write(pipe):
     _, file = pipe
     script = (
-        "import os, sys, threading, time; from trainer import output; output.DRAIN_SECONDS = 0.5\n"
+        "import os, sys, threading, time; from trainer.session import output; output.DRAIN_SECONDS = 0.5\n"
         "threading.Thread(target=lambda: sys.stderr.write('y' * 100_000), daemon=True).start(); time.sleep(0.5)\n"
         "output.complain('x'); os._exit(7)"
     )
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
-    assert subprocess.run([sys.executable, "-c", script], stderr=file, timeout=60, env=environment).returncode == 7
+    assert (
+        subprocess.run([sys.executable, "-c", script], stderr=file, timeout=60, env=environment).returncode
+        == 7
+    )
 
 
 def test_what_is_unhurried_already_stays_so():
@@ -121,7 +124,11 @@ def test_what_is_unhurried_already_stays_so():
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_what_a_run_says_is_printed_as_it_is_with_its_brackets(terminal):
-    said = ["warning: pip install 'unspiral[cpu]'", "rank 0 died: cannot open [/usr/lib/x.so]", "run folder: /runs/[red]"]
+    said = [
+        "warning: pip install 'unspiral[cpu]'",
+        "rank 0 died: cannot open [/usr/lib/x.so]",
+        "run folder: /runs/[red]",
+    ]
     progress = Progress(3, Console(file=io.StringIO(), force_terminal=terminal, width=200))
     for text in said:
         progress.say(text)

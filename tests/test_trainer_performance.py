@@ -34,10 +34,18 @@ RANK = {
 
 
 def test_shares_rates_and_overhead_are_exact_and_the_first_step_is_left_out():
-    slower = STEP | {"time/step": 30.0, "time/rollout": 20.0, "time/rollout_wait": 20.0, "time/update": 8.0, "time/sync": 0.25}
+    slower = STEP | {
+        "time/step": 30.0,
+        "time/rollout": 20.0,
+        "time/rollout_wait": 20.0,
+        "time/update": 8.0,
+        "time/sync": 0.25,
+    }
     numbers = performance([SLOW_START, STEP, slower], [RANK, RANK])
     assert numbers["steps"] == 2 and numbers["seconds_per_step"] == 20.0
-    shares = {name: round(numbers[f"share/{name}"], 6) for name in ("rollout", "update", "logprob", "sync", "other")}
+    shares = {
+        name: round(numbers[f"share/{name}"], 6) for name in ("rollout", "update", "logprob", "sync", "other")
+    }
     assert shares == {"rollout": 0.625, "update": 0.275, "logprob": 0.05, "sync": 0.025, "other": 0.025}
     assert sum(shares.values()) == pytest.approx(1.0)
     assert numbers["overhead"] == pytest.approx((1.0 + 11.0 - 5.5) / 40)
@@ -56,7 +64,9 @@ def test_rollouts_beside_the_update_count_as_the_time_waited_for_them():
 
 def test_lora_counts_fewer_operations_and_an_unknown_device_has_no_utilisation():
     numbers = performance([STEP], [RANK | {"lora": True, "device_name": "Somebody's card"}])
-    assert numbers["learner/flops_per_s"] == pytest.approx((1e9 * 6 * 30_000 + 1e8 * (4 * 6_000 + 2 * 5_000)) / 3)
+    assert numbers["learner/flops_per_s"] == pytest.approx(
+        (1e9 * 6 * 30_000 + 1e8 * (4 * 6_000 + 2 * 5_000)) / 3
+    )
     assert "learner/mfu" not in numbers
     assert "learner/mfu" not in performance([STEP], [RANK | {"dtype": "float32"}])
 

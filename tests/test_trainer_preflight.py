@@ -24,7 +24,10 @@ class Words:
 
 
 def test_a_prompt_that_is_too_long_is_named_with_its_tokens_and_the_key():
-    questions = [Question("short", "who ?", ("a",), "nq", None), Question("long", "word " * 9, ("a",), "nq", None)]
+    questions = [
+        Question("short", "who ?", ("a",), "nq", None),
+        Question("long", "word " * 9, ("a",), "nq", None),
+    ]
     settings = RolloutSettings(template="lab", max_prompt_tokens=8, max_obs_tokens=16)
     check_prompts("data.train", questions[:1], Words(), settings)
     with pytest.raises(PromptTooLongError) as e:
@@ -48,7 +51,11 @@ def test_malformed_rows_that_are_left_out_are_counted_aloud(tmp_path):
     file = tmp_path / "q.jsonl"
     file.write_text('{"question": "who?", "golden_answers": ["a"]}\n{"question": 3}\n')
     config = parse_config(
-        {"model": {"path": "m"}, "data": {"train": str(file), "skip_bad": True}, "retriever": {"url": "http://x"}}
+        {
+            "model": {"path": "m"},
+            "data": {"train": str(file), "skip_bad": True},
+            "retriever": {"url": "http://x"},
+        }
     )
     said = []
     assert len(system.questions_of(config, str(file), said.append)) == 1
@@ -84,7 +91,9 @@ def test_nodes_of_a_cluster_may_still_be_joining(monkeypatch):
 
 
 @pytest.mark.parametrize(("address", "seconds"), [("127.0.0.1:6379", "1.2"), ("", "0")])
-def test_a_cluster_that_stays_too_small_is_one_line_and_a_local_one_is_not_waited_for(monkeypatch, address, seconds):
+def test_a_cluster_that_stays_too_small_is_one_line_and_a_local_one_is_not_waited_for(
+    monkeypatch, address, seconds
+):
     said = rf"ask for CPU 3; the cluster has CPU 2, also after {seconds} s"
     with pytest.raises(system.placement.UnschedulableError, match=said):
         rooms(monkeypatch, 2, address=address)
@@ -100,19 +109,24 @@ def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(mo
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(system.RayUnavailable) as e:
         system.connect_ray(lambda text: None)
-    assert str(e.value) == "RAY_ADDRESS=10.0.0.9:6379: cannot join that cluster: ray client connection timeout"
+    assert (
+        str(e.value) == "RAY_ADDRESS=10.0.0.9:6379: cannot join that cluster: ray client connection timeout"
+    )
     assert e.value.exit_code == 3
     assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_local_ray_that_is_not_up_in_time_is_one_line_that_says_what_helps(monkeypatch):
     def late(**kwargs):
-        raise Exception("The current node timed out during startup. This could happen because\nthe raylet failed to startup.")
+        raise Exception(
+            "The current node timed out during startup. This could happen because\nthe raylet failed to startup."
+        )
 
     monkeypatch.setattr(system.ray, "init", late)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(
-        system.RayUnavailable, match=r"^a local Ray did not start \(on a busy machine: .*timed out during startup"
+        system.RayUnavailable,
+        match=r"^a local Ray did not start \(on a busy machine: .*timed out during startup",
     ) as e:
         system.connect_ray(lambda text: None)
     assert e.value.exit_code == 3 and "\n" not in str(e.value)

@@ -52,7 +52,9 @@ def test_the_lag_probe_is_the_mean_change_a_token_of_earlier_right_trajectories(
     b = batch(8, [1], [False])
     parts = probes.parts(8, b)
     assert parts["lag"].uid == ["3-0", "3-2"]
-    logp = np.concatenate([np.zeros(1), np.asarray([-1.5, -1.5, -1.25, -1.25, -1.25, -1.25])]).astype(np.float32)
+    logp = np.concatenate([np.zeros(1), np.asarray([-1.5, -1.5, -1.25, -1.25, -1.25, -1.25])]).astype(
+        np.float32
+    )
     assert probes.read(b, parts, logp).metrics["probe/lag"] == pytest.approx((2 * -0.5 + 4 * -0.25) / 6)
     assert "lag" not in probes.parts(5, b), "no step 0"
     assert "lag" not in probes.parts(9, b), "step 4 is not in the store"

@@ -37,7 +37,12 @@ class Pool:
 def sampled(rewards_of, rounds, size=2, prompts=2):
     rollout = {"prompts_per_step": prompts, "group_size": size}
     config = parse_config(
-        {**RAW, "rollout": rollout, "algorithm": {"dynamic_sampling": rounds}, "data": {"train": "t", "shuffle": False}}
+        {
+            **RAW,
+            "rollout": rollout,
+            "algorithm": {"dynamic_sampling": rounds},
+            "data": {"train": "t", "shuffle": False},
+        }
     )
     pool = Pool()
     reward = lambda t: rewards_of[int(t.question.id)][int(t.uid[-2:])]  # noqa: E731
@@ -65,8 +70,18 @@ def test_groups_of_one_have_no_variance_to_lack():
     ("kind", "rewards", "em", "right"),
     [
         ("em", [1.0, 1.0, 0.0, 0.0], [1, 1, 0, 0], [True, True, False, False]),
-        ("em", [0.0, 0.0, -1.0, -1.0], [1, 1, 0, 0], [True, True, False, False]),  # overlong.penalty 1, at the limit
-        ("format", [0.2, 0.2, 0.8, 1.0], [0, 0, 1, 1], [False, False, False, True]),  # a group of wrong answers
+        (
+            "em",
+            [0.0, 0.0, -1.0, -1.0],
+            [1, 1, 0, 0],
+            [True, True, False, False],
+        ),  # overlong.penalty 1, at the limit
+        (
+            "format",
+            [0.2, 0.2, 0.8, 1.0],
+            [0, 0, 1, 1],
+            [False, False, False, True],
+        ),  # a group of wrong answers
         ("f1", [0.4, 0.4, 0.0, math.nan], [0, 0, 0, 0], [True, True, False, False]),
     ],
 )
@@ -74,6 +89,10 @@ def test_right_answers_are_those_that_are_right_whatever_their_form_and_length_e
     algorithm = {"llds": {"preserve": "right"}}
     config = parse_config({**RAW, "reward": {"kind": kind}, "algorithm": algorithm})
     made = BatchSampler(config, None, None, None)
-    trajectories = [finished(r) for r in [q for k in range(2) for q in made.requests(1, [QUESTIONS[k]], first=k)[:2]]]
-    prepared = prepare(RolloutBatch(1, trajectories, np.asarray(rewards), np.asarray(em, float), {}, 1.0), config, None)
+    trajectories = [
+        finished(r) for r in [q for k in range(2) for q in made.requests(1, [QUESTIONS[k]], first=k)[:2]]
+    ]
+    prepared = prepare(
+        RolloutBatch(1, trajectories, np.asarray(rewards), np.asarray(em, float), {}, 1.0), config, None
+    )
     assert prepared.right.tolist() == right and prepared.tokens.extra["preserved"].tolist() == right

@@ -18,7 +18,11 @@ from trainer.session.signals import Stopped, cancelled_by_signals, raised_by_sig
 from trainer.session.stopping import Interrupted
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
-STUBBORN = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)",
+]
 
 
 def test_a_signal_cancels_the_task_and_a_second_does_not_cut_its_clean_stop_short():
@@ -66,7 +70,10 @@ def test_an_arm_that_ends_badly_is_named_while_the_other_still_runs(tmp_path):
     bad.wait(20)
     other = subprocess.Popen(SLEEP)
     processes = {"llds": other, "grpo": bad}
-    with pytest.raises(show.ArmFailed, match=r"^grpo: exit status 3; see .*collapse-0-grpo\.log$"), show.ended(processes):
+    with (
+        pytest.raises(show.ArmFailed, match=r"^grpo: exit status 3; see .*collapse-0-grpo\.log$"),
+        show.ended(processes),
+    ):
         show.running(processes, tmp_path, {"grpo": Arm, "llds": Arm})
     assert other.returncode == -signal.SIGTERM
 
@@ -89,7 +96,9 @@ def test_a_demo_that_is_still_running_keeps_its_folder(tmp_path):
     for _ in range(2):  # the second time there is none to be moved
         show.fresh_config(raw)
         assert not folder.exists()
-        assert (tmp_path / "demo-0.before" / "metrics.jsonl").read_text() == "{}\n", "what was seen can be looked at again"
+        assert (tmp_path / "demo-0.before" / "metrics.jsonl").read_text() == "{}\n", (
+            "what was seen can be looked at again"
+        )
 
 
 def test_a_demo_that_is_stopped_does_not_promise_that_it_can_go_on(tmp_path, monkeypatch):

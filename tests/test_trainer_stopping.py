@@ -208,7 +208,9 @@ def test_nothing_is_left_that_would_end_the_process_later(tmp_path):
             stop.settle()
 
     asyncio.run(ends())
-    assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer) and not t.finished.is_set()]
+    assert not [
+        t for t in threading.enumerate() if isinstance(t, threading.Timer) and not t.finished.is_set()
+    ]
 
 
 def test_a_lost_learner_is_not_asked_to_save(tmp_path):
@@ -389,7 +391,9 @@ def test_a_full_disk_ends_the_run_with_the_name_of_the_file(tmp_path, monkeypatc
     out = io.StringIO()
     with pytest.raises(OSError, match="No space left on device") as caught:
         runs.train(made.config, console=Console(file=out, width=200))
-    assert caught.value.filename == str(made.folder.path / "events.jsonl")  # which the command line prints, with exit 3
+    assert caught.value.filename == str(
+        made.folder.path / "events.jsonl"
+    )  # which the command line prints, with exit 3
     assert "warning: no summary was written: " in out.getvalue()
 
 

@@ -36,8 +36,13 @@ async def search(query):
 
 
 def byte_tokenizer():
-    tokenizer = Tokenizer(BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = Tokenizer(
+        BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
+    )
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
@@ -72,11 +77,16 @@ def config_of(model, tmp_path, **sections):
 
 @pytest.fixture(scope="module")
 def demonstrations():
-    return asyncio.run(compose(QUESTIONS, search, make_template("search_r1", byte_tokenizer(), SETTINGS), SETTINGS))
+    return asyncio.run(
+        compose(QUESTIONS, search, make_template("search_r1", byte_tokenizer(), SETTINGS), SETTINGS)
+    )
 
 
 def test_demonstrations_search_read_and_answer_and_unfound_answers_are_left_out(demonstrations):
-    assert [t.question.id for t in demonstrations] == ["q0", "q1"]  # nothing that was not read, and no verdict by chance
+    assert [t.question.id for t in demonstrations] == [
+        "q0",
+        "q1",
+    ]  # nothing that was not read, and no verdict by chance
     one, two = demonstrations
     assert one.model_text == (
         "<think> I need to look this up. </think>\n<search> who painted the sunset </search>"
@@ -96,14 +106,22 @@ def test_demonstrations_search_read_and_answer_and_unfound_answers_are_left_out(
 
 def test_what_a_cut_observation_does_not_show_is_not_answered():
     tight = SETTINGS.model_copy(update={"max_obs_tokens": 60})
-    assert asyncio.run(compose(QUESTIONS[1:2], search, make_template("search_r1", byte_tokenizer(), tight), tight)) == []
+    assert (
+        asyncio.run(
+            compose(QUESTIONS[1:2], search, make_template("search_r1", byte_tokenizer(), tight), tight)
+        )
+        == []
+    )
 
 
 def test_a_step_is_the_gradient_of_the_cross_entropy_of_the_action_tokens(demonstrations, tmp_path):
     model = byte_model(tmp_path)
     probe = {"betas": (0.0, 0.999), "grad_clip": 1e9, "tokens_per_microbatch": 700}
     rank = TestableRank(
-        supervised(config_of(model, tmp_path, learner=probe), 1e-3, 1), model_path=str(model), reference=False, rank=0
+        supervised(config_of(model, tmp_path, learner=probe), 1e-3, 1),
+        model_path=str(model),
+        reference=False,
+        rank=0,
     )
     rank.setup("127.0.0.1", rank.host_store("127.0.0.1"))
     batch = as_batch(demonstrations)
@@ -140,7 +158,10 @@ def test_each_pass_takes_every_demonstration_once_in_a_seeded_order(demonstratio
     for _ in range(2):
         learner = Counting()
         first, last = train_on(learner, five, batch=2, epochs=2, seed=3, say=lambda text: None)
-        assert [len(r) for r in learner.rows] == [2, 2, 1, 2, 2, 1] and (first, last) == (-1.0, pytest.approx(-1 / 6))
+        assert [len(r) for r in learner.rows] == [2, 2, 1, 2, 2, 1] and (first, last) == (
+            -1.0,
+            pytest.approx(-1 / 6),
+        )
         assert sorted(u for r in learner.rows[:3] for u in r) == sorted(t.uid for t in five)
         orders.append(learner.rows)
     assert orders[0] == orders[1] and orders[0][:3] != orders[0][3:]
@@ -149,12 +170,22 @@ def test_each_pass_takes_every_demonstration_once_in_a_seeded_order(demonstratio
 def write_world(tmp_path):
     (tmp_path / "train.jsonl").write_text(
         "".join(
-            json.dumps({"id": q.id, "question": q.text, "golden_answers": list(q.golden_answers), "data_source": "nq"}) + "\n"
+            json.dumps(
+                {
+                    "id": q.id,
+                    "question": q.text,
+                    "golden_answers": list(q.golden_answers),
+                    "data_source": "nq",
+                }
+            )
+            + "\n"
             for q in QUESTIONS[:3] * 4
         )
     )
     rows = [SUNSET, PAINTER, Hit("d2", '"Herring"\nA fish of the sea.', 0.0)]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"id": h.id, "contents": h.contents}) + "\n" for h in rows))
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(json.dumps({"id": h.id, "contents": h.contents}) + "\n" for h in rows)
+    )
 
 
 @pytest.mark.ray

@@ -24,7 +24,11 @@ def test_folders_of_dead_processes_alone_are_removed(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         (tmp_path / name / "bucket_0000.safetensors").write_bytes(b"x")
     shared_memory.SharedMemoryReceiver("model", 1.0)
-    assert {k for k, name in names.items() if (tmp_path / name).exists()} == {"alive", "of another container", "of others"}
+    assert {k for k, name in names.items() if (tmp_path / name).exists()} == {
+        "alive",
+        "of another container",
+        "of others",
+    }
 
 
 def test_weights_that_do_not_arrive_are_one_line_of_exit_status_1():

@@ -59,13 +59,23 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="submit.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS", "http://127.0.0.1:8265"), help="of Ray's dashboard")
+    parser.add_argument(
+        "--address", default=os.environ.get("RAY_ADDRESS", "http://127.0.0.1:8265"), help="of Ray's dashboard"
+    )
     parser.add_argument("--retries", type=int, default=5, help="times that a lost run is gone on with")
     parser.add_argument(
-        "--wait-for", action="append", default=[], metavar="RESOURCE=N", help="wait until the cluster has this much"
+        "--wait-for",
+        action="append",
+        default=[],
+        metavar="RESOURCE=N",
+        help="wait until the cluster has this much",
     )
-    parser.add_argument("--wait-seconds", type=float, default=300.0, help="longest wait for the cluster and its nodes")
-    parser.add_argument("--working-dir", type=Path, help="folder to upload, less the excludes of runtime_env.yaml")
+    parser.add_argument(
+        "--wait-seconds", type=float, default=300.0, help="longest wait for the cluster and its nodes"
+    )
+    parser.add_argument(
+        "--working-dir", type=Path, help="folder to upload, less the excludes of runtime_env.yaml"
+    )
     parser.add_argument("command", choices=("demo", "train"))
     parser.add_argument("rest", nargs=argparse.REMAINDER, help="as for `unspiral train`")
     return parser.parse_args(argv)
@@ -90,7 +100,9 @@ def runtime_env(working_dir: Path | None) -> dict[str, Any]:
     return env
 
 
-def submit(address: str, wanted: dict[str, float], limit: float, signals: Signals, job: dict[str, Any]) -> JobSubmissionClient:
+def submit(
+    address: str, wanted: dict[str, float], limit: float, signals: Signals, job: dict[str, Any]
+) -> JobSubmissionClient:
     """Submit once the cluster answers and has the resources wanted. Raises Unavailable that says what is missing."""
     deadline, told, missing = time.monotonic() + limit, "", "stopped before the job was submitted"
     while not signals.number:
@@ -101,18 +113,26 @@ def submit(address: str, wanted: dict[str, float], limit: float, signals: Signal
             for node in nodes:
                 for name, n in (node.resources_total or {}).items() if node.state == "ALIVE" else ():
                     have[name] = have.get(name, 0.0) + n
-            lacking = [f"{name} {have.get(name, 0.0):g} of {n:g}" for name, n in wanted.items() if have.get(name, 0.0) < n]
+            lacking = [
+                f"{name} {have.get(name, 0.0):g} of {n:g}"
+                for name, n in wanted.items()
+                if have.get(name, 0.0) < n
+            ]
             if not lacking:
                 client.submit_job(**job)
                 return client
             missing = f"the cluster at {address} lacks nodes: {', '.join(lacking)}"
         except Exception as e:  # requests', aiohttp's and Ray's own errors, while a head starts
-            if "already" in str(e) and job["submission_id"] in str(e):  # the answer to an earlier try was lost
+            if "already" in str(e) and job["submission_id"] in str(
+                e
+            ):  # the answer to an earlier try was lost
                 return client
             if "status code 4" in str(e) and "401" not in str(e):
                 raise Unavailable(f"{address} refuses the job: {' '.join(str(e).split())[:400]}") from e
             if "401" in str(e) or "authentication" in str(e).lower():
-                raise Unavailable(f"{address} refuses this client: set RAY_AUTH_MODE and RAY_AUTH_TOKEN as on the head") from e
+                raise Unavailable(
+                    f"{address} refuses this client: set RAY_AUTH_MODE and RAY_AUTH_TOKEN as on the head"
+                ) from e
             missing = f"no Ray at {address}: {' '.join(str(e).split())[:200]}"
         if time.monotonic() > deadline:
             raise Unavailable(f"{missing} (waited {limit:g} s)")
@@ -158,7 +178,9 @@ class Job:
                     if self.signals.number:
                         return 128 + self.signals.number
                     if info.driver_exit_code is None:
-                        say(f"job {self.id} {info.status.lower()}: {' '.join((info.message or '').split())[:300]}")
+                        say(
+                            f"job {self.id} {info.status.lower()}: {' '.join((info.message or '').split())[:300]}"
+                        )
                         return 130 if info.status == JobStatus.STOPPED else None
                     return info.driver_exit_code
             time.sleep(POLL_SECONDS)  # a stopped job is followed to its end
@@ -182,7 +204,11 @@ def main(argv: list[str] | None = None) -> int:
             signals.pause(pause)
         line = training(args.command, args.rest, again=attempt > 0, stamp=stamp)
         id = f"unspiral-{stamp}-{os.getpid()}-{attempt}"
-        job = {"entrypoint": shlex.join(line), "submission_id": id, "runtime_env": runtime_env(args.working_dir)}
+        job = {
+            "entrypoint": shlex.join(line),
+            "submission_id": id,
+            "runtime_env": runtime_env(args.working_dir),
+        }
         try:
             client = submit(args.address, wanted, args.wait_seconds, signals, job)
         except Unavailable as e:
@@ -192,7 +218,11 @@ def main(argv: list[str] | None = None) -> int:
         code = Job(client, id, args.wait_seconds, signals).follow()
         if code in FINAL or signals.number:
             break
-        say(f"the job was lost (exit status {code})" if code is None else f"the training ended with exit status {code}")
+        say(
+            f"the job was lost (exit status {code})"
+            if code is None
+            else f"the training ended with exit status {code}"
+        )
     return 1 if code is None else code
 
 

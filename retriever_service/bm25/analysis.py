@@ -54,7 +54,9 @@ class Analyzer:
             raise BadSetting(f"language {settings.language!r}: accepted are {', '.join(known)}")
         self.settings = settings
         plain, self._turkish = settings.language == "none", settings.language == "turkish"
-        self._stop = frozenset(_STOP_WORDS.get(settings.language, ()) if settings.stop_words and not plain else ())
+        self._stop = frozenset(
+            _STOP_WORDS.get(settings.language, ()) if settings.stop_words and not plain else ()
+        )
         self._stem = Stemmer.Stemmer(settings.language).stemWord if settings.stem and not plain else None
 
     def terms(self, text: str) -> list[str]:
@@ -70,7 +72,9 @@ class Analyzer:
         """A text in lower case: two texts of which this is the same have the same terms."""
         if text.isascii() and not self._turkish:
             return text.lower()
-        text = unicodedata.normalize("NFC", text).replace("İ", "i")  # else it becomes an i with a dot of its own
+        text = unicodedata.normalize("NFC", text).replace(
+            "İ", "i"
+        )  # else it becomes an i with a dot of its own
         return (text.replace("I", "ı") if self._turkish else text).lower()
 
     def term(self, word: str) -> str | None:

@@ -59,7 +59,9 @@ def count_above(values, least):
 @compiled
 def starting_floor(sums, topk):
     """A score that more than `topk` rows exceed, or 0: so that a first range is not searched from nothing."""
-    bits = sums.view(np.int32)  # floats that are not negative compare as their bits do, and integers become vector instructions
+    bits = sums.view(
+        np.int32
+    )  # floats that are not negative compare as their bits do, and integers become vector instructions
     most = np.int32(0)
     for i in range(len(bits)):
         most = max(most, bits[i])
@@ -146,10 +148,16 @@ def search_range(
     while added < n:
         postings = (end[added] - indptr[term[added]]) * width // n_docs
         if postings * 40 > width:
-            candidates = count if count < FEW else count_above(sums[:width], np.float32(max(floor - bound[added], 0.0)))
+            candidates = (
+                count
+                if count < FEW
+                else count_above(sums[:width], np.float32(max(floor - bound[added], 0.0)))
+            )
             if candidates * _FIND_COST < postings:
                 break
-        at[added], count = add(data, indices, at[added], end[added], low, high, weight[added], sums, touched, count)
+        at[added], count = add(
+            data, indices, at[added], end[added], low, high, weight[added], sums, touched, count
+        )
         added += 1
     few = count < FEW
     if floor == 0 and added == n and not few:
@@ -157,7 +165,9 @@ def search_range(
     if few:
         sort_few(touched, count)
     for block in range(0, count if few else width, 1 if few else _BLOCK):
-        first, last = (touched[block] - low, touched[block] - low + 1) if few else (block, min(block + _BLOCK, width))
+        first, last = (
+            (touched[block] - low, touched[block] - low + 1) if few else (block, min(block + _BLOCK, width))
+        )
         if not few and count_above(sums[first:last], np.float32(max(floor - bound[added], 0.0))) == 0:
             continue
         for offset in range(first, last):
@@ -205,7 +215,9 @@ def rank(data, indices, indptr, maxima, n_docs, terms, starts, rows, scores, cou
     touched = np.empty(FEW, np.int64)
     for q in range(queries):
         a, b = starts[q], starts[q + 1]
-        n[q] = order_terms(terms[a:b], maxima, indptr, term[a:b], weight[a:b], bound[a + q : b + q + 1], at[a:b], end[a:b])
+        n[q] = order_terms(
+            terms[a:b], maxima, indptr, term[a:b], weight[a:b], bound[a + q : b + q + 1], at[a:b], end[a:b]
+        )
         counts[q] = 0
     for low in range(0, n_docs, RANGE_ROWS):
         high = min(low + RANGE_ROWS, n_docs)

@@ -33,11 +33,15 @@ class BM25Ranker:
             index = bm25s.BM25.load(folder / FOLDER, mmap=True, auto_compile=False)
             self._maxima = np.load(folder / FOLDER / MAXIMA_FILE)
         except (OSError, ValueError, KeyError) as error:
-            raise IndexInvalid(f"{folder / FOLDER}: not a readable BM25 index ({error}); build it again") from None
+            raise IndexInvalid(
+                f"{folder / FOLDER}: not a readable BM25 index ({error}); build it again"
+            ) from None
         self._analyzer = Analyzer(analyzer)
         self._term_ids = TermIds(self._analyzer, index.vocab_dict.get)
         # Plain arrays over the same pages: the kernel would compile once more for numpy's memmap class.
-        self._data, self._indices, self._indptr = (np.asarray(index.scores[key]) for key in ("data", "indices", "indptr"))
+        self._data, self._indices, self._indptr = (
+            np.asarray(index.scores[key]) for key in ("data", "indices", "indptr")
+        )
         self._sums = np.zeros(RANGE_ROWS, np.float32)
         self._passages = int(index.scores["num_docs"])
 

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from retriever_service.dense.search import FOLDER, INDEX_FILE, faiss_reason, import_faiss, open_faiss, set_search_effort
+from retriever_service.dense.search import (
+    FOLDER,
+    INDEX_FILE,
+    faiss_reason,
+    import_faiss,
+    open_faiss,
+    set_search_effort,
+)
 from retriever_service.errors import BadSetting, EnvironmentLacks
 
 _BLOCK_ROWS = 65_536
@@ -26,7 +33,9 @@ def flat_header(dimension: int, vectors: int) -> bytes:
     return bytes(header)
 
 
-def write_dense(work: Path, dimension: int, vectors: int, kind: str, progress: Callable[[int, int], None]) -> None:
+def write_dense(
+    work: Path, dimension: int, vectors: int, kind: str, progress: Callable[[int, int], None]
+) -> None:
     """Make `work/dense/faiss.index` from the file `work/vectors` that a scan wrote."""
     flat, target = work / "vectors", work / FOLDER / INDEX_FILE
     header = flat_header(dimension, vectors)
@@ -84,8 +93,12 @@ def convert(
             made.add(flat.reconstruct_n(begin, count))
             if progress:
                 progress(begin + count, n)
-    except RuntimeError as error:  # more lists or codes than vectors to learn them from; or it takes no vectors in order
-        raise BadSetting(f"type {kind!r}: can't be made of {n:,} vectors of {flat.d} numbers ({faiss_reason(error)})") from None
+    except (
+        RuntimeError
+    ) as error:  # more lists or codes than vectors to learn them from; or it takes no vectors in order
+        raise BadSetting(
+            f"type {kind!r}: can't be made of {n:,} vectors of {flat.d} numbers ({faiss_reason(error)})"
+        ) from None
     try:
         faiss.write_index(made, str(out))
     except RuntimeError as error:
@@ -109,4 +122,6 @@ def sample_queries(flat, count: int, seed: int = 1) -> np.ndarray:
     rows = draw.integers(0, flat.ntotal, (min(count, flat.ntotal), 2))
     pairs = np.stack([[flat.reconstruct(int(a)), flat.reconstruct(int(b))] for a, b in rows])
     mixed = pairs[:, 0] + pairs[:, 1] / 2
-    return np.ascontiguousarray(mixed / np.maximum(np.linalg.norm(mixed, axis=1, keepdims=True), 1e-9), np.float32)
+    return np.ascontiguousarray(
+        mixed / np.maximum(np.linalg.norm(mixed, axis=1, keepdims=True), 1e-9), np.float32
+    )

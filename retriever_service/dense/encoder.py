@@ -60,7 +60,9 @@ def family_of(name: str | None, model: str) -> str:
             return "auto"
         raise BadSetting(f"retriever_name {name!r}: accepted for a dense index are {', '.join(FAMILIES)}")
     words = re.split(r"[-_.]+", model_name(model).lower())
-    if "mistral" in words or {"e5", "instruct"} <= set(words):  # instructions of their own; e5-mistral its last token's vector
+    if "mistral" in words or {"e5", "instruct"} <= set(
+        words
+    ):  # instructions of their own; e5-mistral its last token's vector
         return "auto"
     return next((family for family in known if family in words), "auto")
 
@@ -90,7 +92,9 @@ class Encoder:
             from sentence_transformers.base.modules import Transformer
             from sentence_transformers.sentence_transformer.modules import Pooling
         except ImportError as error:
-            raise EnvironmentLacks(f"dense search needs the package {error.name}: pip install 'unspiral[dense]'") from None
+            raise EnvironmentLacks(
+                f"dense search needs the package {error.name}: pip install 'unspiral[dense]'"
+            ) from None
         if settings.family not in FAMILIES:
             raise BadSetting(f"encoder family {settings.family!r}: accepted are {', '.join(FAMILIES)}")
         if dtype not in DTYPES:
@@ -111,7 +115,9 @@ class Encoder:
             dtype = "float16" if device == "cuda" else "float32"
         self._model.to(getattr(torch, dtype))
         self.dtype = dtype
-        self._model.max_seq_length = min(settings.max_tokens, self._model.max_seq_length or settings.max_tokens)
+        self._model.max_seq_length = min(
+            settings.max_tokens, self._model.max_seq_length or settings.max_tokens
+        )
         self._workers = _Workers(self._model, torch.get_num_threads()) if device == "cpu" else None
         self.dimension = int(self._model.get_embedding_dimension())
 
@@ -129,7 +135,9 @@ class Encoder:
         side_by_side = self._workers and len(texts) > 1
         vectors = self._workers.encode(texts) if side_by_side else _encoded(self._model, texts, GPU_BATCH)
         vectors = vectors.float()
-        return np.ascontiguousarray((vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)).cpu().numpy())
+        return np.ascontiguousarray(
+            (vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)).cpu().numpy()
+        )
 
 
 def _encoded(model: Any, texts: list[str], batch: int) -> Any:

@@ -17,7 +17,9 @@ def check_model(what: str, model: str) -> None:
     """Raises BadSetting where `model` is neither a folder nor what could be the name of a model on the hub."""
     is_path = model.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(model)
     if not Path(model).exists() and is_path:
-        raise BadSetting(f"{what} {model}: no such folder; expected the folder of a model, or its name on the hub (ORG/NAME)")
+        raise BadSetting(
+            f"{what} {model}: no such folder; expected the folder of a model, or its name on the hub (ORG/NAME)"
+        )
 
 
 @contextmanager
@@ -26,7 +28,9 @@ def loading(what: str, model: str) -> Iterator[None]:
     check_model(what, model)
     from transformers.utils import logging as transformers_logging
 
-    loggers = [logging.getLogger(name) for name in ("transformers", "sentence_transformers", "huggingface_hub")]
+    loggers = [
+        logging.getLogger(name) for name in ("transformers", "sentence_transformers", "huggingface_hub")
+    ]
     levels, bars = [logger.level for logger in loggers], transformers_logging.is_progress_bar_enabled()
     try:
         for logger in loggers:

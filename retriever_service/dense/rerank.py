@@ -15,7 +15,9 @@ class CrossEncoderReranker:
         try:
             from sentence_transformers import CrossEncoder
         except ImportError as error:
-            raise EnvironmentLacks(f"reranking needs the package {error.name}: pip install 'unspiral[dense]'") from None
+            raise EnvironmentLacks(
+                f"reranking needs the package {error.name}: pip install 'unspiral[dense]'"
+            ) from None
         with loading("reranker", model):
             self._model = CrossEncoder(model)
         if self._model.num_labels != 1:
@@ -28,7 +30,11 @@ class CrossEncoderReranker:
     def order(self, items: list[tuple[str, list[str]]], topk: int) -> list[list[tuple[int, float]]]:
         """For each (query, passages): (position, score) of the best `topk` passages, best first; equal scores keep their order."""
         pairs = [(query, passage_text(contents)) for query, passages in items for contents in passages]
-        scores = self._model.predict(pairs, batch_size=self._batch_size, show_progress_bar=False).tolist() if pairs else []
+        scores = (
+            self._model.predict(pairs, batch_size=self._batch_size, show_progress_bar=False).tolist()
+            if pairs
+            else []
+        )
         orders, at = [], 0
         for _, passages in items:
             own = scores[at : at + len(passages)]

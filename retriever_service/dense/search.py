@@ -20,7 +20,9 @@ def import_faiss():
     try:
         import faiss
     except ImportError:
-        raise EnvironmentLacks("dense search needs the package faiss: pip install 'unspiral[dense]'") from None
+        raise EnvironmentLacks(
+            "dense search needs the package faiss: pip install 'unspiral[dense]'"
+        ) from None
     return faiss
 
 
@@ -87,9 +89,14 @@ class DenseRanker:
         ranked: list[list[tuple[int, float]]] = [[] for _ in queries]
         if not asked:
             return ranked
-        scores, rows = self._index.search(self._encoder.queries([queries[i] for i in asked]), min(topk, self._index.ntotal))
+        scores, rows = self._index.search(
+            self._encoder.queries([queries[i] for i in asked]), min(topk, self._index.ntotal)
+        )
         order = np.lexsort((rows, -scores), axis=1)
-        rows, scores = np.take_along_axis(rows, order, 1).tolist(), np.take_along_axis(scores, order, 1).tolist()
+        rows, scores = (
+            np.take_along_axis(rows, order, 1).tolist(),
+            np.take_along_axis(scores, order, 1).tolist(),
+        )
         for i, r, s in zip(asked, rows, scores, strict=True):
             ranked[i] = [(row, score) for row, score in zip(r, s, strict=True) if row >= 0]
         return ranked
@@ -125,14 +132,21 @@ def open_dense(
             f"index {folder}: was not made by the encoder {encoder.settings.model}; give its own with --retriever_model"
         )
     return DenseRanker(
-        folder / FOLDER / INDEX_FILE, encoder, passages, nprobe=settings["nprobe"], ef_search=settings["ef_search"], gpu=gpu
+        folder / FOLDER / INDEX_FILE,
+        encoder,
+        passages,
+        nprobe=settings["nprobe"],
+        ef_search=settings["ef_search"],
+        gpu=gpu,
     )
 
 
 def _to_gpu(index):
     faiss = import_faiss()
     if not hasattr(faiss, "StandardGpuResources") or not faiss.get_num_gpus():
-        raise EnvironmentLacks("--faiss_gpu: this FAISS sees no GPU (faiss-cpu searches on the CPU); leave the flag out")
+        raise EnvironmentLacks(
+            "--faiss_gpu: this FAISS sees no GPU (faiss-cpu searches on the CPU); leave the flag out"
+        )
     options = faiss.GpuMultipleClonerOptions()
     options.useFloat16, options.shard = True, True
     return faiss.index_cpu_to_all_gpus(index, co=options)

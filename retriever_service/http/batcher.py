@@ -37,7 +37,9 @@ class _Job:
 
     __slots__ = ("error", "expires", "future", "queries", "results", "topk")
 
-    def __init__(self, queries: list[str], topk: int, future: asyncio.Future[list[Hits]], expires: float) -> None:
+    def __init__(
+        self, queries: list[str], topk: int, future: asyncio.Future[list[Hits]], expires: float
+    ) -> None:
         self.queries, self.topk, self.future, self.expires = queries, topk, future, expires
         self.results: list[Hits] = []
         self.error: Exception | None = None
@@ -78,7 +80,10 @@ class Batcher:
             raise QueueFull("the server is stopping")
         # Not `queued`: it forgets a request whose deadline has passed, and the owner may be searching for it still.
         quick = (
-            self._quick and (self._seconds_per_query or 1) * n < _ON_THE_SPOT_SECONDS and not self._running and not self._jobs
+            self._quick
+            and (self._seconds_per_query or 1) * n < _ON_THE_SPOT_SECONDS
+            and not self._running
+            and not self._jobs
         )
         if quick and sum(map(len, queries)) < _ON_THE_SPOT_CHARS:
             return self._timed_search(queries, topk)
@@ -100,7 +105,9 @@ class Batcher:
                 self._jobs.remove(job)
             if isinstance(error, asyncio.CancelledError):
                 raise
-            raise DeadlinePassed(f"no answer within {timeout_seconds:.3g} s; {self.queued} queries are queued") from None
+            raise DeadlinePassed(
+                f"no answer within {timeout_seconds:.3g} s; {self.queued} queries are queued"
+            ) from None
         finally:
             self.queued -= n
             self._metrics.queued.dec(n)
@@ -127,14 +134,18 @@ class Batcher:
             self._scheduled.cancel()
         self._gathering = gathers
         self._scheduled = (
-            loop.call_later(self._wait_seconds, self._start, loop) if gathers else loop.call_soon(self._start, loop)
+            loop.call_later(self._wait_seconds, self._start, loop)
+            if gathers
+            else loop.call_soon(self._start, loop)
         )
 
     def _full(self) -> bool:
         """Whether what is queued fills a batch."""
         if self._weight is None or self.queued >= self._batch_size:
             return self.queued >= self._batch_size
-        places = sum(self._weight(query, job.topk) for job in self._jobs for query in job.queries[len(job.results) :])
+        places = sum(
+            self._weight(query, job.topk) for job in self._jobs for query in job.queries[len(job.results) :]
+        )
         return places >= self._batch_size
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -146,7 +157,9 @@ class Batcher:
         done = self._owner.submit(self._search_parts, parts, topk)
 
         def finished(_: Future[None]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the server stopped without waiting for this
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the loop is closed: the server stopped without waiting for this
                 loop.call_soon_threadsafe(self._finish, loop, parts, done)
 
         done.add_done_callback(finished)
@@ -183,7 +196,9 @@ class Batcher:
             taken, at = taken + more, at + 1
         return at - begin, taken
 
-    def _finish(self, loop: asyncio.AbstractEventLoop, parts: list[tuple[_Job, list[str]]], done: Future[None]) -> None:
+    def _finish(
+        self, loop: asyncio.AbstractEventLoop, parts: list[tuple[_Job, list[str]]], done: Future[None]
+    ) -> None:
         self._running = False
         for job, _ in parts:
             if job.future.done():
@@ -219,7 +234,9 @@ class Batcher:
         hits = self._search(queries, topk)
         seconds = time.perf_counter() - started
         each = seconds / len(queries)
-        self._seconds_per_query = each if self._seconds_per_query is None else 0.9 * self._seconds_per_query + 0.1 * each
+        self._seconds_per_query = (
+            each if self._seconds_per_query is None else 0.9 * self._seconds_per_query + 0.1 * each
+        )
         self._metrics.batch_size.observe(len(queries))
         self._metrics.search.observe(seconds)
         return hits

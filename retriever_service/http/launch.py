@@ -43,7 +43,9 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         reason = "is in use" if error.errno == errno.EADDRINUSE else f"can't be listened on ({error})"
-        raise EnvironmentLacks(f"port {port} on {host} {reason}; give another with --port (0 is any free one)") from None
+        raise EnvironmentLacks(
+            f"port {port} on {host} {reason}; give another with --port (0 is any free one)"
+        ) from None
     sock.setblocking(False)
     return sock
 
@@ -51,7 +53,9 @@ def bind(host: str, port: int) -> socket.socket:
 def url_of(sock: socket.socket, host: str) -> str:
     """The address of a listening socket, as a client on this machine would write it."""
     port = sock.getsockname()[1]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, f"[{host}]" if ":" in host else host)
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(
+        host, f"[{host}]" if ":" in host else host
+    )
     return f"http://{shown}:{port}"
 
 
@@ -71,7 +75,9 @@ def _config(app, settings: ServerSettings, **options) -> uvicorn.Config:
 class RunningServer:
     """A server in a background thread. `url` is its address; a context manager that stops it."""
 
-    def __init__(self, url: str, server: uvicorn.Server, thread: threading.Thread, sock: socket.socket) -> None:
+    def __init__(
+        self, url: str, server: uvicorn.Server, thread: threading.Thread, sock: socket.socket
+    ) -> None:
         self.url, self._server, self._thread, self._sock = url, server, thread, sock
 
     def stop(self, timeout_seconds: float = 30.0) -> None:
@@ -148,7 +154,9 @@ def run(settings: ServerSettings, on_start: Callable[[str, str], None] = lambda 
         for number, handler in before.items():
             signal.signal(number, handler)
         sock.close()
-    if left_running:  # a search or the loading of an index goes on past the drain: the interpreter would wait for its end
+    if (
+        left_running
+    ):  # a search or the loading of an index goes on past the drain: the interpreter would wait for its end
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(128 + received[-1] if received else 0)
@@ -224,7 +232,9 @@ class _Workers(Multiprocess):
 
     def _stop(self, number: int) -> None:
         self.ended_by.append(number)
-        for sock in self.sockets:  # the workers close theirs: open here, it would take connections that nobody answers
+        for sock in (
+            self.sockets
+        ):  # the workers close theirs: open here, it would take connections that nobody answers
             sock.close()
 
 
@@ -235,7 +245,10 @@ def _run_workers(settings: ServerSettings, sock: socket.socket) -> list[int]:
         if settings.token is not None:
             os.environ[_TOKEN_VARIABLE] = settings.token.get_secret_value()
         workers = _Workers(
-            _config("retriever_service.http.launch:worker_app", settings, factory=True, workers=settings.workers), [sock]
+            _config(
+                "retriever_service.http.launch:worker_app", settings, factory=True, workers=settings.workers
+            ),
+            [sock],
         )
         try:
             workers.run()
@@ -258,5 +271,7 @@ def worker_app():
     settings.token = os.environ.get(_TOKEN_VARIABLE)
     app = create_app(settings)
     app.state.on_failure = _end_worker
-    app.state.load_first = True  # so that it accepts no request before it can answer, while another worker could
+    app.state.load_first = (
+        True  # so that it accepts no request before it can answer, while another worker could
+    )
     return app

@@ -24,20 +24,37 @@ class Metrics:
         self.requests = Counter(
             "retriever_requests", "Requests answered, by route and HTTP status.", ["route", "status"], **new
         )
-        self.latency = Histogram("retriever_request_seconds", "Time to answer a /retrieve request.", buckets=_SECONDS, **new)
+        self.latency = Histogram(
+            "retriever_request_seconds", "Time to answer a /retrieve request.", buckets=_SECONDS, **new
+        )
         self.queries = Counter("retriever_queries", "Queries answered.", **new)
-        self.cached = Counter("retriever_cached_queries", "Queries answered from the result cache, or blank.", **new)
+        self.cached = Counter(
+            "retriever_cached_queries", "Queries answered from the result cache, or blank.", **new
+        )
         self.empty = Counter("retriever_empty_results", "Queries that no passage matched.", **new)
         self.queued = Gauge(
-            "retriever_queued_queries", "Queries waiting or being searched.", multiprocess_mode="livesum", **new
+            "retriever_queued_queries",
+            "Queries waiting or being searched.",
+            multiprocess_mode="livesum",
+            **new,
         )
-        self.refused = Counter("retriever_refused_requests", "Requests refused because the queue was full.", **new)
+        self.refused = Counter(
+            "retriever_refused_requests", "Requests refused because the queue was full.", **new
+        )
         self.batch_size = Histogram(
-            "retriever_batch_queries", "Queries searched together.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512), **new
+            "retriever_batch_queries",
+            "Queries searched together.",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+            **new,
         )
-        self.search = Histogram("retriever_search_seconds", "Time of the index for one batch.", buckets=_SECONDS, **new)
+        self.search = Histogram(
+            "retriever_search_seconds", "Time of the index for one batch.", buckets=_SECONDS, **new
+        )
         self.passages = Gauge(
-            "retriever_passages", "Passages of the index; 0 until it is loaded.", multiprocess_mode="livemax", **new
+            "retriever_passages",
+            "Passages of the index; 0 until it is loaded.",
+            multiprocess_mode="livemax",
+            **new,
         )
 
     def page(self) -> bytes:

@@ -6,7 +6,16 @@ import json
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+)
 
 Query = Annotated[StrictStr, Field(examples=["who founded the First Bank of the United States?"])]
 
@@ -18,7 +27,11 @@ class RetrieveRequest(BaseModel):
         use_attribute_docstrings=True,
         json_schema_extra={
             "examples": [
-                {"queries": ["who founded the First Bank of the United States?"], "topk": 3, "return_scores": True},
+                {
+                    "queries": ["who founded the First Bank of the United States?"],
+                    "topk": 3,
+                    "return_scores": True,
+                },
                 {"query": "capital of Assyria", "topk": 1, "return_scores": True},
             ]
         },
@@ -86,7 +99,9 @@ class RerankRequest(BaseModel):
             "examples": [
                 {
                     "queries": ["capital of Assyria"],
-                    "documents": [[{"id": "7", "contents": '"Nineveh"\nNineveh was the capital of Assyria.'}]],
+                    "documents": [
+                        [{"id": "7", "contents": '"Nineveh"\nNineveh was the capital of Assyria.'}]
+                    ],
                     "rerank_topk": 3,
                     "return_scores": True,
                 }
@@ -120,7 +135,9 @@ class ErrorBody(BaseModel):
 class BadRequest(Exception):
     """A request that can't be served: an HTTP status, and the fields of ErrorBody."""
 
-    def __init__(self, status: int, detail: str, field: str | None = None, limit: int | float | str | None = None) -> None:
+    def __init__(
+        self, status: int, detail: str, field: str | None = None, limit: int | float | str | None = None
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.body = {"detail": detail, "field": field, "limit": limit}
@@ -152,10 +169,16 @@ def parse_body(adapter: TypeAdapter, body: bytes) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if first["type"] == "json_invalid":
-            if any(word in first["ctx"]["error"] for word in ("surrogate", "hex escape")) and (field := _lone_surrogate(body)):
+            if any(word in first["ctx"]["error"] for word in ("surrogate", "hex escape")) and (
+                field := _lone_surrogate(body)
+            ):
                 limit = "no lone surrogates"
-                raise BadRequest(400, f"{field}: holds a lone surrogate, which is not JSON in UTF-8", field, limit) from None
-            raise BadRequest(400, f"the body is not JSON in UTF-8: {first['ctx']['error']}", "body", "JSON") from None
+                raise BadRequest(
+                    400, f"{field}: holds a lone surrogate, which is not JSON in UTF-8", field, limit
+                ) from None
+            raise BadRequest(
+                400, f"the body is not JSON in UTF-8: {first['ctx']['error']}", "body", "JSON"
+            ) from None
         field = field_path(first["loc"]) or "body"
         context = first.get("ctx") or {}
         limit = _ACCEPTED.get(first["type"])
@@ -177,7 +200,9 @@ def _lone_surrogate(body: bytes) -> str | None:
             return field_path(path) or "body"
         if isinstance(value, dict) and any(map(_SURROGATE.search, value)):
             return "body"
-        inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        inside = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        )
         waiting += reversed([((*path, key), one) for key, one in inside])
     return None
 
@@ -185,7 +210,9 @@ def _lone_surrogate(body: bytes) -> str | None:
 def check_texts(texts: list[str], field: str, max_count: int, max_chars: int) -> None:
     """Refuse too many texts, and what `check_text` refuses."""
     if len(texts) > max_count:
-        raise BadRequest(422, f"{field}: {len(texts)} given, at most {max_count} are accepted", field, max_count)
+        raise BadRequest(
+            422, f"{field}: {len(texts)} given, at most {max_count} are accepted", field, max_count
+        )
     for i, text in enumerate(texts):
         if len(text) > max_chars or "\0" in text:  # the name of a field is made for a wrong one alone
             check_text(text, f"{field}[{i}]", max_chars)
@@ -194,7 +221,9 @@ def check_texts(texts: list[str], field: str, max_count: int, max_chars: int) ->
 def check_text(text: str, field: str, max_chars: int) -> None:
     """Refuse a text that is too long, and NUL characters (no text has them, and they break tokenizers in C)."""
     if len(text) > max_chars:
-        raise BadRequest(422, f"{field}: {len(text)} characters, at most {max_chars} are accepted", field, max_chars)
+        raise BadRequest(
+            422, f"{field}: {len(text)} characters, at most {max_chars} are accepted", field, max_chars
+        )
     if "\0" in text:
         raise BadRequest(422, f"{field}: holds a NUL character", field, "no NUL characters")
 

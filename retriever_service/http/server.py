@@ -93,9 +93,15 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
             "```\ncurl -s localhost:8000/retrieve -H 'content-type: application/json' \\\n"
             '  -d \'{"queries": ["capital of Assyria"], "topk": 3, "return_scores": true}\'\n```'
         ),
-        responses={200: {"model": RetrieveResponse, "description": "One list of passages for each query."}, **ERROR_RESPONSES},
+        responses={
+            200: {"model": RetrieveResponse, "description": "One list of passages for each query."},
+            **ERROR_RESPONSES,
+        },
         openapi_extra={
-            "requestBody": {"required": True, "content": {"application/json": {"schema": _schema(RetrieveRequest)}}}
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": _schema(RetrieveRequest)}},
+            }
         },
     )
 
@@ -111,7 +117,12 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
             404: {"description": "No reranker is configured.", "model": ErrorBody},
             **ERROR_RESPONSES,
         },
-        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _schema(RerankRequest)}}}},
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": _schema(RerankRequest)}},
+            }
+        },
     )
 
     @app.get("/", include_in_schema=False)
@@ -125,10 +136,19 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
     @app.get("/readyz", summary="Is the index loaded?", responses={503: ERROR_RESPONSES[503]})
     async def readyz() -> dict[str, str | int]:
         if service.index is None:
-            reason = f"the index can't be opened: {service.failure}" if service.failure else "the index is still loading"
+            reason = (
+                f"the index can't be opened: {service.failure}"
+                if service.failure
+                else "the index is still loading"
+            )
             raise HTTPException(503, reason, {"Retry-After": "1"})
         info = service.index.info
-        return {"status": "ready", "backend": info.backend, "passages": info.passages, "corpus_sha256": info.corpus_sha256}
+        return {
+            "status": "ready",
+            "backend": info.backend,
+            "passages": info.passages,
+            "corpus_sha256": info.corpus_sha256,
+        }
 
     @app.get("/metrics", summary="Prometheus metrics", response_class=Response)
     async def metrics() -> Response:
@@ -140,7 +160,10 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """A process that loads before it serves has nothing to drain: a signal to stop ends it at once."""
-    before = {s: signal.signal(s, lambda number, frame: os._exit(128 + number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        s: signal.signal(s, lambda number, frame: os._exit(128 + number))
+        for s in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:

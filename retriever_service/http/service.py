@@ -60,19 +60,27 @@ class Service:
         else:  # it takes longer by the passage: a batch of 256 queries would outlast the deadline of each
             depth = self.settings.rerank_depth
             self._searches = self._batcher(index.search, index.quick, lambda query, topk: max(topk, depth))
-            self._rerankings = self._batcher(index.reranker.order, False, lambda item, topk: max(1, len(item[1])))
+            self._rerankings = self._batcher(
+                index.reranker.order, False, lambda item, topk: max(1, len(item[1]))
+            )
         self.index = index
 
     async def stop(self) -> None:
         """Answer what is queued, then close the index."""
         until = time.monotonic() + self.settings.drain_seconds
-        done = [await b.stop(until - time.monotonic()) for b in (self._searches, self._rerankings) if b is not None]
+        done = [
+            await b.stop(until - time.monotonic())
+            for b in (self._searches, self._rerankings)
+            if b is not None
+        ]
         self._owner.shutdown(wait=False, cancel_futures=True)
         self.left_running = (self.index is None and self.failure is None) or not all(done)
         if self.index is not None and all(done):
             self.index.close()
 
-    def _batcher(self, search: Search, quick: bool, weight: Callable[[Any, int], int] | None = None) -> Batcher:
+    def _batcher(
+        self, search: Search, quick: bool, weight: Callable[[Any, int], int] | None = None
+    ) -> Batcher:
         settings = self.settings
         return Batcher(
             search, self.metrics, self._owner, quick=quick, batch_size=settings.batch_size,
@@ -87,7 +95,10 @@ class Service:
         if (queries is None) == (asked.query is None):
             given = "both are" if queries is not None else "neither is"
             raise BadRequest(
-                422, f"queries: one of queries and query is expected, {given} given", "queries", "one of queries and query"
+                422,
+                f"queries: one of queries and query is expected, {given} given",
+                "queries",
+                "one of queries and query",
             )
         if queries is None:
             queries = [asked.query]
@@ -97,11 +108,16 @@ class Service:
         topk = check_topk(asked.topk, settings.topk, settings.max_topk)
         if len(queries) > settings.max_passages:
             limit = settings.max_passages
-            raise BadRequest(422, f"queries: {len(queries)} given, at most {limit} are accepted", "queries", limit)
+            raise BadRequest(
+                422, f"queries: {len(queries)} given, at most {limit} are accepted", "queries", limit
+            )
         if len(queries) * topk > settings.max_passages:
             limit = settings.max_passages // len(queries)
             raise BadRequest(
-                422, f"topk: {topk} for {len(queries)} queries, at most {limit} are accepted for so many", "topk", limit
+                422,
+                f"topk: {topk} for {len(queries)} queries, at most {limit} are accepted for so many",
+                "topk",
+                limit,
             )
         hits = await self.search(queries, topk, timeout_seconds) if queries else []
         answer = await encode_answer(hits, asked.return_scores)
@@ -118,21 +134,37 @@ class Service:
         check_texts(asked.queries, "queries", settings.max_queries, settings.max_query_chars)
         if len(asked.documents) != len(asked.queries):
             counts = f"{len(asked.documents)} lists for {len(asked.queries)} queries"
-            raise BadRequest(422, f"documents: {counts}, one list for each query is expected", "documents", len(asked.queries))
+            raise BadRequest(
+                422,
+                f"documents: {counts}, one list for each query is expected",
+                "documents",
+                len(asked.queries),
+            )
         documents = [[d.plain() for d in one] for one in asked.documents]
         for i, one in enumerate(documents):
             if len(one) > settings.max_topk:
                 limit = settings.max_topk
                 raise BadRequest(
-                    422, f"documents[{i}]: {len(one)} given, at most {limit} are accepted", f"documents[{i}]", limit
+                    422,
+                    f"documents[{i}]: {len(one)} given, at most {limit} are accepted",
+                    f"documents[{i}]",
+                    limit,
                 )
             if None in one:
                 field = f"documents[{i}][{one.index(None)}]"
-                raise BadRequest(422, f"{field}: no contents", field, "an object with contents, or with document")
+                raise BadRequest(
+                    422, f"{field}: no contents", field, "an object with contents, or with document"
+                )
         topk = check_topk(asked.rerank_topk, settings.topk, settings.max_topk, "rerank_topk")
-        items = [(q, tuple(contents for _, contents in one)) for q, one in zip(asked.queries, documents, strict=True)]
+        items = [
+            (q, tuple(contents for _, contents in one))
+            for q, one in zip(asked.queries, documents, strict=True)
+        ]
         orders = await self._rerankings.submit(items, topk, timeout_seconds) if items else []
-        hits = [[(encode_document(*one[i]), score) for i, score in order] for one, order in zip(documents, orders, strict=True)]
+        hits = [
+            [(encode_document(*one[i]), score) for i, score in order]
+            for one, order in zip(documents, orders, strict=True)
+        ]
         return await encode_answer(hits, asked.return_scores)
 
     async def search(self, queries: list[str], topk: int, timeout_seconds: float) -> list[Hits]:

@@ -43,7 +43,11 @@ class JsonEndpoint:
     async def respond(self, scope: Scope, receive: Receive) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Status, headers and body of the answer."""
         try:
-            content_type, length, timeout = b"application/json", b"", None  # a body that is not declared is read as JSON
+            content_type, length, timeout = (
+                b"application/json",
+                b"",
+                None,
+            )  # a body that is not declared is read as JSON
             for name, value in scope["headers"]:
                 if name == b"content-type":
                     content_type = value
@@ -83,7 +87,9 @@ class RetrieverApp(FastAPI):
         if scope["type"] == "http":
             path = scope["path"]
             if self._bearer is not None and path not in OPEN_PATHS and not self._allowed(scope):
-                body = error_body("a token is required: Authorization: Bearer TOKEN", "authorization", "Bearer TOKEN")
+                body = error_body(
+                    "a token is required: Authorization: Bearer TOKEN", "authorization", "Bearer TOKEN"
+                )
                 answer = Response(body, 401, {"WWW-Authenticate": "Bearer"}, "application/json")
                 await answer(scope, receive, send)
                 return
@@ -163,7 +169,9 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
 async def _read(receive: Receive, declared: bytes, max_bytes: int) -> bytes:
     """The whole body; a 413 as soon as it is known to be too large."""
     if declared.isdigit() and int(declared) > max_bytes:
-        raise BadRequest(413, f"body: {declared.decode()[:20]} bytes, at most {max_bytes} are accepted", "body", max_bytes)
+        raise BadRequest(
+            413, f"body: {declared.decode()[:20]} bytes, at most {max_bytes} are accepted", "body", max_bytes
+        )
     parts, size = [], 0
     while True:
         message = await receive()
@@ -172,7 +180,9 @@ async def _read(receive: Receive, declared: bytes, max_bytes: int) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size > max_bytes:
-            raise BadRequest(413, f"body: more than the {max_bytes} bytes that are accepted", "body", max_bytes)
+            raise BadRequest(
+                413, f"body: more than the {max_bytes} bytes that are accepted", "body", max_bytes
+            )
         parts.append(part)
         if not message.get("more_body", False):
             return part if len(parts) == 1 else b"".join(parts)
@@ -183,7 +193,9 @@ def _require_json(content_type: bytes) -> None:
     plain, *parameters = [part.strip().lower() for part in content_type.split(b";")]
     if plain != b"application/json" and not (plain.startswith(b"application/") and plain.endswith(b"+json")):
         given = content_type.decode("latin-1")[:80]
-        raise BadRequest(415, f"content-type: {given!r}, expected application/json", "content-type", "application/json")
+        raise BadRequest(
+            415, f"content-type: {given!r}, expected application/json", "content-type", "application/json"
+        )
     for parameter in parameters:
         name, _, value = parameter.partition(b"=")
         if name.strip() == b"charset" and value.strip().strip(b'"') not in (b"utf-8", b"utf8"):
@@ -198,5 +210,7 @@ def _seconds(value: bytes) -> float:
         seconds = math.nan
     if not seconds > 0:
         given = value.decode("latin-1")[:40]
-        raise BadRequest(422, f"X-Timeout-Seconds: {given!r} is no number above 0", "X-Timeout-Seconds", "a number above 0")
+        raise BadRequest(
+            422, f"X-Timeout-Seconds: {given!r} is no number above 0", "X-Timeout-Seconds", "a number above 0"
+        )
     return seconds

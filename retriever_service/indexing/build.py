@@ -74,21 +74,37 @@ def build_index(
         sinks["bm25"] = PostingsSink(analyzer)
     if backend != "bm25":
         if not model:
-            raise BadSetting(f"backend {backend} needs a model: the folder or hub name of a sentence encoder (--model)")
+            raise BadSetting(
+                f"backend {backend} needs a model: the folder or hub name of a sentence encoder (--model)"
+            )
         from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
 
         encoder = Encoder(EncoderSettings(model, family_of(family, model)), dtype=encoder_dtype)
-        settings |= {"encoder": encoder.settings.as_dict(), "fingerprint": encoder.fingerprint, "type": vector_type}
+        settings |= {
+            "encoder": encoder.settings.as_dict(),
+            "fingerprint": encoder.fingerprint,
+            "type": vector_type,
+        }
         settings["dtype"] = encoder.dtype
         if encoder_dtype == "auto" and not overwrite and (out / META_FILE).is_file():
-            settings["dtype"] = read_info(out).settings.get("dtype")  # whatever the machine that made it took for auto
+            settings["dtype"] = read_info(out).settings.get(
+                "dtype"
+            )  # whatever the machine that made it took for auto
         settings |= {"nprobe": nprobe, "ef_search": ef_search}
         sinks["dense"] = VectorSink(encoder)
         stored = _stored_bytes(encoder.dimension, vector_type)
         vector_bytes = stored if vector_type == "Flat" else 4 * encoder.dimension + stored
 
     with build_folder(
-        corpus, out, backend, settings, by="build", vector_bytes=vector_bytes, skip_bad=skip_bad, overwrite=overwrite, tell=tell
+        corpus,
+        out,
+        backend,
+        settings,
+        by="build",
+        vector_bytes=vector_bytes,
+        skip_bad=skip_bad,
+        overwrite=overwrite,
+        tell=tell,
     ) as build:
         if build is None:
             return verify(out)
@@ -98,12 +114,23 @@ def build_index(
             from retriever_service.bm25.build import write_bm25
 
             write_bm25(
-                work, work, sinks["bm25"].vocabulary, k1=k1, b=b, progress=lambda done, of: tell("invert", done / of, "")
+                work,
+                work,
+                sinks["bm25"].vocabulary,
+                k1=k1,
+                b=b,
+                progress=lambda done, of: tell("invert", done / of, ""),
             )
         if "dense" in sinks:
             from retriever_service.dense.build import write_dense
 
-            write_dense(work, encoder.dimension, state.passages, vector_type, lambda done, of: tell("vectors", done / of, ""))
+            write_dense(
+                work,
+                encoder.dimension,
+                state.passages,
+                vector_type,
+                lambda done, of: tell("vectors", done / of, ""),
+            )
         build.seal()
     return read_info(out)
 
@@ -121,7 +148,9 @@ class Build:
         end, tell, self._sinks = extent(self.corpus), self._tell, sinks
         if scanner.resumed_at:
             tell("scan", 0.0, f"going on after {scanner.resumed_at:,} passages")
-        self.state = scanner.run(lambda s: tell("scan", min(1.0, s.position / end), f"{s.passages:,} passages"))
+        self.state = scanner.run(
+            lambda s: tell("scan", min(1.0, s.position / end), f"{s.passages:,} passages")
+        )
         return self.state
 
     def seal(self) -> None:
@@ -140,7 +169,9 @@ class Build:
             "skipped": state.skipped,
             "skipped_reasons": state.reasons,
             "settings": key["settings"],
-            "files": {name: {"bytes": p.stat().st_size, "sha256": file_digest(p)} for name, p in files.items()},
+            "files": {
+                name: {"bytes": p.stat().st_size, "sha256": file_digest(p)} for name, p in files.items()
+            },
         }
         replace_file(work / META_FILE, orjson.dumps(meta, option=orjson.OPT_INDENT_2))
         self._tell("done", 1.0, f"{state.passages:,} passages")
@@ -166,7 +197,14 @@ def build_folder(
     """
     size = corpus.stat().st_size if corpus.is_file() else 0
     sha256 = checksum(corpus, lambda done: tell("checksum", done / max(size, 1), corpus.name))
-    key = {"format": FORMAT, "backend": backend, "corpus_sha256": sha256, "settings": settings, "skip_bad": skip_bad, "by": by}
+    key = {
+        "format": FORMAT,
+        "backend": backend,
+        "corpus_sha256": sha256,
+        "settings": settings,
+        "skip_bad": skip_bad,
+        "by": by,
+    }
     if out.exists() and not overwrite:
         _require_same(out, key)
         shutil.rmtree(out / REPLACED, ignore_errors=True)
@@ -180,7 +218,9 @@ def build_folder(
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadSetting(f"--out {out}: the folder {work} cannot be made ({error.strerror}); give another place") from None
+        raise BadSetting(
+            f"--out {out}: the folder {work} cannot be made ({error.strerror}); give another place"
+        ) from None
     if any(work.iterdir()) and not (work / "lock").is_file():
         raise IndexInvalid(f"{work}: holds files that are of no build; remove it, or give another --out")
     with _locked(work):
@@ -231,7 +271,9 @@ def _stored_bytes(dimension: int, vector_type: str) -> int:
 def _require_replaceable(out: Path) -> None:
     """`--overwrite` replaces an index or an empty folder, never somebody's other files."""
     if not out.is_dir() or (not (out / META_FILE).is_file() and any(out.iterdir())):
-        raise IndexInvalid(f"{out}: exists and is no index, so --overwrite does not replace it; give another folder")
+        raise IndexInvalid(
+            f"{out}: exists and is no index, so --overwrite does not replace it; give another folder"
+        )
 
 
 def _require_same(out: Path, key: dict) -> None:
@@ -240,7 +282,11 @@ def _require_same(out: Path, key: dict) -> None:
         raise IndexInvalid(f"{out}: exists and is no index; give another folder")
     have = asdict(verify(out))
     if different := [k for k in ("backend", "corpus_sha256", "settings") if have[k] != key[k]]:
-        words = {"backend": "another backend", "corpus_sha256": "another corpus", "settings": "other settings"}
+        words = {
+            "backend": "another backend",
+            "corpus_sha256": "another corpus",
+            "settings": "other settings",
+        }
         other = " and ".join(words[k] for k in different)
         raise IndexInvalid(f"{out}: holds an index of {other}; give another folder, or --overwrite")
 
@@ -249,7 +295,9 @@ def _require_disk(work: Path, corpus: Path, postings: bool, vector_bytes: int) -
     """Raise EnvironmentLacks where the disk is too small for what the start of the corpus promises: its text, three times that with
     postings, and vectors. What an interrupted build left there counts as free, since it is used or removed."""
     text, passages = estimate(corpus)
-    there = sum({s.st_ino: s.st_blocks * 512 for s in (p.stat() for p in work.rglob("*") if p.is_file())}.values())
+    there = sum(
+        {s.st_ino: s.st_blocks * 512 for s in (p.stat() for p in work.rglob("*") if p.is_file())}.values()
+    )
     free, vectors = shutil.disk_usage(work).free + there, passages * vector_bytes
     needed = text * (3 if postings else 1) + passages * _ROW_BYTES + vectors + (16 << 20)
     if free < needed:

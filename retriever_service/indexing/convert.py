@@ -50,18 +50,29 @@ def convert_index(
         flat_path, corpus = source / FOLDER / INDEX_FILE, Path(corpus or info.corpus)
         settings = {name: info.settings[name] for name in ("encoder", "fingerprint")}
         if not corpus.is_file():
-            raise CorpusError(f"corpus {corpus} of index {source}: no such file; give its place with --corpus")
+            raise CorpusError(
+                f"corpus {corpus} of index {source}: no such file; give its place with --corpus"
+            )
     else:
         if not source.is_file() or corpus is None:
-            raise BadSetting(f"index {source}: expected an index folder, or a FAISS file together with --corpus")
+            raise BadSetting(
+                f"index {source}: expected an index folder, or a FAISS file together with --corpus"
+            )
         flat_path, corpus = source, Path(corpus)
-        settings = {"encoder": EncoderSettings(model or "", family_of(family, model or "")).as_dict(), "fingerprint": None}
+        settings = {
+            "encoder": EncoderSettings(model or "", family_of(family, model or "")).as_dict(),
+            "fingerprint": None,
+        }
     if queries and not (model or settings["encoder"]["model"]):
-        raise BadSetting(f"--queries {queries}: questions need the encoder; the file {source} does not name it: give --model")
+        raise BadSetting(
+            f"--queries {queries}: questions need the encoder; the file {source} does not name it: give --model"
+        )
     flat = open_faiss(flat_path)
     vector_bytes = 0 if kind == "Flat" else stored_bytes(flat.d, kind)  # a flat one is linked
     encoder = (
-        Encoder(EncoderSettings(**settings["encoder"] | ({"model": model} if model else {}))) if model or queries else None
+        Encoder(EncoderSettings(**settings["encoder"] | ({"model": model} if model else {})))
+        if model or queries
+        else None
     )
     if encoder is not None:
         if encoder.dimension != flat.d:
@@ -99,7 +110,11 @@ def convert_index(
             build.seal()
         made = open_faiss(target)
         set_search_effort(made, nprobe, ef_search)
-        asked = encoder.queries(read_questions(Path(queries), sample)) if queries else sample_queries(flat, sample)
+        asked = (
+            encoder.queries(read_questions(Path(queries), sample))
+            if queries
+            else sample_queries(flat, sample)
+        )
         measured = {k: recall(flat, made, asked, k) for k in RECALL_AT}
     return read_info(out), measured
 
@@ -117,7 +132,9 @@ def read_questions(path: Path, limit: int) -> list[str]:
                 except orjson.JSONDecodeError as error:
                     raise CorpusError(f"{path}:{number}: not JSON ({error})") from None
                 if not isinstance(text, str):
-                    raise CorpusError(f'{path}:{number}: no "question"; expected JSONL with "question", or one question a line')
+                    raise CorpusError(
+                        f'{path}:{number}: no "question"; expected JSONL with "question", or one question a line'
+                    )
             if text:
                 questions.append(text)
             if len(questions) == limit:

@@ -137,7 +137,13 @@ def estimate(path: Path) -> tuple[int, int]:
             head = (gzip.GzipFile(fileobj=raw) if gzipped else raw).read(_SAMPLE)
         except (EOFError, gzip.BadGzipFile, zlib.error):  # the scan says where it is damaged
             return 3 * size, max(1, size // 200)
-        text = size if not gzipped else len(head) if len(head) < _SAMPLE else len(head) * size // max(raw.tell(), 1)
+        text = (
+            size
+            if not gzipped
+            else len(head)
+            if len(head) < _SAMPLE
+            else len(head) * size // max(raw.tell(), 1)
+        )
     return max(1, text), max(1, round(text * head.count(b"\n") / max(len(head), 1)))
 
 
@@ -155,7 +161,9 @@ def _read_parquet(path: Path, skip_bad: bool, skipped: Skipped, start: int) -> I
     file = _open_parquet(path)
     columns = [name for name in ("id", "contents", "title", "text") if name in file.schema_arrow.names]
     if "id" not in columns or not {"contents", "text"} & set(columns):
-        raise CorpusError(f"{path}: columns {', '.join(file.schema_arrow.names)}; expected id and contents (or title and text)")
+        raise CorpusError(
+            f"{path}: columns {', '.join(file.schema_arrow.names)}; expected id and contents (or title and text)"
+        )
     row = 0
     for group in range(file.num_row_groups):
         rows = file.metadata.row_group(group).num_rows
@@ -182,7 +190,9 @@ def _batches(path: Path, file, group: int, columns: list[str]) -> Iterator[list[
         for batch in file.iter_batches(4096, row_groups=[group], columns=columns):
             yield batch.to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path}: damaged Parquet file, row group {group + 1}: {' '.join(str(error).split())}") from None
+        raise CorpusError(
+            f"{path}: damaged Parquet file, row group {group + 1}: {' '.join(str(error).split())}"
+        ) from None
 
 
 def _bad(reason: str, skip_bad: bool, skipped: Skipped) -> None:

@@ -54,7 +54,13 @@ class Scanner:
         self.state = found or ScanState(key)
         self._chunk = min((sink.chunk_passages for sink in sinks), default=20_000)
         self._files: dict[str, BinaryIO] = {}
-        for name in (TEXT_FILE, OFFSETS_FILE, "hashes", "lines", *(name for sink in sinks for name in sink.files)):
+        for name in (
+            TEXT_FILE,
+            OFFSETS_FILE,
+            "hashes",
+            "lines",
+            *(name for sink in sinks for name in sink.files),
+        ):
             path = folder / name
             path.touch()
             os.truncate(path, self.state.sizes.get(name, 0))
@@ -75,10 +81,16 @@ class Scanner:
         state = self.state
         if not state.read:
             skipped = Skipped(state.skipped, list(state.reasons))
-            passages = read_corpus(self.corpus, skip_bad=self.skip_bad, skipped=skipped, line=state.line, start=state.position)
+            passages = read_corpus(
+                self.corpus, skip_bad=self.skip_bad, skipped=skipped, line=state.line, start=state.position
+            )
             while chunk := list(islice(passages, self._chunk)):
                 self._write(chunk)
-                state.line, state.position, state.passages = chunk[-1].line, chunk[-1].end, state.passages + len(chunk)
+                state.line, state.position, state.passages = (
+                    chunk[-1].line,
+                    chunk[-1].end,
+                    state.passages + len(chunk),
+                )
                 state.skipped, state.reasons = skipped.count, skipped.reasons
                 self._commit()
                 if progress:
@@ -131,7 +143,10 @@ class Scanner:
             state = ScanState(**orjson.loads(path.read_bytes()))
         except (orjson.JSONDecodeError, TypeError):  # torn, or of another version: start anew
             return None
-        whole = all((self.folder / n).exists() and (self.folder / n).stat().st_size >= size for n, size in state.sizes.items())
+        whole = all(
+            (self.folder / n).exists() and (self.folder / n).stat().st_size >= size
+            for n, size in state.sizes.items()
+        )
         return state if state.key == key and whole else None
 
     def _refuse_repeated_ids(self) -> None:

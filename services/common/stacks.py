@@ -35,7 +35,9 @@ def thread_stacks(pid: int) -> str:
     """Stacks of all threads of a process on this host, newest call first, or one line that says why there are none."""
     try:
         handles = list(_answers(pid))
-        state = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("State"))
+        state = next(
+            line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("State")
+        )
     except FileNotFoundError:
         return f"there is no process {pid}"
     except PermissionError:
@@ -64,7 +66,9 @@ def task_stacks(tasks: Iterable[asyncio.Task[Any]]) -> str:
         awaited: Any = task.get_coro()
         for _ in range(DEPTH):
             frame = (
-                getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None) or getattr(awaited, "ag_frame", None)
+                getattr(awaited, "cr_frame", None)
+                or getattr(awaited, "gi_frame", None)
+                or getattr(awaited, "ag_frame", None)
             )
             if frame is None:
                 break

@@ -8,7 +8,15 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Answer, CannotReach, ControlError, Done, RunStatus
+from services.control.records import (
+    MAX_WORKERS,
+    PAUSE_INSTEAD,
+    Answer,
+    CannotReach,
+    ControlError,
+    Done,
+    RunStatus,
+)
 
 A = TypeVar("A", bound=Answer)
 
@@ -17,7 +25,10 @@ TIMEOUT_SECONDS = 30.0
 
 Url = Annotated[
     str,
-    typer.Option(envvar="UNSPIRAL_CONTROL_URL", help="Address of the control plane; a run's own is in runs/NAME/control.json."),
+    typer.Option(
+        envvar="UNSPIRAL_CONTROL_URL",
+        help="Address of the control plane; a run's own is in runs/NAME/control.json.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 URL = "http://127.0.0.1:8200"
@@ -67,11 +78,15 @@ def scale(
         raise ControlError(f"workers scale {n}: {PAUSE_INSTEAD}")
     if n != "all" and not (n.isascii() and n.isdigit() and int(n) <= MAX_WORKERS):
         raise ControlError(f"workers scale {n}: expected a whole number from 1 to {MAX_WORKERS}, or all")
-    typer.echo(ask(Done, "POST", url, "/v1/workers/scale", {"n": n if n == "all" else int(n), "ahead": ahead}).text)
+    typer.echo(
+        ask(Done, "POST", url, "/v1/workers/scale", {"n": n if n == "all" else int(n), "ahead": ahead}).text
+    )
 
 
 @workers_app.command("drain")
-def drain(id: Annotated[str, typer.Argument(help="The worker's id, as `workers list` shows it.")], url: Url = URL) -> None:
+def drain(
+    id: Annotated[str, typer.Argument(help="The worker's id, as `workers list` shows it.")], url: Url = URL
+) -> None:
     """Let one worker finish what it runs, then end it; one fewer is wanted from now on. The last one stays: see `unspiral pause`."""
     from urllib.parse import quote
 
@@ -98,7 +113,12 @@ def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         answer = httpx.request(
-            method, url.rstrip("/") + path, json=body, headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False
+            method,
+            url.rstrip("/") + path,
+            json=body,
+            headers=headers,
+            timeout=TIMEOUT_SECONDS,
+            trust_env=False,
         )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
         raise ControlError(f"--url {url}: expected an address such as {URL}") from e
@@ -144,12 +164,24 @@ def show_workers(status: RunStatus) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    wanted = f"{status.target} (all that the cluster has room for)" if status.follows_cluster else str(status.target)
+    wanted = (
+        f"{status.target} (all that the cluster has room for)"
+        if status.follows_cluster
+        else str(status.target)
+    )
     table = Table(title=f"workers, {wanted} wanted", title_justify="left", box=None)
     for name in ("worker", "state", "version", "outstanding tokens", "trajectories", "node", "pid"):
         table.add_column(name, justify="left" if name in ("worker", "state", "node") else "right")
     for w in status.workers:
-        table.add_row(w.id, w.state, str(w.version), str(w.outstanding_tokens), str(w.trajectories), w.node, str(w.pid or "-"))
+        table.add_row(
+            w.id,
+            w.state,
+            str(w.version),
+            str(w.outstanding_tokens),
+            str(w.trajectories),
+            w.node,
+            str(w.pid or "-"),
+        )
     console = Console(highlight=False)
     console.print(table)
     if status.problem:

@@ -36,9 +36,21 @@ def announce_run(run: str, id: str, url: str, folder: str) -> None:
 
     id: what the run's own health check answers with. What an earlier attempt in the same folder left behind is taken away.
     """
-    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
+    from ray.experimental.internal_kv import (
+        _internal_kv_del,
+        _internal_kv_get,
+        _internal_kv_list,
+        _internal_kv_put,
+    )
 
-    value = {"run": run, "id": id, "url": url, "folder": folder, "host": socket.gethostname(), "started": time.time()}
+    value = {
+        "run": run,
+        "id": id,
+        "url": url,
+        "folder": folder,
+        "host": socket.gethostname(),
+        "started": time.time(),
+    }
     for key in _internal_kv_list(PREFIX, namespace=NAMESPACE):
         earlier = announcement(_internal_kv_get(key, namespace=NAMESPACE))
         if earlier is not None and all(earlier.get(name) == value[name] for name in ("folder", "host")):
@@ -54,7 +66,10 @@ def withdraw_run(run: str, id: str) -> None:
         internal_kv_get_gcs_client().internal_kv_del(_key(run, id), False, NAMESPACE, timeout=LOOK_SECONDS)
     except Exception as e:  # whatever Ray says here must not hide how the run itself ended
         log.warning(
-            "run %s could not be taken off its cluster's list: %s: %s", run, type(e).__name__, " ".join(str(e).split())[:200]
+            "run %s could not be taken off its cluster's list: %s: %s",
+            run,
+            type(e).__name__,
+            " ".join(str(e).split())[:200],
         )
 
 
@@ -69,7 +84,11 @@ def announcement(value: bytes | None) -> dict[str, Any] | None:
     except ValueError:
         return None
     kinds = {"run": str, "id": str, "url": str, "started": float}
-    return about if isinstance(about, dict) and all(isinstance(about.get(k), t) for k, t in kinds.items()) else None
+    return (
+        about
+        if isinstance(about, dict) and all(isinstance(about.get(k), t) for k, t in kinds.items())
+        else None
+    )
 
 
 class Gateway:
@@ -78,7 +97,9 @@ class Gateway:
     def __init__(self, ray_address: str, token: str | None):
         host, _, port = ray_address.rpartition(":")
         if not host or not port.isdigit() or "/" in host:
-            raise ControlError(f"--ray-address {ray_address}: expected HOST:PORT of the cluster's head, such as ray-head:6379")
+            raise ControlError(
+                f"--ray-address {ray_address}: expected HOST:PORT of the cluster's head, such as ray-head:6379"
+            )
         self.ray_address, self._place = ray_address, (host.strip("[]"), int(port))
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._gcs: Any = None
@@ -106,7 +127,9 @@ class Gateway:
     async def resume(self) -> Done:
         return await self._ask(Done, "POST", "/v1/resume")
 
-    async def _ask(self, kind: type[A], method: str, path: str, body: Any = None, url: str | None = None) -> A:
+    async def _ask(
+        self, kind: type[A], method: str, path: str, body: Any = None, url: str | None = None
+    ) -> A:
         url = url or (await self._find())[0]
         async with httpx.AsyncClient(headers=self._headers, timeout=ANSWER_SECONDS, trust_env=False) as http:
             try:
@@ -118,9 +141,13 @@ class Gateway:
     async def _find(self) -> tuple[str, list[str]]:
         """The address of the newest run that answers, looked for anew each time, and the names of the others. Raises NoRun, CannotReach."""
         runs = await asyncio.to_thread(self._registered)
-        async with httpx.AsyncClient(timeout=LOOK_SECONDS, trust_env=False) as http:  # no token: who answers is not known yet
+        async with httpx.AsyncClient(
+            timeout=LOOK_SECONDS, trust_env=False
+        ) as http:  # no token: who answers is not known yet
             answers = await asyncio.gather(*(_answers(http, r) for r in runs))
-        alive = sorted((r for r, is_it in zip(runs, answers, strict=True) if is_it), key=lambda r: r["started"])
+        alive = sorted(
+            (r for r, is_it in zip(runs, answers, strict=True) if is_it), key=lambda r: r["started"]
+        )
         if not alive:
             raise NoRun(f"no run on the cluster at {self.ray_address}")
         return alive[-1]["url"], sorted(r["run"] for r in alive[:-1])
@@ -134,9 +161,13 @@ class Gateway:
             socket.create_connection(self._place, LOOK_SECONDS).close()
         except OSError as e:
             self._gcs = None
-            raise CannotReach(f"--ray-address {self.ray_address}: no Ray answers there ({e.strerror or e})") from e
+            raise CannotReach(
+                f"--ray-address {self.ray_address}: no Ray answers there ({e.strerror or e})"
+            ) from e
         try:
-            gcs = self._gcs = self._gcs or GcsClient(address=self.ray_address)  # another request's fault may unset it
+            gcs = self._gcs = self._gcs or GcsClient(
+                address=self.ray_address
+            )  # another request's fault may unset it
             keys = gcs.internal_kv_keys(PREFIX, NAMESPACE, timeout=LOOK_SECONDS)
             values = [gcs.internal_kv_get(key, NAMESPACE, timeout=LOOK_SECONDS) for key in keys]
         except AuthenticationError as e:
@@ -174,7 +205,9 @@ def read_answer(answer: httpx.Response, kind: type[A], url: str) -> A:
 def _as_error(answer: httpx.Response) -> ControlError:
     """A refusal of the control plane, as the exception it was there."""
     if not answer.is_error:
-        return CannotReach(f"{answer.request.url}: HTTP {answer.status_code}; what answers there is no control plane of a run")
+        return CannotReach(
+            f"{answer.request.url}: HTTP {answer.status_code}; what answers there is no control plane of a run"
+        )
     try:
         detail = " ".join(str(answer.json()["detail"]).split())[:500]
     except (ValueError, KeyError, TypeError):

@@ -10,7 +10,14 @@ from contextlib import ExitStack, closing
 from fastapi import FastAPI
 
 from services.common.http.auth import required_token
-from services.common.http.serving import CannotServe, RunningServer, bind, run_in_thread, run_until_signal, url_of
+from services.common.http.serving import (
+    CannotServe,
+    RunningServer,
+    bind,
+    run_in_thread,
+    run_until_signal,
+    url_of,
+)
 from services.control.records import Control
 from services.control.server import create_app
 from services.settings import ControlSettings

@@ -30,7 +30,9 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
 
     id: of a run, given back by the health check so that a gateway knows it again; a gateway has none.
     """
-    app = FastAPI(title="Unspiral control plane", version="1", description=__doc__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Unspiral control plane", version="1", description=__doc__, docs_url=None, redoc_url=None
+    )
     app.add_middleware(TokenGate, token=token)
     seen = ControlMetrics()
 
@@ -49,7 +51,9 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
-        return refuse(f"{request.method} {request.url.path}: {error.detail}", error.status_code, error.headers)
+        return refuse(
+            f"{request.method} {request.url.path}: {error.detail}", error.status_code, error.headers
+        )
 
     @app.exception_handler(Exception)
     async def _broken(request: Request, error: Exception) -> JSONResponse:
@@ -71,7 +75,9 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
         except ValidationError as e:
             given = body[:60].decode("utf-8", "replace") or "an empty body"
             none = any(error["type"] == "greater_than_equal" for error in e.errors())
-            raise ControlError(f"{SCALE_ACCEPTS}; got {given}" + (f"; {PAUSE_INSTEAD}" if none else "")) from e
+            raise ControlError(
+                f"{SCALE_ACCEPTS}; got {given}" + (f"; {PAUSE_INSTEAD}" if none else "")
+            ) from e
         return await control.scale(wanted.n, wanted.ahead)
 
     @app.post("/v1/workers/{worker}/drain", status_code=202)
@@ -106,7 +112,9 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Prometheus: the run's state, its workers and its speed."""
-        return Response(seen.text(await control.status()), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            seen.text(await control.status()), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     @app.get("/", include_in_schema=False)
     async def root() -> RedirectResponse:
@@ -124,8 +132,12 @@ class ControlMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.refused = Counter("unspiral_control_refused", "Requests refused", ["status"], registry=self.registry)
-        gauge = lambda name, text, *labels: Gauge(f"unspiral_control_{name}", text, labels, registry=self.registry)  # noqa: E731
+        self.refused = Counter(
+            "unspiral_control_refused", "Requests refused", ["status"], registry=self.registry
+        )
+        gauge = lambda name, text, *labels: Gauge(
+            f"unspiral_control_{name}", text, labels, registry=self.registry
+        )  # noqa: E731
         self.run = gauge("run", "1 while a run is there")
         self.paused = gauge("paused", "1 while the run is paused")
         self.step = gauge("step", "Last step that was finished")

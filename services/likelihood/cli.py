@@ -15,12 +15,16 @@ monitor_app = typer.Typer(help="The phase monitor.", no_args_is_help=True)
 Store = Annotated[
     str,
     typer.Option(
-        envvar="UNSPIRAL_STORE", help="File path, sqlite:PATH or redis://HOST:PORT/DB; a password belongs into the variable."
+        envvar="UNSPIRAL_STORE",
+        help="File path, sqlite:PATH or redis://HOST:PORT/DB; a password belongs into the variable.",
     ),
 ]
 RunName = Annotated[str | None, typer.Option("--run", help="One run; all if left out.")]
 Rules = Annotated[
-    Path | None, typer.Option(help="YAML with thresholds of the phase monitor (the section monitor.rules of a configuration).")
+    Path | None,
+    typer.Option(
+        help="YAML with thresholds of the phase monitor (the section monitor.rules of a configuration)."
+    ),
 ]
 
 
@@ -32,8 +36,12 @@ def serve_likelihood(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8100,
     token_steps: Annotated[int, typer.Option(min=1, help="Steps whose token arrays are kept.")] = 8,
     rules: Rules = None,
-    tensorboard: Annotated[Path | None, typer.Option(help="Mirror every step to TensorBoard files in this folder.")] = None,
-    wandb: Annotated[str | None, typer.Option(help="Mirror every step to this Weights & Biases project.")] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Mirror every step to TensorBoard files in this folder.")
+    ] = None,
+    wandb: Annotated[
+        str | None, typer.Option(help="Mirror every step to this Weights & Biases project.")
+    ] = None,
 ) -> None:
     """Run the likelihood service alone: REST for any trainer, the live page at /."""
     from services.likelihood.exports.run_files import read_rules
@@ -47,8 +55,12 @@ def serve_likelihood(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders (or metrics.jsonl files); several are overlaid.")],
-    out: Annotated[Path | None, typer.Option(help="File to write; report.html in the first run's folder if left out.")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders (or metrics.jsonl files); several are overlaid.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; report.html in the first run's folder if left out.")
+    ] = None,
 ) -> None:
     """Write one self-contained HTML page with the curves, phases and alarms of recorded runs."""
     from services.likelihood.exports.report import write_report
@@ -62,7 +74,8 @@ def prune(
     store: Store = "likelihood.db",
     run: RunName = None,
     keep_steps: Annotated[
-        int | None, typer.Option(min=0, help="Forget the trajectories of all but the last N steps; curves stay.")
+        int | None,
+        typer.Option(min=0, help="Forget the trajectories of all but the last N steps; curves stay."),
     ] = None,
     older_than_days: Annotated[
         float | None, typer.Option(min=0, help="Forget whole runs that were last posted to so long ago.")
@@ -84,7 +97,9 @@ def export(
     out: Annotated[str, typer.Argument(help="Folder; with --to wandb the name of a project.")],
     store: Store = "likelihood.db",
     run: RunName = None,
-    to: Annotated[Literal["parquet", "tensorboard", "wandb"], typer.Option(help="What is written.")] = "parquet",
+    to: Annotated[
+        Literal["parquet", "tensorboard", "wandb"], typer.Option(help="What is written.")
+    ] = "parquet",
 ) -> None:
     """Write runs out: Parquet (steps and actions), TensorBoard event files, or Weights & Biases."""
     from services.likelihood.exports import mirrors, upkeep
@@ -126,7 +141,9 @@ def replay(
         typer.echo(f"  {band['phase']:<12} steps {band['first']} to {band['last']}")
     for alarm in alarms:
         end = "stands" if alarm["cleared"] is None else f"ended at step {alarm['cleared']}"
-        typer.echo(f"  alarm at step {alarm['step']} ({alarm['metric']}, confidence {alarm['sure']}, {end}): {alarm['seen']}")
+        typer.echo(
+            f"  alarm at step {alarm['step']} ({alarm['metric']}, confidence {alarm['sure']}, {end}): {alarm['seen']}"
+        )
         typer.echo(f"    {alarm['advice']}")
     if not alarms:
         typer.echo("  no alarm")

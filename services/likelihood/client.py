@@ -50,7 +50,9 @@ class LikelihoodClient:
         timeout_seconds: float = 30.0,
     ):
         if not url.startswith(("http://", "https://")):
-            raise LikelihoodError(f"likelihood service {url!r}: expected an address such as http://127.0.0.1:8100")
+            raise LikelihoodError(
+                f"likelihood service {url!r}: expected an address such as http://127.0.0.1:8100"
+            )
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         timeout = httpx.Timeout(timeout_seconds, connect=min(3.0, timeout_seconds))
@@ -70,7 +72,9 @@ class LikelihoodClient:
         """
         for at in range(0, max(1, len(record.trajectories)), PART):  # the service merges the parts of a step
             part = record.model_copy(update={"trajectories": record.trajectories[at : at + PART]})
-            size = 1000 + 100 * len(part.metrics) + sum(200 + 120 * len(_actions(t)) for t in part.trajectories)
+            size = (
+                1000 + 100 * len(part.metrics) + sum(200 + 120 * len(_actions(t)) for t in part.trajectories)
+            )
             self._add("step", run, record.step, "POST", "steps", partial(_json, part), size)
 
     def put_tokens(self, run: str, step: int, batch: TokenBatch, attempt: int = 0) -> None:
@@ -78,7 +82,15 @@ class LikelihoodClient:
         if batch.logp_old is None:
             raise LikelihoodError(f"run {run}, step {step}: token arrays without logp_old")
         size = 20 * len(batch.token_ids) + 100 * len(batch)
-        self._add("tokens", run, step, "PUT", f"steps/{step}/tokens?attempt={attempt}", lambda: pack_tokens(batch), size)
+        self._add(
+            "tokens",
+            run,
+            step,
+            "PUT",
+            f"steps/{step}/tokens?attempt={attempt}",
+            lambda: pack_tokens(batch),
+            size,
+        )
 
     def post_event(self, run: str, event: EventRecord) -> None:
         """Hand over something that happened in the run."""
@@ -93,12 +105,22 @@ class LikelihoodClient:
         try:
             answer = self._http.get(f"/v1/runs/{check_run_name(run)}/steps/{step}/tokens")
         except httpx.HTTPError as e:
-            log.warning("likelihood service %s: token arrays of step %d not read (%s)", self.url, step, type(e).__name__)
+            log.warning(
+                "likelihood service %s: token arrays of step %d not read (%s)",
+                self.url,
+                step,
+                type(e).__name__,
+            )
             return None
         if answer.status_code == 200:
             return unpack_tokens(answer.content)
         if answer.status_code != 404:
-            log.warning("likelihood service %s: token arrays of step %d not read (%s)", self.url, step, _reason(answer))
+            log.warning(
+                "likelihood service %s: token arrays of step %d not read (%s)",
+                self.url,
+                step,
+                _reason(answer),
+            )
         return None
 
     @property
@@ -140,7 +162,12 @@ class LikelihoodClient:
             self._spool.close()
         self._http.close()
         if left:
-            log.warning("likelihood service %s: %d records not delivered; they wait in %s", self.url, left, self._spool.folder)
+            log.warning(
+                "likelihood service %s: %d records not delivered; they wait in %s",
+                self.url,
+                left,
+                self._spool.folder,
+            )
         return left
 
     def __enter__(self) -> LikelihoodClient:
@@ -149,7 +176,9 @@ class LikelihoodClient:
     def __exit__(self, *exc: Any) -> None:
         self.close()
 
-    def _add(self, kind: str, run: str, step: int, method: str, path: str, make: Callable[[], bytes], size: int) -> None:
+    def _add(
+        self, kind: str, run: str, step: int, method: str, path: str, make: Callable[[], bytes], size: int
+    ) -> None:
         message = Message(kind, run, step, method, f"/v1/runs/{check_run_name(run)}/{path}", make, size)
         with self._changed:
             if self._closing:
@@ -181,7 +210,10 @@ class LikelihoodClient:
                 continue
             if failures == 0:
                 log.warning(
-                    "likelihood service %s: %s; records wait in memory, then in %s", self.url, problem, self._spool.folder
+                    "likelihood service %s: %s; records wait in memory, then in %s",
+                    self.url,
+                    problem,
+                    self._spool.folder,
                 )
             pause = RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]
             failures += 1
@@ -199,7 +231,9 @@ class LikelihoodClient:
         kind = "application/json" if message.method == "POST" else "application/octet-stream"
         try:
             body = message.body
-        except Exception as e:  # whatever it is, it would be the same next time: the record is lost, those behind it are not
+        except (
+            Exception
+        ) as e:  # whatever it is, it would be the same next time: the record is lost, those behind it are not
             self.refused += 1
             log.error(
                 "%s of run %s, step %d cannot be written out: %s: %s",
@@ -211,7 +245,9 @@ class LikelihoodClient:
             )
             return None
         try:
-            answer = self._http.request(message.method, message.path, content=body, headers={"Content-Type": kind})
+            answer = self._http.request(
+                message.method, message.path, content=body, headers={"Content-Type": kind}
+            )
         except httpx.HTTPError as e:
             return f"cannot be reached ({type(e).__name__})"
         if answer.is_success:

@@ -45,14 +45,17 @@ class ServeSettings(Settings):
 
 def serve_in_thread(settings: ServeSettings) -> RunningServer:
     """Start the service and return once it answers. Raises CannotServe, StoreError, TokenRequired, MirrorError."""
-    return run_in_thread(lambda parts: _assembled(settings, parts), settings.host, WHAT, settings.start_timeout_seconds)
+    return run_in_thread(
+        lambda parts: _assembled(settings, parts), settings.host, WHAT, settings.start_timeout_seconds
+    )
 
 
 def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = print) -> int:
     """Run the service in the foreground until SIGINT or SIGTERM, and return the exit status (130, 143)."""
     about = f"store {without_password(settings.store)}; page at /, API at /docs"
     return run_until_signal(
-        lambda parts: _assembled(settings, parts), lambda sock: announce(f"{WHAT}: {url_of(settings.host, sock)} ({about})")
+        lambda parts: _assembled(settings, parts),
+        lambda sock: announce(f"{WHAT}: {url_of(settings.host, sock)} ({about})"),
     )
 
 

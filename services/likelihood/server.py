@@ -60,12 +60,17 @@ Step = Annotated[int, fastapi.Path(ge=0, le=MAX_STEP)]
 
 
 def create_app(
-    store: LikelihoodStore, token: str | None = None, rules: MonitorRules | None = None, mirroring: Mirroring | None = None
+    store: LikelihoodStore,
+    token: str | None = None,
+    rules: MonitorRules | None = None,
+    mirroring: Mirroring | None = None,
 ) -> FastAPI:
     """The service on a store. With a token, everything but health needs it (services.common.http.auth)."""
     service = LikelihoodService(store, rules, mirroring)
     seen = ServiceMetrics(service)
-    app = FastAPI(title="Unspiral likelihood service", version="1", description=__doc__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Unspiral likelihood service", version="1", description=__doc__, docs_url=None, redoc_url=None
+    )
     app.state.service = service
     app.add_middleware(TokenGate, token=token)
     app.add_middleware(AnswerWhenStopped)  # the last added is the outermost
@@ -80,14 +85,18 @@ def create_app(
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         return JSONResponse(
-            {"detail": f"{'.'.join(str(p) for p in first['loc'][1:])}: {first['msg']} (got {str(first.get('input'))[:60]!r})"},
+            {
+                "detail": f"{'.'.join(str(p) for p in first['loc'][1:])}: {first['msg']} (got {str(first.get('input'))[:60]!r})"
+            },
             422,
         )
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse(
-            {"detail": f"{request.method} {request.url.path}: {error.detail}"}, error.status_code, error.headers
+            {"detail": f"{request.method} {request.url.path}: {error.detail}"},
+            error.status_code,
+            error.headers,
         )
 
     @app.exception_handler(Exception)
@@ -122,7 +131,13 @@ def create_app(
             return rows
 
         rows = await run_in_threadpool(keep)
-        return {"run": run, "step": step, "attempt": attempt, "trajectories": rows, "kept_steps": store.token_steps}
+        return {
+            "run": run,
+            "step": step,
+            "attempt": attempt,
+            "trajectories": rows,
+            "kept_steps": store.token_steps,
+        }
 
     @app.get("/v1/runs/{run}/steps/{step}/tokens", response_class=Response)
     def get_tokens(run: Run, step: Step) -> Response:
@@ -130,7 +145,10 @@ def create_app(
         body = store.get_tokens(run, step)
         if body is None:
             return JSONResponse(
-                {"detail": f"run {run}: no token arrays of step {step}; the newest {store.token_steps} steps are kept"}, 404
+                {
+                    "detail": f"run {run}: no token arrays of step {step}; the newest {store.token_steps} steps are kept"
+                },
+                404,
             )
         return Response(body, media_type="application/octet-stream")
 
@@ -147,14 +165,18 @@ def create_app(
     @app.get("/v1/runs/{run}/series")
     def series(
         run: Run,
-        names: Annotated[str | None, Query(description="metric names, separated by commas; all if left out")] = None,
+        names: Annotated[
+            str | None, Query(description="metric names, separated by commas; all if left out")
+        ] = None,
         first: Annotated[int | None, Query(ge=0, le=MAX_STEP)] = None,
         last: Annotated[int | None, Query(ge=0, le=MAX_STEP)] = None,
         points: Annotated[int, Query(ge=2, le=MAX_POINTS)] = 1000,
     ) -> Response:
         """Curves: the value of each step, or mean, least and largest of each bucket of `stride` steps where there are more than `points`."""
         chosen = [n for n in names.split(",") if n] if names is not None else None
-        return Response(orjson.dumps(service.series(run, chosen, first, last, points)), media_type="application/json")
+        return Response(
+            orjson.dumps(service.series(run, chosen, first, last, points)), media_type="application/json"
+        )
 
     @app.get("/v1/runs/{run}/phase")
     def phase(run: Run) -> dict[str, Any]:
@@ -174,7 +196,9 @@ def create_app(
 
     @app.get("/v1/runs/{run}/steps")
     def steps(
-        run: Run, first: Annotated[int, Query(ge=0, le=MAX_STEP)] = 0, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+        run: Run,
+        first: Annotated[int, Query(ge=0, le=MAX_STEP)] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> list[StoredStep]:
         """Stored steps from `first` on, without their trajectories."""
         return store.steps(run, first, MAX_STEP, limit)
@@ -182,7 +206,9 @@ def create_app(
     @app.get("/v1/runs/{run}/steps/{step}/trajectories", response_model=list[TrajectoryRecord])
     def trajectories(run: Run, step: Step) -> Response:
         """The trajectories of a step."""
-        return Response(orjson.dumps(store.trajectories(run, step), default=vars), media_type="application/json")
+        return Response(
+            orjson.dumps(store.trajectories(run, step), default=vars), media_type="application/json"
+        )
 
     @app.get("/v1/runs/{run}/stream")
     async def stream(run: Run, request: Request) -> EventSourceResponse:
@@ -214,7 +240,8 @@ def create_app(
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page() -> FileResponse:
         return FileResponse(
-            STATIC / "live.html", headers={"Content-Security-Policy": CONTENT_POLICY, "Cache-Control": "no-cache"}
+            STATIC / "live.html",
+            headers={"Content-Security-Policy": CONTENT_POLICY, "Cache-Control": "no-cache"},
         )
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
@@ -224,7 +251,9 @@ def create_app(
     return app
 
 
-async def _events(service: LikelihoodService, run: str | None, request: Request) -> AsyncIterator[ServerSentEvent]:
+async def _events(
+    service: LikelihoodService, run: str | None, request: Request
+) -> AsyncIterator[ServerSentEvent]:
     listener = service.listen(run)
     try:
         yield ServerSentEvent(event="hello", data=json.dumps({"run": run}))

@@ -51,7 +51,9 @@ class Listener:
 class LikelihoodService:
     """Thread-safe. Every posted step goes to the store, then to the run's monitor, then to the listeners."""
 
-    def __init__(self, store: LikelihoodStore, rules: MonitorRules | None = None, mirroring: Mirroring | None = None):
+    def __init__(
+        self, store: LikelihoodStore, rules: MonitorRules | None = None, mirroring: Mirroring | None = None
+    ):
         self.store, self.rules, self.mirroring = store, rules, mirroring
         self._watches: dict[str, RunWatch] = {}
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -85,9 +87,17 @@ class LikelihoodService:
         codes = self.store.columns(run, ["phase"], first, last).get("phase")
         found = series.bands(codes, first, list(PHASES)) if codes is not None else []
         now = found[-1] if found else {"phase": "healthy", "first": first}
-        return {"run": run, "step": info.last_step, "phase": now["phase"], "since": now["first"], "bands": found}
+        return {
+            "run": run,
+            "step": info.last_step,
+            "phase": now["phase"],
+            "since": now["first"],
+            "bands": found,
+        }
 
-    def series(self, run: str, names: list[str] | None, first: int | None, last: int | None, points: int) -> dict[str, Any]:
+    def series(
+        self, run: str, names: list[str] | None, first: int | None, last: int | None, points: int
+    ) -> dict[str, Any]:
         """Curves of a run, thinned to at most `points` points each."""
         info = self.store.info(run)
         begin = max(first or 0, info.first_step or 0)
@@ -136,10 +146,14 @@ class LikelihoodService:
             state = watch.monitor.update({"step": stored.step, **stored.metrics})
             phases[stored.step] = PHASES.index(state.phase)
             for alarm in state.cleared:
-                next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None)["cleared"] = stored.step
+                next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None)[
+                    "cleared"
+                ] = stored.step
             watch.alarms += [a.as_dict() for a in state.alarms]
             for alarm in state.active:  # its confidence may have grown
-                next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None).update(alarm.as_dict())
+                next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None).update(
+                    alarm.as_dict()
+                )
             watch.last = stored.step
         if not phases:
             self._watches.pop(run, None)

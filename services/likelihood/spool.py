@@ -141,8 +141,12 @@ class Spool:
     def _write(self, message: Message) -> None:
         try:
             body = message.body
-        except Exception as e:  # whatever it is, it would be the same next time: the record is lost, those behind it are not
-            log.error("%s of run %s, step %d cannot be written out: %r", message.kind, message.run, message.step, e)
+        except (
+            Exception
+        ) as e:  # whatever it is, it would be the same next time: the record is lost, those behind it are not
+            log.error(
+                "%s of run %s, step %d cannot be written out: %r", message.kind, message.run, message.step, e
+            )
             return
         path = self.folder / f"{message.seq:016d}-{message.kind}.msg"
         head = orjson.dumps([message.kind, message.run, message.step, message.method, message.path])
@@ -153,10 +157,14 @@ class Spool:
                 os.fsync(out.fileno())
             path.with_suffix(".tmp").rename(path)
         except OSError as e:
-            raise SpoolError(f"spool folder {self.folder}: cannot be written ({e.strerror}), and the service is away") from e
+            raise SpoolError(
+                f"spool folder {self.folder}: cannot be written ({e.strerror}), and the service is away"
+            ) from e
         self.files.append(path)
         if message.kind == "tokens":  # the service keeps those of the newest steps only
-            waiting = [f for f in list(self.files)[1:] if f.stem.endswith("tokens")]  # the first may be on its way
+            waiting = [
+                f for f in list(self.files)[1:] if f.stem.endswith("tokens")
+            ]  # the first may be on its way
             for old in waiting[: -self.token_steps]:
                 self.files.remove(old)
                 old.unlink()

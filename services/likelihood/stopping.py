@@ -31,7 +31,9 @@ class AnswerWhenStopped:
         except asyncio.CancelledError:
             # uvicorn cancels what outlives its grace, and would log each as a failure of the program.
             if scope["type"] == "http" and begun is None:
-                answer = JSONResponse({"detail": "the service is stopping"}, 503, {"Retry-After": "1", "Connection": "close"})
+                answer = JSONResponse(
+                    {"detail": "the service is stopping"}, 503, {"Retry-After": "1", "Connection": "close"}
+                )
                 await answer(scope, receive, send)
         if begun is not None and not ended and all(name != b"content-length" for name, _ in begun["headers"]):
             await send({"type": "http.response.body", "body": b"", "more_body": False})

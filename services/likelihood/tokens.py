@@ -37,7 +37,9 @@ def unpack_tokens(body: bytes) -> TokenBatch:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
         if size > MAX_UNPACKED:
-            raise LikelihoodError(f"token arrays: {size} bytes when unpacked; at most {MAX_UNPACKED} accepted")
+            raise LikelihoodError(
+                f"token arrays: {size} bytes when unpacked; at most {MAX_UNPACKED} accepted"
+            )
         with np.load(io.BytesIO(body), allow_pickle=False) as archive:
             columns = {name: archive[name] for name in archive.files}
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, KeyError) as e:
@@ -48,11 +50,20 @@ def unpack_tokens(body: bytes) -> TokenBatch:
         if name not in columns:
             raise LikelihoodError(f"token arrays: {name}: missing; expected uid, {', '.join(NEEDED)}")
         if columns[name].ndim != 1 or not np.issubdtype(columns[name].dtype, kind):
-            raise LikelihoodError(f"token arrays: {name}: expected one dimension of {kind.__name__}, got {columns[name].dtype}")
+            raise LikelihoodError(
+                f"token arrays: {name}: expected one dimension of {kind.__name__}, got {columns[name].dtype}"
+            )
     uid = [str(u) for u in columns.pop("uid")]
     offsets, tokens = columns.pop("offsets").astype(np.int64), columns.pop("token_ids").astype(np.int32)
-    if len(offsets) != len(uid) + 1 or offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 0).any():
-        raise LikelihoodError(f"token arrays: offsets: expected {len(uid) + 1} rising values from 0 to {len(tokens)}")
+    if (
+        len(offsets) != len(uid) + 1
+        or offsets[0] != 0
+        or offsets[-1] != len(tokens)
+        or (np.diff(offsets) < 0).any()
+    ):
+        raise LikelihoodError(
+            f"token arrays: offsets: expected {len(uid) + 1} rising values from 0 to {len(tokens)}"
+        )
     actions, logp = columns.pop("action_ids").astype(np.int16), columns.pop("logp_old").astype(np.float32)
     for name, array in (("action_ids", actions), ("logp_old", logp)):
         if len(array) != len(tokens):

@@ -40,7 +40,9 @@ __all__ = [
 ]
 
 
-def choose_backend(settings: WeightSyncSettings, *, learner_gpu: bool, receivers: Sequence[WeightsReceiver]) -> str:
+def choose_backend(
+    settings: WeightSyncSettings, *, learner_gpu: bool, receivers: Sequence[WeightsReceiver]
+) -> str:
     """`weight_sync.backend`, with `auto` decided: nccl where learner and every worker have GPUs of their own, else shared_memory."""
     if settings.backend != "auto":
         return settings.backend

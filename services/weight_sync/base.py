@@ -67,7 +67,10 @@ class Source(Protocol):
     """Weights as something that is sent to a known set of workers. Runs in the actor of learner rank 0, or in a worker that lends its own."""
 
     def offer(
-        self, weights: Sequence[tuple[str, tuple[int, ...]]], version: int, receivers: Sequence[WeightsReceiver]
+        self,
+        weights: Sequence[tuple[str, tuple[int, ...]]],
+        version: int,
+        receivers: Sequence[WeightsReceiver],
     ) -> WeightUpdate:
         """Say what will be sent, and where to meet. Makes a new group where the receivers are not those of the last one."""
         ...

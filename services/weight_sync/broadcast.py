@@ -76,9 +76,20 @@ class BroadcastSource:
     """Learner rank 0's side; see services.weight_sync.base.Source. `dtype` is the engines' data type, such as `bfloat16`."""
 
     def __init__(
-        self, settings: WeightSyncSettings, backend: str, device: torch.device, dtype: str, sender: str = "learner rank 0"
+        self,
+        settings: WeightSyncSettings,
+        backend: str,
+        device: torch.device,
+        dtype: str,
+        sender: str = "learner rank 0",
     ):
-        self._settings, self._backend, self._device, self._dtype, self._sender = settings, backend, device, dtype, sender
+        self._settings, self._backend, self._device, self._dtype, self._sender = (
+            settings,
+            backend,
+            device,
+            dtype,
+            sender,
+        )
         self._store: Any = None
         self._group: Group | None = None
         self._ticket: Ticket | None = None
@@ -86,7 +97,10 @@ class BroadcastSource:
         """Of the last offer."""
 
     def offer(
-        self, weights: Sequence[tuple[str, tuple[int, ...]]], version: int, receivers: Sequence[WeightsReceiver]
+        self,
+        weights: Sequence[tuple[str, tuple[int, ...]]],
+        version: int,
+        receivers: Sequence[WeightsReceiver],
     ) -> WeightUpdate:
         listed = [(name, self._dtype, tuple(shape)) for name, shape in weights]
         ranks, free = {}, 1
@@ -164,7 +178,9 @@ class WeightReceiver:
             if not ticket.raw:
                 problem = problem or _other_type(ticket.weights, own)
             layout = Layout(own if ticket.raw else ticket.weights, ticket.bucket_bytes)
-            self._group = Group(ticket, 1 if ticket.raw else ticket.ranks[worker] + part, device, layout, part=part)
+            self._group = Group(
+                ticket, 1 if ticket.raw else ticket.ranks[worker] + part, device, layout, part=part
+            )
             self._group.join(problem)
         try:
             receive(self._group, load_raw if ticket.raw else load)
@@ -198,7 +214,12 @@ class WeightLender:
         self._outcome: dict[str, str] | None = None
 
     def start(
-        self, ticket: Ticket, part: int, *, device: torch.device, parameters: Callable[[], list[tuple[str, Tensor]]]
+        self,
+        ticket: Ticket,
+        part: int,
+        *,
+        device: torch.device,
+        parameters: Callable[[], list[tuple[str, Tensor]]],
     ) -> None:
         """Begin. One loan at a time: an earlier one is given up."""
         self.stop()
@@ -225,11 +246,21 @@ class WeightLender:
         if thread.is_alive():
             raise RuntimeError("a loan of weights did not end within 30 s")
 
-    def _run(self, ticket: Ticket, part: int, device: torch.device, parameters: Callable[[], list[tuple[str, Tensor]]]) -> None:
+    def _run(
+        self,
+        ticket: Ticket,
+        part: int,
+        device: torch.device,
+        parameters: Callable[[], list[tuple[str, Tensor]]],
+    ) -> None:
         self._outcome = told(lambda: self._lend(ticket, part, device, parameters))
 
     def _lend(
-        self, ticket: Ticket, part: int, device: torch.device, parameters: Callable[[], list[tuple[str, Tensor]]]
+        self,
+        ticket: Ticket,
+        part: int,
+        device: torch.device,
+        parameters: Callable[[], list[tuple[str, Tensor]]],
     ) -> None:
         import torch
 
@@ -237,7 +268,9 @@ class WeightLender:
         layout = Layout(listed(mine), ticket.bucket_bytes)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else torch.inference_mode()
+        stream = (
+            torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else torch.inference_mode()
+        )
         with torch.inference_mode(), stream:
             group = self._group = Group(ticket, 0, device, layout, part=part)
             try:
@@ -257,7 +290,9 @@ def listed(tensors: Sequence[tuple[str, Tensor]]) -> list[Weight]:
 
 LEND_POLL_SECONDS = 0.05
 """Time between two looks at whether a loan of weights is over."""
-_ERRORS = {e.__name__: e for e in (WeightMismatchError, GroupMismatchError, GroupBrokenError, HalfWrittenError)}
+_ERRORS = {
+    e.__name__: e for e in (WeightMismatchError, GroupMismatchError, GroupBrokenError, HalfWrittenError)
+}
 
 
 def told(call: Callable[[], None]) -> dict[str, str]:

@@ -18,7 +18,12 @@ class GlooCommunicator:
     """See services.weight_sync.group.Communicator. `wait(done)` is the group's: it raises when waiting is over."""
 
     def __init__(
-        self, store: Any, rank: int, world_size: int, timeout_seconds: float, wait: Callable[[Callable[[], bool]], None]
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        timeout_seconds: float,
+        wait: Callable[[Callable[[], bool]], None],
     ):
         from torch.distributed import ProcessGroupGloo
 
@@ -28,7 +33,9 @@ class GlooCommunicator:
 
         def connect() -> None:
             try:
-                made.append(ProcessGroupGloo(store, rank, world_size, timedelta(seconds=max(1.0, timeout_seconds))))
+                made.append(
+                    ProcessGroupGloo(store, rank, world_size, timedelta(seconds=max(1.0, timeout_seconds)))
+                )
             except RuntimeError as e:
                 made.append(e)
 

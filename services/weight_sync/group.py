@@ -24,7 +24,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from services.contracts import WeightsReceiver, WeightUpdate
-from services.weight_sync.base import ENVIRONMENT_PREFIXES, GroupBrokenError, GroupMismatchError, WeightMismatchError
+from services.weight_sync.base import (
+    ENVIRONMENT_PREFIXES,
+    GroupBrokenError,
+    GroupMismatchError,
+    WeightMismatchError,
+)
 from services.weight_sync.layout import Layout, Weight
 
 if TYPE_CHECKING:
@@ -108,9 +113,13 @@ class Communicator(Protocol):
         ...
 
 
-def facts_of(backend: str, rank: int, device: torch.device, digest: str, problem: str | None) -> dict[str, Any]:
+def facts_of(
+    backend: str, rank: int, device: torch.device, digest: str, problem: str | None
+) -> dict[str, Any]:
     """What a rank says of itself before the first collective operation."""
-    environment = {k: v for k, v in os.environ.items() if k.startswith(ENVIRONMENT_PREFIXES) and k not in _MAY_DIFFER}
+    environment = {
+        k: v for k, v in os.environ.items() if k.startswith(ENVIRONMENT_PREFIXES) and k not in _MAY_DIFFER
+    }
     facts: dict[str, Any] = {"environment": environment, "weights": digest, "problem": problem}
     if backend == "nccl":
         from services.weight_sync import nccl
@@ -133,7 +142,9 @@ def check_facts(names: Sequence[str], facts: Sequence[dict[str, Any]]) -> None:
                     f"{variable} is {_value(there)} on {name} and {_value(here)} on {names[0]}: set it to the same value for both"
                 )
         if first.get("nccl") != its.get("nccl"):
-            raise GroupMismatchError(f"NCCL is {its.get('nccl')} on {name} and {first.get('nccl')} on {names[0]}")
+            raise GroupMismatchError(
+                f"NCCL is {its.get('nccl')} on {name} and {first.get('nccl')} on {names[0]}"
+            )
         if first["weights"] != its["weights"]:
             raise WeightMismatchError(f"the weights of {name} are not laid out as those of {names[0]}")
     devices: dict[str, str] = {}
@@ -201,14 +212,20 @@ class Group:
     def _absent(self, keys: list[str]) -> list[str]:
         return [name for key, name in zip(keys, self.names, strict=True) if not self._store.check([key])]
 
-    def wait(self, done: Callable[[], bool], late: Callable[[], str] = lambda: "a rank of the group hangs or is gone") -> None:
+    def wait(
+        self,
+        done: Callable[[], bool],
+        late: Callable[[], str] = lambda: "a rank of the group hangs or is gone",
+    ) -> None:
         """Until `done()`. Raises GroupBrokenError where another rank gave up, or the deadline has passed."""
         began, pause = time.monotonic(), 2e-5
         while not self._is(done):
             if self._broken is not None:
                 raise GroupBrokenError(self._broken)
             if time.monotonic() > self._deadline:
-                raise GroupBrokenError(f"not finished within weight_sync.timeout_seconds={self._limit:g}: {late()}")
+                raise GroupBrokenError(
+                    f"not finished within weight_sync.timeout_seconds={self._limit:g}: {late()}"
+                )
             time.sleep(pause)
             # A bucket takes milliseconds: do not sleep past its end. Who waits longer waits for another rank.
             pause = min(1.5 * pause, 2e-4 if time.monotonic() - began < 0.5 else 5e-3)
@@ -264,7 +281,9 @@ class Group:
         import torch
 
         if not self._buffers or len(self._buffers[0]) != self.layout.largest:
-            self._buffers = [torch.empty(self.layout.largest, dtype=torch.uint8, device=self.device) for _ in range(2)]
+            self._buffers = [
+                torch.empty(self.layout.largest, dtype=torch.uint8, device=self.device) for _ in range(2)
+            ]
         return self._buffers
 
     def give_up(self, reason: str) -> None:
@@ -289,11 +308,18 @@ def host_store(timeout_seconds: float) -> Any:
     """A meeting place on a free port of this process's host."""
     from torch.distributed import TCPStore
 
-    return TCPStore(own_address(), 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_seconds))
+    return TCPStore(
+        own_address(), 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_seconds)
+    )
 
 
 def offer_loan(
-    settings: WeightSyncSettings, store: Any, backend: str, sender: str, receiver: WeightsReceiver, version: int
+    settings: WeightSyncSettings,
+    store: Any,
+    backend: str,
+    sender: str,
+    receiver: WeightsReceiver,
+    version: int,
 ) -> WeightUpdate:
     """A worker's offer of its engine's own parameters to one other worker. store: the worker's meeting place."""
     ticket = Ticket(
@@ -333,9 +359,17 @@ def meet(ticket: Ticket) -> Any:
         return here.pop()
     limit = min(CONNECT_SECONDS, ticket.timeout_seconds)
     try:
-        return TCPStore(ticket.host, ticket.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=limit))
+        return TCPStore(
+            ticket.host,
+            ticket.port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=limit),
+        )
     except RuntimeError as e:
-        raise GroupBrokenError(f"{ticket.sender} does not answer at {ticket.host}:{ticket.port} within {limit:g} s") from e
+        raise GroupBrokenError(
+            f"{ticket.sender} does not answer at {ticket.host}:{ticket.port} within {limit:g} s"
+        ) from e
 
 
 def part_from(ticket: Ticket, connections: Sequence[Any]) -> None:

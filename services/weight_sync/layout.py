@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 256
 """Bytes; more than any data type needs, and what GPU copies like."""
-_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "int8": 1}
+_ITEM_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "uint8": 1,
+    "int8": 1,
+}
 
 Weight = tuple[str, str, tuple[int, ...]]
 """Name, data type (`bfloat16`), shape."""
@@ -38,7 +47,9 @@ class Piece:
         """The tensor inside a uint8 buffer."""
         import torch
 
-        return buffer[self.offset : self.offset + self.nbytes].view(getattr(torch, self.dtype)).view(self.shape)
+        return (
+            buffer[self.offset : self.offset + self.nbytes].view(getattr(torch, self.dtype)).view(self.shape)
+        )
 
 
 class Layout:

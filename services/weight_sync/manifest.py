@@ -32,6 +32,10 @@ def check_shapes(
         for what, names in (("missing", missing), ("unknown", unknown))
         if names
     ]
-    complaints += [f"{name} has shape {list(sent[name])}, the model has {list(shapes[name])}" for name in other[:3]]
+    complaints += [
+        f"{name} has shape {list(sent[name])}, the model has {list(shapes[name])}" for name in other[:3]
+    ]
     if complaints:
-        raise WeightMismatchError(f"weights of version {version} are not this model's: {'; '.join(complaints)}")
+        raise WeightMismatchError(
+            f"weights of version {version} are not this model's: {'; '.join(complaints)}"
+        )

@@ -51,7 +51,13 @@ class Library:
         signatures: dict[str, list[Any]] = {
             "ncclGetVersion": [ctypes.POINTER(ctypes.c_int)],
             "ncclGetUniqueId": [ctypes.POINTER(UniqueId)],
-            "ncclCommInitRankConfig": [ctypes.POINTER(comm), ctypes.c_int, UniqueId, ctypes.c_int, ctypes.POINTER(NcclConfig)],
+            "ncclCommInitRankConfig": [
+                ctypes.POINTER(comm),
+                ctypes.c_int,
+                UniqueId,
+                ctypes.c_int,
+                ctypes.POINTER(NcclConfig),
+            ],
             "ncclCommGetAsyncError": [comm, ctypes.POINTER(result)],
             "ncclBroadcast": [
                 ctypes.c_void_p,
@@ -75,7 +81,9 @@ class Library:
         """Raises RuntimeError unless a call has succeeded, or is under way."""
         if code not in (_SUCCESS, _IN_PROGRESS):
             more = (self.lib.ncclGetLastError(comm) or b"").decode(errors="replace").strip()
-            raise RuntimeError(f"{what}: {self.lib.ncclGetErrorString(code).decode()}" + (f" ({more})" if more else ""))
+            raise RuntimeError(
+                f"{what}: {self.lib.ncclGetErrorString(code).decode()}" + (f" ({more})" if more else "")
+            )
 
     def version(self) -> str:
         """Such as `2.28.9`."""
@@ -103,7 +111,12 @@ class NcclCommunicator:
     """See services.weight_sync.group.Communicator. `wait(done)` is the group's: it raises when waiting is over."""
 
     def __init__(
-        self, rank: int, world_size: int, unique_id: str, device: torch.device, wait: Callable[[Callable[[], bool]], None]
+        self,
+        rank: int,
+        world_size: int,
+        unique_id: str,
+        device: torch.device,
+        wait: Callable[[Callable[[], bool]], None],
     ):
         import torch
 
@@ -132,7 +145,9 @@ class NcclCommunicator:
         """Whether what was begun has been accepted. Raises RuntimeError for what NCCL has met since."""
         state = ctypes.c_int()
         self._library.check(
-            self._library.lib.ncclCommGetAsyncError(self._comm, ctypes.byref(state)), "ncclCommGetAsyncError", self._comm
+            self._library.lib.ncclCommGetAsyncError(self._comm, ctypes.byref(state)),
+            "ncclCommGetAsyncError",
+            self._comm,
         )
         self._library.check(state.value, "NCCL", self._comm)
         return state.value == _SUCCESS
@@ -173,6 +188,8 @@ class NcclCommunicator:
         if not comm:
             return
         # It waits for NCCL's own threads; a process that is in trouble should not wait for ever.
-        thread = threading.Thread(target=self._library.lib.ncclCommAbort, args=(comm,), name="nccl-abort", daemon=True)
+        thread = threading.Thread(
+            target=self._library.lib.ncclCommAbort, args=(comm,), name="nccl-abort", daemon=True
+        )
         thread.start()
         thread.join(_ABORT_SECONDS)

@@ -180,7 +180,9 @@ def checksum(blob: np.ndarray) -> int:
     import numpy as np
 
     words = blob[: len(blob) // 4096 * 4096].view("<u8").reshape(-1, 512)
-    return zlib.crc32(bytes(blob[words.nbytes :]), zlib.crc32(words.sum(axis=1, dtype=np.uint64).astype("<u8").tobytes()))
+    return zlib.crc32(
+        bytes(blob[words.nbytes :]), zlib.crc32(words.sum(axis=1, dtype=np.uint64).astype("<u8").tobytes())
+    )
 
 
 class SharedMemoryReceiver:
@@ -216,7 +218,9 @@ class SharedMemoryReceiver:
         try:
             with ThreadPoolExecutor(_WRITERS, "weights-from-store") as pool:
                 written = [
-                    pool.submit(_write, bucket, folder / f"bucket_{i:04d}.safetensors", update.version, deadline)
+                    pool.submit(
+                        _write, bucket, folder / f"bucket_{i:04d}.safetensors", update.version, deadline
+                    )
                     for i, bucket in enumerate(update.payload)
                 ]
                 for future in written:
@@ -254,7 +258,12 @@ def _place(nbytes: int) -> Path:
 
 
 def _say_full(nbytes: int) -> None:
-    _log.warning("%s has no room for %.2f GB of weights; they go through %s", _MEMORY, nbytes / 1e9, tempfile.gettempdir())
+    _log.warning(
+        "%s has no room for %.2f GB of weights; they go through %s",
+        _MEMORY,
+        nbytes / 1e9,
+        tempfile.gettempdir(),
+    )
 
 
 def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
@@ -279,7 +288,9 @@ def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
         with safe_open(path, "pt") as f:
             held = {name: tuple(f.get_slice(name).get_shape()) for name in f.keys()}  # noqa: SIM118 - not a mapping
     except SafetensorError as e:
-        raise WeightSyncError(f"weights of version {version}: {path.stem} is not a safetensors file ({e})") from e
+        raise WeightSyncError(
+            f"weights of version {version}: {path.stem} is not a safetensors file ({e})"
+        ) from e
     for name, dtype, shape in bucket.tensors:
         if held.get(name) != tuple(shape):
             raise WeightMismatchError(

@@ -24,7 +24,9 @@ def amount():
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    return Path(os.environ["CHAOS_FOLDER"]) if "CHAOS_FOLDER" in os.environ else tmp_path_factory.mktemp("chaos")
+    return (
+        Path(os.environ["CHAOS_FOLDER"]) if "CHAOS_FOLDER" in os.environ else tmp_path_factory.mktemp("chaos")
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -42,8 +42,14 @@ def test_a_worker_that_hangs_is_found_out_and_the_run_goes_on(folder, backend):
         def found_out(worker, within):
             """The worker leaves the pool in time, its process is gone, and steps go on with its successor."""
             began = time.monotonic()
-            lost = until(lambda: [e for e in events(run, "worker_lost") if e["worker"] == worker["id"]], process, within)
-            print(f"{backend}: {worker['id']} lost after {time.monotonic() - began:.1f} s: {lost[0]['reason'][:120]}")
+            lost = until(
+                lambda: [e for e in events(run, "worker_lost") if e["worker"] == worker["id"]],
+                process,
+                within,
+            )
+            print(
+                f"{backend}: {worker['id']} lost after {time.monotonic() - began:.1f} s: {lost[0]['reason'][:120]}"
+            )
             until(lambda: not alive(worker["pid"]), process, 10)
             at_step(run, len(metrics(run)) + 2, process)
             until(lambda: len(ready()) == 2, process)
@@ -75,7 +81,9 @@ def test_a_worker_that_hangs_is_found_out_and_the_run_goes_on(folder, backend):
         # while it joins
         before = {p.pid for p in ray_processes(head, "ray::RolloutWorker")}
         ask(run, "/v1/workers/scale", {"n": 3})
-        (joiner,) = until(lambda: [p for p in ray_processes(head, "ray::RolloutWorker") if p.pid not in before], process)
+        (joiner,) = until(
+            lambda: [p for p in ray_processes(head, "ray::RolloutWorker") if p.pid not in before], process
+        )
         joiner.suspend()
         began = time.monotonic()
         until(lambda: events(run, "worker_start_failed"), process, START_SECONDS + SLACK)

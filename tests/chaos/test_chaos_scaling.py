@@ -32,7 +32,9 @@ def test_the_speed_follows_the_number_of_workers(folder, amount):
         "max_response_tokens": 24,
         "max_turns": 3,
     }
-    config = run_config(files, folder, "scaled", rollout=rollout, trainer={"steps": 2000, "checkpoint_every": 0})
+    config = run_config(
+        files, folder, "scaled", rollout=rollout, trainer={"steps": 2000, "checkpoint_every": 0}
+    )
     with RayCluster(rollout=4, learner=1) as cluster, cpu_shares(SHARE) as shares:
         process = start(config, environment=cluster.environment)
         until(lambda: (run / "control.json").exists(), process)
@@ -41,7 +43,11 @@ def test_the_speed_follows_the_number_of_workers(folder, amount):
 
         def measured(n: int) -> None:
             until(
-                lambda: [w["state"] for w in status(run)["workers"]].count("ready") == n == len(status(run)["workers"]),
+                lambda: (
+                    [w["state"] for w in status(run)["workers"]].count("ready")
+                    == n
+                    == len(status(run)["workers"])
+                ),
                 process,
                 300,
             )
@@ -50,15 +56,22 @@ def test_the_speed_follows_the_number_of_workers(folder, amount):
                     shares.give(worker["pid"])
             begin = len(metrics(run)) + 1  # the step in hand began with other workers
             at_step(run, begin + STEPS, process)
-            table[n] = statistics.median(s["rollout/tokens_per_s"] for s in metrics(run)[begin : begin + STEPS])
+            table[n] = statistics.median(
+                s["rollout/tokens_per_s"] for s in metrics(run)[begin : begin + STEPS]
+            )
             by = [
                 json.loads(line)["worker"]
-                for line in (run / "trajectories" / f"step_{begin + STEPS:06d}.jsonl").read_text().splitlines()
+                for line in (run / "trajectories" / f"step_{begin + STEPS:06d}.jsonl")
+                .read_text()
+                .splitlines()
             ]
             assert len(set(by)) == n, by
 
         measured(1)
-        assert unspiral("workers", "scale", 4, environment={"UNSPIRAL_CONTROL_URL": url}) == (0, "4 workers wanted, before 1\n")
+        assert unspiral("workers", "scale", 4, environment={"UNSPIRAL_CONTROL_URL": url}) == (
+            0,
+            "4 workers wanted, before 1\n",
+        )
         measured(4)
         assert ask(run, "/v1/workers/scale", {"n": 2})["target"] == 2
         measured(2)

@@ -109,7 +109,13 @@ class Havoc(threading.Thread):
         amount: dict,
     ):
         super().__init__(daemon=True)
-        self.run_folder, self.process, self.retriever, self.redis, self.cluster = run, process, retriever, redis, cluster
+        self.run_folder, self.process, self.retriever, self.redis, self.cluster = (
+            run,
+            process,
+            retriever,
+            redis,
+            cluster,
+        )
         self.random, steps = random.Random(amount["seed"]), amount["steps"]
         self.plan: list[tuple[int, str]] = []
         for n, step in enumerate(range(5, steps - 7, 10)):
@@ -163,7 +169,10 @@ def test_a_run_outlives_all_that_its_services_can_suffer(demo, folder, amount):
             shutil.rmtree(folder / "chaos", ignore_errors=True)
             config = demo("undisturbed", retriever=retriever.url)
             whole_run(config, folder / "undisturbed", amount["steps"], environment=cluster.environment)
-            process = start(demo("chaos", retriever=retriever.url, store=redis and redis.url), environment=cluster.environment)
+            process = start(
+                demo("chaos", retriever=retriever.url, store=redis and redis.url),
+                environment=cluster.environment,
+            )
             run = folder / "chaos"
             havoc = Havoc(run, process, retriever, redis, cluster, amount)
             havoc.start()
@@ -173,7 +182,9 @@ def test_a_run_outlives_all_that_its_services_can_suffer(demo, folder, amount):
         assert havoc.error is None and havoc.done == [what for _, what in havoc.plan], havoc.error
         check_records(run, amount, redis)
         check_growth(havoc.usages)
-        calm, chaotic = (json.loads((folder / name / "summary.json").read_text()) for name in ("undisturbed", "chaos"))
+        calm, chaotic = (
+            json.loads((folder / name / "summary.json").read_text()) for name in ("undisturbed", "chaos")
+        )
         print("havoc:", {what: havoc.done.count(what) for what in set(havoc.done)})
         print("EM, undisturbed and not:", {k: (calm[k], chaotic[k]) for k in calm if k.startswith("em_")})
         print("use, early and late:", early(havoc.usages), havoc.usages[-1])
@@ -211,4 +222,7 @@ def check_growth(usages: list[dict[str, dict[str, int]]]) -> None:
     for name in ("driver", "rank"):
         for what, more in (("fds", 40), ("threads", 20), ("rss", before[name]["rss"] / 20 + 100e6)):
             assert after[name][what] <= before[name][what] + more, (name, what, before, after)
-    assert after["cluster"]["processes"] <= before["cluster"]["processes"] + 4, (before, after)  # Ray keeps idle ones in stock
+    assert after["cluster"]["processes"] <= before["cluster"]["processes"] + 4, (
+        before,
+        after,
+    )  # Ray keeps idle ones in stock

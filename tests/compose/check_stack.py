@@ -83,8 +83,12 @@ def crash(service: str) -> None:
     seen(f"{service} healthy again", back, 120)
     _, after, _, _ = state(service)
     seconds = round(time.monotonic() - killed, 1)
-    say(f"kill -9 {pid}, {service} {id[:12]}: StartedAt {before[11:19]} -> {after[11:19]}, healthy after {seconds} s")
-    evidence.setdefault("crashes", []).append({"service": service, "container": id[:12], "pid": pid, "seconds": seconds})
+    say(
+        f"kill -9 {pid}, {service} {id[:12]}: StartedAt {before[11:19]} -> {after[11:19]}, healthy after {seconds} s"
+    )
+    evidence.setdefault("crashes", []).append(
+        {"service": service, "container": id[:12], "pid": pid, "seconds": seconds}
+    )
 
 
 def operators_kill(service: str) -> None:
@@ -115,8 +119,12 @@ def small(env: dict[str, str]) -> None:
     seconds = up(*LIGHT)
     say(f"up and healthy in {seconds:.1f} s")
     token, retriever, likelihood = env["UNSPIRAL_API_TOKEN"], env["RETRIEVER_PORT"], env["LIKELIHOOD_PORT"]
-    hit = ask(retriever, "/retrieve", body={"queries": ["guild"], "topk": 1, "return_scores": True})["result"][0][0]
-    say(f"retriever answers over the published port: document {hit['document']['id']}, score {hit['score']:.3f}")
+    hit = ask(retriever, "/retrieve", body={"queries": ["guild"], "topk": 1, "return_scores": True})[
+        "result"
+    ][0][0]
+    say(
+        f"retriever answers over the published port: document {hit['document']['id']}, score {hit['score']:.3f}"
+    )
     assert status_of(likelihood, "/v1/runs") == 401 and status_of(likelihood, "/healthz") == 200
     for step in range(1, 6):
         ask(
@@ -145,7 +153,9 @@ def small(env: dict[str, str]) -> None:
     seconds = up(*LIGHT)
     kept = ask(likelihood, "/v1/runs/posted/summary", token)
     assert kept["last_step"] == 5
-    say(f"down and up in {seconds:.1f} s: the run's five steps are still there; no password in any process list or log")
+    say(
+        f"down and up in {seconds:.1f} s: the run's five steps are still there; no password in any process list or log"
+    )
 
 
 def demo(env: dict[str, str]) -> None:
@@ -176,7 +186,10 @@ def demo(env: dict[str, str]) -> None:
         text=True,
         timeout=120,
     )
-    assert bad.returncode == 2 and "did you mean learner.lr" in bad.stdout, (bad.returncode, bad.stdout[-500:])
+    assert bad.returncode == 2 and "did you mean learner.lr" in bad.stdout, (
+        bad.returncode,
+        bad.stdout[-500:],
+    )
     say("a mistake in the job's arguments: exit 2, and its one line reaches the terminal")
     for line in docker("stats", "--no-stream", "--format", "{{.Name}} {{.MemUsage}}").splitlines():
         say(f"  {line}")
@@ -193,7 +206,12 @@ def background_run(env: dict[str, str], what: str) -> Run:
 def stopped(env: dict[str, str], run: Run) -> list[int]:
     """Stop the job's container; the steps of the run, each of which must be in its folder and in the likelihood store once."""
     job = docker(
-        "ps", "-q", "--filter", "label=com.docker.compose.oneoff=True", "--filter", "label=com.docker.compose.service=job"
+        "ps",
+        "-q",
+        "--filter",
+        "label=com.docker.compose.oneoff=True",
+        "--filter",
+        "label=com.docker.compose.service=job",
     )
     docker("stop", "--time", "120", job.strip(), limit=150)
     code = run.process.wait(timeout=150)
@@ -201,14 +219,18 @@ def stopped(env: dict[str, str], run: Run) -> list[int]:
     assert code == 143, f"a stopped job ended with {code}"
     steps = [m["step"] for m in run.lines("metrics.jsonl")]
     assert steps == list(range(1, len(steps) + 1)), "each step once, in order"
-    assert json.loads(run.file("summary.json"))["exit"] == 143, "the training ended by itself, with a checkpoint"
+    assert json.loads(run.file("summary.json"))["exit"] == 143, (
+        "the training ended by itself, with a checkpoint"
+    )
     say(
         f"docker stop of the job: exit {code}; metrics hold steps 1 to {len(steps)}, each once; {run.attempt()} resumed attempts"
     )
     seen("all steps in the likelihood store", lambda: stored_steps(env, run) == steps, 60)
     info = ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/summary", env["UNSPIRAL_API_TOKEN"])
     assert info["trajectories"] == 20 * len(steps), info["trajectories"]
-    say(f"the likelihood store holds the same steps, with {info['trajectories']} trajectories: none lost, none doubled")
+    say(
+        f"the likelihood store holds the same steps, with {info['trajectories']} trajectories: none lost, none doubled"
+    )
     return steps
 
 
@@ -229,7 +251,11 @@ def scale(env: dict[str, str]) -> None:
     say(f"`unspiral workers scale 2 --ahead`: {control('workers', 'scale', '2', '--ahead')}")
     say("docker compose up -d --scale rollout=2")
     compose("up", "-d", "--scale", "rollout=2", "--no-recreate")
-    seen("a worker on the second node", lambda: any(e["worker"].startswith("w1.") for e in run.events("worker_join")), 150)
+    seen(
+        "a worker on the second node",
+        lambda: any(e["worker"].startswith("w1.") for e in run.events("worker_join")),
+        150,
+    )
     join = [e for e in run.events("worker_join") if e["worker"].startswith("w1.")][-1]
     say(f"  {join['worker']} joined on {join['node']} with version {join['version']}")
     run.goes_on(run.step())
@@ -237,7 +263,9 @@ def scale(env: dict[str, str]) -> None:
     say("  trajectories come from both nodes")
     for n in (1, 2, 1):
         asked = time.monotonic()
-        say(f"both nodes stay, `unspiral workers scale {n}` in the control container: {control('workers', 'scale', str(n))}")
+        say(
+            f"both nodes stay, `unspiral workers scale {n}` in the control container: {control('workers', 'scale', str(n))}"
+        )
         seen(f"{n} workers ready", lambda n=n: ready(n), 150)
         say(f"  {n} ready after {time.monotonic() - asked:.1f} s")
         before = run.step()
@@ -245,7 +273,11 @@ def scale(env: dict[str, str]) -> None:
         seen(f"a step with trajectories of {n}", lambda n=n: len(run.writers()) == n, 60)
     assert len([c for c in containers("rollout") if c["State"]["Running"]]) == 2
     on_host = unspiral(
-        "workers", "scale", "all", url=f"http://127.0.0.1:{env['CONTROL_PORT']}", token=env["UNSPIRAL_API_TOKEN"]
+        "workers",
+        "scale",
+        "all",
+        url=f"http://127.0.0.1:{env['CONTROL_PORT']}",
+        token=env["UNSPIRAL_API_TOKEN"],
     )
     say(f"`unspiral workers scale all` on the host, by the published port: {on_host}")
     seen("two workers ready", lambda: ready(2), 150)

@@ -106,7 +106,9 @@ def lines(file: Path) -> list[dict[str, Any]]:
 def main() -> None:
     work = Path(sys.argv[1]).resolve()
     if work.is_relative_to("/tmp"):
-        raise SystemExit(f"{work}: each host has a /tmp of its own; give a folder elsewhere, which all of them see")
+        raise SystemExit(
+            f"{work}: each host has a /tmp of its own; give a folder elsewhere, which all of them see"
+        )
     (work / "runs").mkdir(parents=True, exist_ok=True)
     name, password, token = f"hosts-{int(time.time())}", secrets.token_hex(16), secrets.token_hex(24)
     run = work / "runs" / name
@@ -120,13 +122,19 @@ def main() -> None:
     make_hosts()
     try:
         processes.start(
-            "services", "redis", f"exec redis-server --port 6379 --requirepass {password} --dir /tmp --appendonly yes"
+            "services",
+            "redis",
+            f"exec redis-server --port 6379 --requirepass {password} --dir /tmp --appendonly yes",
         )
         index = f"python deploy/docker/build_index.py lab:train_corpus:0 {work}/index"
         processes.start(
-            "services", "retriever", f"{index} && exec python -m trainer serve retriever --index {work}/index --host 0.0.0.0"
+            "services",
+            "retriever",
+            f"{index} && exec python -m trainer serve retriever --index {work}/index --host 0.0.0.0",
         )
-        processes.start("services", "likelihood", "sleep 2; exec python -m trainer serve likelihood --host 0.0.0.0")
+        processes.start(
+            "services", "likelihood", "sleep 2; exec python -m trainer serve likelihood --host 0.0.0.0"
+        )
         common = "--block --disable-usage-stats --object-store-memory=134217728"
         processes.start(
             "head",
@@ -135,9 +143,14 @@ def main() -> None:
         )
         gateway = f"serve control --ray-address {HOSTS['head']}:6379 --host 0.0.0.0"
         processes.start("services", "control", f"exec python -m trainer {gateway}")
-        for host, cpus in (("learner", 1), ("rollout", 0)):  # the loop is what a container's restart policy does
+        for host, cpus in (
+            ("learner", 1),
+            ("rollout", 0),
+        ):  # the loop is what a container's restart policy does
             join = f"ray start --address={HOSTS['head']}:6379 --node-ip-address={HOSTS[host]} --num-cpus={cpus} --num-gpus=0"
-            processes.start(host, host, f"""while true; do {join} --resources='{{"{host}": 1}}' {common}; sleep 2; done""")
+            processes.start(
+                host, host, f"""while true; do {join} --resources='{{"{host}": 1}}' {common}; sleep 2; done"""
+            )
         job = processes.start(
             "head", "job",
             f"exec python deploy/ray/submit.py --address http://{HOSTS['head']}:8265 --wait-for learner=1 --wait-for rollout=1 demo "
@@ -147,7 +160,9 @@ def main() -> None:
 
         def step() -> int:
             if job.poll() is not None:
-                raise SystemExit(f"the job ended with {job.returncode}:\n{(work / 'job.log').read_text()[-3000:]}")
+                raise SystemExit(
+                    f"the job ended with {job.returncode}:\n{(work / 'job.log').read_text()[-3000:]}"
+                )
             return max((m["step"] for m in lines(run / "metrics.jsonl")), default=0)
 
         until("the second step", lambda: step() >= 2, 240)
@@ -157,7 +172,9 @@ def main() -> None:
             ["ip", "netns", "exec", "u-rollout", BIN / "python", "-m", "trainer", "status"],
             cwd=ROOT, env=environment | {"UNSPIRAL_CONTROL_URL": f"http://{HOSTS['services']}:8200"}, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-        assert asked.returncode == 0 and f"{name}, attempt 0: running" in asked.stdout, asked.stdout + asked.stderr
+        assert asked.returncode == 0 and f"{name}, attempt 0: running" in asked.stdout, (
+            asked.stdout + asked.stderr
+        )
         say(f"the rollout host asks the control plane on the services' host:\n{asked.stdout}")
         for host in ("services", "rollout"):
             before = step()
@@ -173,7 +190,9 @@ def main() -> None:
         print((work / "job.log").read_text()[-1500:])
         steps = [m["step"] for m in lines(run / "metrics.jsonl")]
         retries = [
-            e for e in lines(run / "events.jsonl") if e["event"] in ("trajectory_retry", "worker_join", "worker_lost", "resume")
+            e
+            for e in lines(run / "events.jsonl")
+            if e["event"] in ("trajectory_retry", "worker_join", "worker_lost", "resume")
         ]
         say(f"exit {code}; steps {steps}; {len(retries)} joins, losses and retries")
         assert code == 0 and steps == list(range(1, 15))

@@ -56,7 +56,10 @@ def settings(work: Path) -> dict[str, str]:
             ports[name] = str(s.getsockname()[1])
     os.environ |= {"COMPOSE_ENV_FILES": str(file), "UNSPIRAL_DATA": str(work / "data")} | ports
     (work / "data").mkdir(exist_ok=True)
-    return dict(line.split("=", 1) for line in file.read_text().splitlines() if "=" in line and line[0] != "#") | ports
+    return (
+        dict(line.split("=", 1) for line in file.read_text().splitlines() if "=" in line and line[0] != "#")
+        | ports
+    )
 
 
 def present() -> set[str]:
@@ -142,7 +145,9 @@ class Run:
             return self.step() >= beyond + 2
 
         seen(f"step {beyond + 2} of {self.name}", look, limit)
-        say(f"  the run goes on: step {self.step()}, attempt {self.attempt()}, {time.monotonic() - since:.0f} s later")
+        say(
+            f"  the run goes on: step {self.step()}, attempt {self.attempt()}, {time.monotonic() - since:.0f} s later"
+        )
 
     def tail(self, n: int) -> str:
         self.log.flush()
@@ -152,7 +157,11 @@ class Run:
 def control(*words: str, code: int = 0) -> str:
     """`unspiral ...` in the control service's container; its output."""
     done = subprocess.run(
-        ["docker", "compose", "exec", "-T", "control", "unspiral", *words], cwd=ROOT, capture_output=True, text=True, timeout=60
+        ["docker", "compose", "exec", "-T", "control", "unspiral", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == code, f"{words} ended with {done.returncode}: {done.stdout}{done.stderr}"
     return (done.stdout + done.stderr).strip()

@@ -14,7 +14,9 @@ def say(text: str) -> None:
     print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
 
 
-def until(what: str, look: Callable[[], Any], limit: float, otherwise: Callable[[], None] = lambda: None) -> Any:
+def until(
+    what: str, look: Callable[[], Any], limit: float, otherwise: Callable[[], None] = lambda: None
+) -> Any:
     """The first true value that `look` gives; calls `otherwise` and ends the check where none comes in `limit` seconds."""
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:

@@ -25,7 +25,10 @@ def used_gib():
 
 
 def calls(temperature):
-    return [GenerateCall(f"r{i}", [(7 * i + j) % 4000 for j in range(40)], 60, temperature, None, ()) for i in range(16)]
+    return [
+        GenerateCall(f"r{i}", [(7 * i + j) % 4000 for j in range(40)], 60, temperature, None, ())
+        for i in range(16)
+    ]
 
 
 @torch.no_grad()
@@ -55,7 +58,9 @@ def test_sampler_and_learner_agree_sleep_gives_memory_free_and_the_end_leaves_no
                 ]
                 differences[temperature] = float(torch.cat(gaps).abs().mean())
             # Log-probs are of logits / T, so the rounding of bfloat16 weighs 1 / T.
-            assert all(difference * temperature < 0.02 for temperature, difference in differences.items()), differences
+            assert all(difference * temperature < 0.02 for temperature, difference in differences.items()), (
+                differences
+            )
             # The same support: the mean over samples of exp(learner - sampler) is 1.
             ratio = float(torch.cat(gaps).exp().mean())
             assert abs(ratio - 1) < 0.05, ratio

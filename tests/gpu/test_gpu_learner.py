@@ -47,7 +47,9 @@ def batch_of(lengths):
 
 def scored(model, batch, device, dtype, packed, **options):
     """Log-probs, and the gradient of their mean by name."""
-    policy = load_policy(model, dtype=dtype, temperature=0.6, chunk_tokens=256, packed=packed, **options).to(device)
+    policy = load_policy(model, dtype=dtype, temperature=0.6, chunk_tokens=256, packed=packed, **options).to(
+        device
+    )
     m = make_microbatch(batch, list(range(len(batch))), torch.device(device), packed=packed)
     p = m.packed
     logp, _ = policy(p.input_ids, *p.at, p.position_ids, p.segments) if packed else policy(m.input_ids, *m.at)
@@ -56,11 +58,16 @@ def scored(model, batch, device, dtype, packed, **options):
 
 
 def apart(a, b):
-    return sum(float((a[k] - b[k]).square().sum()) for k in b) ** 0.5 / sum(float(v.square().sum()) for v in b.values()) ** 0.5
+    return (
+        sum(float((a[k] - b[k]).square().sum()) for k in b) ** 0.5
+        / sum(float(v.square().sum()) for v in b.values()) ** 0.5
+    )
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"gradient_checkpointing": True}, {"compiled": True}], ids=["plain", "checkpointing", "compiled"]
+    "options",
+    [{}, {"gradient_checkpointing": True}, {"compiled": True}],
+    ids=["plain", "checkpointing", "compiled"],
 )
 def test_packed_rows_agree_with_padded_rows_in_bfloat16(model, options):
     batch = batch_of([700, 13, 256, 90, 411])
@@ -79,5 +86,7 @@ def test_a_row_is_not_changed_by_its_neighbours(model):
     batch.token_ids[batch.row(1)] = (batch.token_ids[batch.row(1)] + 17) % VOCABULARY
     after, _ = scored(model, batch, "cuda", torch.bfloat16, True)
     edges = np.cumsum([0, *(n - n // 3 for n in (300, 200, 400))])
-    assert torch.equal(before[: edges[1]], after[: edges[1]]) and torch.equal(before[edges[2] :], after[edges[2] :])
+    assert torch.equal(before[: edges[1]], after[: edges[1]]) and torch.equal(
+        before[edges[2] :], after[edges[2] :]
+    )
     assert not torch.equal(before[edges[1] : edges[2]], after[edges[1] : edges[2]])

@@ -19,7 +19,9 @@ GPUS = torch.cuda.device_count()
 TWO_ROUNDINGS = 0.02
 """Mean difference of two computations in bfloat16 of one policy, in nats, at most; on CPU they differ by .011 to .013."""
 pytestmark = [
-    pytest.mark.skipif(GPUS < 2, reason=f"needs two GPUs, one for the learner and one for a worker; there are {GPUS}"),
+    pytest.mark.skipif(
+        GPUS < 2, reason=f"needs two GPUs, one for the learner and one for a worker; there are {GPUS}"
+    ),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(900),
     pytest.mark.ray,
@@ -40,7 +42,9 @@ async def world(tmp_path_factory):
     model = wide_model(path)
     ray.init(address="local", include_dashboard=False, log_to_driver=False)
     settings = {"backend": "nccl", "bucket_mib": 1, "timeout_seconds": 20}
-    learner = LearnerGroup(make_config(path, weight_sync=settings, learner={"zero_stage": 3}), model_path=str(path))
+    learner = LearnerGroup(
+        make_config(path, weight_sync=settings, learner={"zero_stage": 3}), model_path=str(path)
+    )
     async with pool(path, engine="vllm", workers=min(GPUS - 1, 2), backend="nccl", timeout=20) as p:
         try:
             await asyncio.gather(p.start(), asyncio.to_thread(learner.start))
@@ -57,7 +61,11 @@ async def agreement(world) -> float:
     p, learner, make_batch, _ = world
     batch = make_batch(8, seed=5)
     logp = (await asyncio.to_thread(learner.score, batch)).logp
-    rows, mask, worst = [batch.token_ids[batch.row(b)].tolist() for b in range(len(batch))], batch.action_ids >= 0, 0.0
+    rows, mask, worst = (
+        [batch.token_ids[batch.row(b)].tolist() for b in range(len(batch))],
+        batch.action_ids >= 0,
+        0.0,
+    )
     for worker in p.workers():
         scored = await p.logprobs(worker.id, rows)
         worst = max(worst, float(np.abs(np.concatenate([np.asarray(r) for r in scored]) - logp)[mask].mean()))

@@ -11,7 +11,9 @@ from test_sync_nccl import TWO_ROUNDINGS, agreement
 
 GPUS = torch.cuda.device_count()
 pytestmark = [
-    pytest.mark.skipif(GPUS < 3, reason=f"needs three GPUs, one for the learner and two for a worker; there are {GPUS}"),
+    pytest.mark.skipif(
+        GPUS < 3, reason=f"needs three GPUs, one for the learner and two for a worker; there are {GPUS}"
+    ),
     pytest.mark.timeout(600),
     pytest.mark.ray,
     pytest.mark.vllm,

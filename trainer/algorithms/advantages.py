@@ -35,7 +35,9 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, kind: AdvantageKind) ->
     centred = torch.where(finite, r - mean[group], 0.0)
     # .2 among .1, .2, .3 is its group's mean, and rounding must not make it a wrong answer.
     rounding = 4 * torch.finfo(torch.float64 if rewards.dtype == torch.float64 else torch.float32).eps
-    centred = torch.where(centred.abs() <= rounding * zeros.scatter_reduce(0, group, r.abs(), "amax")[group], 0.0, centred)
+    centred = torch.where(
+        centred.abs() <= rounding * zeros.scatter_reduce(0, group, r.abs(), "amax")[group], 0.0, centred
+    )
     if kind == "grpo":
         variance = zeros.scatter_add(0, group, centred**2) / others
         several = centred / (variance.sqrt()[group] + 1e-6)
@@ -59,11 +61,17 @@ def zero_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
 def _groups(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, ...]:
     """(group of each row, row is finite, and by group: members, finite members, whether those are all equal)."""
     if rewards.ndim != 1 or rewards.shape != group_ids.shape:
-        raise ValueError(f"rewards and group_ids must both be [B], not {tuple(rewards.shape)} and {tuple(group_ids.shape)}")
+        raise ValueError(
+            f"rewards and group_ids must both be [B], not {tuple(rewards.shape)} and {tuple(group_ids.shape)}"
+        )
     _, group, born = torch.unique(group_ids, return_inverse=True, return_counts=True)
     finite = torch.isfinite(rewards)
     left = torch.zeros_like(born).scatter_add(0, group, finite.long())
     r = rewards.double()
-    high = r.new_full((len(born),), -torch.inf).scatter_reduce(0, group, torch.where(finite, r, -torch.inf), "amax")
-    low = r.new_full((len(born),), torch.inf).scatter_reduce(0, group, torch.where(finite, r, torch.inf), "amin")
+    high = r.new_full((len(born),), -torch.inf).scatter_reduce(
+        0, group, torch.where(finite, r, -torch.inf), "amax"
+    )
+    low = r.new_full((len(born),), torch.inf).scatter_reduce(
+        0, group, torch.where(finite, r, torch.inf), "amin"
+    )
     return group, finite, born, left, high == low

@@ -8,7 +8,11 @@ AnswerSchedule = Literal["off", "paper", "code"]
 
 
 def answer_beta(
-    schedule: AnswerSchedule, mean_valid_searches: float, *, llds_lambda: float = 0.2, answer_lambda: float = 0.1
+    schedule: AnswerSchedule,
+    mean_valid_searches: float,
+    *,
+    llds_lambda: float = 0.2,
+    answer_lambda: float = 0.1,
 ) -> float:
     """beta in 0..1, the `answer_weight` of `llds_loss`, from V = valid searches a trajectory, mean over the step.
 

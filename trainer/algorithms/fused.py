@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_OUTSIDE = -1e30  # logit of a masked id: finite, so that p * log p is 0 and not NaN; exp of it is 0 in fp32 and fp64
+_OUTSIDE = (
+    -1e30
+)  # logit of a masked id: finite, so that p * log p is 0 and not NaN; exp of it is 0 in fp32 and fp64
 
 
 def token_logprobs(
@@ -180,7 +182,12 @@ def _drop_masked_targets(logp: Tensor, targets: Tensor, masked_ids: Tensor | Non
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, bias: Tensor | None) -> None:
-    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1] or targets.shape != hidden.shape[:1]:
+    if (
+        hidden.ndim != 2
+        or weight.ndim != 2
+        or hidden.shape[1] != weight.shape[1]
+        or targets.shape != hidden.shape[:1]
+    ):
         shapes = f"{tuple(hidden.shape)}, {tuple(weight.shape)}, {tuple(targets.shape)}"
         raise ValueError(f"hidden, weight, targets must be [N, D], [V, D], [N], not {shapes}")
     if bias is not None and bias.shape != weight.shape[:1]:

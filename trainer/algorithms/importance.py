@@ -13,7 +13,12 @@ ImportanceMode = Literal["off", "token", "sequence_mask"]
 
 
 def importance_weights(
-    logp_old: Tensor, logp_sampler: Tensor, action_ids: Tensor, *, mode: ImportanceMode = "token", cap: float = 2.0
+    logp_old: Tensor,
+    logp_sampler: Tensor,
+    action_ids: Tensor,
+    *,
+    mode: ImportanceMode = "token",
+    cap: float = 2.0,
 ) -> Tensor:
     """Weights [B, T] for `policy_loss`, without gradient, 1 outside the mask.
 

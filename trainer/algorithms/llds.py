@@ -44,7 +44,9 @@ def llds_loss(
     if gate not in get_args(Gate):
         raise ValueError(f"unknown LLDS gate {gate!r}; known: {', '.join(get_args(Gate))}")
     if denominator not in get_args(Denominator):
-        raise ValueError(f"unknown LLDS denominator {denominator!r}; known: {', '.join(get_args(Denominator))}")
+        raise ValueError(
+            f"unknown LLDS denominator {denominator!r}; known: {', '.join(get_args(Denominator))}"
+        )
     if not min_drop >= 0:
         raise ValueError(f"min_drop must be >= 0 nats, not {min_drop}")
     if answer_weight != 1.0 and answer_mask is None:
@@ -58,8 +60,12 @@ def llds_loss(
 
     unit = action_ids.clamp(min=0)
 
-    def by_action(values: Tensor) -> Tensor:  # fp64: the sign of a sum must not hang on the order in which it was added up
-        return torch.zeros(action_ids.shape, dtype=torch.float64, device=logp.device).scatter_add(1, unit, values.double())
+    def by_action(
+        values: Tensor,
+    ) -> Tensor:  # fp64: the sign of a sum must not hang on the order in which it was added up
+        return torch.zeros(action_ids.shape, dtype=torch.float64, device=logp.device).scatter_add(
+            1, unit, values.double()
+        )
 
     fallen = by_action(drop.detach()) if gate == "action" else None
     if fallen is not None:

@@ -54,7 +54,11 @@ def check_shapes(action_ids: Tensor, *tokens: Tensor | None, rows: tuple[Tensor 
         raise ValueError(f"action_ids must be [B, T], not {tuple(action_ids.shape)}")
     for x in tokens:
         if x is not None and x.shape != action_ids.shape:
-            raise ValueError(f"expected [B, T] = {tuple(action_ids.shape)} as action_ids has, not {tuple(x.shape)}")
+            raise ValueError(
+                f"expected [B, T] = {tuple(action_ids.shape)} as action_ids has, not {tuple(x.shape)}"
+            )
     for x in rows:
         if x is not None and x.shape != action_ids.shape[:1]:
-            raise ValueError(f"expected [B] = {tuple(action_ids.shape[:1])}, one value a trajectory, not {tuple(x.shape)}")
+            raise ValueError(
+                f"expected [B] = {tuple(action_ids.shape[:1])}, one value a trajectory, not {tuple(x.shape)}"
+            )

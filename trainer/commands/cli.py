@@ -47,14 +47,18 @@ for command in (status, pause, resume):
 MACHINE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="Configuration file (YAML).")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to it, such as learner.lr=1e-5 run.name=mine.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Changes to it, such as learner.lr=1e-5 run.name=mine.")
+]
 
 
 @app.command()
 def train(
     config: ConfigFile,
     overrides: Overrides = None,
-    resume: Annotated[str | None, typer.Option(help="Go on with the run: latest, or a checkpoint folder.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Go on with the run: latest, or a checkpoint folder.")
+    ] = None,
 ) -> None:
     """Train. The run's files go to run.dir/run.name."""
     from trainer.config.schema import load_config
@@ -71,7 +75,9 @@ def warm_start(
     config: ConfigFile,
     out: Annotated[Path, typer.Option(help="Folder to make: the model that has learnt the tags.")],
     overrides: Overrides = None,
-    questions: Annotated[int, typer.Option(min=1, help="Training questions to compose demonstrations from.")] = 1000,
+    questions: Annotated[
+        int, typer.Option(min=1, help="Training questions to compose demonstrations from.")
+    ] = 1000,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the demonstrations.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Demonstrations of one optimiser step.")] = 16,
     lr: Annotated[float, typer.Option(min=0.0, help="Learning rate.")] = 1e-5,
@@ -83,7 +89,13 @@ def warm_start(
     from trainer.commands.warm_start import warm_start as run
 
     done = run(
-        settings, out, questions=questions, epochs=epochs, batch=batch, lr=lr, say=lambda text: typer.echo(text, err=True)
+        settings,
+        out,
+        questions=questions,
+        epochs=epochs,
+        batch=batch,
+        lr=lr,
+        say=lambda text: typer.echo(text, err=True),
     )
     typer.echo(json.dumps(done))
     typer.echo(f"written to {out}")
@@ -93,10 +105,16 @@ def warm_start(
 def evaluate(
     config: ConfigFile,
     overrides: Overrides = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint folder of a run; none: model.path itself.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Question file; none: data.eval of the configuration.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Checkpoint folder of a run; none: model.path itself.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Question file; none: data.eval of the configuration.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Score only the first N questions.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the scores there as JSON; none: print them.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the scores there as JSON; none: print them.")
+    ] = None,
 ) -> None:
     """Score held-out questions by greedy decoding: exact match and F1 for each data source, every row once."""
     from trainer.config.schema import ConfigError, load_config
@@ -112,12 +130,16 @@ def evaluate(
         if out.is_dir():
             raise ConfigError(f"--out {out}: is a folder; expected the name of a file")
 
-    scores = run_eval(settings, checkpoint=checkpoint, data=data, limit=limit, say=lambda text: typer.echo(text, err=True))
+    scores = run_eval(
+        settings, checkpoint=checkpoint, data=data, limit=limit, say=lambda text: typer.echo(text, err=True)
+    )
     text = json.dumps(scores, indent=1)
     if out:
         out.write_text(text + "\n", encoding="utf-8")
         overall = scores["overall"]
-        typer.echo(f"EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({overall['n']} questions), written to {out}")
+        typer.echo(
+            f"EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({overall['n']} questions), written to {out}"
+        )
     else:
         typer.echo(text)
 
@@ -125,16 +147,22 @@ def evaluate(
 @app.command()
 def demo(
     collapse: Annotated[
-        bool, typer.Option("--collapse", help="Train without and with LLDS, side by side, where plain GRPO falls.")
+        bool,
+        typer.Option("--collapse", help="Train without and with LLDS, side by side, where plain GRPO falls."),
     ] = False,
     folder: Annotated[Path, typer.Option("--dir", help="Where the runs go.")] = Path("runs"),
     seed: Annotated[int, typer.Option(min=0, help="World, warm start and sampling.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, max=20, help="With --collapse: how many seeds, from --seed on.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=20, help="With --collapse: how many seeds, from --seed on.")
+    ] = 1,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Training steps; none: as tried (12, and 90 with --collapse).")
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Make the warm-started model again instead of taking it from the cache.")
+        bool,
+        typer.Option(
+            "--fresh", help="Make the warm-started model again instead of taking it from the cache."
+        ),
     ] = False,
 ) -> None:
     """The whole system on this machine: a tiny model learns to search a made-up encyclopaedia."""
@@ -164,10 +192,14 @@ def export(
 
 @app.command()
 def doctor(
-    config: Annotated[Path | None, typer.Option("--config", help="Check what this configuration needs, too.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Check what this configuration needs, too.")
+    ] = None,
     role: Annotated[
         Literal["workstation", "retriever", "likelihood", "control", "node"],
-        typer.Option(envvar="UNSPIRAL_ROLE", help="What this machine or container is for; the images set it."),
+        typer.Option(
+            envvar="UNSPIRAL_ROLE", help="What this machine or container is for; the images set it."
+        ),
     ] = "workstation",
 ) -> None:
     """Check Python, packages, GPUs, Ray, ports, Redis, memory and disk, and say what to do."""
@@ -212,7 +244,9 @@ def main(argv: list[str] | None = None) -> int:
                 what = f"is a part of Unspiral and is not in {Path(__file__).parents[2]}: the code there is not whole, or was replaced in mid-run"
             complain(f"unspiral: {error.name} {what}")
             code = 3
-        elif isinstance(error, OSError) and error.filename is not None:  # a path that cannot be read, written or made
+        elif (
+            isinstance(error, OSError) and error.filename is not None
+        ):  # a path that cannot be read, written or made
             complain(f"unspiral: {error.filename}: {error.strerror}")
             code = 3 if error.errno in MACHINE_FULL else 2
         else:

@@ -50,7 +50,9 @@ def version(package: str) -> str | None:
 
 def check_python() -> Iterator[Finding]:
     ok = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    yield Finding("Python", "good" if ok else "bad", sys.version.split()[0], "" if ok else "use Python 3.11 or 3.12")
+    yield Finding(
+        "Python", "good" if ok else "bad", sys.version.split()[0], "" if ok else "use Python 3.11 or 3.12"
+    )
 
 
 def check_packages(rooms: tuple[str, ...] = tuple(PACKAGES)) -> Iterator[Finding]:
@@ -76,7 +78,9 @@ def check_engine() -> Iterator[Finding]:
         "vLLM",
         "good" if engine else "note",
         engine or "none",
-        "" if engine else "pip install 'unspiral[cpu]' or 'unspiral[gpu]'; until then rollout.engine=transformers",
+        ""
+        if engine
+        else "pip install 'unspiral[cpu]' or 'unspiral[gpu]'; until then rollout.engine=transformers",
     )
     for name in ("torchvision", "torchaudio"):
         torch = version("torch") or ""
@@ -118,7 +122,10 @@ def check_ray() -> Iterator[Finding]:
     else:
         advice = "set RAY_AUTH_MODE (token or disabled) on the head and for `ray job submit`, or a submit may answer 401"
         yield Finding(
-            "Ray authentication", "note", "RAY_AUTH_MODE not set" + (f"; {token} exists" if token.exists() else ""), advice
+            "Ray authentication",
+            "note",
+            "RAY_AUTH_MODE not set" + (f"; {token} exists" if token.exists() else ""),
+            advice,
         )
     shm = Path("/dev/shm")
     if shm.exists():
@@ -183,13 +190,27 @@ def checks_of(role: str) -> list[Callable[[], Iterator[Finding]]]:
 
     own: dict[str, list[Callable[[], Iterator[Finding]]]] = {
         "retriever": [partial(check_packages, ("retriever",))],
-        "likelihood": [partial(check_packages, ("retriever", "Redis store")), roles.check_token, roles.check_store],
+        "likelihood": [
+            partial(check_packages, ("retriever", "Redis store")),
+            roles.check_token,
+            roles.check_store,
+        ],
         "control": [partial(check_packages, ("retriever",)), roles.check_token, roles.check_cluster],
-        "node": [partial(check_packages, ("retriever", "training", "Redis store")), check_gpus, check_ray, check_compiler],
+        "node": [
+            partial(check_packages, ("retriever", "training", "Redis store")),
+            check_gpus,
+            check_ray,
+            check_compiler,
+        ],
     }
     if role not in own:
         return [check_python, check_packages, check_gpus, check_ray, check_ports, check_machine]
-    return [check_python, *own[role], partial(roles.check_container, role), partial(roles.check_serving, role)]
+    return [
+        check_python,
+        *own[role],
+        partial(roles.check_container, role),
+        partial(roles.check_serving, role),
+    ]
 
 
 def check_address(key: str, url: str) -> Iterator[Finding]:

@@ -28,9 +28,13 @@ def check_serving(role: str) -> Iterator[Finding]:
         with ask(url, timeout=5) as answer:
             yield Finding("serving", "good", f"{url}: {answer.status}")
     except urllib.error.HTTPError as e:
-        yield Finding("serving", "bad", f"{url}: {e.code}", "it is up but not ready yet; its log says what it waits for")
+        yield Finding(
+            "serving", "bad", f"{url}: {e.code}", "it is up but not ready yet; its log says what it waits for"
+        )
     except OSError as e:
-        yield Finding("serving", "note", f"{url}: {getattr(e, 'reason', e)}", "nothing runs here now; its log says why")
+        yield Finding(
+            "serving", "note", f"{url}: {getattr(e, 'reason', e)}", "nothing runs here now; its log says why"
+        )
 
 
 def check_container(role: str) -> Iterator[Finding]:
@@ -42,20 +46,29 @@ def check_container(role: str) -> Iterator[Finding]:
             "memory limit",
             "good" if enough else "bad",
             f"{limit / GIB:.1f} GiB",
-            "" if enough else f"a {role} container needs {MEMORY_GIB[role]:g} GiB (deploy.resources.limits.memory)",
+            ""
+            if enough
+            else f"a {role} container needs {MEMORY_GIB[role]:g} GiB (deploy.resources.limits.memory)",
         )
     root = os.getuid() == 0
     yield Finding(
-        "user", "note" if root else "good", f"uid {os.getuid()}", "runs as root; the images use 10001" if root else ""
+        "user",
+        "note" if root else "good",
+        f"uid {os.getuid()}",
+        "runs as root; the images use 10001" if root else "",
     )
-    folders = [tempfile.gettempdir()] + ([os.environ.get("UNSPIRAL_CACHE", "/cache"), "/runs"] if role == "node" else [])
+    folders = [tempfile.gettempdir()] + (
+        [os.environ.get("UNSPIRAL_CACHE", "/cache"), "/runs"] if role == "node" else []
+    )
     for folder in folders:
         writable = os.access(folder, os.W_OK)
         yield Finding(
             folder,
             "good" if writable else "bad",
             "writable" if writable else "not writable" if os.path.isdir(folder) else "no such folder",
-            "" if writable else "mount a volume there that belongs to uid 10001; all nodes share /runs and the cache",
+            ""
+            if writable
+            else "mount a volume there that belongs to uid 10001; all nodes share /runs and the cache",
         )
 
 
@@ -72,9 +85,16 @@ def memory_limit(files: tuple[Path, ...] = CGROUP_LIMITS) -> int | None:
 def check_token() -> Iterator[Finding]:
     """The token that strangers lack."""
     token = os.environ.get("UNSPIRAL_API_TOKEN", "")
-    advice = "" if token else "set it (deploy/new_env.sh writes one into .env): the service refuses to be reachable without"
+    advice = (
+        ""
+        if token
+        else "set it (deploy/new_env.sh writes one into .env): the service refuses to be reachable without"
+    )
     yield Finding(
-        "UNSPIRAL_API_TOKEN", "good" if token else "bad", f"set, {len(token)} characters" if token else "not set", advice
+        "UNSPIRAL_API_TOKEN",
+        "good" if token else "bad",
+        f"set, {len(token)} characters" if token else "not set",
+        advice,
     )
 
 
@@ -87,7 +107,10 @@ def check_store() -> Iterator[Finding]:
     url = os.environ.get("UNSPIRAL_STORE")
     if not url:
         yield Finding(
-            "store", "note", "UNSPIRAL_STORE is not set", "the service then keeps a file, likelihood.db, in its own folder"
+            "store",
+            "note",
+            "UNSPIRAL_STORE is not set",
+            "the service then keeps a file, likelihood.db, in its own folder",
         )
         return
     shown = without_password(url)
@@ -97,7 +120,10 @@ def check_store() -> Iterator[Finding]:
         store.close()
     except (LikelihoodError, OSError) as e:
         yield Finding(
-            "store", "bad", shown, f"{' '.join(str(e).split())[:200]} (is redis up, and REDIS_PASSWORD the same on both sides?)"
+            "store",
+            "bad",
+            shown,
+            f"{' '.join(str(e).split())[:200]} (is redis up, and REDIS_PASSWORD the same on both sides?)",
         )
     except ModuleNotFoundError as e:
         yield Finding("store", "bad", shown, f"{e.name} is not installed: build the image with EXTRAS=redis")
@@ -113,7 +139,10 @@ def check_cluster() -> Iterator[Finding]:
 
     ray = version("ray")
     yield Finding(
-        "Ray", "good" if ray else "bad", ray or "none", "" if ray else "pip install 'unspiral[cpu]' or 'unspiral[gpu]'"
+        "Ray",
+        "good" if ray else "bad",
+        ray or "none",
+        "" if ray else "pip install 'unspiral[cpu]' or 'unspiral[gpu]'",
     )
     token = os.environ.get("UNSPIRAL_API_TOKEN", "")
     url = READY["control"].replace("/readyz", "/v1/status")
@@ -130,4 +159,6 @@ def check_cluster() -> Iterator[Finding]:
     except ValueError:
         yield Finding("run", "bad", url, "what answers there is no control plane")
         return
-    yield Finding("run", "good", f"{status.run}: {status.state}, step {status.step}" if status.run else status.state)
+    yield Finding(
+        "run", "good", f"{status.run}: {status.state}, step {status.step}" if status.run else status.state
+    )

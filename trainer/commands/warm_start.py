@@ -46,7 +46,9 @@ class WarmStartError(ValueError):
     exit_code = 2
 
 
-async def demonstration(question: Question, search: Search, template: Template, settings: RolloutSettings) -> Trajectory | None:
+async def demonstration(
+    question: Question, search: Search, template: Template, settings: RolloutSettings
+) -> Trajectory | None:
     """A trajectory that searches, reads and answers; None where the retriever finds no golden answer, or there is no room."""
     encode = template.tokenizer.encode
     prompt = prompt_of(question, template, settings)
@@ -66,8 +68,12 @@ async def demonstration(question: Question, search: Search, template: Template, 
         used += len(action.token_ids) + len(observation.token_ids)
         if found := _found(question, hits, observation.text):
             number, title, answer = found
-            final = act("answer", f"<think> Doc {number}, {title}, tells it. </think>\n<answer> {answer} </answer>")
-            whole = Trajectory(f"demo-{question.id}", question.id, question, prompt, [*segments, final], "answer")
+            final = act(
+                "answer", f"<think> Doc {number}, {title}, tells it. </think>\n<answer> {answer} </answer>"
+            )
+            whole = Trajectory(
+                f"demo-{question.id}", question.id, question, prompt, [*segments, final], "answer"
+            )
             too_long = any(len(a.token_ids) > settings.max_response_tokens for a in whole.actions)
             return None if too_long or used + len(final.token_ids) > settings.max_model_tokens else whole
         if not hits:
@@ -93,7 +99,9 @@ def _found(question: Question, hits: list[Hit], shown: str) -> tuple[int, str, s
     return None
 
 
-async def compose(questions: list[Question], search: Search, template: Template, settings: RolloutSettings) -> list[Trajectory]:
+async def compose(
+    questions: list[Question], search: Search, template: Template, settings: RolloutSettings
+) -> list[Trajectory]:
     """Demonstrations of the questions whose answer can be found, in their order."""
     gate = asyncio.Semaphore(SEARCHES_AT_ONCE)
 
@@ -109,7 +117,12 @@ def supervised(config: Config, lr: float, batches: int) -> Config:
     raw = config.model_dump(by_alias=True)
     raw["algorithm"] |= {"loss": "dapo", "kl": 0.0, "entropy": 0.0, "importance": {"mode": "off"}}
     raw["algorithm"]["llds"] |= {"lambda": 0.0, "anchor": "batch_start", "answer_weight": "off"}
-    raw["learner"] |= {"lr": lr, "warmup_steps": max(1, batches // 10), "minibatches_per_batch": 1, "epochs": 1}
+    raw["learner"] |= {
+        "lr": lr,
+        "warmup_steps": max(1, batches // 10),
+        "minibatches_per_batch": 1,
+        "epochs": 1,
+    }
     raw["monitor"]["action"] = "none"
     raw["rollout"] |= {"temperature": 1.0, "max_staleness": 0}
     return Config.model_validate(raw)
@@ -124,7 +137,15 @@ def as_batch(demonstrations: list[Trajectory]) -> TokenBatch:
     return batch
 
 
-def train_on(learner: Any, demonstrations: list[Trajectory], *, batch: int, epochs: int, seed: int, say: Callable[[str], None]):
+def train_on(
+    learner: Any,
+    demonstrations: list[Trajectory],
+    *,
+    batch: int,
+    epochs: int,
+    seed: int,
+    say: Callable[[str], None],
+):
     """Passes over the demonstrations in a seeded order, `batch` of them in each optimiser step. Returns the mean log-prob of an action
     token in the first and in the last step (before it was taken)."""
     rng, means = random.Random(seed), []
@@ -141,7 +162,14 @@ def train_on(learner: Any, demonstrations: list[Trajectory], *, batch: int, epoc
 
 
 def warm_start(
-    config: Config, out: Path, *, questions: int, epochs: int, batch: int, lr: float, say: Callable[[str], None] = print
+    config: Config,
+    out: Path,
+    *,
+    questions: int,
+    epochs: int,
+    batch: int,
+    lr: float,
+    say: Callable[[str], None] = print,
 ) -> dict[str, float]:
     """Compose, train, and write the policy to `out` as a Hugging Face folder. Returns what was done.
 
@@ -170,7 +198,9 @@ def warm_start(
 
             demonstrations = await compose(chosen, search, template, config.rollout)
             if not demonstrations:
-                raise WarmStartError(f"data.train: the retriever finds no golden answer of any of {len(chosen)} questions")
+                raise WarmStartError(
+                    f"data.train: the retriever finds no golden answer of any of {len(chosen)} questions"
+                )
             say(f"{len(demonstrations)} demonstrations of {len(chosen)} questions")
             steps = epochs * math.ceil(len(demonstrations) / batch)
             learner = LearnerGroup(supervised(config, lr, steps), model_path=str(model))
@@ -180,6 +210,11 @@ def warm_start(
                 train_on, learner, demonstrations, batch=batch, epochs=epochs, seed=config.seed, say=say
             )
             await asyncio.to_thread(learner.export_hf, out)
-            return {"demonstrations": len(demonstrations), "steps": steps, "logp_first": first, "logp_last": last}
+            return {
+                "demonstrations": len(demonstrations),
+                "steps": steps,
+                "logp_first": first,
+                "logp_last": last,
+            }
 
     return asyncio.run(run())

@@ -260,7 +260,9 @@ class Config(Settings):
                 "algorithm.dynamic_sampling needs rollout.max_staleness=0: replaced groups would take the prompts of later batches"
             )
         if self.rollout.max_staleness and "mode" not in self.algorithm.importance.model_fields_set:
-            self.algorithm.importance.mode = "token"  # trajectories are older than the learner: correct for it
+            self.algorithm.importance.mode = (
+                "token"  # trajectories are older than the learner: correct for it
+            )
         if not (self.retriever.url or self.retriever.index or self.retriever.corpus):
             raise ValueError("retriever needs one of url, index, corpus")
         return self
@@ -273,7 +275,9 @@ class Config(Settings):
                 "a GPU. Set it to auto or shared_memory"
             )
         if r.max_staleness or r.tensor_parallel > 1:
-            raise ValueError("rollout.share_gpus=true needs rollout.max_staleness=0 and rollout.tensor_parallel=1")
+            raise ValueError(
+                "rollout.share_gpus=true needs rollout.max_staleness=0 and rollout.tensor_parallel=1"
+            )
         if r.workers == "all" or r.workers < self.learner.ranks:
             raise ValueError(
                 f"rollout.share_gpus=true needs a number of rollout.workers, at least learner.ranks={self.learner.ranks}: each rank shares a "

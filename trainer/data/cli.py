@@ -31,14 +31,20 @@ def validate_command(
         typer.echo(f"{source:{width}}  {count:8,}")
     typer.echo(f"{'total':{width}}  {report.good:8,}")
     if report.problems:
-        raise DataError(f"{path}: {len(report.problems):,} of {len(report.problems) + report.good:,} rows are malformed")
+        raise DataError(
+            f"{path}: {len(report.problems):,} of {len(report.problems) + report.good:,} rows are malformed"
+        )
 
 
 @data_app.command("convert")
 def convert_command(
     src: Annotated[Path, typer.Argument(help="Question file to read.")],
-    dst: Annotated[Path, typer.Argument(help="File to write: .parquet (Search-R1), .jsonl or .jsonl.gz (FlashRAG).")],
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed rows out and count them.")] = False,
+    dst: Annotated[
+        Path, typer.Argument(help="File to write: .parquet (Search-R1), .jsonl or .jsonl.gz (FlashRAG).")
+    ],
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave malformed rows out and count them.")
+    ] = False,
 ) -> None:
     """Write the questions in another format, by the file's ending."""
     from trainer.data.convert import convert

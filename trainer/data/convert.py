@@ -14,7 +14,16 @@ from services.contracts import Question
 from trainer.data.errors import DataError
 from trainer.data.questions import Questions, nothing_in, parsed, suffix_of
 
-SEARCH_R1_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info", "id", "question", "golden_answers")
+SEARCH_R1_COLUMNS = (
+    "data_source",
+    "prompt",
+    "ability",
+    "reward_model",
+    "extra_info",
+    "id",
+    "question",
+    "golden_answers",
+)
 """What every row of a parquet file that we write has; the source's other columns follow."""
 
 
@@ -90,7 +99,10 @@ def _write_parquet(rows: list[tuple[dict[str, Any], Question]], path: Path) -> N
         text,
         texts,
     ]
-    arrays = {name: pyarrow.array(column, kind) for name, column, kind in zip(SEARCH_R1_COLUMNS, columns, types, strict=True)}
+    arrays = {
+        name: pyarrow.array(column, kind)
+        for name, column, kind in zip(SEARCH_R1_COLUMNS, columns, types, strict=True)
+    }
     for name in dict.fromkeys(k for fields, _ in rows for k in fields if k not in SEARCH_R1_COLUMNS):
         arrays[name] = _column([fields.get(name) for fields, _ in rows])
     parquet.write_table(pyarrow.table(arrays), path)
@@ -125,7 +137,8 @@ def _column(values: list[Any]) -> Any:
         array = None
     if array is None or any(_is_empty_struct(t) for t in _types(array.type)):
         return pyarrow.array(
-            [None if v is None else json.dumps(v, ensure_ascii=False, default=str) for v in values], pyarrow.string()
+            [None if v is None else json.dumps(v, ensure_ascii=False, default=str) for v in values],
+            pyarrow.string(),
         )
     return array
 

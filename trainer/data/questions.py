@@ -150,11 +150,19 @@ def _json_rows(path: Path, suffix: str) -> Iterator[Row]:
                 fields = json.loads(line)
                 if HALF_PAIR.search(line):
                     json.dumps(fields, ensure_ascii=False).encode()
-            except (ValueError, RecursionError) as e:  # JSONDecodeError, UnicodeDecodeError, UnicodeEncodeError
+            except (
+                ValueError,
+                RecursionError,
+            ) as e:  # JSONDecodeError, UnicodeDecodeError, UnicodeEncodeError
                 yield Row(place, number, None, f"expected a JSON object: {e}")
             else:
                 good = isinstance(fields, dict)
-                yield Row(place, number, fields if good else None, f"expected a JSON object, got {type(fields).__name__}")
+                yield Row(
+                    place,
+                    number,
+                    fields if good else None,
+                    f"expected a JSON object, got {type(fields).__name__}",
+                )
             number += 1
 
 
@@ -166,7 +174,9 @@ def _parquet_rows(path: Path, all_columns: bool) -> Iterator[Row]:
         with parquet.ParquetFile(path) as file:
             number, names = 0, file.schema_arrow.names
             if not {"golden_answers", "reward_model"} & set(names):
-                raise DataError(f"{path}: expected a column golden_answers or reward_model; it has {', '.join(names)}")
+                raise DataError(
+                    f"{path}: expected a column golden_answers or reward_model; it has {', '.join(names)}"
+                )
             wanted = None if all_columns else [c for c in COLUMNS if c in names]
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
                 for fields in batch.to_pylist():
@@ -200,9 +210,13 @@ def _golden(fields: dict[str, Any]) -> tuple[str, ...]:
     if isinstance(golden, str):
         golden = [golden]
     if golden is None:
-        raise DataError("expected `golden_answers` (or `reward_model.ground_truth.target`): a list of texts; it has none")
+        raise DataError(
+            "expected `golden_answers` (or `reward_model.ground_truth.target`): a list of texts; it has none"
+        )
     if not isinstance(golden, list) or not all(isinstance(g, str) for g in golden):
-        raise DataError(f"expected `golden_answers`: a list of texts, got {json.dumps(golden, default=str)[:80]}")
+        raise DataError(
+            f"expected `golden_answers`: a list of texts, got {json.dumps(golden, default=str)[:80]}"
+        )
     kept = tuple(g for g in golden if g.strip())
     if not kept:
         raise DataError("expected `golden_answers`: a list of at least one text, got none")

@@ -75,7 +75,9 @@ def lab_path(name: str) -> Path:
     """The file of `lab:KIND:SEED`, written to the cache at the first call. Raises LabNameError."""
     kind, seed = lab_name(name)
     which, what = kind.split("_")
-    files = world_files(cache_dir() / "lab" / "worlds", (TRAIN_WORLD if which == "train" else EVAL_WORLD) + seed)
+    files = world_files(
+        cache_dir() / "lab" / "worlds", (TRAIN_WORLD if which == "train" else EVAL_WORLD) + seed
+    )
     return files[("corpus", "questions").index(what)]
 
 
@@ -86,7 +88,11 @@ def _config(files: LabFiles, *, folder: Path, name: str, seed: int) -> dict[str,
         "model": {"path": str(files.model)},
         "data": {"train": str(files.train_questions), "eval": str(files.eval_questions)},
         "retriever": {"corpus": str(files.train_corpus)},
-        "evaluation": {"retriever": {"corpus": str(files.eval_corpus)}, "limit": EVAL_QUESTIONS, "sampled": True},
+        "evaluation": {
+            "retriever": {"corpus": str(files.eval_corpus)},
+            "limit": EVAL_QUESTIONS,
+            "sampled": True,
+        },
         "rollout": {
             "template": "lab",
             "prompts_per_step": 16,
@@ -99,14 +105,24 @@ def _config(files: LabFiles, *, folder: Path, name: str, seed: int) -> dict[str,
             "max_model_tokens": 256,
             "kv_cache_gib": 0.5,
         },
-        "learner": {"lr": 1e-4, "minibatches_per_batch": 4, "epochs": 2, "tokens_per_microbatch": 4096, "zero_stage": 0},
+        "learner": {
+            "lr": 1e-4,
+            "minibatches_per_batch": 4,
+            "epochs": 2,
+            "tokens_per_microbatch": 4096,
+            "zero_stage": 0,
+        },
         "algorithm": {"loss": "grpo", "llds": {"lambda": 0.2}},
     }
 
 
-def demo_config(files: LabFiles, *, folder: Path, name: str, seed: int, steps: int | None = None) -> dict[str, Any]:
+def demo_config(
+    files: LabFiles, *, folder: Path, name: str, seed: int, steps: int | None = None
+) -> dict[str, Any]:
     """16 prompts x 5, 8 optimiser steps a batch, lr 1e-4, LLDS-A .2; 12 steps."""
-    return _config(files, folder=folder, name=name, seed=seed) | {"trainer": {"steps": steps or 12, "checkpoint_every": 0}}
+    return _config(files, folder=folder, name=name, seed=seed) | {
+        "trainer": {"steps": steps or 12, "checkpoint_every": 0}
+    }
 
 
 def collapse_config(

@@ -41,7 +41,9 @@ class Library:
     def _tokens(self, texts: list[str]) -> list[list[str]]:
         import bm25s
 
-        return bm25s.tokenize(texts, stopwords="en", stemmer=self._stemmer, return_ids=False, show_progress=False)
+        return bm25s.tokenize(
+            texts, stopwords="en", stemmer=self._stemmer, return_ids=False, show_progress=False
+        )
 
     def _retrieve(self, queries: list[str]) -> list[list[str]]:
         rows, scores = self._index.retrieve(self._tokens(queries), k=TOPK, show_progress=False)

@@ -46,7 +46,10 @@ def prepared(console: Console, folder: Path, seed: int, fresh: bool) -> LabFiles
     with Bars(*columns, console=console, transient=True) as bars:
         task = bars.add_task("warm start: teaching the tag format", total=None)
         return prepare(
-            folder, seed, fresh=fresh, progress=lambda done, total, loss: bars.update(task, completed=done, total=total)
+            folder,
+            seed,
+            fresh=fresh,
+            progress=lambda done, total, loss: bars.update(task, completed=done, total=total),
         )
 
 
@@ -82,7 +85,9 @@ def run_demo(
         "A made-up encyclopaedia, a tiny language model that has seen the search tags, and the real system around it."
     )
     files = prepared(console, folder / "lab", seed, fresh)
-    console.print(f"warm start done after {time.monotonic() - began:.0f} s; model in {files.model}", markup=False)
+    console.print(
+        f"warm start done after {time.monotonic() - began:.0f} s; model in {files.model}", markup=False
+    )
     config = fresh_config(demo_config(files, folder=folder, name=f"demo-{seed}", seed=seed, steps=steps))
     try:
         summary = train(config, console=console)
@@ -99,13 +104,20 @@ def run_demo(
         before, after = summary[f"em_before{suffix}"], summary[f"em_after{suffix}"]
         table.add_row(label, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
     console.print(table)
-    console.print(f"phase {summary['phase']}, {summary['steps']} steps, {time.monotonic() - began:.0f} s in all")
+    console.print(
+        f"phase {summary['phase']}, {summary['steps']} steps, {time.monotonic() - began:.0f} s in all"
+    )
     console.print(f"report: {(config.run_dir / 'report.html').resolve()}", soft_wrap=True, markup=False)
     return summary
 
 
 def run_collapse(
-    folder: Path, seeds: list[int], *, steps: int | None = None, fresh: bool = False, console: Console | None = None
+    folder: Path,
+    seeds: list[int],
+    *,
+    steps: int | None = None,
+    fresh: bool = False,
+    console: Console | None = None,
 ) -> list[dict[str, Any]]:
     """GRPO without and with LLDS under settings in which plain GRPO falls; both arms run at the same time, a core each."""
     console = console or Console()
@@ -117,7 +129,14 @@ def run_collapse(
         files = prepared(console, folder / "lab", seed, fresh)
         configs = {
             arm: fresh_config(
-                collapse_config(files, folder=folder, name=f"collapse-{seed}-{arm}", seed=seed, steps=steps, llds_lambda=value)
+                collapse_config(
+                    files,
+                    folder=folder,
+                    name=f"collapse-{seed}-{arm}",
+                    seed=seed,
+                    steps=steps,
+                    llds_lambda=value,
+                )
             )
             for arm, value in ARMS.items()
         }
@@ -156,7 +175,9 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
         limit = ARM_START_SECONDS + ARM_STEP_SECONDS * max(c.trainer.steps for c in configs.values())
         deadline = time.monotonic() + limit
         with Bars(*columns, console=console) as bars:
-            tasks = {arm: bars.add_task(arm, total=c.trainer.steps, seen="starting") for arm, c in configs.items()}
+            tasks = {
+                arm: bars.add_task(arm, total=c.trainer.steps, seen="starting") for arm, c in configs.items()
+            }
             while running(processes, folder, configs):
                 if time.monotonic() > deadline:
                     raise ArmFailed(f"the arms did not end within {limit:.0f} s; logs in {folder}")
@@ -164,7 +185,9 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
                     if steps := read_metrics(config.run_dir):
                         last = steps[-1]
                         bars.update(
-                            tasks[arm], completed=last["step"], seen=f"reward {last['reward/mean']:.2f}  {last['phase']}"
+                            tasks[arm],
+                            completed=last["step"],
+                            seen=f"reward {last['reward/mean']:.2f}  {last['phase']}",
                         )
                 time.sleep(1.0)
             for arm, config in configs.items():
@@ -213,7 +236,9 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 def arm_result(run: Path, arm: str, seed: int) -> dict[str, Any]:
     """What the study's table shows of one arm. The last columns are means of the last 15 steps."""
     steps = read_metrics(run)
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines() if line]
+    events = [
+        json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines() if line
+    ]
     scores: dict[str, list[float]] = {"greedy": [], "sampled": []}
     for e in events:
         if e["event"] == "evaluation":
@@ -255,7 +280,9 @@ def collapse_step(rewards: list[float], width: int = 8) -> int | None:
         best = max(best, value)
         low = low + 1 if value < best / 2 else 0
         if low == width:
-            return i + 1  # the run of low means began `width` - 1 means earlier; the mean at index j ends at step j + width
+            return (
+                i + 1
+            )  # the run of low means began `width` - 1 means earlier; the mean at index j ends at step j + width
     return None
 
 
@@ -276,7 +303,9 @@ STUDY_COLUMNS = (
 def print_study(console: Console, rows: list[dict[str, Any]]) -> None:
     """Both arms of each seed, and their medians."""
     table = Table(
-        title="GRPO without and with LLDS, all else equal (ends: mean of the last 15 steps)", title_justify="left", box=None
+        title="GRPO without and with LLDS, all else equal (ends: mean of the last 15 steps)",
+        title_justify="left",
+        box=None,
     )
     table.add_column("seed", justify="right")
     table.add_column("arm")
@@ -295,7 +324,13 @@ def print_study(console: Console, rows: list[dict[str, Any]]) -> None:
             for _, key, form in STUDY_COLUMNS:
                 values = [r[key] for r in mine if r.get(key) is not None]
                 whole = len(values) == len(mine)  # a median over those that collapsed alone would mislead
-                median[key] = (round if form == "{:d}" else float)(statistics.median(values)) if whole else None
+                median[key] = (
+                    (round if form == "{:d}" else float)(statistics.median(values)) if whole else None
+                )
             table.add_row("median", arm, *cells(median))
-    console.print(table, width=max(console.width, 130), crop=False, soft_wrap=False)  # a file or a pipe is given 80 columns
-    console.print("collapse: the mean of 8 rewards stays under half of its maximum for 8 steps; '-' = not within the run.")
+    console.print(
+        table, width=max(console.width, 130), crop=False, soft_wrap=False
+    )  # a file or a pipe is given 80 columns
+    console.print(
+        "collapse: the mean of 8 rewards stays under half of its maximum for 8 steps; '-' = not within the run."
+    )

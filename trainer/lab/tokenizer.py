@@ -10,8 +10,31 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
-TAGS = ("<think>", "</think>", "<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>", "<doc>")
-WORDS = ("first", "then", "found", "nothing", "invalid", "born", "guild", "craft", "river", "mayor", "colour", "hall")
+TAGS = (
+    "<think>",
+    "</think>",
+    "<search>",
+    "</search>",
+    "<information>",
+    "</information>",
+    "<answer>",
+    "</answer>",
+    "<doc>",
+)
+WORDS = (
+    "first",
+    "then",
+    "found",
+    "nothing",
+    "invalid",
+    "born",
+    "guild",
+    "craft",
+    "river",
+    "mayor",
+    "colour",
+    "hall",
+)
 
 
 def vocabulary() -> list[str]:
@@ -27,7 +50,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
     core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary())}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    core.decoder = decoders.WordPiece(prefix="##", cleanup=False)  # joins by spaces, also where tokens are decoded one by one
+    core.decoder = decoders.WordPiece(
+        prefix="##", cleanup=False
+    )  # joins by spaces, also where tokens are decoded one by one
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token="<pad>",

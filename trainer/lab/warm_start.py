@@ -92,7 +92,10 @@ def new_model(settings: WarmStart) -> Qwen3ForCausalLM:
     # by step 250; with Qwen3's query and key norms, these two, and two passes in each drill, in 5 of 5 by step 120.
     for module in model.model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=settings.linear_std if isinstance(module, nn.Linear) else settings.embedding_std)
+            nn.init.normal_(
+                module.weight,
+                std=settings.linear_std if isinstance(module, nn.Linear) else settings.embedding_std,
+            )
     return model
 
 
@@ -116,7 +119,9 @@ def _train(settings: WarmStart, progress: Progress | None) -> Qwen3ForCausalLM:
 
     rng = random.Random(f"warm-start-{settings.seed}")
     # Worlds that no run trains or evaluates on: theirs have seeds >= 0 (trainer.lab.demo).
-    libraries = [Library(make_world(-1 - i - settings.worlds * settings.seed)) for i in range(settings.worlds)]
+    libraries = [
+        Library(make_world(-1 - i - settings.worlds * settings.seed)) for i in range(settings.worlds)
+    ]
     tokenizer, model = build_tokenizer(), new_model(settings)
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.98), weight_decay=0.0)
     decay = max(1, round(settings.steps * settings.decay_share))
@@ -128,7 +133,9 @@ def _train(settings: WarmStart, progress: Progress | None) -> Qwen3ForCausalLM:
     model.train()
     for step in range(settings.steps):
         drilling = step < settings.steps * settings.drill_share_of_steps
-        ids, learnt = _batch([_sequence(settings, libraries, drilling, rng) for _ in range(settings.batch)], tokenizer)
+        ids, learnt = _batch(
+            [_sequence(settings, libraries, drilling, rng) for _ in range(settings.batch)], tokenizer
+        )
         logits = model(input_ids=ids[:, :-1]).logits
         loss = F.cross_entropy(logits[learnt[:, 1:]], ids[:, 1:][learnt[:, 1:]])
         optimiser.zero_grad(set_to_none=True)
@@ -159,7 +166,9 @@ def warm_start(settings: WarmStart, *, fresh: bool = False, progress: Progress |
     return folder
 
 
-def _sequence(settings: WarmStart, libraries: list[Library], drilling: bool, rng: random.Random) -> list[Piece]:
+def _sequence(
+    settings: WarmStart, libraries: list[Library], drilling: bool, rng: random.Random
+) -> list[Piece]:
     library = rng.choice(libraries)
     if drilling and rng.random() < settings.drills:
         return drill(library, rng)

@@ -74,7 +74,12 @@ class World:
         """JSONL of `{"id", "question", "golden_answers", "data_source"}`, at most `limit` rows."""
         with path.open("w", encoding="utf-8") as f:
             for q in self.questions[:limit]:
-                row = {"id": q.id, "question": q.text, "golden_answers": [q.answer], "data_source": q.data_source}
+                row = {
+                    "id": q.id,
+                    "question": q.text,
+                    "golden_answers": [q.answer],
+                    "data_source": q.data_source,
+                }
                 f.write(json.dumps(row) + "\n")
 
 
@@ -115,5 +120,7 @@ def make_world(seed: int) -> World:
     for i, subject in enumerate(subjects):
         items = list(facts[subject].items())
         rng.shuffle(items)
-        documents.append((str(i), f'"{subject}"\n' + " ".join(f"{relation} {value}" for relation, value in items)))
+        documents.append(
+            (str(i), f'"{subject}"\n' + " ".join(f"{relation} {value}" for relation, value in items))
+        )
     return World(seed, facts, documents, questions)

@@ -54,14 +54,19 @@ def attention(
     elif query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
         out = _flash(query, key, value, segments, scaling)
     else:
-        parts = [_rows(*(x[:, :, a:b] for x in (query, key, value)), scaling) for a, b in pairwise(segments.bounds.tolist())]
+        parts = [
+            _rows(*(x[:, :, a:b] for x in (query, key, value)), scaling)
+            for a, b in pairwise(segments.bounds.tolist())
+        ]
         out = torch.cat(parts, dim=2)
     return out.transpose(1, 2).contiguous(), None
 
 
 def _rows(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
     grouped = query.shape[1] != key.shape[1]
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+    )
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:

@@ -63,11 +63,17 @@ def written_aside(path: Path) -> Iterator[Path]:
         aside.mkdir()
         yield aside
         files = sorted(f for f in aside.rglob("*") if f.is_file())
-        manifest = {str(f.relative_to(aside)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files}
+        manifest = {
+            str(f.relative_to(aside)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files
+        }
         write_json(aside / MANIFEST, {"files": manifest})
         for f in [*files, aside / MANIFEST, *(d for d in aside.rglob("*") if d.is_dir()), aside]:
             _fsync(f)
-        old = path.with_name(path.name + ".old") if _NAME.match(path.name) else aside.with_name(aside.name + "-old")
+        old = (
+            path.with_name(path.name + ".old")
+            if _NAME.match(path.name)
+            else aside.with_name(aside.name + "-old")
+        )
         if path.exists():
             _remove(old)
             path.rename(old)
@@ -110,7 +116,14 @@ def require_whole(path: Path) -> None:
 
 def latest(run_dir: str | Path, *, before: int | None = None) -> Path | None:
     """The newest whole checkpoint of a run (its `checkpoints` folder) of a step below `before`, every checksum verified; None if there is none."""
-    return next((p for p in _newest_first(Path(run_dir)) if (before is None or _step(p) < before) and fault(p) is None), None)
+    return next(
+        (
+            p
+            for p in _newest_first(Path(run_dir))
+            if (before is None or _step(p) < before) and fault(p) is None
+        ),
+        None,
+    )
 
 
 def drop_after(run_dir: str | Path, step: int) -> None:
@@ -127,7 +140,11 @@ def prune(run_dir: str | Path, keep: int) -> list[Path]:
     kept = [p for p in _newest_first(Path(run_dir)) if fault(p, checksums=False) is None][:keep]
     folder = Path(run_dir) / "checkpoints"
     entries = list(folder.iterdir()) if folder.is_dir() else []
-    gone = [p for p in entries if p.is_dir() and p not in kept and (_NAME.match(p.name) or p.name.startswith(".tmp-step_"))]
+    gone = [
+        p
+        for p in entries
+        if p.is_dir() and p not in kept and (_NAME.match(p.name) or p.name.startswith(".tmp-step_"))
+    ]
     for p in gone:
         _remove(p)
     return gone
@@ -173,7 +190,9 @@ class TensorWriter:
         if self._shards == 1:
             (self.folder / "model-00001.safetensors").rename(self.folder / "model.safetensors")
         else:
-            write_json(self.folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": self._where})
+            write_json(
+                self.folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": self._where}
+            )
 
     def _flush(self) -> None:
         from safetensors import SafetensorError
@@ -197,7 +216,11 @@ class TensorReader:
         from safetensors import safe_open
 
         index = folder / "model.safetensors.index.json"
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+        names = (
+            sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if index.is_file()
+            else ["model.safetensors"]
+        )
         self._files = [safe_open(folder / n, framework="pt") for n in names]
         self._where = {key: f for f in self._files for key in f.keys()}  # noqa: SIM118 (safe_open is no mapping)
 

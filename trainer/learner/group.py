@@ -41,7 +41,11 @@ __all__ = [
 
 GONE_SECONDS = 20.0
 """Longest wait for a rank's process to be gone."""
-_FORWARDED = ("UNSPIRAL_CACHE", "HF_HOME", "HF_HUB_OFFLINE")  # an allow-list: nothing else of the driver's environment travels
+_FORWARDED = (
+    "UNSPIRAL_CACHE",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+)  # an allow-list: nothing else of the driver's environment travels
 
 
 class LearnerError(RuntimeError):
@@ -101,10 +105,17 @@ class LearnerGroup:
 
     actor_class: type = RankActor
 
-    def __init__(self, config: Config, *, model_path: str, reference: bool = False, masked_ids: list[int] | None = None):
+    def __init__(
+        self, config: Config, *, model_path: str, reference: bool = False, masked_ids: list[int] | None = None
+    ):
         if config.algorithm.kl and not reference:
             raise ValueError("algorithm.kl > 0 needs the reference model: LearnerGroup(reference=True)")
-        self.config, self.model_path, self.reference, self.masked_ids = config, model_path, reference, masked_ids
+        self.config, self.model_path, self.reference, self.masked_ids = (
+            config,
+            model_path,
+            reference,
+            masked_ids,
+        )
         self.ranks = config.learner.ranks
         self.where: list[dict[str, Any]] = []
         """Of each rank, once started: process id, host, device (with its name and UUID), dtype, whether it trains LoRA adapters, and the
@@ -125,11 +136,17 @@ class LearnerGroup:
             runtime_env={"env_vars": self._environment()},
             max_restarts=0,
         )
-        options = {"model_path": str(self.model_path), "reference": self.reference, "masked_ids": self.masked_ids}
+        options = {
+            "model_path": str(self.model_path),
+            "reference": self.reference,
+            "masked_ids": self.masked_ids,
+        }
         try:
             self._actors = [create.remote(self.config, rank=rank, **options) for rank in range(self.ranks)]
             hosts = self._wait([a.address.remote() for a in self._actors], "start", limit, deadline, demand)
-            [port] = self._wait([self._actors[0].call.remote("host_store", hosts[0])], "open a port", limit, deadline)
+            [port] = self._wait(
+                [self._actors[0].call.remote("host_store", hosts[0])], "open a port", limit, deadline
+            )
             setup = [a.call.remote("setup", hosts[0], port) for a in self._actors]
             self.where = self._wait(setup, "load the model and join the others", limit, deadline)
             self._check_devices()
@@ -168,7 +185,9 @@ class LearnerGroup:
         """Log-probs and entropies under the current weights, at `rollout.temperature`."""
         return Scores(*self._gather(batch, self._call("score", ray.put(batch))))
 
-    def update(self, batch: TokenBatch, *, llds_lambda: float, answer_beta: float = 1.0, lr_scale: float = 1.0) -> UpdateResult:
+    def update(
+        self, batch: TokenBatch, *, llds_lambda: float, answer_beta: float = 1.0, lr_scale: float = 1.0
+    ) -> UpdateResult:
         """Train on a batch: `minibatches_per_batch` x `epochs` optimiser steps.
 
         batch.extra: `advantages` float32 [B], `preserved` bool [B], and optionally `valid` bool [B] (False: no part in any loss or
@@ -179,10 +198,16 @@ class LearnerGroup:
         missing = [k for k in ("advantages", "preserved") if k not in batch.extra]
         if missing:
             raise ValueError(f"update: batch.extra lacks {' and '.join(missing)}")
-        results = self._call("update", ray.put(batch), llds_lambda=llds_lambda, answer_beta=answer_beta, lr_scale=lr_scale)
+        results = self._call(
+            "update", ray.put(batch), llds_lambda=llds_lambda, answer_beta=answer_beta, lr_scale=lr_scale
+        )
         logp, entropy = self._gather(batch, [scored for scored, _, _ in results])
         steps = [StepStats.merged(list(ranks)) for ranks in zip(*(s for _, s, _ in results), strict=True)]
-        metrics = update_metrics(steps, kl=bool(self.config.algorithm.kl)) | results[0][2] | batch_metrics(batch, logp, entropy)
+        metrics = (
+            update_metrics(steps, kl=bool(self.config.algorithm.kl))
+            | results[0][2]
+            | batch_metrics(batch, logp, entropy)
+        )
         metrics["time/update_compute"] = max(facts["time/update_compute"] for _, _, facts in results)
         return UpdateResult(logp, entropy, metrics, sum(s.skipped for s in steps))
 
@@ -219,7 +244,12 @@ class LearnerGroup:
         return self._wait(refs, method, self.config.learner.step_timeout_seconds)
 
     def _wait(
-        self, refs: list[Any], what: str, limit: float, deadline: float | None = None, demand: dict[str, float] | None = None
+        self,
+        refs: list[Any],
+        what: str,
+        limit: float,
+        deadline: float | None = None,
+        demand: dict[str, float] | None = None,
     ) -> list[Any]:
         """All results, or the error of the first rank that fails. limit: seconds, counted to `deadline` where that is given."""
         deadline = deadline or time.monotonic() + limit
@@ -248,7 +278,9 @@ class LearnerGroup:
         except RayError as e:  # it died in its __init__, was killed, ran out of memory, or its node is gone
             text = str(getattr(e, "cause", None) or e).strip()
             line = text.splitlines()[0 if isinstance(e, ray.exceptions.OutOfMemoryError) else -1].strip()
-            raise LearnerError(f"learner rank {rank} of {self.ranks} died ({what}): {type(e).__name__}: {line}") from e
+            raise LearnerError(
+                f"learner rank {rank} of {self.ranks} died ({what}): {type(e).__name__}: {line}"
+            ) from e
 
     def _gather(self, batch: TokenBatch, scored: list[Any]) -> tuple[np.ndarray, np.ndarray]:
         """Each rank's rows back to their places."""
@@ -280,7 +312,9 @@ class LearnerGroup:
     def _lacking(self, demand: dict[str, float]) -> str:
         free = ray.available_resources()
         return ", ".join(
-            f"it asks for {v:g} {k}, of which {free.get(k, 0.0):g} is free" for k, v in demand.items() if free.get(k, 0.0) < v
+            f"it asks for {v:g} {k}, of which {free.get(k, 0.0):g} is free"
+            for k, v in demand.items()
+            if free.get(k, 0.0) < v
         )
 
     def _environment(self) -> dict[str, str]:
@@ -296,7 +330,9 @@ class LearnerGroup:
         }
         if not ray.cluster_resources().get("GPU"):
             fixed["DS_ACCELERATOR"] = "cpu"
-        return fixed | {k: v for k, v in os.environ.items() if k in _FORWARDED or k.startswith(ENVIRONMENT_PREFIXES)}
+        return fixed | {
+            k: v for k, v in os.environ.items() if k in _FORWARDED or k.startswith(ENVIRONMENT_PREFIXES)
+        }
 
 
 def batch_metrics(batch: TokenBatch, logp_old: np.ndarray, entropy_old: np.ndarray) -> dict[str, float]:

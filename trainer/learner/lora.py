@@ -37,11 +37,15 @@ def add_adapters(hf: nn.Module, settings: LoRASettings) -> None:
     except ModuleNotFoundError as e:
         raise LoRAError("learner.lora: peft is not installed; pip install 'unspiral[lora]'") from e
 
-    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=settings.targets, lora_dropout=0.0)
+    config = LoraConfig(
+        r=settings.rank, lora_alpha=settings.alpha, target_modules=settings.targets, lora_dropout=0.0
+    )
     try:
         inject_adapter_in_model(config, hf)
     except ValueError as e:
-        raise LoRATargetError(f"learner.lora.targets={settings.targets}: no such linear layer in {type(hf).__name__}") from e
+        raise LoRATargetError(
+            f"learner.lora.targets={settings.targets}: no such linear layer in {type(hf).__name__}"
+        ) from e
 
 
 @torch.no_grad()

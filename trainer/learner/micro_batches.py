@@ -71,7 +71,11 @@ class MicroBatch:
     def unpad(self, values: Tensor) -> np.ndarray:
         """[B, T] to the rows' own positions, one after the other: float32 [sum of lengths]."""
         host = values.detach().float().cpu().numpy()
-        return np.concatenate([host[i, :n] for i, n in enumerate(self.lengths)]) if self.rows else np.zeros(0, np.float32)
+        return (
+            np.concatenate([host[i, :n] for i, n in enumerate(self.lengths)])
+            if self.rows
+            else np.zeros(0, np.float32)
+        )
 
 
 def minibatches(rows: Rows, parts: int) -> list[Rows]:
@@ -80,7 +84,9 @@ def minibatches(rows: Rows, parts: int) -> list[Rows]:
     return [rows[a:b] for a, b in pairwise(cuts) if b > a]
 
 
-def deal(rows: Rows, lengths: np.ndarray, ranks: int, tokens_per_microbatch: int, *, packed: bool = False) -> list[list[Rows]]:
+def deal(
+    rows: Rows, lengths: np.ndarray, ranks: int, tokens_per_microbatch: int, *, packed: bool = False
+) -> list[list[Rows]]:
     """Rows of one optimiser step to ranks, and each rank's rows to micro-batches: [rank][micro-batch] -> rows.
 
     Rows are dealt from the longest to the shortest, forth and back, so that ranks get nearly equal numbers of tokens. A micro-batch
@@ -124,7 +130,9 @@ def _pack_tokens(rows: Rows, lengths: np.ndarray, budget: int) -> list[Rows]:
     return packs
 
 
-def make_microbatch(batch: TokenBatch, rows: Rows, device: torch.device, *, packed: bool = False) -> MicroBatch:
+def make_microbatch(
+    batch: TokenBatch, rows: Rows, device: torch.device, *, packed: bool = False
+) -> MicroBatch:
     """The tensors of some rows. No rows: one row of two tokens without an action, which costs nothing and has no loss.
 
     Raises ValueError where a row's first token is an action: nothing stands before it that could have predicted it.
@@ -180,5 +188,7 @@ def _lay_end_to_end(input_ids: Tensor, lengths: list[int], at: tuple[Tensor, Ten
     positions = torch.cat([torch.arange(b - a) for a, b in pairwise(bounds)])[None].to(input_ids.device)
     starts = torch.tensor(bounds[: len(lengths)], device=input_ids.device)
     longest = max(b - a for a, b in pairwise(bounds))
-    segments = Segments(torch.tensor(bounds, dtype=torch.int32, device=input_ids.device), 1 << (longest - 1).bit_length())
+    segments = Segments(
+        torch.tensor(bounds, dtype=torch.int32, device=input_ids.device), 1 << (longest - 1).bit_length()
+    )
     return Packed(ids, positions, (torch.zeros_like(at[0]), starts[at[0]] + at[1]), segments)

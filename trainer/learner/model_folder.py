@@ -23,7 +23,10 @@ def check_model_folder(path: str | Path) -> Path:
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise ModelFolderError(f"model.path: {folder} has no weights (*.safetensors)")
     if not any(
-        (folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+        (folder / name).is_file()
+        for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
     ):
-        raise ModelFolderError(f"model.path: {folder} has no tokenizer (tokenizer.json or tokenizer_config.json)")
+        raise ModelFolderError(
+            f"model.path: {folder} has no tokenizer (tokenizer.json or tokenizer_config.json)"
+        )
     return folder

@@ -42,7 +42,9 @@ class Objective:
         a = self.algorithm
         weights = None
         if a.importance.mode != "off" and m.logp_sampler is not None:
-            weights = importance_weights(m.logp_old, m.logp_sampler, m.action_ids, mode=a.importance.mode, cap=a.importance.cap)
+            weights = importance_weights(
+                m.logp_old, m.logp_sampler, m.action_ids, mode=a.importance.mode, cap=a.importance.cap
+            )
         terms = {
             "policy": policy_loss(
                 a.loss,
@@ -77,7 +79,9 @@ class Objective:
     def counts(self, m: MicroBatch) -> list[float]:
         """Count of each of TERMS, known before any forward pass: it hangs on masks and advantages alone. 0 where a term is off."""
         nothing = torch.zeros(m.action_ids.shape, device=m.action_ids.device)
-        blank = MicroBatch(m.rows, m.lengths, m.input_ids, m.action_ids, m.at, m.advantages, m.preserved, m.answer_mask)
+        blank = MicroBatch(
+            m.rows, m.lengths, m.input_ids, m.action_ids, m.at, m.advantages, m.preserved, m.answer_mask
+        )
         blank.logp_old = blank.logp_ref = nothing
         terms = self.terms(nothing, nothing, blank)
         return [terms[name].count if name in terms else 0.0 for name in TERMS]
@@ -145,11 +149,15 @@ def update_metrics(steps: list[StepStats], *, kl: bool) -> dict[str, float]:
     def share(key: str, of: str) -> float:
         return total(key) / max(total(of), 1.0)
 
-    metrics["policy/loss"] = sum(s.sums["policy/loss"] / max(s.sums["policy/count"], 1.0) for s in steps) / max(len(steps), 1)
+    metrics["policy/loss"] = sum(
+        s.sums["policy/loss"] / max(s.sums["policy/count"], 1.0) for s in steps
+    ) / max(len(steps), 1)
     metrics["policy/clip_fraction"] = share("policy/clipped_tokens", "policy/action_tokens")
     if kl:
         metrics["kl/ref"] = share("kl/loss", "kl/count")
-    metrics["llds/loss"] = sum(s.sums["llds/loss"] / max(s.sums["llds/count"], 1.0) for s in steps) / max(len(steps), 1)
+    metrics["llds/loss"] = sum(s.sums["llds/loss"] / max(s.sums["llds/count"], 1.0) for s in steps) / max(
+        len(steps), 1
+    )
     metrics["llds/active_tokens"] = total("llds/active_tokens")
     metrics["llds/active_actions"] = total("llds/active_actions")
     metrics["llds/active_share"] = share("llds/active_tokens", "llds/preserved_tokens")

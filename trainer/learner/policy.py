@@ -40,19 +40,25 @@ class PolicyModel(nn.Module):
     Dropout is off, so that log-probs before and during the update are of the same function.
     """
 
-    def __init__(self, hf: nn.Module, *, temperature: float, chunk_tokens: int, masked_ids: list[int] | None = None):
+    def __init__(
+        self, hf: nn.Module, *, temperature: float, chunk_tokens: int, masked_ids: list[int] | None = None
+    ):
         super().__init__()
         self.hf = hf
         head = hf.get_output_embeddings()
         if not isinstance(head, nn.Linear):
-            raise ModelFolderError(f"model.path: {type(hf).__name__} has no linear output head; the learner needs one")
+            raise ModelFolderError(
+                f"model.path: {type(hf).__name__} has no linear output head; the learner needs one"
+            )
         _switch_off_dropout(hf)
         _check_plain_head(hf, head)
         hf.set_output_embeddings(FusedHead(head))
         self.temperature, self.chunk_tokens = temperature, chunk_tokens
         self.lora_scale = 0.0
         """alpha / rank where the model has adapters, else 0."""
-        self.register_buffer("masked_ids", torch.tensor(sorted(masked_ids)) if masked_ids else None, persistent=False)
+        self.register_buffer(
+            "masked_ids", torch.tensor(sorted(masked_ids)) if masked_ids else None, persistent=False
+        )
 
     def forward(
         self,
@@ -89,7 +95,11 @@ class PolicyModel(nn.Module):
 
     def merged_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Names and shapes of `merged_weights`, which computes none of them."""
-        return [(lora.plain_name(n), tuple(p.shape)) for n, p in self.hf.named_parameters() if not lora.is_adapter(n)]
+        return [
+            (lora.plain_name(n), tuple(p.shape))
+            for n, p in self.hf.named_parameters()
+            if not lora.is_adapter(n)
+        ]
 
 
 def load_policy(
@@ -108,7 +118,9 @@ def load_policy(
     logging.disable_progress_bar()
     folder = check_model_folder(path)
     attention = packed_attention.register() if packed else "sdpa"
-    hf = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, attn_implementation=attention, local_files_only=True)
+    hf = AutoModelForCausalLM.from_pretrained(
+        str(folder), dtype=dtype, attn_implementation=attention, local_files_only=True
+    )
     return prepare_policy(PolicyModel, hf, temperature=temperature, chunk_tokens=chunk_tokens, **options)
 
 

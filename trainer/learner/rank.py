@@ -37,14 +37,31 @@ Scored = tuple[Rows, np.ndarray, np.ndarray]
 class LearnerRank:
     """Rank `rank` of `config.learner.ranks`. `host_store` (rank 0), then `setup`, then everything else; all ranks make the same calls."""
 
-    def __init__(self, config: Config, *, model_path: str, reference: bool, rank: int, masked_ids: list[int] | None = None):
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model_path: str,
+        reference: bool,
+        rank: int,
+        masked_ids: list[int] | None = None,
+    ):
         self.config, self.settings, self.algorithm = config, config.learner, config.algorithm
-        self.model_path, self.reference, self.rank, self.masked_ids = Path(model_path), reference, rank, masked_ids
+        self.model_path, self.reference, self.rank, self.masked_ids = (
+            Path(model_path),
+            reference,
+            rank,
+            masked_ids,
+        )
         self.world_size = config.learner.ranks
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-        half = self.settings.dtype == "bfloat16" or (self.settings.dtype == "auto" and self.device.type == "cuda")
+        half = self.settings.dtype == "bfloat16" or (
+            self.settings.dtype == "auto" and self.device.type == "cuda"
+        )
         self.dtype = torch.bfloat16 if half else torch.float32
-        self.packed = {"auto": self.device.type == "cuda"}.get(self.settings.packing, self.settings.packing == "packed")
+        self.packed = {"auto": self.device.type == "cuda"}.get(
+            self.settings.packing, self.settings.packing == "packed"
+        )
         self.store: Any = None
         self.publisher: Any = None
         self.source: Any = None
@@ -82,7 +99,9 @@ class LearnerRank:
         head = policy.hf.get_output_embeddings().weight
         ends = {id(w): w.numel() for w in (embedding.weight, head)}  # one and the same where they are tied
         parameters = sum(p.numel() for p in policy.hf.parameters()) - sum(ends.values())
-        self.engine = zero.Engine(policy, self.settings, dtype=self.dtype, device=self.device, world_size=self.world_size)
+        self.engine = zero.Engine(
+            policy, self.settings, dtype=self.dtype, device=self.device, world_size=self.world_size
+        )
         self.reference_weights = self.engine.copy_weights() if self.reference else None
         on_gpu = self.device.type == "cuda"
         return {
@@ -204,7 +223,13 @@ class LearnerRank:
         return scored, steps, facts
 
     def _step(
-        self, part: list[MicroBatch], objective: Objective, counts: dict[str, float], lr: float, *, on_policy: bool
+        self,
+        part: list[MicroBatch],
+        objective: Objective,
+        counts: dict[str, float],
+        lr: float,
+        *,
+        on_policy: bool,
     ) -> tuple[StepStats, float]:
         """One optimiser step. on_policy: pi_old is the very policy of this forward pass, so its log-probs *are* pi_old; what was scored
         before differs from them by rounding alone, and the largest difference is the re-scoring noise (second result, over all ranks)."""
@@ -260,7 +285,9 @@ class LearnerRank:
 
     def offer(self, version: int, receivers: list[WeightsReceiver]) -> WeightUpdate | None:
         """Offer the weights to rollout workers as `version` (rank 0's result). shared_memory: with that they are sent too."""
-        backend = choose_backend(self.config.weight_sync, learner_gpu=self.device.type == "cuda", receivers=receivers)
+        backend = choose_backend(
+            self.config.weight_sync, learner_gpu=self.device.type == "cuda", receivers=receivers
+        )
         self.sends = [] if backend == "shared_memory" else receivers
         if backend == "shared_memory":
             return self._publish(version)
@@ -293,7 +320,9 @@ class LearnerRank:
         with _all_of(self.engine.iter_weights(2**28)) as weights:
             if self.rank == 0:
                 about = {"optimiser_steps": self.optimiser_steps}
-                with checkpoint.exported(Path(path), self.model_path, dtype=self._dtype_name, about=about) as writer:
+                with checkpoint.exported(
+                    Path(path), self.model_path, dtype=self._dtype_name, about=about
+                ) as writer:
                     for name, tensor in weights:
                         writer.add(name, tensor)
 

@@ -47,7 +47,13 @@ class Engine:
     """The DeepSpeed engine of one rank. `policy` is a PolicyModel: `weights` are those that are trained."""
 
     def __init__(
-        self, policy: nn.Module, settings: LearnerSettings, *, dtype: torch.dtype, device: torch.device, world_size: int
+        self,
+        policy: nn.Module,
+        settings: LearnerSettings,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        world_size: int,
     ):
         import deepspeed
         from deepspeed.utils import logger
@@ -91,7 +97,10 @@ class Engine:
             },
         }
         if settings.offload_optimizer:
-            config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": self.device.type == "cuda"}
+            config["zero_optimization"]["offload_optimizer"] = {
+                "device": "cpu",
+                "pin_memory": self.device.type == "cuda",
+            }
             # PyTorch's fused AdamW steps on the CPU as well, and needs no compiler.
             config["zero_force_ds_cpu_optimizer"] = False
         if self.dtype == torch.bfloat16:
@@ -143,7 +152,11 @@ class Engine:
                 state = self.engine.optimizer.state.get(p, {})
                 yield name, p.detach(), {k: state[k] for k in MOMENTS if started}
             else:
-                yield name, safe_get_full_fp32_param(p), {k: safe_get_full_optimizer_state(p, k) for k in MOMENTS if started}
+                yield (
+                    name,
+                    safe_get_full_fp32_param(p),
+                    {k: safe_get_full_optimizer_state(p, k) for k in MOMENTS if started},
+                )
 
     @property
     def adam_steps(self) -> int:
@@ -151,7 +164,9 @@ class Engine:
         states = [s for s in self.engine.basic_optimizer.state.values() if "step" in s]
         return int(states[0]["step"]) if states else 0
 
-    def load_master(self, weights: Callable[[str], Tensor], moments: Callable[[str], Tensor] | None, adam_steps: int) -> None:
+    def load_master(
+        self, weights: Callable[[str], Tensor], moments: Callable[[str], Tensor] | None, adam_steps: int
+    ) -> None:
         """Write whole fp32 weights and moments back: weights("NAME") and, with adam_steps > 0, moments("NAME.exp_avg"), ...
 
         Bits are those that `iter_master` gave, whatever the ranks and stage were then."""
@@ -162,10 +177,15 @@ class Engine:
         for name, p in self.weights:
             values: dict[str | None, Tensor] = {None: weights(name)}
             if self.engine.basic_optimizer.state:
-                values |= {k: moments(f"{name}.{k}") if adam_steps else torch.zeros_like(values[None]) for k in MOMENTS}
+                values |= {
+                    k: moments(f"{name}.{k}") if adam_steps else torch.zeros_like(values[None])
+                    for k in MOMENTS
+                }
             shape = p.ds_shape if self.stage == 3 else p.shape
             if values[None].shape != shape:
-                raise ValueError(f"weight {name} has shape {tuple(values[None].shape)}, the model's is {tuple(shape)}")
+                raise ValueError(
+                    f"weight {name} has shape {tuple(values[None].shape)}, the model's is {tuple(shape)}"
+                )
             for key, value in values.items():
                 value = value.to(self.device, torch.float32)
                 if self.stage == 0:
@@ -246,7 +266,9 @@ def iter_partitioned(
                 whole = [(n, q.data.clone()) for n, q in bucket]
             for (n, tensor), (_, q) in zip(whole, bucket, strict=True):
                 if tensor.shape != q.ds_shape:
-                    raise RuntimeError(f"weight {n}: gathered shape {tuple(tensor.shape)} is not its shape {tuple(q.ds_shape)}")
+                    raise RuntimeError(
+                        f"weight {n}: gathered shape {tuple(tensor.shape)} is not its shape {tuple(q.ds_shape)}"
+                    )
             yield from whole
             del whole
             bucket, room = [], bucket_bytes
@@ -274,7 +296,9 @@ def _set_shard(p: nn.Parameter, value: Tensor, key: str | None) -> None:
         safe_set_local_optimizer_state(p, shard, key)
 
 
-def init_distributed(*, device: torch.device, rank: int, world_size: int, store: Any, timeout_seconds: float) -> None:
+def init_distributed(
+    *, device: torch.device, rank: int, world_size: int, store: Any, timeout_seconds: float
+) -> None:
     """Join the process group of the learner: NCCL on GPU, gloo on CPU. `store` is a torch TCPStore that all ranks share."""
     import deepspeed
     import deepspeed.ops
@@ -283,7 +307,9 @@ def init_distributed(*, device: torch.device, rank: int, world_size: int, store:
     # DeepSpeed would compile a shared-memory extension (minutes on a laptop, and it needs a C++ compiler) that only its inference uses.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if torch.distributed.is_initialized():  # DeepSpeed keeps groups of the first one for the life of the process
+    if (
+        torch.distributed.is_initialized()
+    ):  # DeepSpeed keeps groups of the first one for the life of the process
         return
     torch.distributed.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_seconds)

@@ -35,14 +35,21 @@ def prepare(batch: RolloutBatch, config: Config, tokenizer: Any) -> Prepared:
     """Pack the trajectories and add the learner's columns: advantages, the preserved set, rows to leave out, answer spans."""
     tokens = TokenBatch.of(batch.trajectories)
     valid = np.isfinite(batch.rewards)
-    advantages = advantages_of(batch.rewards, [t.group for t in batch.trajectories], config.algorithm.advantage)
+    advantages = advantages_of(
+        batch.rewards, [t.group for t in batch.trajectories], config.algorithm.advantage
+    )
     # Where the reward is more than the answer's worth (form, length), a wrong answer may have some and a right one none.
     good = batch.em > 0 if config.reward.kind in ("em", "format") else np.nan_to_num(batch.rewards) > 0
     preserved = valid & (advantages >= 0)
     right = preserved & good
     if config.algorithm.llds.preserve == "right":
         preserved = right
-    tokens.extra |= {"advantages": advantages.astype(np.float32), "preserved": preserved, "valid": valid, "right": right}
+    tokens.extra |= {
+        "advantages": advantages.astype(np.float32),
+        "preserved": preserved,
+        "valid": valid,
+        "right": right,
+    }
     if config.algorithm.llds.answer_weight != "off":
         tokens.extra["answer_mask"] = np.concatenate([answer_mask(t, tokenizer) for t in batch.trajectories])
     return Prepared(tokens, advantages, right)

@@ -139,16 +139,25 @@ class Driver:
         """One step, then what is due after it. Cut short inside the step or a rollback, the run is not whole."""
         settings, self.whole = self.config.trainer, False
         action = await self.one_step(step)
-        rolled_back = bool(action) and action.kind == "rollback" and not action.undo and await roll_back(self, action)
+        rolled_back = (
+            bool(action) and action.kind == "rollback" and not action.undo and await roll_back(self, action)
+        )
         self.whole = True
         if rolled_back:
             return
-        if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps and not self.stop.requested:
+        if (
+            settings.eval_every
+            and step % settings.eval_every == 0
+            and step < settings.steps
+            and not self.stop.requested
+        ):
             await self.evaluate(f"step{step}")
         if settings.checkpoint_every and step % settings.checkpoint_every == 0:
             await self.checkpoint()
         if action and action.kind == "stop":
-            raise StoppedByMonitor(f"stopped by the monitor at step {step}: {action.why} (monitor.action=stop)")
+            raise StoppedByMonitor(
+                f"stopped by the monitor at step {step}: {action.why} (monitor.action=stop)"
+            )
 
     async def one_step(self, step: int) -> MonitorAction | None:
         """Sample, update, sync, measure. Returns what the monitor wants done; a changed lambda or learning rate holds from the next step on."""
@@ -199,7 +208,10 @@ class Driver:
     def event(self, event: EventRecord) -> None:
         """Something that the monitor did: into the run's folder, the store and the terminal."""
         self.system.folder.event(
-            event.kind, step=event.step, text=event.text, **{k: v for k, v in event.data.items() if k != "step"}
+            event.kind,
+            step=event.step,
+            text=event.text,
+            **{k: v for k, v in event.data.items() if k != "step"},
         )
         self.system.store.post_event(self.config.run.name, event)
         self.progress.say(f"step {event.step}: {event.kind.replace('_', ' ')}: {event.text}")
@@ -207,7 +219,9 @@ class Driver:
     async def next_batch(self, step: int) -> RolloutBatch:
         """This step's batch. With max_staleness k, the k batches after it are being sampled while the learner updates."""
         while len(self._ahead) <= min(self.config.rollout.max_staleness, self.config.trainer.steps - step):
-            self._ahead.append(asyncio.create_task(self.sampler.sample(step + len(self._ahead), self.progress.trajectory)))
+            self._ahead.append(
+                asyncio.create_task(self.sampler.sample(step + len(self._ahead), self.progress.trajectory))
+            )
             await asyncio.sleep(0)  # batches take their prompts in order
         self.progress.stage("rollout", step)
         batch = await kept_supplied(self.system.pool, self._ahead.popleft(), self.sync)
@@ -258,7 +272,9 @@ class Driver:
             logp = scored.logp
         return self.probes.read(prepared.tokens, parts, logp), seconds
 
-    def measure(self, batch: RolloutBatch, prepared: Prepared, update: Any, rescored: Rescored) -> dict[str, Any]:
+    def measure(
+        self, batch: RolloutBatch, prepared: Prepared, update: Any, rescored: Rescored
+    ) -> dict[str, Any]:
         """All metrics of the step but its times and its phase."""
         likelihood = step_metrics(
             prepared.tokens,
@@ -271,10 +287,17 @@ class Driver:
             rescored=rescored.rows,
             rollout_seconds=batch.seconds,
         )
-        own = {"step": self.step, "attempt": self.attempt, "policy_version": self.version, "reward/em": float(batch.em.mean())}
+        own = {
+            "step": self.step,
+            "attempt": self.attempt,
+            "policy_version": self.version,
+            "reward/em": float(batch.em.mean()),
+        }
         return own | likelihood | update.metrics | rescored.metrics | batch.counts
 
-    def record(self, batch: RolloutBatch, prepared: Prepared, metrics: dict[str, Any], rescored: Rescored) -> PhaseState:
+    def record(
+        self, batch: RolloutBatch, prepared: Prepared, metrics: dict[str, Any], rescored: Rescored
+    ) -> PhaseState:
         """Name the phase, write the run's files, and give the store its copy, which it takes in the background."""
         folder, store, run = self.system.folder, self.system.store, self.config.run.name
         numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
@@ -297,7 +320,11 @@ class Driver:
         store.post_step(
             run,
             StepRecord.model_construct(
-                step=self.step, attempt=self.attempt, policy_version=self.version - 1, metrics=numbers, trajectories=records
+                step=self.step,
+                attempt=self.attempt,
+                policy_version=self.version - 1,
+                metrics=numbers,
+                trajectories=records,
             ),
         )
         store.put_tokens(run, self.step, prepared.tokens, self.attempt)
@@ -331,9 +358,13 @@ class Driver:
         if self.step == 0 or (target.exists() and await asyncio.to_thread(fault, target) is None):
             return
         with self.stop.saving():
-            await asyncio.to_thread(self.system.store.keep, 60.0)  # the steps before a checkpoint are not taken again
+            await asyncio.to_thread(
+                self.system.store.keep, 60.0
+            )  # the steps before a checkpoint are not taken again
             await self.on_learner(self.system.learner.save, target, self.state_dict())
-            await asyncio.to_thread(prune, folder, self.config.trainer.keep_checkpoints)  # gigabytes are deleted
+            await asyncio.to_thread(
+                prune, folder, self.config.trainer.keep_checkpoints
+            )  # gigabytes are deleted
             self.system.folder.event("checkpoint", step=self.step, path=str(target.relative_to(folder)))
 
     def state_dict(self) -> dict[str, Any]:

@@ -25,7 +25,11 @@ def table(trajectories: list[Trajectory]) -> dict[str, Any]:
 
     def mean(pairs: list[tuple[float, float]]) -> dict[str, float]:
         n = len(pairs)
-        return {"em": sum(p[0] for p in pairs) / n if n else 0.0, "f1": sum(p[1] for p in pairs) / n if n else 0.0, "n": n}
+        return {
+            "em": sum(p[0] for p in pairs) / n if n else 0.0,
+            "f1": sum(p[1] for p in pairs) / n if n else 0.0,
+            "n": n,
+        }
 
     return {
         "overall": mean([p for pairs in by_source.values() for p in pairs]),
@@ -76,7 +80,10 @@ def run_eval(
         raise ConfigError("eval: no questions given; pass --data FILE or set data.eval")
 
     async def score(model: Path) -> dict[str, Any]:
-        async with cancelled_by_signals(say), start_serving(config, model, say, lambda event: None) as serving:
+        async with (
+            cancelled_by_signals(say),
+            start_serving(config, model, say, lambda event: None) as serving,
+        ):
             say("starting rollout workers")
             await serving.pool.start()
             say(f"scoring {len(serving.eval_questions)} questions")

@@ -89,7 +89,9 @@ def _flops(
     work = zip((about["parameters"], about["head_parameters"]), trained, scored, strict=True)
     rate = sum(parameters * ((2 + backward) * t + 2 * s) for parameters, t, s in work) / seconds
     out = {"learner/flops_per_s": rate}
-    peak = next((flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", about["device_name"])), None)
+    peak = next(
+        (flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", about["device_name"])), None
+    )
     if peak and about["dtype"] == "bfloat16":
         out["learner/mfu"] = rate / (peak * len(ranks))
     return out
@@ -101,14 +103,21 @@ def of_run(metrics_file: Path, ranks: Sequence[dict[str, Any]] = ()) -> dict[str
         return {}
     steps = []
     for line in metrics_file.read_text(encoding="utf-8", errors="replace").split("\n"):
-        with contextlib.suppress(json.JSONDecodeError):  # torn on a full disk: that error is the one to be told
+        with contextlib.suppress(
+            json.JSONDecodeError
+        ):  # torn on a full disk: that error is the one to be told
             steps.append(json.loads(line))
     return performance(steps, ranks)
 
 
 def table(numbers: dict[str, Any]) -> Table:
     """What the terminal shows at the end of a run."""
-    out = Table(title=f"where the time went ({numbers['steps']} steps)", title_justify="left", box=None, show_header=False)
+    out = Table(
+        title=f"where the time went ({numbers['steps']} steps)",
+        title_justify="left",
+        box=None,
+        show_header=False,
+    )
     out.add_column("what")
     out.add_column("figure", justify="right")
     out.add_row("seconds a step", f"{numbers['seconds_per_step']:.2f}")

@@ -50,7 +50,11 @@ class Probes:
         self._freeze(step, batch)
         if step % self.settings.every:
             return {}
-        found = {"displacement": batch.take(self._sample(len(batch))), "lag": self._lag(step), "fixed": self._fixed(step)}
+        found = {
+            "displacement": batch.take(self._sample(len(batch))),
+            "lag": self._lag(step),
+            "fixed": self._fixed(step),
+        }
         return {name: part for name, part in found.items() if part is not None and len(part)}
 
     def read(self, batch: TokenBatch, parts: dict[str, TokenBatch], logp: np.ndarray) -> Rescored:
@@ -94,7 +98,11 @@ class Probes:
     def _lag(self, step: int) -> TokenBatch | None:
         past = step - self.settings.lag_steps
         batch = self.store.get_tokens(self.run, past) if past >= 1 else None
-        return batch.take(np.flatnonzero(batch.extra["right"])[: self.settings.lag_size].tolist()) if batch else None
+        return (
+            batch.take(np.flatnonzero(batch.extra["right"])[: self.settings.lag_size].tolist())
+            if batch
+            else None
+        )
 
 
 def join(batches: list[TokenBatch]) -> TokenBatch:

@@ -56,7 +56,9 @@ class Progress:
         self._seconds: deque[float] = deque(maxlen=20)
         self._stage, self._done, self._began = "", 0, time.monotonic()
         self._live = (
-            Live(console=self.console, refresh_per_second=4, get_renderable=self._render) if self.console.is_terminal else None
+            Live(console=self.console, refresh_per_second=4, get_renderable=self._render)
+            if self.console.is_terminal
+            else None
         )
         self._header_shown = False
 
@@ -91,13 +93,18 @@ class Progress:
             if not self._header_shown:
                 self.say("  ".join(name for name, _, _ in COLUMNS) + "  left")
                 self._header_shown = True
-            self.say("  ".join(cell(metrics, key, form) for _, key, form in COLUMNS) + f"  {self._left(metrics['step'])}")
+            self.say(
+                "  ".join(cell(metrics, key, form) for _, key, form in COLUMNS)
+                + f"  {self._left(metrics['step'])}"
+            )
         for alarm in alarms:
             self.say(f"alarm at step {metrics['step']}, {alarm.rule}: {alarm.seen}. {alarm.advice}")
 
     def evaluation(self, tag: str, mode: str, scores: dict[str, Any]) -> None:
         overall = scores["overall"]
-        self.say(f"evaluation {tag}, {mode}: EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({overall['n']} questions)")
+        self.say(
+            f"evaluation {tag}, {mode}: EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({overall['n']} questions)"
+        )
 
     def performance(self, summary: dict[str, Any]) -> None:
         """The table of where the time went, if the run took a step."""
@@ -113,7 +120,11 @@ class Progress:
         left = f", {self._left(done)} left" if self._rows else ""
         caption = f"{self._stage}" + (f", {self._done} trajectories" if self._done else "")
         table = Table(
-            title=f"step {done} of {self.total}{left}", caption=caption, title_justify="left", caption_justify="left", box=None
+            title=f"step {done} of {self.total}{left}",
+            caption=caption,
+            title_justify="left",
+            caption_justify="left",
+            box=None,
         )
         for name, _, _ in COLUMNS:
             table.add_column(name, justify="right")

@@ -55,7 +55,9 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
-            raise ConfigError(f"run.name: {self.path} is in use by another running process; choose another run.name") from e
+            raise ConfigError(
+                f"run.name: {self.path} is in use by another running process; choose another run.name"
+            ) from e
         if not resume and self.metrics_path.exists() and self.metrics_path.stat().st_size:
             raise ConfigError(
                 f"run.name: {self.path} holds a run already; choose another run.name, or go on with it by --resume latest"
@@ -80,13 +82,18 @@ class RunFolder:
     def event(self, event: str, **fields: Any) -> None:
         """Append to events.jsonl: alarms, worker joins and losses, retries, checkpoints."""
         self._append(
-            "events.jsonl", {"time": round(time.time(), 3), "event": event} | {k: finite_or_none(v) for k, v in fields.items()}
+            "events.jsonl",
+            {"time": round(time.time(), 3), "event": event}
+            | {k: finite_or_none(v) for k, v in fields.items()},
         )
 
     def summary(self, summary: dict[str, Any]) -> None:
         target = self.path / "summary.json"
         with written(target.with_suffix(".tmp")) as aside:
-            aside.write_text(json.dumps({k: finite_or_none(v) for k, v in summary.items()}, indent=1) + "\n", encoding="utf-8")
+            aside.write_text(
+                json.dumps({k: finite_or_none(v) for k, v in summary.items()}, indent=1) + "\n",
+                encoding="utf-8",
+            )
         os.replace(aside, target)
 
     def trajectories(self, step: int | str, trajectories: list[Trajectory], rewards: list[float]) -> None:
@@ -129,14 +136,20 @@ class RunFolder:
 
     def last_step(self) -> int:
         """The last step that was recorded whole, 0 without any."""
-        lines = self.metrics_path.read_text(encoding="utf-8", errors="replace") if self.metrics_path.exists() else ""
+        lines = (
+            self.metrics_path.read_text(encoding="utf-8", errors="replace")
+            if self.metrics_path.exists()
+            else ""
+        )
         return max((int(n) for n in re.findall(r'^\{"step": (\d+)\b.*\}$', lines, re.MULTILINE)), default=0)
 
     def last_attempt(self) -> int:
         """The highest attempt that was begun in this folder: one that was killed before its first checkpoint counts too."""
         attempts = [0]
         if (self.path / "events.jsonl").exists():
-            for line in (self.path / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+            for line in (
+                (self.path / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+            ):
                 if '"event": "resume"' in line and (found := re.search(r'"attempt": (\d+)', line)):
                     attempts.append(int(found[1]))
         return max(attempts)

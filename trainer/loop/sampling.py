@@ -65,13 +65,19 @@ class BatchSampler:
             for g in range(self.config.rollout.group_size):
                 uid = f"{group}-{g:02d}"
                 out.append(
-                    TrajectoryRequest(uid, group, question, seed_of(self.config.seed, uid), self.config.rollout.temperature)
+                    TrajectoryRequest(
+                        uid, group, question, seed_of(self.config.seed, uid), self.config.rollout.temperature
+                    )
                 )
         return out
 
     async def sample(self, step: int, on_done: Callable[[Trajectory], None] | None = None) -> RolloutBatch:
         """One step's batch. With dynamic sampling (DAPO), groups without variance are replaced, a bounded number of times."""
-        began, wanted, size = time.monotonic(), self.config.rollout.prompts_per_step, self.config.rollout.group_size
+        began, wanted, size = (
+            time.monotonic(),
+            self.config.rollout.prompts_per_step,
+            self.config.rollout.group_size,
+        )
         rounds = self.config.algorithm.dynamic_sampling
         kept: list[Trajectory] = []
         rewards: list[float] = []
@@ -84,7 +90,9 @@ class BatchSampler:
             values = [self.score(t) for t in fresh]
             # In the last round (and without dynamic sampling) all groups are taken, so that the batch has its size.
             flat = (
-                zero_variance(torch.tensor(values, dtype=torch.float64), torch.arange(len(fresh)) // size) if rounds else None
+                zero_variance(torch.tensor(values, dtype=torch.float64), torch.arange(len(fresh)) // size)
+                if rounds
+                else None
             )
             for g in range(0, len(fresh), size):
                 if flat is not None and flat[g]:
@@ -114,5 +122,7 @@ class BatchSampler:
         if overlong.tokens:
             written = torch.tensor(sum(len(a.token_ids) for a in trajectory.actions))
             limit = self.config.rollout.max_response_tokens * (self.config.rollout.max_turns + 1)
-            value += overlong_penalty(written, max_tokens=limit, zone_tokens=overlong.tokens, penalty=overlong.penalty).item()
+            value += overlong_penalty(
+                written, max_tokens=limit, zone_tokens=overlong.tokens, penalty=overlong.penalty
+            ).item()
         return value

@@ -44,13 +44,17 @@ async def sync_weights(
         update, _ = await on_learner(learner.offer_weights, version, receivers)
         if before_sending is not None:
             await before_sending()
-        sent, taken = await asyncio.gather(on_learner(learner.send_weights), pool.sync(update), return_exceptions=True)
+        sent, taken = await asyncio.gather(
+            on_learner(learner.send_weights), pool.sync(update), return_exceptions=True
+        )
         for error in (sent, taken):
             if isinstance(error, BaseException) and not isinstance(error, GroupBrokenError):
                 raise error
         if taken is None:
             return update  # every worker that is left holds it, whatever the sender has seen
-        on_event({"event": "weights_sent_again", "version": version, "attempt": attempt, "reason": str(taken)})
+        on_event(
+            {"event": "weights_sent_again", "version": version, "attempt": attempt, "reason": str(taken)}
+        )
     raise taken
 
 

@@ -13,7 +13,16 @@ from trainer.rewards.answers import exact_match, final_answer, normalize, substr
 from trainer.rewards.shaped import format_reward
 from trainer.rewards.spans import answer_mask
 
-__all__ = ["ACCEPTED", "Reward", "RewardError", "answer_mask", "final_answer", "is_kind", "make_reward", "normalize"]
+__all__ = [
+    "ACCEPTED",
+    "Reward",
+    "RewardError",
+    "answer_mask",
+    "final_answer",
+    "is_kind",
+    "make_reward",
+    "normalize",
+]
 
 Reward = Callable[[Trajectory], float | None]
 """Score of a finished trajectory. None or a non-finite number leaves the trajectory out of its group's statistics and of every loss."""
@@ -66,7 +75,9 @@ def make_reward(kind: str) -> Reward:
     except Exception as e:  # the module's own code may raise anything
         raise RewardError(f"reward.kind {kind!r}: cannot be imported: {_what(e)}") from e
     if not callable(found):
-        raise RewardError(f"reward.kind {kind!r}: expected a function of one trajectory, found {type(found).__name__}")
+        raise RewardError(
+            f"reward.kind {kind!r}: expected a function of one trajectory, found {type(found).__name__}"
+        )
 
     @functools.wraps(found)
     def checked(trajectory: Trajectory) -> float | None:

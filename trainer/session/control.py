@@ -98,7 +98,9 @@ class RunControl:
 
     def _running(self) -> Driver:
         if self.driver is None or self.ending:
-            raise NoRun(f"run {self.config.run.name} is {'ending' if self.ending else 'starting'}; ask again while it runs")
+            raise NoRun(
+                f"run {self.config.run.name} is {'ending' if self.ending else 'starting'}; ask again while it runs"
+            )
         return self.driver
 
     async def _status(self) -> RunStatus:
@@ -116,8 +118,16 @@ class RunControl:
         if not self.ending:
             status.state = "running" if driver.resumed.is_set() else "paused" if driver.idle else "pausing"
         status.attempt, status.step, status.version = driver.attempt, driver.step, driver.version
-        status.stage, status.phase, status.restores = driver.progress.doing, driver.monitor.phase, driver.restores
-        status.target, status.follows_cluster, status.problem = pool.target, pool.follows_cluster, pool.problem
+        status.stage, status.phase, status.restores = (
+            driver.progress.doing,
+            driver.monitor.phase,
+            driver.restores,
+        )
+        status.target, status.follows_cluster, status.problem = (
+            pool.target,
+            pool.follows_cluster,
+            pool.problem,
+        )
         status.tokens_per_s, status.last_sync_seconds = round(pool.tokens_per_s(), 1), driver.sync_seconds
         status.rewards = list(driver.rewards)
         status.workers = [
@@ -138,23 +148,31 @@ class RunControl:
         driver = self._running()
         pool = driver.system.pool
         if self.config.rollout.deterministic:
-            raise ControlError("rollout.deterministic=true: each trajectory has its worker, so their number stays as it is")
+            raise ControlError(
+                "rollout.deterministic=true: each trajectory has its worker, so their number stays as it is"
+            )
         if n != "all" and n > pool.target and not ahead and (lacking := pool.lacking(n)):
             raise TooFewResources(lacking)
         before = pool.target
         self._background(pool.scale(n))
         await asyncio.sleep(0)  # it takes the number now, and waits for leavers later
         driver.system.folder.event("control_scale", asked=n, target=pool.target, before=before)
-        text = f"{pool.target} workers wanted" + (" (all that the cluster has room for)" if n == "all" else "")
+        text = f"{pool.target} workers wanted" + (
+            " (all that the cluster has room for)" if n == "all" else ""
+        )
         return Done(text=f"{text}, before {before}", target=pool.target)
 
     async def _drain(self, worker: str) -> Done:
         driver = self._running()
         pool = driver.system.pool
         if worker not in (ids := [w.id for w in pool.workers() if w.state not in ("starting", "waiting")]):
-            raise UnknownWorker(f"no worker {worker} that could be drained; there are {', '.join(ids) or 'none'}")
+            raise UnknownWorker(
+                f"no worker {worker} that could be drained; there are {', '.join(ids) or 'none'}"
+            )
         if self.config.rollout.deterministic:
-            raise ControlError("rollout.deterministic=true: each trajectory has its worker, so none can be drained")
+            raise ControlError(
+                "rollout.deterministic=true: each trajectory has its worker, so none can be drained"
+            )
         others = [w for w in pool.workers() if w.id != worker and w.state not in ("draining", "failed")]
         if pool.target <= 1 or not others:
             raise ControlError(f"{worker} is the last worker, and {PAUSE_INSTEAD}")
@@ -167,7 +185,9 @@ class RunControl:
         if driver.resumed.is_set():
             driver.resumed.clear()
             driver.system.folder.event("pause", step=driver.step)
-            driver.progress.say(f"pausing after step {driver.step + (not driver.idle)}, as the control plane asks")
+            driver.progress.say(
+                f"pausing after step {driver.step + (not driver.idle)}, as the control plane asks"
+            )
         return Done(text=f"run {self.config.run.name} begins no further step; last finished: {driver.step}")
 
     async def _resume(self) -> Done:
@@ -197,7 +217,11 @@ async def reach(url: str) -> Reach:
             answer = await http.get(url.rstrip("/") + "/healthz")
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         return Reach(url=shown, reachable=False, problem=type(e).__name__)
-    return Reach(url=shown, reachable=answer.is_success, problem=None if answer.is_success else f"HTTP {answer.status_code}")
+    return Reach(
+        url=shown,
+        reachable=answer.is_success,
+        problem=None if answer.is_success else f"HTTP {answer.status_code}",
+    )
 
 
 @asynccontextmanager

@@ -27,12 +27,19 @@ class NotEnoughRoom(RuntimeError):
 
 def check_retrievers(config: Config) -> None:
     """Raises ConfigError where an index folder or a corpus file is not there."""
-    for key, settings in (("retriever", config.retriever), ("evaluation.retriever", config.evaluation.retriever)):
+    for key, settings in (
+        ("retriever", config.retriever),
+        ("evaluation.retriever", config.evaluation.retriever),
+    ):
         if settings and settings.index and not Path(settings.index).is_dir():
-            raise ConfigError(f"{key}.index: {settings.index}: no such folder; expected one that `unspiral index build` made")
+            raise ConfigError(
+                f"{key}.index: {settings.index}: no such folder; expected one that `unspiral index build` made"
+            )
         corpus = settings.corpus if settings else None
         if corpus and not corpus.startswith("lab:") and not Path(corpus).is_file():
-            raise ConfigError(f"{key}.corpus: {corpus}: no such file; expected JSONL, gzipped or not, or Parquet")
+            raise ConfigError(
+                f"{key}.corpus: {corpus}: no such file; expected JSONL, gzipped or not, or Parquet"
+            )
 
 
 def check_prompts(key: str, questions: list[Question], tokenizer: Any, settings: RolloutSettings) -> None:
@@ -60,7 +67,9 @@ def parameter_count(model: Path) -> int:
     return total
 
 
-def check_room(config: Config, model: Path, *, disk_free: int | None = None, memory_free: int | None = None) -> None:
+def check_room(
+    config: Config, model: Path, *, disk_free: int | None = None, memory_free: int | None = None
+) -> None:
     """Raises NotEnoughRoom if checkpoints won't fit on the run's disk, or learner and CPU workers in memory.
 
     Counted: 16 bytes a parameter for a checkpoint (fp32 weights, two moments, export) times those kept plus the one being written; 16
@@ -79,7 +88,9 @@ def check_room(config: Config, model: Path, *, disk_free: int | None = None, mem
             f"run.dir: {folder} has {disk_free / GIB:.1f} GiB free; {disk / GIB:.1f} GiB are needed for {config.trainer.keep_checkpoints} checkpoints "
             f"of {parameters / 1e6:.0f} M parameters (trainer.keep_checkpoints)"
         )
-    if torch.cuda.is_available() or os.environ.get("RAY_ADDRESS"):  # on a cluster, learner and workers have nodes of their own
+    if torch.cuda.is_available() or os.environ.get(
+        "RAY_ADDRESS"
+    ):  # on a cluster, learner and workers have nodes of their own
         return
     memory_free = psutil.virtual_memory().available if memory_free is None else memory_free
     workers = config.rollout.workers if isinstance(config.rollout.workers, int) else 1

@@ -86,7 +86,9 @@ async def _train(
                     progress.say(f"resumed from {checkpoint}")
                 elif again:
                     driver.begin_attempt()
-                    progress.say(f"no whole checkpoint to resume from: starting anew, as attempt {driver.attempt}")
+                    progress.say(
+                        f"no whole checkpoint to resume from: starting anew, as attempt {driver.attempt}"
+                    )
                 with announced(control, driver), watched(driver):
                     summary = await driver.run()
                 progress.performance(summary)

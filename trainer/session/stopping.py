@@ -118,7 +118,9 @@ class StopSignals:
         if first and self._saving:
             self.say(f"{name}: saving the last steps; a second signal stops at once")
         elif first and self._in_step:
-            self.say(f"{name}: finishing this step, for {STEP_GRACE_SECONDS:g} s at most; a second signal stops at once")
+            self.say(
+                f"{name}: finishing this step, for {STEP_GRACE_SECONDS:g} s at most; a second signal stops at once"
+            )
             self._timer = self._loop.call_later(STEP_GRACE_SECONDS, self._end_of_grace)
         else:
             self.say(f"{name}: stopping")

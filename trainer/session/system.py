@@ -130,7 +130,9 @@ def worker_environment() -> dict[str, str]:
     return {k: os.environ[k] for k in allowed if k in os.environ}
 
 
-async def retriever_address(settings: RetrieverSettings, name: str, config: Config, stack: AsyncExitStack, say: Say) -> str:
+async def retriever_address(
+    settings: RetrieverSettings, name: str, config: Config, stack: AsyncExitStack, say: Say
+) -> str:
     """Address of a ready retriever: the one given, or one started here on the index or corpus."""
     url = settings.url
     if url is None:
@@ -188,11 +190,18 @@ def questions_of(config: Config, file: str, say: Say) -> list[Question]:
 
 @asynccontextmanager
 async def start_serving(
-    config: Config, model: Path, say: Say, on_event: Callable[[dict[str, Any]], None], *, learner_ranks: int = 0
+    config: Config,
+    model: Path,
+    say: Say,
+    on_event: Callable[[dict[str, Any]], None],
+    *,
+    learner_ranks: int = 0,
 ) -> AsyncIterator[Serving]:
     """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended. learner_ranks: that will run beside."""
     check_retrievers(config)
-    held_out = questions_of(config, config.data.eval, say)[: config.evaluation.limit] if config.data.eval else []
+    held_out = (
+        questions_of(config, config.data.eval, say)[: config.evaluation.limit] if config.data.eval else []
+    )
     tokenizer = load_tokenizer(model)
     await asyncio.to_thread(check_prompts, "data.eval", held_out, tokenizer, config.rollout)
     async with AsyncExitStack() as stack:
@@ -201,7 +210,9 @@ async def start_serving(
         placement.check_gpus(config.rollout, learner_ranks, ray.cluster_resources())
         url, eval_url = await retriever_address(config.retriever, "retriever", config, stack, say), None
         if config.evaluation.retriever:
-            eval_url = await retriever_address(config.evaluation.retriever, "eval_retriever", config, stack, say)
+            eval_url = await retriever_address(
+                config.evaluation.retriever, "eval_retriever", config, stack, say
+            )
         pool = RolloutPool(
             config.rollout,
             model_path=str(model),
@@ -247,7 +258,9 @@ async def start_system(config: Config, model: Path, folder: RunFolder, say: Say)
     cursor = PromptCursor(train, config.seed, config.data.shuffle)
     ranks = config.learner.ranks
     async with (
-        start_serving(config, model, say, lambda event: folder.event(**event), learner_ranks=ranks) as serving,
+        start_serving(
+            config, model, say, lambda event: folder.event(**event), learner_ranks=ranks
+        ) as serving,
         AsyncExitStack() as stack,
     ):
         store = await likelihood_store(config, stack)
@@ -255,10 +268,20 @@ async def start_system(config: Config, model: Path, folder: RunFolder, say: Say)
         stack.callback(learner.close)
         await wait_for_room(config, learner)
         say("starting rollout workers and learner")
-        if config.rollout.share_gpus:  # an engine measures the free memory when it starts, so the learner comes second
+        if (
+            config.rollout.share_gpus
+        ):  # an engine measures the free memory when it starts, so the learner comes second
             await serving.pool.start()
             await serving.pool.sleep()
             await asyncio.to_thread(learner.start)
         else:
             await asyncio.gather(serving.pool.start(), asyncio.to_thread(learner.start))
-        yield System(**vars(serving), config=config, folder=folder, cursor=cursor, store=store, learner=learner, reward=reward)
+        yield System(
+            **vars(serving),
+            config=config,
+            folder=folder,
+            cursor=cursor,
+            store=store,
+            learner=learner,
+            reward=reward,
+        )

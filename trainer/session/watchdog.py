@@ -84,7 +84,11 @@ class Watchdog:
         try:
             (folder.path / "stall.txt").write_text(text + "\n", encoding="utf-8")
             folder.event(
-                "stalled", step=self.driver.step, stage=self.driver.progress.doing, seconds=round(quiet, 1), report="stall.txt"
+                "stalled",
+                step=self.driver.step,
+                stage=self.driver.progress.doing,
+                seconds=round(quiet, 1),
+                report="stall.txt",
             )
         except OSError as e:
             self.driver.progress.say(f"{folder.path / 'stall.txt'} cannot be written: {e}")
@@ -120,7 +124,10 @@ class Watchdog:
         lines += ["", "== driver: tasks", task_stacks(asyncio.all_tasks(self.loop)), "", "== driver: threads"]
         names = {t.ident: t.name for t in threading.enumerate()}
         for ident, frame in sys._current_frames().items():
-            lines += [f"thread {names.get(ident, ident)}:", "".join(traceback.format_stack(frame)[-8:]).rstrip()]
+            lines += [
+                f"thread {names.get(ident, ident)}:",
+                "".join(traceback.format_stack(frame)[-8:]).rstrip(),
+            ]
         for name, text in self._actors():
             lines += ["", f"== {name}", text]
         return "\n".join(lines)
@@ -131,9 +138,15 @@ class Watchdog:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         asked: list[tuple[str, Any]] = []
-        nodes = {n["NodeManagerHostname"]: n["NodeID"] for n in ray.nodes() if n["Alive"]} if ray.is_initialized() else {}
+        nodes = (
+            {n["NodeManagerHostname"]: n["NodeID"] for n in ray.nodes() if n["Alive"]}
+            if ray.is_initialized()
+            else {}
+        )
         places = [(f"worker {w.id}", w.node, w.pid) for w in self.driver.system.pool.workers()]
-        places += [(f"learner rank {i}", w["host"], w["pid"]) for i, w in enumerate(self.driver.system.learner.where)]
+        places += [
+            (f"learner rank {i}", w["host"], w["pid"]) for i, w in enumerate(self.driver.system.learner.where)
+        ]
         for name, host, pid in places:
             if host in nodes:
                 place = NodeAffinitySchedulingStrategy(nodes[host], soft=False)

@@ -26,9 +26,7 @@ LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 MAX_FORM = 4096
 
 
-REBOUND = (
-    f"without {TOKEN_VARIABLE}, only requests whose Host is localhost or a loopback address such as 127.0.0.1 are answered"
-)
+REBOUND = f"without {TOKEN_VARIABLE}, only requests whose Host is localhost or a loopback address such as 127.0.0.1 are answered"
 
 
 class TokenRequired(OneLineError):
@@ -39,7 +37,9 @@ def required_token(host: str, token: str | None = None) -> str | None:
     """The token to ask for: the one given, or UNSPIRAL_API_TOKEN. Raises TokenRequired for a wider host without one."""
     token = token or os.environ.get(TOKEN_VARIABLE) or None
     if token is None and host not in LOOPBACK:
-        raise TokenRequired(f"host {host}: reachable from other machines, so set {TOKEN_VARIABLE}, or bind to 127.0.0.1")
+        raise TokenRequired(
+            f"host {host}: reachable from other machines, so set {TOKEN_VARIABLE}, or bind to 127.0.0.1"
+        )
     return token
 
 
@@ -49,7 +49,9 @@ class TokenGate:
 
     def __init__(self, app: ASGIApp, token: str | None):
         self.app, self.token = app, token
-        self.cookie = hmac.new(token.encode(), b"unspiral likelihood page", hashlib.sha256).hexdigest() if token else ""
+        self.cookie = (
+            hmac.new(token.encode(), b"unspiral likelihood page", hashlib.sha256).hexdigest() if token else ""
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,10 +95,17 @@ class TokenGate:
                 return JSONResponse({"detail": f"login form: at most {MAX_FORM} bytes accepted"}, 413)
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
         if not hmac.compare_digest(given.strip().encode(), self.token.encode()):
-            return HTMLResponse(pages.LOGIN.replace("<!--message-->", "<p role=alert>That is not the token.</p>"), 401)
+            return HTMLResponse(
+                pages.LOGIN.replace("<!--message-->", "<p role=alert>That is not the token.</p>"), 401
+            )
         answer = RedirectResponse("/", 303)
         answer.set_cookie(
-            COOKIE, self.cookie, max_age=7 * 86400, httponly=True, samesite="strict", secure=request.url.scheme == "https"
+            COOKIE,
+            self.cookie,
+            max_age=7 * 86400,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
         )
         return answer
 

@@ -31,4 +31,9 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 def json_body(model: type) -> dict[str, Any]:
     """`openapi_extra` of a route that reads `model` from the body by itself."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": model.model_json_schema()}},
+        }
+    }

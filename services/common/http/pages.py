@@ -10,9 +10,7 @@ STATIC = Path(__file__).parent / "static"
 LOGIN = (STATIC / "login.html").read_text(encoding="utf-8")
 """The form of the token gate; `<!--message-->` is where a refusal is said."""
 DOCS = (STATIC / "docs.html").read_text(encoding="utf-8")
-CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src data:; connect-src 'self'"
-)
+CONTENT_POLICY = "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src data:; connect-src 'self'"
 
 
 def docs_page(title: str, heading: str) -> HTMLResponse:

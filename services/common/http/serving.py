@@ -52,7 +52,11 @@ def bind(host: str, port: int, what: str) -> socket.socket:
         sock.listen(512)  # so that nobody is turned away before the server is up
     except OSError as e:
         sock.close()
-        why = "in use; choose another with --port, 0 for any free one" if e.errno == errno.EADDRINUSE else e.strerror or str(e)
+        why = (
+            "in use; choose another with --port, 0 for any free one"
+            if e.errno == errno.EADDRINUSE
+            else e.strerror or str(e)
+        )
         raise CannotServe(f"{what}: port {port} of {host} is {why}") from e
     return sock
 
@@ -63,7 +67,9 @@ def run_in_thread(assembled: Assembled, host: str, what: str, timeout_seconds: f
     try:
         app, sock = assembled(parts)
         server = uvicorn.Server(_config(app))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name=what.replace(" ", "-"), daemon=True)
+        thread = threading.Thread(
+            target=server.run, kwargs={"sockets": [sock]}, name=what.replace(" ", "-"), daemon=True
+        )
         thread.start()
         deadline = time.monotonic() + timeout_seconds
         while not server.started:
@@ -106,4 +112,6 @@ def url_of(host: str, sock: socket.socket) -> str:
 
 
 def _config(app: FastAPI) -> uvicorn.Config:
-    return uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, lifespan="off")
+    return uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, lifespan="off"
+    )

@@ -25,7 +25,9 @@ class MirrorError(LikelihoodError):
 class Mirror(Protocol):
     """One tracker."""
 
-    def step(self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None) -> None: ...
+    def step(
+        self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None
+    ) -> None: ...
 
     def close(self) -> None: ...
 
@@ -49,13 +51,19 @@ class TensorBoardMirror:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:  # now, not at the first step, when nobody looks any more
-            raise MirrorError(f"tensorboard {folder}: cannot be written ({e.strerror}); expected a folder") from e
+            raise MirrorError(
+                f"tensorboard {folder}: cannot be written ({e.strerror}); expected a folder"
+            ) from e
 
-    def step(self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None) -> None:
+    def step(
+        self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None
+    ) -> None:
         if run not in self._open:
             self._open[run] = self._writer(str(self.folder / run))
         values = numbers(metrics, phase)
-        summary = self._summary(value=[self._summary.Value(tag=name, simple_value=v) for name, v in values.items()])
+        summary = self._summary(
+            value=[self._summary.Value(tag=name, simple_value=v) for name, v in values.items()]
+        )
         self._open[run].add_event(self._event(wall_time=time, step=step, summary=summary))
 
     def close(self) -> None:
@@ -74,9 +82,13 @@ class WandbMirror:
         self._wandb, self.project = wandb, project
         self._open: dict[str, Any] = {}
 
-    def step(self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None) -> None:
+    def step(
+        self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None
+    ) -> None:
         if run not in self._open:
-            self._open[run] = self._wandb.init(project=self.project, id=run, name=run, resume="allow", reinit="create_new")
+            self._open[run] = self._wandb.init(
+                project=self.project, id=run, name=run, resume="allow", reinit="create_new"
+            )
         self._open[run].log(numbers(metrics, phase), step=step)
 
     def close(self) -> None:
@@ -99,11 +111,15 @@ class Mirroring:
         self._thread = threading.Thread(target=self._work, name="likelihood-mirrors", daemon=True)
         self._thread.start()
 
-    def step(self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None) -> None:
+    def step(
+        self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None
+    ) -> None:
         try:
             self._queue.put_nowait((run, step, time, metrics, phase))
         except queue.Full:
-            log.warning("mirrors are behind by %d steps: step %d of run %s is left out of them", WAITING, step, run)
+            log.warning(
+                "mirrors are behind by %d steps: step %d of run %s is left out of them", WAITING, step, run
+            )
 
     def close(self, timeout: float = 30.0) -> None:
         """Hand over what waits, then close the trackers."""

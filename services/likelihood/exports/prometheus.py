@@ -22,8 +22,12 @@ class ServiceMetrics:
     def __init__(self, service: LikelihoodService):
         self.service, self.registry = service, CollectorRegistry()
         self._steps = Counter("unspiral_likelihood_steps", "Steps stored", registry=self.registry)
-        self._trajectories = Counter("unspiral_likelihood_trajectories", "Trajectories stored", registry=self.registry)
-        self._refused = Counter("unspiral_likelihood_refused", "Requests refused", ["status"], registry=self.registry)
+        self._trajectories = Counter(
+            "unspiral_likelihood_trajectories", "Trajectories stored", registry=self.registry
+        )
+        self._refused = Counter(
+            "unspiral_likelihood_refused", "Requests refused", ["status"], registry=self.registry
+        )
         self._seconds = Histogram(
             "unspiral_likelihood_post_seconds", "Seconds from a step's post to its answer", registry=self.registry,
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10),
@@ -45,11 +49,19 @@ class ServiceMetrics:
         return []  # the store is not read at registration
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        metric = GaugeMetricFamily("unspiral_run_metric", "Latest value of a metric of a run", labels=["run", "name"])
+        metric = GaugeMetricFamily(
+            "unspiral_run_metric", "Latest value of a metric of a run", labels=["run", "name"]
+        )
         step = GaugeMetricFamily("unspiral_run_step", "Latest step of a run", labels=["run"])
-        phase = GaugeMetricFamily("unspiral_run_phase", "1 for the phase that a run is in", labels=["run", "phase"])
+        phase = GaugeMetricFamily(
+            "unspiral_run_phase", "1 for the phase that a run is in", labels=["run", "phase"]
+        )
         alarms = GaugeMetricFamily("unspiral_run_alarms", "Alarms of a run that stand", labels=["run"])
-        alive = [r for r in self.service.store.runs() if r.updated > time.time() - ALIVE_SECONDS and r.last_step is not None]
+        alive = [
+            r
+            for r in self.service.store.runs()
+            if r.updated > time.time() - ALIVE_SECONDS and r.last_step is not None
+        ]
         for run in alive[:MOST_RUNS]:
             summary = self.service.summary(run.run)
             step.add_metric([run.run], run.last_step)

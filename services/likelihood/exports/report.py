@@ -72,8 +72,12 @@ def frozen(run: RunFiles, rules: MonitorRules | None = None) -> dict[str, Any]:
 def page(data: dict[str, Any]) -> str:
     """live.html with its styles, scripts and data written into it."""
     html = (STATIC / "live.html").read_text(encoding="utf-8")
-    html = re.sub(r'<link rel="stylesheet" href="/static/([^"]+)">', lambda m: f"<style>{_static(m[1])}</style>", html)
-    html = re.sub(r'<script src="/static/([^"]+)"></script>', lambda m: f"<script>{_static(m[1])}</script>", html)
+    html = re.sub(
+        r'<link rel="stylesheet" href="/static/([^"]+)">', lambda m: f"<style>{_static(m[1])}</style>", html
+    )
+    html = re.sub(
+        r'<script src="/static/([^"]+)"></script>', lambda m: f"<script>{_static(m[1])}</script>", html
+    )
     body = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS).decode().replace("<", "\\u003c")
     policy = f'<meta http-equiv="Content-Security-Policy" content="{FROZEN_POLICY}">'
     return html.replace("<!--policy-->", policy).replace(
@@ -114,9 +118,14 @@ def _event(event: dict[str, Any]) -> dict[str, Any]:
     kind = str(event.get("kind") or event.get("event") or event.get("type") or "event")
     text = event.get("text") or event.get("message")
     if kind == "evaluation" and isinstance(event.get("overall"), dict):
-        scores = ", ".join(f"{k.upper()} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in event["overall"].items())
+        scores = ", ".join(
+            f"{k.upper()} {v:.3f}" if isinstance(v, float) else f"{k} {v}"
+            for k, v in event["overall"].items()
+        )
         text = f"{event.get('tag', '')}, {event.get('mode', '')}: {scores}"
     if text is None:
         left_out = ("step", "kind", "event", "type", "time", "ts")
-        text = ", ".join(f"{k} {v}" for k, v in event.items() if k not in left_out and not isinstance(v, dict | list))
+        text = ", ".join(
+            f"{k} {v}" for k, v in event.items() if k not in left_out and not isinstance(v, dict | list)
+        )
     return {"step": event.get("step"), "kind": kind, "text": str(text)}

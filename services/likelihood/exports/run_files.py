@@ -76,7 +76,9 @@ def read_run(path: Path) -> RunFiles:
     for number, row in read_jsonl(metrics):
         step = row.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
-            raise RunFileError(f"{metrics}:{number}: expected an object with a whole number `step` from 0 to {MAX_STEP}")
+            raise RunFileError(
+                f"{metrics}:{number}: expected an object with a whole number `step` from 0 to {MAX_STEP}"
+            )
         by_step.pop(step, None)
         by_step[step] = row
     run = RunFiles(path.name if path.is_dir() else path.stem, [by_step[s] for s in sorted(by_step)])
@@ -129,7 +131,9 @@ def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as e:
-        raise RunFileError(f"{path}: cannot be read ({e.strerror}); expected a run's folder or its metrics.jsonl") from e
+        raise RunFileError(
+            f"{path}: cannot be read ({e.strerror}); expected a run's folder or its metrics.jsonl"
+        ) from e
     out = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

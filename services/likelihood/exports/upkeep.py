@@ -32,7 +32,11 @@ class CannotExport(LikelihoodError):
 
 
 def prune(
-    store: LikelihoodStore, runs: list[str], *, keep_steps: int | None = None, older_than_days: float | None = None
+    store: LikelihoodStore,
+    runs: list[str],
+    *,
+    keep_steps: int | None = None,
+    older_than_days: float | None = None,
 ) -> dict[str, int]:
     """Forget trajectories of all but the last `keep_steps` steps of each run, and whole runs that were last posted to
     `older_than_days` ago. Curves and metrics of the runs that stay are kept for ever. Returns `{"runs", "trajectories"}` that went."""
@@ -88,7 +92,9 @@ def each_step(store: LikelihoodStore, run: str) -> Iterator[StoredStep]:
 def _phases(store: LikelihoodStore, run: str) -> dict[int, str]:
     info = store.info(run)
     codes = (
-        store.columns(run, ["phase"], info.first_step, info.last_step).get("phase", np.zeros(0)) if info.steps else np.zeros(0)
+        store.columns(run, ["phase"], info.first_step, info.last_step).get("phase", np.zeros(0))
+        if info.steps
+        else np.zeros(0)
     )
     return {info.first_step + i: PHASES[int(c)] for i, c in enumerate(codes) if c == c}
 
@@ -106,7 +112,9 @@ def _steps_table(store: LikelihoodStore, run: str) -> pa.Table:
     }
     taken = set(columns)
     for name in names:
-        columns[name if name not in taken else f"metric/{name}"] = pa.array([s.metrics.get(name) for s in stored], pa.float64())
+        columns[name if name not in taken else f"metric/{name}"] = pa.array(
+            [s.metrics.get(name) for s in stored], pa.float64()
+        )
     return pa.table(columns)
 
 

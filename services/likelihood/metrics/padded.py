@@ -40,12 +40,20 @@ def padded_records(
         advantages = np.where(inside, advantages, 0).sum(1) / np.maximum(inside.sum(1), 1)
     starts = inside & ~np.pad(inside, ((0, 0), (1, 0)))[:, :-1]
     batch = _tokens(inside, np.where(inside, np.cumsum(starts, 1) - 1, -1))
-    table = ActionTable.of_tokens(batch, array(before).ravel(), None if after is None else array(after).ravel())
+    table = ActionTable.of_tokens(
+        batch, array(before).ravel(), None if after is None else array(after).ravel()
+    )
     actions: list[list[dict[str, Any]]] = [[] for _ in inside]
-    columns = zip(table.row.tolist(), table.tokens.tolist(), table.before.tolist(), table.after.tolist(), strict=True)
+    columns = zip(
+        table.row.tolist(), table.tokens.tolist(), table.before.tolist(), table.after.tolist(), strict=True
+    )
     for row, tokens, old, new in columns:
         actions[row].append(
-            {"tokens": tokens, "logp_before": min(old, 0.0), "logp_after": min(new, 0.0) if new == new else None}
+            {
+                "tokens": tokens,
+                "logp_before": min(old, 0.0),
+                "logp_after": min(new, 0.0) if new == new else None,
+            }
         )
     return [
         {
@@ -68,7 +76,12 @@ class LagMemory:
         self._kept: deque[tuple[Mapping[str, Any], np.ndarray, np.ndarray]] = deque(maxlen=lag_steps)
 
     def probe(
-        self, batch: Mapping[str, Any], mask: Any, before: Any, advantages: Any, score: Callable[[Mapping[str, Any]], Any]
+        self,
+        batch: Mapping[str, Any],
+        mask: Any,
+        before: Any,
+        advantages: Any,
+        score: Callable[[Mapping[str, Any]], Any],
     ) -> float | None:
         """Call it once a step, after the update: `probe/lag`, the mean change a token of the right rows of `lag_steps` steps ago.
 
@@ -82,11 +95,15 @@ class LagMemory:
                 change = float((array(score(kept)) - old)[inside].mean())
         advantages = array(advantages)
         right = np.flatnonzero((advantages if advantages.ndim == 1 else advantages.max(1)) > 0)[: self.size]
-        self._kept.append(({k: v[right] for k, v in batch.items()}, (array(mask) > 0.5)[right], array(before)[right]))
+        self._kept.append(
+            ({k: v[right] for k, v in batch.items()}, (array(mask) > 0.5)[right], array(before)[right])
+        )
         return change
 
 
 def _tokens(inside: np.ndarray, action_ids: np.ndarray) -> TokenBatch:
     rows, width = inside.shape
     flat = action_ids.ravel().astype(np.int16)
-    return TokenBatch([str(b) for b in range(rows)], np.arange(rows + 1) * width, np.zeros(flat.size, np.int32), flat)
+    return TokenBatch(
+        [str(b) for b in range(rows)], np.arange(rows + 1) * width, np.zeros(flat.size, np.int32), flat
+    )

@@ -66,7 +66,9 @@ def displacement_metrics(table: ActionTable, advantages: np.ndarray) -> dict[str
     response = table.per_row(np.where(kept, change, 0.0))[tokens > 0]
     out["displacement/share_negative"] = _share(response < 0)
     if len(response):
-        for q, value in zip((10, 50, 90), np.quantile(response / tokens[tokens > 0], (0.1, 0.5, 0.9)), strict=True):
+        for q, value in zip(
+            (10, 50, 90), np.quantile(response / tokens[tokens > 0], (0.1, 0.5, 0.9)), strict=True
+        ):
             out[f"displacement/p{q}"] = float(value)
     return _known(out)
 
@@ -106,7 +108,10 @@ def sampler_mismatch(batch: TokenBatch, logp_old: np.ndarray) -> dict[str, float
         return {}
     d = np.asarray(logp_old, np.float64)[inside] - np.asarray(batch.logp_sampler, np.float64)[inside]
     bounded = np.clip(d, -10, 10)
-    return {"mismatch/abs_logp": float(np.abs(d).mean()), "kl/sampler": float((np.expm1(bounded) - bounded).mean())}
+    return {
+        "mismatch/abs_logp": float(np.abs(d).mean()),
+        "kl/sampler": float((np.expm1(bounded) - bounded).mean()),
+    }
 
 
 def reward_metrics(groups: Sequence[str], rewards: Sequence[float | None]) -> dict[str, float]:
@@ -118,7 +123,10 @@ def reward_metrics(groups: Sequence[str], rewards: Sequence[float | None]) -> di
     flat = [len({x for x in v if np.isfinite(x)}) < 2 for v in by_group.values() if len(v) > 1]
     finite = values[np.isfinite(values)]
     return _known(
-        {"reward/mean": float(finite.mean()) if len(finite) else None, "groups/zero_variance": _share(np.asarray(flat, bool))}
+        {
+            "reward/mean": float(finite.mean()) if len(finite) else None,
+            "groups/zero_variance": _share(np.asarray(flat, bool)),
+        }
     )
 
 
@@ -140,7 +148,9 @@ def retrieval_metrics(
     These are the answers that search no longer tells apart: what pushes them down pushes the right ones' first action down too.
     """
     right = {
-        (g, tuple(sorted(d))) for g, a, d in zip(groups, advantages, first_documents, strict=True) if a > 0 and d is not None
+        (g, tuple(sorted(d)))
+        for g, a, d in zip(groups, advantages, first_documents, strict=True)
+        if a > 0 and d is not None
     }  # order of the documents does not matter
     wrong = [(g, d) for g, a, d in zip(groups, advantages, first_documents, strict=True) if a < 0]
     return _known(
@@ -220,7 +230,9 @@ def trajectory_records(
     before, after = np.minimum(table.before, 0.0).tolist(), np.minimum(table.after, 0.0).tolist()
     actions: list[list[dict[str, Any]]] = [[] for _ in trajectories]
     documents = [[a.document_ids for a in t.actions] for t in trajectories]
-    for i, (row, index, tokens) in enumerate(zip(table.row.tolist(), table.index.tolist(), table.tokens.tolist(), strict=True)):
+    for i, (row, index, tokens) in enumerate(
+        zip(table.row.tolist(), table.index.tolist(), table.tokens.tolist(), strict=True)
+    ):
         actions[row].append(
             {
                 "tokens": tokens,
@@ -260,7 +272,9 @@ def record_metrics(trajectories: Sequence[TrajectoryRecord]) -> dict[str, float]
     }
 
 
-def _masked_rows(batch: TokenBatch, logp_new: np.ndarray | None, rescored: Sequence[int] | None) -> np.ndarray | None:
+def _masked_rows(
+    batch: TokenBatch, logp_new: np.ndarray | None, rescored: Sequence[int] | None
+) -> np.ndarray | None:
     if logp_new is None or rescored is None:
         return logp_new
     out = np.full(len(batch.token_ids), np.nan)

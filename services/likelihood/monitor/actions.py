@@ -94,11 +94,22 @@ class MonitorActions:
         """What the configured learning rate is multiplied by now."""
         return STEP_BACK**-self.changes if self.kind in ("lower_lr", "rollback") else 1.0
 
-    def _action(self, state: PhaseState, kind: Kind, *, undo: bool = False, before: int | None = None) -> MonitorAction:
+    def _action(
+        self, state: PhaseState, kind: Kind, *, undo: bool = False, before: int | None = None
+    ) -> MonitorAction:
         self.last = state.step
-        seen = next((a.seen for a in reversed(state.active) if a.rule not in ("leak", "dead_batch")), "no alarm stands")
-        why = f"healthy since step {state.since}: back to the configured value" if undo else f"phase {state.phase}: {seen}"
-        return MonitorAction(state.step, kind, undo, 1.0 if undo or kind == "stop" else STEP_BACK**self.changes, before, why)
+        seen = next(
+            (a.seen for a in reversed(state.active) if a.rule not in ("leak", "dead_batch")),
+            "no alarm stands",
+        )
+        why = (
+            f"healthy since step {state.since}: back to the configured value"
+            if undo
+            else f"phase {state.phase}: {seen}"
+        )
+        return MonitorAction(
+            state.step, kind, undo, 1.0 if undo or kind == "stop" else STEP_BACK**self.changes, before, why
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON. A rollback keeps it: it must remember what was tried."""

@@ -37,7 +37,9 @@ def signs(monitor: PhaseMonitor) -> dict[str, str]:
         "grad_norm": ("grad_norm", "the gradient norm is far above its baseline"),
         "entropy": ("entropy", "entropy is {:.2f} nats above its recent lowest"),
     }
-    return {metric: text.format(abs(w[name].mean)) for metric, (name, text) in texts.items() if w[name].active}
+    return {
+        metric: text.format(abs(w[name].mean)) for metric, (name, text) in texts.items() if w[name].active
+    }
 
 
 def confidence(rule: Rule, monitor: PhaseMonitor) -> Literal["low", "medium", "high"]:
@@ -65,7 +67,11 @@ def describe(rule: Rule, monitor: PhaseMonitor) -> Alarm:
         if rule == "acceleration":
             started = monitor.open.get("likelihood")
             since, threshold = (started.since if started else since), r.acceleration_nats
-            seen = "the fall is already fast" if started and started.step == step else f"the fall speeds up: {seen}"
+            seen = (
+                "the fall is already fast"
+                if started and started.step == step
+                else f"the fall speeds up: {seen}"
+            )
     elif rule == "collapse":
         metric, since, value, threshold = (
             "reward/mean",

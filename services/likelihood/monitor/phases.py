@@ -78,9 +78,13 @@ class PhaseMonitor:
         steady = {"patience": r.patience, "leave_patience": r.clear_patience}
         self.watches = {
             "lag": Watch(r.lag_nats, r.lag_clear_nats, window=r.lag_window, **steady),
-            "slow": Watch(r.flat_nats, r.flat_nats / 3, window=r.share_window, **steady),  # of the lag probe too
+            "slow": Watch(
+                r.flat_nats, r.flat_nats / 3, window=r.share_window, **steady
+            ),  # of the lag probe too
             "fixed": Watch(r.fixed_drop_nats, 0.7 * r.fixed_drop_nats, window=1, **steady),
-            "share_negative": Watch(r.share_negative, 0.9 * r.share_negative, window=r.share_window, **steady),
+            "share_negative": Watch(
+                r.share_negative, 0.9 * r.share_negative, window=r.share_window, **steady
+            ),
             "leak": Watch(r.leak_nats, 0.7 * r.leak_nats, window=r.lag_window, **steady),
             "grad_norm": Watch(0.0, -1e-9, window=3, **steady),
             "entropy": Watch(r.entropy_rise_nats, 0.7 * r.entropy_rise_nats, window=1, **steady),
@@ -183,7 +187,9 @@ class PhaseMonitor:
             lag = w["lag"].mean
             steep = lag is not None and lag < r.acceleration_nats
             still = w["lag"].past or not self.probed
-            loud = w["grad_norm"].active or w["entropy"].active or (w["share_negative"].active and self.probed)
+            loud = (
+                w["grad_norm"].active or w["entropy"].active or (w["share_negative"].active and self.probed)
+            )
             self.fast = r.clear_patience if steep or (still and loud) else max(0, self.fast - 1)
             return "acceleration" if self.fast else "decay"
         self.fast = 0
@@ -192,9 +198,15 @@ class PhaseMonitor:
             if self.calm <= r.recover_steps or w["slow"].active:
                 return "recovering"
         reward = self.windows["reward"]
-        holds = reward.full and reward.mean >= r.hold_share * self.best_reward and reward.mean > self.first_reward
+        holds = (
+            reward.full and reward.mean >= r.hold_share * self.best_reward and reward.mean > self.first_reward
+        )
         self.flat = min(self.flat + 1, r.patience) if w["slow"].active and holds else max(self.flat - 1, 0)
-        return "stagnation" if self.flat >= r.patience or (self.phase == "stagnation" and self.flat > 0) else "healthy"
+        return (
+            "stagnation"
+            if self.flat >= r.patience or (self.phase == "stagnation" and self.flat > 0)
+            else "healthy"
+        )
 
     # ---- alarms
 
@@ -216,7 +228,9 @@ class PhaseMonitor:
                 self.open[rule] = describe(rule, self)
                 raised.append(self.open[rule])
             elif stands:
-                self.open[rule].sure = max(self.open[rule].sure, confidence(rule, self), key=("low", "medium", "high").index)
+                self.open[rule].sure = max(
+                    self.open[rule].sure, confidence(rule, self), key=("low", "medium", "high").index
+                )
             elif rule in self.open:
                 alarm = self.open.pop(rule)
                 alarm.cleared = step

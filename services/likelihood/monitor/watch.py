@@ -42,7 +42,9 @@ class Window:
     def noise(self) -> float:
         """Standard deviation of one value around its slow course, from the median of successive differences; 0 with fewer than 8 values."""
         steps = sorted(abs(b - a) for a, b in pairwise(self.values))
-        return steps[len(steps) // 2] / 0.954 if len(steps) > 6 else 0.0  # median |difference| of two normals: .954 sd
+        return (
+            steps[len(steps) // 2] / 0.954 if len(steps) > 6 else 0.0
+        )  # median |difference| of two normals: .954 sd
 
 
 class Peak:

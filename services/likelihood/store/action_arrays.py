@@ -23,5 +23,10 @@ def unpack_trajectory(
     uid: str, group: str, reward: float | None, advantage: float, tool_rounds: int, actions: bytes
 ) -> TrajectoryRecord:
     return TrajectoryRecord.model_construct(
-        uid=uid, group=group, reward=reward, advantage=advantage, tool_rounds=tool_rounds, actions=unpack_actions(actions)
+        uid=uid,
+        group=group,
+        reward=reward,
+        advantage=advantage,
+        tool_rounds=tool_rounds,
+        actions=unpack_actions(actions),
     )

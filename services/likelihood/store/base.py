@@ -85,7 +85,9 @@ class LikelihoodStore(Protocol):
 
     def trajectories(self, run: str, step: int) -> list[TrajectoryRecord]: ...
 
-    def save_monitor(self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]) -> None:
+    def save_monitor(
+        self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]
+    ) -> None:
         """The monitor's state after a step, all alarms of the run so far, and phase codes by step (the curve named `phase`)."""
         ...
 

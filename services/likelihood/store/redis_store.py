@@ -41,7 +41,13 @@ from services.likelihood.records import (
 )
 from services.likelihood.store import series
 from services.likelihood.store.action_arrays import pack_actions, unpack_trajectory
-from services.likelihood.store.base import MONITOR_SPACING, StoreError, Superseded, UnknownRun, superseded_message
+from services.likelihood.store.base import (
+    MONITOR_SPACING,
+    StoreError,
+    Superseded,
+    UnknownRun,
+    superseded_message,
+)
 
 log = logging.getLogger("unspiral.likelihood")
 PREFIX = "unspiral"
@@ -74,9 +80,15 @@ class RedisStore:
         token_seconds: int = 2 * DAY,
         timeout_seconds: float = 5.0,
     ):
-        self.token_steps, self.trajectory_seconds, self.token_seconds = token_steps, trajectory_seconds, token_seconds
+        self.token_steps, self.trajectory_seconds, self.token_seconds = (
+            token_steps,
+            trajectory_seconds,
+            token_seconds,
+        )
         try:
-            self._redis = redis.Redis.from_url(url, socket_timeout=timeout_seconds, socket_connect_timeout=timeout_seconds)
+            self._redis = redis.Redis.from_url(
+                url, socket_timeout=timeout_seconds, socket_connect_timeout=timeout_seconds
+            )
         except ValueError as e:
             raise LikelihoodError(f"store {url.split('@')[-1]!r}: expected redis://HOST:PORT/DB ({e})") from e
         self._shown = url.split("@")[-1].removeprefix("redis://").removeprefix("rediss://")  # no password
@@ -91,7 +103,8 @@ class RedisStore:
             return
         if settings.get("appendonly") == "no":
             log.warning(
-                "redis at %s: appendonly is no, so a restart loses records; start it with --appendonly yes", self._shown
+                "redis at %s: appendonly is no, so a restart loses records; start it with --appendonly yes",
+                self._shown,
             )
         if settings.get("maxmemory-policy", "noeviction") != "noeviction":
             log.warning("redis at %s: maxmemory-policy must be noeviction, or records vanish", self._shown)
@@ -108,10 +121,16 @@ class RedisStore:
             old = orjson.loads(pipe.hget(at("steps"), step) or b"null") if step not in gone.steps else None
             held = pipe.hgetall(at("trajectories", step)) if old else {}
             new = {uid: body for uid, body in packed.items() if uid.encode() not in held}
-            everything = [_unpack(u, b) for u, b in held.items()] + [t for t in record.trajectories if t.uid in new]
+            everything = [_unpack(u, b) for u, b in held.items()] + [
+                t for t in record.trajectories if t.uid in new
+            ]
             posted = {**(old["posted"] if old else {}), **record.metrics}
             derived = record_metrics(everything) if new or not old else old["derived"]
-            version = record.policy_version if record.policy_version is not None else (old and old["policy_version"])
+            version = (
+                record.policy_version
+                if record.policy_version is not None
+                else (old and old["policy_version"])
+            )
             body = {
                 "attempt": record.attempt, "policy_version": version, "time": time.time(), "posted": posted, "derived": derived,
                 "trajectories": (old["trajectories"] if old else 0) + len(new),
@@ -125,7 +144,9 @@ class RedisStore:
             pipe.hset(at("steps"), step, orjson.dumps(body))
             pipe.zadd(at("order"), {str(step): step})
             self._set_values(pipe, run, step, {**derived, **posted})
-            return StepReceipt(run=run, step=step, attempt=record.attempt, stored=len(new), superseded=len(gone.steps))
+            return StepReceipt(
+                run=run, step=step, attempt=record.attempt, stored=len(new), superseded=len(gone.steps)
+            )
 
         return self._transaction(write, at("attempts"), at("steps"), at("tokens"), at("trajectories", step))
 
@@ -146,10 +167,14 @@ class RedisStore:
 
         self._transaction(write, at("attempts"), at("steps"), at("tokens"))
 
-    def save_monitor(self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]) -> None:
+    def save_monitor(
+        self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]
+    ) -> None:
         at = self._keys(run)
         with self._talking():
-            passing = [s for s in map(int, self._redis.hkeys(at("monitor"))) if s % MONITOR_SPACING or s > step]
+            passing = [
+                s for s in map(int, self._redis.hkeys(at("monitor"))) if s % MONITOR_SPACING or s > step
+            ]
             with self._redis.pipeline() as pipe:
                 if passing:
                     pipe.hdel(at("monitor"), *passing)
@@ -178,9 +203,15 @@ class RedisStore:
         if not any(a < attempt for a in attempts):
             return Replaced(first, {}, set())
         after = [int(s) for s in pipe.zrangebyscore(at("order"), step, "+inf")]
-        held = dict(zip(after, map(orjson.loads, pipe.hmget(at("steps"), after)) if after else (), strict=True))
-        tokens = {int(s) for s, a in pipe.hgetall(at("tokens")).items() if int(s) >= step and int(a) < attempt}
-        return Replaced(first, {s: b["trajectories"] for s, b in held.items() if b["attempt"] < attempt}, tokens)
+        held = dict(
+            zip(after, map(orjson.loads, pipe.hmget(at("steps"), after)) if after else (), strict=True)
+        )
+        tokens = {
+            int(s) for s, a in pipe.hgetall(at("tokens")).items() if int(s) >= step and int(a) < attempt
+        }
+        return Replaced(
+            first, {s: b["trajectories"] for s, b in held.items() if b["attempt"] < attempt}, tokens
+        )
 
     def _touch(self, pipe: redis.client.Pipeline, run: str) -> None:
         now = time.time()
@@ -188,7 +219,9 @@ class RedisStore:
         pipe.hsetnx(self._keys(run)("run"), "created", now)
         pipe.hset(self._keys(run)("run"), "updated", now)
 
-    def _replace(self, pipe: redis.client.Pipeline, run: str, step: int, attempt: int, gone: Replaced) -> None:
+    def _replace(
+        self, pipe: redis.client.Pipeline, run: str, step: int, attempt: int, gone: Replaced
+    ) -> None:
         at = self._keys(run)
         self._touch(pipe, run)
         pipe.hset(at("attempts"), attempt, gone.first)
@@ -209,7 +242,9 @@ class RedisStore:
         for s in filter(lambda s: int(s) >= step, self._redis.hkeys(at("monitor"))):
             pipe.hdel(at("monitor"), s)
 
-    def _set_values(self, pipe: redis.client.Pipeline, run: str, step: int, values: Mapping[str, float | None]) -> None:
+    def _set_values(
+        self, pipe: redis.client.Pipeline, run: str, step: int, values: Mapping[str, float | None]
+    ) -> None:
         at, (chunk, position) = self._keys(run), series.place(step)
         if values:
             pipe.sadd(at("names"), *values)
@@ -256,7 +291,11 @@ class RedisStore:
         chunks = list(range(series.place(first)[0], series.place(max(first, last))[0] + 1))
         with self._talking():
             self._known(run)
-            bodies = self._redis.mget([at("curve", name, chunk) for name in names for chunk in chunks]) if names else []
+            bodies = (
+                self._redis.mget([at("curve", name, chunk) for name in names for chunk in chunks])
+                if names
+                else []
+            )
         out = {}
         for i, name in enumerate(names):
             held = zip(chunks, bodies[i * len(chunks) : (i + 1) * len(chunks)], strict=True)

@@ -11,7 +11,13 @@ from pathlib import Path
 from services.likelihood.records import LikelihoodError
 from services.likelihood.store.base import StoreError
 
-PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "temp_store=MEMORY", "mmap_size=1073741824")
+PRAGMAS = (
+    "journal_mode=WAL",
+    "synchronous=FULL",
+    "cache_size=-65536",
+    "temp_store=MEMORY",
+    "mmap_size=1073741824",
+)
 BUSY_SECONDS = 30.0
 
 
@@ -83,7 +89,9 @@ class SQLiteFile:
     def _connection(self) -> sqlite3.Connection:
         db = getattr(self._local, "db", None)
         if db is None:
-            db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            db = sqlite3.connect(
+                self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
             with self._guard:
                 self._all.append(db)
             for pragma in PRAGMAS:

@@ -58,7 +58,10 @@ class SQLiteStore:
     # ---- writing
 
     def put_step(self, run: str, record: StepRecord) -> StepReceipt:
-        packed = [(t.uid, t.group, t.reward, t.advantage, t.tool_rounds, pack_actions(t.actions)) for t in record.trajectories]
+        packed = [
+            (t.uid, t.group, t.reward, t.advantage, t.tool_rounds, pack_actions(t.actions))
+            for t in record.trajectories
+        ]
         derived = record_metrics(record.trajectories)  # both before the lock is taken
         with self._file.writing() as db:
             run_id, superseded = self._enter(db, run, record.step, record.attempt)
@@ -74,31 +77,54 @@ class SQLiteStore:
                 everything = self._trajectories(db, *key)
                 derived, count = record_metrics(everything), len(everything)
             posted = {**(orjson.loads(old[0]) if old else {}), **record.metrics}
-            version = record.policy_version if record.policy_version is not None else (old[1] if old else None)
+            version = (
+                record.policy_version if record.policy_version is not None else (old[1] if old else None)
+            )
             db.execute(
                 "INSERT OR REPLACE INTO step (run, step, attempt, policy_version, time, posted, derived, trajectories) VALUES (?,?,?,?,?,?,?,?)",
-                (*key, record.attempt, version, time.time(), orjson.dumps(posted), orjson.dumps(derived), count),
+                (
+                    *key,
+                    record.attempt,
+                    version,
+                    time.time(),
+                    orjson.dumps(posted),
+                    orjson.dumps(derived),
+                    count,
+                ),
             )
             self._set_values(db, run_id, record.step, {**derived, **posted})
-        return StepReceipt(run=run, step=record.step, attempt=record.attempt, stored=stored, superseded=superseded)
+        return StepReceipt(
+            run=run, step=record.step, attempt=record.attempt, stored=stored, superseded=superseded
+        )
 
     def put_tokens(self, run: str, step: int, attempt: int, body: bytes) -> None:
         with self._file.writing() as db:
             run_id, _ = self._enter(db, run, step, attempt)
             db.execute(
-                "INSERT OR REPLACE INTO tokens (run, step, attempt, body) VALUES (?,?,?,?)", (run_id, step, attempt, body)
+                "INSERT OR REPLACE INTO tokens (run, step, attempt, body) VALUES (?,?,?,?)",
+                (run_id, step, attempt, body),
             )
             db.execute(
                 "DELETE FROM tokens WHERE run=? AND step NOT IN (SELECT step FROM tokens WHERE run=? ORDER BY step DESC LIMIT ?)",
                 (run_id, run_id, self.token_steps),
             )
 
-    def save_monitor(self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]) -> None:
+    def save_monitor(
+        self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]
+    ) -> None:
         with self._file.writing() as db:
             run_id = self._id(db, run)
-            db.execute("DELETE FROM monitor WHERE run=? AND (step % ? != 0 OR step > ?)", (run_id, MONITOR_SPACING, step))
-            db.execute("INSERT OR REPLACE INTO monitor (run, step, state) VALUES (?,?,?)", (run_id, step, orjson.dumps(state)))
-            db.execute("INSERT OR REPLACE INTO alarms (run, body) VALUES (?,?)", (run_id, orjson.dumps(alarms)))
+            db.execute(
+                "DELETE FROM monitor WHERE run=? AND (step % ? != 0 OR step > ?)",
+                (run_id, MONITOR_SPACING, step),
+            )
+            db.execute(
+                "INSERT OR REPLACE INTO monitor (run, step, state) VALUES (?,?,?)",
+                (run_id, step, orjson.dumps(state)),
+            )
+            db.execute(
+                "INSERT OR REPLACE INTO alarms (run, body) VALUES (?,?)", (run_id, orjson.dumps(alarms))
+            )
             for at, code in phases.items():
                 self._set_values(db, run_id, at, {"phase": float(code)})
 
@@ -106,12 +132,21 @@ class SQLiteStore:
         with self._file.writing() as db:
             db.execute(
                 "INSERT INTO event (run, step, kind, text, data, time) VALUES (?,?,?,?,?,?)",
-                (self._touch(db, run), event.step, event.kind, event.text, orjson.dumps(event.data), time.time()),
+                (
+                    self._touch(db, run),
+                    event.step,
+                    event.kind,
+                    event.text,
+                    orjson.dumps(event.data),
+                    time.time(),
+                ),
             )
 
     def delete_trajectories(self, run: str, below: int) -> int:
         with self._file.writing() as db:
-            return db.execute("DELETE FROM trajectory WHERE run=? AND step<?", (self._id(db, run), below)).rowcount
+            return db.execute(
+                "DELETE FROM trajectory WHERE run=? AND step<?", (self._id(db, run), below)
+            ).rowcount
 
     def delete_run(self, run: str) -> None:
         with self._file.writing() as db:
@@ -159,7 +194,9 @@ class SQLiteStore:
         db.execute(f"DELETE FROM tokens WHERE {lower[0]}", lower[1])
         return run_id, len(gone)
 
-    def _set_values(self, db: sqlite3.Connection, run_id: int, step: int, values: Mapping[str, float | None]) -> None:
+    def _set_values(
+        self, db: sqlite3.Connection, run_id: int, step: int, values: Mapping[str, float | None]
+    ) -> None:
         chunk, position = series.place(step)
         held = db.execute(
             "SELECT name, data FROM chunk WHERE run=? AND chunk=? AND name IN (SELECT value FROM json_each(?))",
@@ -168,7 +205,10 @@ class SQLiteStore:
         known = dict(held.fetchall())
         db.executemany(
             "INSERT INTO chunk (run, name, chunk, data) VALUES (?,?,?,?) ON CONFLICT (run, name, chunk) DO UPDATE SET data=excluded.data",
-            [(run_id, name, chunk, series.patched(known.get(name), position, value)) for name, value in values.items()],
+            [
+                (run_id, name, chunk, series.patched(known.get(name), position, value))
+                for name, value in values.items()
+            ],
         )
 
     def _clear_values(self, db: sqlite3.Connection, run_id: int, steps: list[int]) -> None:
@@ -177,7 +217,9 @@ class SQLiteStore:
             chunk, position = series.place(step)
             at.setdefault(chunk, []).append(position)
         for chunk, positions in at.items():
-            held = db.execute("SELECT name, data FROM chunk WHERE run=? AND chunk=?", (run_id, chunk)).fetchall()
+            held = db.execute(
+                "SELECT name, data FROM chunk WHERE run=? AND chunk=?", (run_id, chunk)
+            ).fetchall()
             db.executemany(
                 "UPDATE chunk SET data=? WHERE run=? AND name=? AND chunk=?",
                 [(series.cleared(data, positions), run_id, name, chunk) for name, data in held],
@@ -187,7 +229,9 @@ class SQLiteStore:
 
     def get_tokens(self, run: str, step: int) -> bytes | None:
         with self._file.reading() as db:
-            row = db.execute("SELECT body FROM tokens WHERE run=? AND step=?", (self._id(db, run), step)).fetchone()
+            row = db.execute(
+                "SELECT body FROM tokens WHERE run=? AND step=?", (self._id(db, run), step)
+            ).fetchone()
         return row[0] if row else None
 
     def runs(self) -> list[RunInfo]:
@@ -201,7 +245,8 @@ class SQLiteStore:
             created, updated = db.execute("SELECT created, updated FROM run WHERE id=?", (run_id,)).fetchone()
             attempt = db.execute("SELECT max(attempt) FROM attempt WHERE run=?", (run_id,)).fetchone()[0]
             first, last, count, trajectories = db.execute(
-                "SELECT min(step), max(step), count(*), coalesce(sum(trajectories), 0) FROM step WHERE run=?", (run_id,)
+                "SELECT min(step), max(step), count(*), coalesce(sum(trajectories), 0) FROM step WHERE run=?",
+                (run_id,),
             ).fetchone()
         return RunInfo(
             run=run, created=created, updated=updated, attempt=attempt or 0,
@@ -225,7 +270,8 @@ class SQLiteStore:
             run_id = self._id(db, run)
             for name in names:
                 chunks = db.execute(
-                    "SELECT chunk, data FROM chunk WHERE run=? AND name=? AND chunk BETWEEN ? AND ?", (run_id, name, low, high)
+                    "SELECT chunk, data FROM chunk WHERE run=? AND name=? AND chunk BETWEEN ? AND ?",
+                    (run_id, name, low, high),
                 )
                 column = series.dense(chunks, first, last)
                 if not np.isnan(column).all():
@@ -241,7 +287,12 @@ class SQLiteStore:
             ).fetchall()
         return [
             StoredStep(
-                step=s, attempt=a, policy_version=v, time=t, metrics={**orjson.loads(d), **orjson.loads(p)}, trajectories=n
+                step=s,
+                attempt=a,
+                policy_version=v,
+                time=t,
+                metrics={**orjson.loads(d), **orjson.loads(p)},
+                trajectories=n,
             )
             for s, a, v, t, p, d, n in rows
         ]
@@ -253,7 +304,8 @@ class SQLiteStore:
     def load_monitor(self, run: str, before: int) -> tuple[int, dict[str, Any]] | None:
         with self._file.reading() as db:
             row = db.execute(
-                "SELECT step, state FROM monitor WHERE run=? AND step<? ORDER BY step DESC LIMIT 1", (self._id(db, run), before)
+                "SELECT step, state FROM monitor WHERE run=? AND step<? ORDER BY step DESC LIMIT 1",
+                (self._id(db, run), before),
             ).fetchone()
         return (row[0], orjson.loads(row[1])) if row else None
 
@@ -268,7 +320,10 @@ class SQLiteStore:
                 "SELECT step, kind, text, data, time FROM event WHERE run=? ORDER BY id DESC LIMIT ?",
                 (self._id(db, run), limit),
             ).fetchall()
-        return [{"step": s, "kind": k, "text": t, "data": orjson.loads(d), "time": at} for s, k, t, d, at in reversed(rows)]
+        return [
+            {"step": s, "kind": k, "text": t, "data": orjson.loads(d), "time": at}
+            for s, k, t, d, at in reversed(rows)
+        ]
 
     def ping(self) -> None:
         with self._file.reading() as db:

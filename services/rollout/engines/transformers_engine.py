@@ -46,7 +46,11 @@ class TransformersEngine(OwnThread):
 
             device = "cuda" if torch.cuda.is_available() else "cpu"
             dtype = {"auto": "float32" if device == "cpu" else "bfloat16"}.get(settings.dtype, settings.dtype)
-            model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype)).to(device).eval()
+            model = (
+                AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype))
+                .to(device)
+                .eval()
+            )
             return cls(model, load_tokenizer(model_path), thread, seed)
 
         return await asyncio.get_running_loop().run_in_executor(thread, build)
@@ -85,7 +89,8 @@ class TransformersEngine(OwnThread):
         lengths = [len(call.token_ids) for call in calls]
         width = max(lengths)
         tokens = torch.tensor(
-            [[0] * (width - n) + list(c.token_ids) for c, n in zip(calls, lengths, strict=True)], device=device
+            [[0] * (width - n) + list(c.token_ids) for c, n in zip(calls, lengths, strict=True)],
+            device=device,
         )
         mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths], device=device)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -97,7 +102,11 @@ class TransformersEngine(OwnThread):
         with torch.inference_mode():
             while None in finish:
                 out = self._model(
-                    input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+                    input_ids=tokens,
+                    attention_mask=mask,
+                    position_ids=positions,
+                    past_key_values=cache,
+                    use_cache=True,
                 )
                 cache, logits = out.past_key_values, out.logits[:, -1].float()
                 chosen = []
@@ -182,12 +191,21 @@ class TransformersEngine(OwnThread):
             taken.update(name for name, _ in items)
 
         self._receiver.receive(
-            ticket, worker, 0, device=self._model.device, load=load, load_raw=load, own=listed(own.items()), problem=problem
+            ticket,
+            worker,
+            0,
+            device=self._model.device,
+            load=load,
+            load_raw=load,
+            own=listed(own.items()),
+            problem=problem,
         )
         check_all_loaded(own, taken)
 
     async def lend_weights(self, ticket: Ticket) -> None:
-        self._lender.start(ticket, 0, device=self._model.device, parameters=lambda: list(self._model.named_parameters()))
+        self._lender.start(
+            ticket, 0, device=self._model.device, parameters=lambda: list(self._model.named_parameters())
+        )
 
         async def outcomes() -> list[dict[str, str] | None]:
             return [self._lender.outcome()]

@@ -122,7 +122,13 @@ def _generation(request_id: str, output, version: int | None = None) -> Generati
         raise RequestAbortedError(f"request {request_id}: vLLM ended it with {completion.finish_reason!r}")
     ids = list(completion.token_ids)
     logprobs = [position[token].logprob for position, token in zip(completion.logprobs, ids, strict=True)]
-    finish = "length" if completion.finish_reason == "length" else "stop" if isinstance(completion.stop_reason, str) else "eos"
+    finish = (
+        "length"
+        if completion.finish_reason == "length"
+        else "stop"
+        if isinstance(completion.stop_reason, str)
+        else "eos"
+    )
     if version is None:
         version = min(int(span.version) for span in completion.weight_versions)
     return Generation(ids, logprobs, completion.text, finish, version)
@@ -136,15 +142,26 @@ def _scoring_requests(row: list[int], temperature: float) -> list[tuple[list[int
     if temperature == 1.0:
         return [(row, SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False))]
     return [
-        (row[:t], SamplingParams(max_tokens=1, temperature=temperature, logprob_token_ids=[row[t]], detokenize=False))
+        (
+            row[:t],
+            SamplingParams(
+                max_tokens=1, temperature=temperature, logprob_token_ids=[row[t]], detokenize=False
+            ),
+        )
         for t in range(1, len(row))
     ]
 
 
 def _scores(row: list[int], temperature: float, outputs: list) -> list[float]:
     if temperature == 1.0:
-        return [0.0, *(p[token].logprob for p, token in zip(outputs[0].prompt_logprobs[1:], row[1:], strict=True))]
-    return [0.0, *(o.outputs[0].logprobs[0][token].logprob for o, token in zip(outputs, row[1:], strict=True))]
+        return [
+            0.0,
+            *(p[token].logprob for p, token in zip(outputs[0].prompt_logprobs[1:], row[1:], strict=True)),
+        ]
+    return [
+        0.0,
+        *(o.outputs[0].logprobs[0][token].logprob for o, token in zip(outputs, row[1:], strict=True)),
+    ]
 
 
 class VllmEngine:
@@ -210,7 +227,11 @@ class VllmEngine:
 
     async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
         async with self._replacing(ticket.version):
-            raise_told(await self._llm.collective_rpc("unspiral_receive_weights", args=(ticket.json(), worker, problem)))
+            raise_told(
+                await self._llm.collective_rpc(
+                    "unspiral_receive_weights", args=(ticket.json(), worker, problem)
+                )
+            )
 
     @asynccontextmanager
     async def _replacing(self, version: int) -> AsyncIterator[None]:
@@ -306,25 +327,37 @@ class LockstepVllmEngine(OwnThread):
         return [finished[name] for name in names]
 
     async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop) -> Generation:
-        return (await self.generate_batch([GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)]))[0]
+        return (
+            await self.generate_batch(
+                [GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)]
+            )
+        )[0]
 
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
         requests = [(call.token_ids, _sampling(call)) for call in calls]
         outputs, version = await self._call(lambda: (self._run(requests), self._version))
-        return [_generation(call.request_id, output, version) for call, output in zip(calls, outputs, strict=True)]
+        return [
+            _generation(call.request_id, output, version) for call, output in zip(calls, outputs, strict=True)
+        ]
 
     async def logprobs(self, token_ids: list[list[int]], temperature: float) -> list[list[float]]:
         groups = [_scoring_requests(row, temperature) for row in token_ids]
         outputs = iter(await self._call(self._run, [request for group in groups for request in group]))
-        return [_scores(row, temperature, [next(outputs) for _ in group]) for row, group in zip(token_ids, groups, strict=True)]
+        return [
+            _scores(row, temperature, [next(outputs) for _ in group])
+            for row, group in zip(token_ids, groups, strict=True)
+        ]
 
     async def load_weights(self, path: Path, version: int) -> None:
-        await self._replace(version, lambda: self._llm.collective_rpc("unspiral_load_weights", args=(str(path),)))
+        await self._replace(
+            version, lambda: self._llm.collective_rpc("unspiral_load_weights", args=(str(path),))
+        )
 
     async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
         arguments = (ticket.json(), worker, problem)
         await self._replace(
-            ticket.version, lambda: raise_told(self._llm.collective_rpc("unspiral_receive_weights", args=arguments))
+            ticket.version,
+            lambda: raise_told(self._llm.collective_rpc("unspiral_receive_weights", args=arguments)),
         )
 
     async def _replace(self, version: int, load: Callable[[], Any]) -> None:

@@ -109,7 +109,9 @@ class WorkerExtension:
     def unspiral_lend_weights(self, ticket: str) -> None:
         """Begin to give this part's parameters to a joining worker, between the steps of this engine."""
         parameters = lambda: list(self.model_runner.model.named_parameters())  # noqa: E731
-        self._unspiral_state()[1].start(Ticket.of(ticket), self.rank, device=self.device, parameters=parameters)
+        self._unspiral_state()[1].start(
+            Ticket.of(ticket), self.rank, device=self.device, parameters=parameters
+        )
 
     def unspiral_lend_outcome(self) -> dict[str, str] | None:
         """None while the loan goes on, then its outcome, see `told`."""

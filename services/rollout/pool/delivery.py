@@ -97,7 +97,9 @@ class Delivery:
         self._sync_comes_until = 0.0
 
     def _needing(self, version: int) -> list[Member]:
-        joined = [m for m in self._members() if self.update is None or m.version < version or m.state == "failed"]
+        joined = [
+            m for m in self._members() if self.update is None or m.version < version or m.state == "failed"
+        ]
         # By name, not in the order in which they happened to join: the same workers are then the same group.
         return [m for some in (joined, self.waiting) for m in sorted(some, key=lambda m: m.id)]
 
@@ -114,7 +116,9 @@ class Delivery:
             if group is not None:
                 members = [m for m in [*self._members(), *self.waiting] if m.id in group.ranks]
             elif self.update is not None and update.version == self.version and not self.waiting:
-                raise WeightSyncError(f"version {update.version} is not newer than {self.version}: versions only go up")
+                raise WeightSyncError(
+                    f"version {update.version} is not newer than {self.version}: versions only go up"
+                )
             else:
                 members = self._needing(update.version)
             before = {m: m.state for m in members if m not in self.waiting}
@@ -122,10 +126,14 @@ class Delivery:
                 m.state = "syncing"
             if group is not None and (gone := sorted(group.ranks.keys() - {m.id for m in members})):
                 # It was lost or drained since the offer: the others would wait for it until their timeout.
-                await self._stop_others(group, WorkerLostError(f"worker {', '.join(gone)} left before the weights came"))
+                await self._stop_others(
+                    group, WorkerLostError(f"worker {', '.join(gone)} left before the weights came")
+                )
             if not members and not self.waiting:
                 self._check_hope()
-            results = await asyncio.gather(*(self._give(m, update, group) for m in members), return_exceptions=True)
+            results = await asyncio.gather(
+                *(self._give(m, update, group) for m in members), return_exceptions=True
+            )
             failed = {m: r for m, r in zip(members, results, strict=True) if isinstance(r, BaseException)}
             for m, state in before.items():
                 if m.state != "syncing":
@@ -136,10 +144,14 @@ class Delivery:
         self._arrived.set()
         self._on_change()
 
-    def _settle(self, update: WeightUpdate, members: list[Member], failed: dict[Member, BaseException]) -> None:
+    def _settle(
+        self, update: WeightUpdate, members: list[Member], failed: dict[Member, BaseException]
+    ) -> None:
         """After a sync: which version is in force, who is lost, who must be sent the version again."""
         for m, e in failed.items():
-            self._on_event({"event": "sync_failed", "worker": m.id, "version": update.version, "reason": one_line(e)})
+            self._on_event(
+                {"event": "sync_failed", "worker": m.id, "version": update.version, "reason": one_line(e)}
+            )
         took = len(failed) < len(members)
         broken = [m for m, e in failed.items() if isinstance(e, GroupBrokenError)]
         if broken:
@@ -221,7 +233,14 @@ class Delivery:
         try:
             await self._give(member, update, None)
         except WeightsGoneError as e:
-            self._on_event({"event": "weights_gone", "worker": member.id, "version": update.version, "reason": one_line(e)})
+            self._on_event(
+                {
+                    "event": "weights_gone",
+                    "worker": member.id,
+                    "version": update.version,
+                    "reason": one_line(e),
+                }
+            )
             self.waiting.add(member)
             member.state = "waiting"
             while self.update is update and member.lost is None:
@@ -237,7 +256,9 @@ class Delivery:
     def _lenders(self) -> list[Member]:
         """Workers that hold the version in force, the least loaded first; not those that lend already."""
         busy = {loan.lender for loan in self._loans.values()}
-        whole = [m for m in self._members() if m.state == "ready" and m.version == self.version and m not in busy]
+        whole = [
+            m for m in self._members() if m.state == "ready" and m.version == self.version and m not in busy
+        ]
         return sorted(whole, key=lambda m: m.outstanding_tokens)
 
     async def _borrow(self, member: Member, lender: Member) -> None:
@@ -254,7 +275,12 @@ class Delivery:
             return  # a sync is coming, and brings the weights
         error = loan.task.exception()
         if isinstance(error, WeightSyncError):
-            event = {"event": "loan_failed", "worker": member.id, "lender": lender.id, "reason": one_line(error)}
+            event = {
+                "event": "loan_failed",
+                "worker": member.id,
+                "lender": lender.id,
+                "reason": one_line(error),
+            }
             self._on_event(event)
             self._failed_loans[member] += 1
             await self._something_changes()
@@ -268,7 +294,9 @@ class Delivery:
             update = await lender.call("offer_weights", *offer, timeout_seconds=limit)
         except (WorkerLostError, TimeoutError) as e:
             raise GroupBrokenError(f"worker {lender.id} could not lend its weights: {one_line(e)}") from e
-        given = asyncio.create_task(lender.call("lend_weights", update, timeout_seconds=limit + SLACK_SECONDS))
+        given = asyncio.create_task(
+            lender.call("lend_weights", update, timeout_seconds=limit + SLACK_SECONDS)
+        )
         try:
             await self._give(member, update, update.payload)
         except BaseException as e:

@@ -91,7 +91,11 @@ class Membership:
 
     def serving(self) -> list[Member]:
         """Workers that take trajectories now, by slot."""
-        return [m for _, m in sorted(self._members.items()) if m.state == "ready" and m.version == self.delivery.version]
+        return [
+            m
+            for _, m in sorted(self._members.items())
+            if m.state == "ready" and m.version == self.delivery.version
+        ]
 
     def check_hope(self, slot: int | None = None) -> None:
         """Raises NoWorkersError where nobody serves (in that very slot, where one is named) and nobody will without outside help."""
@@ -101,21 +105,28 @@ class Membership:
             raise NoWorkersError(f"slot {slot} was given up: the pool was scaled to {self.target}")
         if slot is not None and slot not in self._members and slot in self._given_up.keys() | self._no_room:
             raise NoWorkersError(f"slot {slot} has its share of the batch, and no worker: {self.problem}")
-        if any(m.state in ("ready", "syncing") for m in self._members.values()) or self.delivery.expects_weights:
+        if (
+            any(m.state in ("ready", "syncing") for m in self._members.values())
+            or self.delivery.expects_weights
+        ):
             return
         if set(range(self.target)) - self._members.keys() - self._given_up.keys() - self._no_room:
             return  # that slot's worker starts, or will at the next look
         if self.target == 0:
             raise NoWorkersError("no rollout worker is left: the pool was scaled to 0")
         if self._members:
-            raise NoWorkersError("no rollout worker holds a whole version of the weights: the last sync failed on all of them")
+            raise NoWorkersError(
+                "no rollout worker holds a whole version of the weights: the last sync failed on all of them"
+            )
         if self._no_room & set(range(self.target)):
             raise NoWorkersError(
                 f"no rollout worker is left, and there is no room for another: {placement.describe(self._settings)}"
             )
         if len(self._given_up) >= self.target:
             reasons = "; ".join(f"slot {slot}: {reason}" for slot, reason in sorted(self._given_up.items()))
-            raise NoWorkersError(f"no rollout worker is left, and replacements ended one after the other ({reasons})")
+            raise NoWorkersError(
+                f"no rollout worker is left, and replacements ended one after the other ({reasons})"
+            )
 
     def describe(self) -> list[WorkerInfo]:
         there = [*self.all(), *self.delivery.waiting]
@@ -128,7 +139,9 @@ class Membership:
     async def start(self) -> None:
         self.target = placement.count(self._settings, ray.cluster_resources(), self._learner_gpus)
         if self.target == 0:
-            raise placement.UnschedulableError(f"rollout.workers=all found none: {placement.describe(self._settings)}")
+            raise placement.UnschedulableError(
+                f"rollout.workers=all found none: {placement.describe(self._settings)}"
+            )
         tasks = [asyncio.create_task(self._start_member(slot)) for slot in range(self.target)]
         try:
             await asyncio.gather(*tasks)
@@ -251,7 +264,9 @@ class Membership:
         """A worker is dead, or as good as dead: take it out, have what it ran run elsewhere, have it replaced."""
         if member.lost is not None:
             return
-        member.lost = error if isinstance(error, WorkerLostError) else WorkerLostError(f"worker {member.id}: {error}")
+        member.lost = (
+            error if isinstance(error, WorkerLostError) else WorkerLostError(f"worker {member.id}: {error}")
+        )
         if self._members.get(member.slot) is member:
             del self._members[member.slot]
             self._crashes[member.slot] += 1
@@ -259,7 +274,9 @@ class Membership:
         self._leaving.discard(member)
         member.state = "failed"
         member.end()
-        self._on_event({"event": "worker_lost", "worker": member.id, "pid": member.info.pid, "reason": one_line(error)})
+        self._on_event(
+            {"event": "worker_lost", "worker": member.id, "pid": member.info.pid, "reason": one_line(error)}
+        )
         for task in list(member.jobs.values()):
             task.cancel()
         self._on_change()
@@ -310,7 +327,12 @@ class Membership:
 
     def _fill(self) -> None:
         for slot in range(self.target):
-            if slot not in self._members and slot not in self._starting and slot not in self._given_up and not self._closed:
+            if (
+                slot not in self._members
+                and slot not in self._starting
+                and slot not in self._given_up
+                and not self._closed
+            ):
                 task = self._starting[slot] = asyncio.create_task(self._replace(slot))
                 task.add_done_callback(lambda t, s=slot: self._started(s, t))
 
@@ -323,7 +345,9 @@ class Membership:
         crashes = self._crashes[slot]
         if crashes >= CRASHES:
             last = self._last_end.get(slot, "")
-            self._given_up[slot] = f"{crashes} workers ended without having finished a trajectory, the last by {last}"
+            self._given_up[slot] = (
+                f"{crashes} workers ended without having finished a trajectory, the last by {last}"
+            )
             self._on_event({"event": "crash_loop", "slot": slot, "reason": self._given_up[slot]})
             return
         if crashes:
@@ -338,7 +362,9 @@ class Membership:
             else:
                 self._crashes[slot] += 1
                 self._last_end[slot] = one_line(e)
-            self._on_event({"event": "worker_start_failed", "worker": self._name(slot), "reason": one_line(e)})
+            self._on_event(
+                {"event": "worker_start_failed", "worker": self._name(slot), "reason": one_line(e)}
+            )
 
     async def _watch(self) -> None:
         """Replace what is missing, and ping what is there."""
@@ -387,9 +413,13 @@ class Membership:
         if call == "sleep":
             self.delivery.no_sync_comes()
             lack = self.delivery.waiting
-            await self._turns.of_learner(limit, lambda: {self._starting[m.slot] for m in lack if m.slot in self._starting})
+            await self._turns.of_learner(
+                limit, lambda: {self._starting[m.slot] for m in lack if m.slot in self._starting}
+            )
         members = list(self._members.values())
-        results = await asyncio.gather(*(m.call(call, timeout_seconds=limit) for m in members), return_exceptions=True)
+        results = await asyncio.gather(
+            *(m.call(call, timeout_seconds=limit) for m in members), return_exceptions=True
+        )
         for m, error in zip(members, results, strict=True):
             if isinstance(error, Exception):
                 self.lose(m, WorkerLostError(f"worker {m.id} did not {call}: {one_line(error)}"))

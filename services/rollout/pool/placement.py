@@ -24,7 +24,13 @@ RESOURCE = "rollout"
 """Ray resource that marks nodes for rollout workers; one worker takes one."""
 SCHEDULE_SECONDS = 20.0
 """Longest wait for the resources of one worker."""
-PASSED_ON = ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_USE_FLASHINFER_SAMPLER")
+PASSED_ON = (
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_USE_FLASHINFER_SAMPLER",
+)
 """Variables of the driver that workers see too. An allow-list: secrets never enter Ray's runtime environment."""
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
@@ -63,7 +69,9 @@ def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) 
     if not gpus:
         return
     if gpus > 1 and os.environ.get(_NOSET, "0") not in ("", "0", "false", "False"):
-        raise UnschedulableError(f"{_NOSET} is set: every worker and learner rank would land on the first GPU. Unset it")
+        raise UnschedulableError(
+            f"{_NOSET} is set: every worker and learner rank would land on the first GPU. Unset it"
+        )
     workers = count(settings, supply, 0 if settings.share_gpus else ranks)
     if settings.share_gpus and max(workers, ranks) > gpus:
         raise UnschedulableError(
@@ -86,7 +94,9 @@ async def reserve(settings: RolloutSettings) -> PlacementGroup:
         await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), limit)
     except TimeoutError:
         release(group)
-        raise UnschedulableError(f"no room for a rollout worker after {limit:.0f} s: {describe(settings)}") from None
+        raise UnschedulableError(
+            f"no room for a rollout worker after {limit:.0f} s: {describe(settings)}"
+        ) from None
     except BaseException:
         release(group)
         raise
@@ -110,7 +120,9 @@ def create_actor(
 ):
     """Ask Ray for a worker's actor on reserved resources; returns its handle at once."""
     wants = group.bundle_specs[0]
-    variables = dict(ENVIRONMENT) | {name: os.environ[name] for name in (*ENVIRONMENT, *PASSED_ON) if name in os.environ}
+    variables = dict(ENVIRONMENT) | {
+        name: os.environ[name] for name in (*ENVIRONMENT, *PASSED_ON) if name in os.environ
+    }
     variables |= {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)}
     # A seed of its own: two engines with the same seed would draw the same noise.
     seed = int.from_bytes(hashlib.blake2b(id.encode(), digest_size=4).digest(), "big") >> 1
@@ -147,7 +159,9 @@ def describe(settings: RolloutSettings) -> str:
     return f"each of rollout.workers={settings.workers} asks for {asked}; the cluster has {has}"
 
 
-def lacking(settings: RolloutSettings, workers: int, supply: dict[str, float], learner_gpus: int = 0) -> str | None:
+def lacking(
+    settings: RolloutSettings, workers: int, supply: dict[str, float], learner_gpus: int = 0
+) -> str | None:
     """Demand of so many workers against supply, on one line, where the whole cluster (less the learner's GPUs) could not hold them."""
     wants = {name: n * workers for name, n in demand(settings, supply).items()}
     if all(n + (learner_gpus if name == "GPU" else 0) <= supply.get(name, 0) for name, n in wants.items()):

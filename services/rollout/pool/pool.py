@@ -169,10 +169,14 @@ class RolloutPool:
         """Take the GPUs back; call `sync` next."""
         await self._membership.take_turns("wake")
 
-    async def logprobs(self, worker_id: str, ids: list[list[int]], temperature: float = 1.0) -> list[list[float]]:
+    async def logprobs(
+        self, worker_id: str, ids: list[list[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
         """Log-probs that a worker gives to tokens, under the weights it holds now. Raises KeyError for an unknown worker."""
         member = self._membership.get(worker_id)
-        return await member.call("logprobs", ids, temperature, timeout_seconds=self._settings.trajectory_timeout_seconds)
+        return await member.call(
+            "logprobs", ids, temperature, timeout_seconds=self._settings.trajectory_timeout_seconds
+        )
 
     async def rollout(
         self, requests: list[TrajectoryRequest], on_done: Callable[[Trajectory], None] | None = None
@@ -190,7 +194,9 @@ class RolloutPool:
         jobs = self._jobs(requests)
         for job in jobs:
             if on_done is not None:
-                job.future.add_done_callback(lambda f: on_done(f.result()) if not f.cancelled() and not f.exception() else None)
+                job.future.add_done_callback(
+                    lambda f: on_done(f.result()) if not f.cancelled() and not f.exception() else None
+                )
         self._open.update(jobs)
         self._pending.extend(jobs)
         self._changed()
@@ -254,7 +260,9 @@ class RolloutPool:
             if not begun:  # cancelled before its first step, as where two workers are lost at once: `_run` knows nothing of it
                 member.jobs.pop(job.request.uid, None)
                 if not job.future.done():
-                    self._run_again(member, job, member.lost or WorkerUnavailableError(f"worker {member.id} is leaving"))
+                    self._run_again(
+                        member, job, member.lost or WorkerUnavailableError(f"worker {member.id} is leaving")
+                    )
                 self._changed()
 
         task = member.jobs[job.request.uid] = asyncio.create_task(run())
@@ -270,7 +278,9 @@ class RolloutPool:
         except asyncio.CancelledError:
             # The worker was lost, or it is leaving and did not finish in time, or the caller has gone.
             if not job.future.done():
-                self._run_again(member, job, member.lost or WorkerUnavailableError(f"worker {member.id} is leaving"))
+                self._run_again(
+                    member, job, member.lost or WorkerUnavailableError(f"worker {member.id} is leaving")
+                )
         except Exception as e:
             self._fail(job, e)
         else:
@@ -322,7 +332,9 @@ class RolloutPool:
             self._written.popleft()
         return sum(tokens for _, tokens in self._written) / SPEED_SECONDS
 
-    def _report(self, member: Member, requests: list[TrajectoryRequest], attempt: int, error: BaseException) -> None:
+    def _report(
+        self, member: Member, requests: list[TrajectoryRequest], attempt: int, error: BaseException
+    ) -> None:
         for request in requests:
             event = {"event": "trajectory_retry", "uid": request.uid, "worker": member.id, "attempt": attempt}
             self._on_event(event | {"reason": one_line(error)})
@@ -331,7 +343,9 @@ class RolloutPool:
         elif isinstance(error, TrajectoryTimeoutError | TimeoutError):
             member.timeouts += 1
             if member.timeouts >= TIMEOUTS:
-                self._membership.lose(member, WorkerLostError(f"worker {member.id} finishes nothing any more"))
+                self._membership.lose(
+                    member, WorkerLostError(f"worker {member.id} finishes nothing any more")
+                )
 
     # -- deterministic mode
 
@@ -344,7 +358,9 @@ class RolloutPool:
             shares.setdefault(slot, []).append(request)
         tasks = [asyncio.create_task(self._run_share(slot, share)) for slot, share in shares.items()]
         try:
-            done = {trajectory.uid: trajectory for share in await asyncio.gather(*tasks) for trajectory in share}
+            done = {
+                trajectory.uid: trajectory for share in await asyncio.gather(*tasks) for trajectory in share
+            }
         finally:
             for task in tasks:
                 task.cancel()

@@ -26,7 +26,9 @@ class Turns:
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
-    async def of_learner(self, timeout_seconds: float, in_vain: Callable[[], set[asyncio.Task]] = set) -> None:
+    async def of_learner(
+        self, timeout_seconds: float, in_vain: Callable[[], set[asyncio.Task]] = set
+    ) -> None:
         """No engine starts from here on. Those that are starting are waited for, and given up after `timeout_seconds`; at once those that
         wait `in_vain`: for what only the learner can send, after its turn."""
         self._workers.clear()

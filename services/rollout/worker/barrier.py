@@ -59,4 +59,6 @@ class BarrierMember:
         self._barrier, self._index = barrier, index
 
     async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop) -> Generation:
-        return await self._barrier.join(self._index, GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop))
+        return await self._barrier.join(
+            self._index, GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)
+        )

@@ -126,7 +126,9 @@ async def _sample(request, attempt, engine, template, search, settings) -> Traje
 def _action(generation, template: Template, request: TrajectoryRequest) -> Action:
     ids, logprobs = generation.token_ids, generation.logprobs
     if len(ids) != len(logprobs):
-        raise RolloutError(f"trajectory {request.uid}: the engine returned {len(ids)} tokens with {len(logprobs)} log-probs")
+        raise RolloutError(
+            f"trajectory {request.uid}: the engine returned {len(ids)} tokens with {len(logprobs)} log-probs"
+        )
     if not ids:
         raise RolloutError(f"trajectory {request.uid}: the engine returned no token")
     if not all(map(math.isfinite, logprobs)):
@@ -136,7 +138,9 @@ def _action(generation, template: Template, request: TrajectoryRequest) -> Actio
     keep = tokens_through_stop(ids, template.stop, template.decode)
     written_eos = generation.finish == "eos" and keep == len(ids)
     text = template.decode(ids[: keep - written_eos])
-    return Action(list(ids[:keep]), list(logprobs[:keep]), generation.policy_version, template.parse(text).kind, text)
+    return Action(
+        list(ids[:keep]), list(logprobs[:keep]), generation.policy_version, template.parse(text).kind, text
+    )
 
 
 def tokens_through_stop(ids: list[int], stop: tuple[str, ...], decode: Callable[[list[int]], str]) -> int:

@@ -150,10 +150,18 @@ class RolloutWorker:
         """
         engine = self._ready(failed_too=True)
         async with self._sync:
-            if update.version < self._version or (update.version == self._version and self._synced and self._state != "failed"):
-                raise StaleVersionError(f"worker {self.id} holds version {self._version} and was sent {update.version}")
+            if update.version < self._version or (
+                update.version == self._version and self._synced and self._state != "failed"
+            ):
+                raise StaleVersionError(
+                    f"worker {self.id} holds version {self._version} and was sent {update.version}"
+                )
             before, self._state = self._state, "syncing"
-            ticket, folder, problem = update.payload if isinstance(update.payload, Ticket) else None, None, None
+            ticket, folder, problem = (
+                update.payload if isinstance(update.payload, Ticket) else None,
+                None,
+                None,
+            )
             try:
                 if ticket is None:
                     folder = await asyncio.to_thread(self._receiver.receive, update)
@@ -192,10 +200,14 @@ class RolloutWorker:
         """Offer this worker's weights to one that joins. Raises WeightSyncError where it does not hold `version` whole."""
         self._ready()
         if self._version != version or self._state != "ready":
-            raise WeightSyncError(f"worker {self.id} does not hold version {version} (it is {self._state}, at {self._version})")
+            raise WeightSyncError(
+                f"worker {self.id} does not hold version {version} (it is {self._state}, at {self._version})"
+            )
         if self._meeting_place is None:
             self._meeting_place = await asyncio.to_thread(host_store, self._sync_settings.timeout_seconds)
-        return offer_loan(self._sync_settings, self._meeting_place, backend, f"worker {self.id}", receiver, version)
+        return offer_loan(
+            self._sync_settings, self._meeting_place, backend, f"worker {self.id}", receiver, version
+        )
 
     async def lend_weights(self, update: WeightUpdate) -> None:
         """Send what was offered, and go on sampling. New weights that arrive meanwhile end the loan. Raises GroupBrokenError, GroupMismatchError."""

@@ -30,7 +30,9 @@ def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:
     looks, and in the current folder. Raises TemplateError."""
     path = _KNOWN.get(name, name)
     if ":" not in path:
-        raise TemplateError(f"rollout.template={name}: expected {' or '.join(_KNOWN)}, or an import path package.module:Name")
+        raise TemplateError(
+            f"rollout.template={name}: expected {' or '.join(_KNOWN)}, or an import path package.module:Name"
+        )
     try:
         factory = find(path)
     except Exception as e:  # the module's own code may raise anything
@@ -38,7 +40,9 @@ def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:
     try:
         template = factory(tokenizer, settings)
     except Exception as e:
-        raise TemplateError(f"rollout.template={name}: cannot be made from a tokenizer and the settings ({_what(e)})") from e
+        raise TemplateError(
+            f"rollout.template={name}: cannot be made from a tokenizer and the settings ({_what(e)})"
+        ) from e
     missing = [m for m in _MEMBERS if not hasattr(template, m)]
     if missing:
         raise TemplateError(

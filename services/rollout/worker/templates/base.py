@@ -76,7 +76,9 @@ class TagTemplate:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
 
     def parse(self, text: str) -> ParsedAction:
         """The first complete `<search>...</search>` or `<answer>...</answer>`; the dot matches newlines too."""
@@ -97,7 +99,9 @@ class TagTemplate:
             return Observation(ids, text)
         room = budget - self.min_observation_tokens
         if room < 0:
-            raise ValueError(f"an observation needs at least {self.min_observation_tokens} tokens; its budget is {budget}")
+            raise ValueError(
+                f"an observation needs at least {self.min_observation_tokens} tokens; its budget is {budget}"
+            )
         kept = self.encode(self.documents(hits))[:room]
         while kept and self.decode(kept).endswith(_REPLACEMENT):  # the cut fell inside a character
             kept.pop()

@@ -36,4 +36,6 @@ def document(contents: str) -> str:
 
 def observation(contents: list[str]) -> str:
     """What one search shows to the policy: all documents, best first."""
-    return " ".join(["<information>", *map(document, contents), "</information>"]) if contents else NOTHING_FOUND
+    return (
+        " ".join(["<information>", *map(document, contents), "</information>"]) if contents else NOTHING_FOUND
+    )
