@@ -119,9 +119,12 @@ class _Load:
             raise SystemExit(self.error)
         took = time.perf_counter() - started
         ordered = sorted(self.latencies)
-        at = lambda share: (
-            1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
-        )  # noqa: E731
+
+        def at(share):
+            return (
+                1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+            )
+
         return {
             "rate": len(ordered) / took,
             "p50_ms": at(0.5),

@@ -135,9 +135,10 @@ class ControlMetrics:
         self.refused = Counter(
             "unspiral_control_refused", "Requests refused", ["status"], registry=self.registry
         )
-        gauge = lambda name, text, *labels: Gauge(
-            f"unspiral_control_{name}", text, labels, registry=self.registry
-        )  # noqa: E731
+
+        def gauge(name, text, *labels):
+            return Gauge(f"unspiral_control_{name}", text, labels, registry=self.registry)
+
         self.run = gauge("run", "1 while a run is there")
         self.paused = gauge("paused", "1 while the run is paused")
         self.step = gauge("step", "Last step that was finished")
