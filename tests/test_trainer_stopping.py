@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -15,13 +16,20 @@ import pytest
 from rich.console import Console
 from test_trainer_monitor_actions import Pool, Scripted, events, rollback, system
 
+from services.common import signals
 from trainer.config.schema import ConfigError
 from trainer.data.models import ModelError
 from trainer.learner.checkpoint import CheckpointNotWritten, drop_after, latest, step_folder
 from trainer.learner.group import LearnerError
 from trainer.session import run as runs
 from trainer.session import stopping
-from trainer.session.stopping import Interrupted, StopSignals
+from trainer.session.stopping import StopSignals
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Two signals that a test sends one after the other are two."""
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.01)
 
 
 class Halting(Scripted):
@@ -34,6 +42,8 @@ class Halting(Scripted):
     async def one_step(self, step):
         if step == self.at:
             self.step, self.version = step, self.version + 1
+            self.whole = False
+            self.unfinished = step
             await self.halt(self)
             self.version -= 1
         return await super().one_step(step)
@@ -50,7 +60,7 @@ async def listened(driver):
             await driver.run()
             stop.settle()
         except asyncio.CancelledError:
-            raise Interrupted(stop.number) from None
+            raise signals.Stopped(stop.number) from None
 
 
 async def send(number):
@@ -62,7 +72,7 @@ async def send(number):
 def test_the_first_signal_ends_the_run_after_the_step_in_hand_with_its_checkpoint(tmp_path, number, code):
     made = system(tmp_path)
     driver = Halting(made, 3, lambda d: send(number))
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(signals.Stopped) as caught:
         asyncio.run(listened(driver))
     assert caught.value.exit_code == code
     assert made.folder.last_step() == 3 and checkpoints(made) == ["step_000002", "step_000003"]
@@ -76,10 +86,145 @@ def test_a_second_signal_cuts_the_step_short_and_nothing_half_done_is_saved(tmp_
         await send(signal.SIGINT)
         raise AssertionError("goes on after the second signal")
 
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(signals.Stopped) as caught:
         asyncio.run(listened(Halting(made, 4, twice)))
     assert caught.value.exit_code == 143  # the first one's
     assert made.folder.last_step() == 3 and checkpoints(made) == ["step_000002"]
+
+
+@pytest.mark.parametrize("where", ["in the step", "in the save"])
+def test_a_signal_that_a_wrapper_sends_twice_is_one(tmp_path, monkeypatch, where):
+    """`timeout` signals its child, then the group: the step in hand ends all the same, and is saved."""
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", 1.0)
+    made = system(tmp_path)
+    made.config.trainer.checkpoint_every = 0 if where == "in the step" else 2
+    save = made.learner.save
+
+    async def twice(driver):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.0001)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+
+    def slow(path, state):
+        if where == "in the save":
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.05)
+        save(path, state)
+
+    made.learner.save = slow
+    driver = Halting(made, 4, twice) if where == "in the step" else Scripted(made, {})
+    with pytest.raises(signals.Stopped):
+        asyncio.run(listened(driver))
+    saved = 4 if where == "in the step" else 2
+    assert made.folder.last_step() == saved and checkpoints(made) == [f"step_{saved:06d}"]
+
+
+class Sampling(Scripted):
+    """At one step the rollouts take for ever: the learner still has the weights of the step before."""
+
+    def __init__(self, system, wants):
+        super().__init__(system, wants)
+        self.at = 6
+
+    async def one_step(self, step):
+        if step == self.at:
+            await send(signal.SIGTERM)
+            await asyncio.sleep(30)
+        return await super().one_step(step)
+
+
+class Updating(Sampling):
+    """At one step the update takes for ever."""
+
+    async def one_step(self, step):
+        if step == self.at:
+            self.whole = False
+            self.unfinished = step
+        return await super().one_step(step)
+
+
+@pytest.mark.parametrize("kept", [2, 0])
+def test_a_run_that_is_cut_short_while_it_samples_has_lost_nothing(tmp_path, monkeypatch, kept):
+    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.05)
+    made = system(tmp_path)
+    made.config.trainer.checkpoint_every = kept
+    made.folder.close()
+    started(made, monkeypatch, Sampling)
+    with pytest.raises(
+        signals.Stopped, match=r"^stopped by SIGTERM; go on after step 5 with --resume latest$"
+    ):
+        trained(made, resume="latest")
+    newest = latest(made.folder.path)
+    assert newest == step_folder(made.folder.path, 5)
+    state = json.loads((newest / "state.json").read_text())
+    assert (state["step"], state["version"]) == (5, 5) and summary(made)["exit"] == 143
+    started(made, monkeypatch)
+    trained(made, resume="latest")
+    lines = [json.loads(line) for line in made.folder.metrics_path.read_text().splitlines()]
+    assert [m["step"] for m in lines] == list(range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("every", "said"),
+    [
+        (
+            4,
+            "step 6 was cut short in its update; steps 5 to 6 are lost; go on after step 4 with --resume latest",
+        ),
+        (5, "step 6 was cut short in its update; step 6 is lost; go on after step 5 with --resume latest"),
+        (0, "step 6 was cut short in its update; steps 1 to 6 are lost; no checkpoint was written"),
+    ],
+)
+def test_a_run_that_is_cut_short_in_an_update_says_which_steps_are_lost(tmp_path, monkeypatch, every, said):
+    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.05)
+    made = system(tmp_path)
+    made.config.trainer.checkpoint_every = every
+    made.folder.close()
+    started(made, monkeypatch, Updating)
+    with pytest.raises(signals.Stopped) as caught:
+        trained(made, resume="latest")
+    assert str(caught.value) == f"stopped by SIGTERM; {said}"
+
+
+def test_a_long_save_before_leaving_is_waited_for(tmp_path, monkeypatch):
+    """LEAVE_SECONDS are for what hangs; a learner that writes its weights does not."""
+    left = []
+    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(stopping, "LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(stopping.os, "_exit", left.append)
+    made = system(tmp_path)
+    made.config.trainer.checkpoint_every = 0
+    save = made.learner.save
+
+    def slow(path, state):
+        time.sleep(0.6)
+        save(path, state)
+
+    made.learner.save = slow
+    with pytest.raises(signals.Stopped):
+        asyncio.run(listened(Sampling(made, {})))
+    assert left == [] and checkpoints(made) == ["step_000005"]
+
+
+def test_a_save_that_fails_does_not_hide_why_the_run_ends(tmp_path):
+    made = system(tmp_path)
+    made.config.trainer.checkpoint_every = 0
+
+    def save(path, state):
+        raise CheckpointNotWritten(f"{path} cannot be written: No space left on device")
+
+    async def lost(driver):
+        driver.whole = True
+        raise RuntimeError("no rollout worker is left")
+
+    made.learner.save = save
+    driver, said = Halting(made, 3, lost), []
+    driver.progress.say = said.append
+    with pytest.raises(RuntimeError, match="no rollout worker is left"):
+        asyncio.run(driver.run())
+    assert said[0] == "saving step 3" and "step 3 was not saved: " in said[1]
 
 
 def test_a_step_that_does_not_end_within_the_grace_is_cut_short(tmp_path, monkeypatch):
@@ -90,7 +235,7 @@ def test_a_step_that_does_not_end_within_the_grace_is_cut_short(tmp_path, monkey
         await send(signal.SIGTERM)
         await asyncio.sleep(30)
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(signals.Stopped):
         asyncio.run(listened(Halting(made, 4, stuck)))
     assert checkpoints(made) == ["step_000002"]
 
@@ -107,7 +252,7 @@ def test_the_grace_ends_with_the_step(tmp_path, monkeypatch):
 
     made.learner.save = slow
     made.config.trainer.checkpoint_every = 0
-    with pytest.raises(Interrupted):
+    with pytest.raises(signals.Stopped):
         asyncio.run(listened(Halting(made, 3, lambda d: send(signal.SIGTERM))))
     assert checkpoints(made) == ["step_000003"]
 
@@ -128,7 +273,7 @@ def test_the_grace_does_not_cut_the_checkpoint_that_is_due_after_the_step(tmp_pa
 
     made.learner.save = slow
     driver = Halting(made, 2, lambda d: send(signal.SIGTERM)) if when == "in the step" else Scripted(made, {})
-    with pytest.raises(Interrupted):
+    with pytest.raises(signals.Stopped):
         asyncio.run(listened(driver))
     assert asked == checkpoints(made) == ["step_000002"] and made.folder.last_step() == 2
 
@@ -148,7 +293,7 @@ def test_a_signal_while_the_last_steps_are_saved_waits_for_them(tmp_path):
     driver = Scripted(made, {})
 
     async def run():
-        with pytest.raises(Interrupted):
+        with pytest.raises(signals.Stopped):
             await listened(driver)
         return checkpoints(made)  # when the run's parts are ended, the learner among them
 
@@ -164,7 +309,7 @@ def test_where_no_step_is_in_hand_the_first_signal_ends_the_run_at_once(tmp_path
         raise AssertionError("goes on after the signal")
 
     driver.evaluate, driver.config.trainer.eval_at_ends = evaluate, True
-    with pytest.raises(Interrupted):
+    with pytest.raises(signals.Stopped):
         asyncio.run(listened(driver))
     assert driver.trace == []
 
@@ -189,7 +334,7 @@ def test_a_closed_terminal_ends_a_run_cleanly_but_not_under_nohup(tmp_path):
                 return stop.number
             return "goes on"
 
-    assert Interrupted(signal.SIGHUP).exit_code == 129
+    assert signals.Stopped(signal.SIGHUP).exit_code == 129
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
     try:
         assert asyncio.run(ends()) == signal.SIGHUP
@@ -336,7 +481,6 @@ def test_a_signal_is_heard_while_the_model_is_made(tmp_path, monkeypatch, number
     made = system(tmp_path)
     made.folder.close()
     started(made, monkeypatch)
-    before = signal.getsignal(number)
 
     def resolve(path):
         os.kill(os.getpid(), number)
@@ -345,10 +489,14 @@ def test_a_signal_is_heard_while_the_model_is_made(tmp_path, monkeypatch, number
         raise AssertionError("goes on after the signal")
 
     monkeypatch.setattr(runs.models, "resolve", resolve)
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(signals.Stopped) as caught:
         trained(made)
     assert caught.value.exit_code == code == summary(made)["exit"]
-    assert signal.getsignal(number) is before
+    time.sleep(2 * signals.REPEAT_SECONDS)
+    heard = []
+    with signals.listening(heard.append):
+        os.kill(os.getpid(), number)
+    assert heard == [number]
 
 
 def test_a_report_that_fails_is_a_warning(tmp_path, monkeypatch):
@@ -372,13 +520,16 @@ def test_a_full_disk_ends_the_run_with_the_name_of_the_file(tmp_path, monkeypatc
     made = system(tmp_path)
     made.folder.close()
 
+    def full(summary):
+        raise OSError(errno.ENOSPC, "No space left on device", "summary.json")
+
     class Filling(Scripted):
         async def one_step(self, step):
             if step == 4:
                 with open(self.system.folder.metrics_path, "a") as f:
                     f.write('{"step": 4, "x": "cut sh')
                 log = self.system.folder.path / "events.jsonl"
-                (self.system.folder.path / "summary.json").symlink_to("/dev/full")
+                monkeypatch.setattr(self.system.folder, "summary", full)
                 log.unlink()
                 log.symlink_to("/dev/full")
                 try:

@@ -144,13 +144,13 @@ def require_whole(path: Path) -> None:
         raise CheckpointError(f"checkpoint {path} is torn or changed: {problem}")
 
 
-def latest(run_dir: str | Path, *, before: int | None = None) -> Path | None:
-    """The newest whole checkpoint of a run (its `checkpoints` folder) of a step below `before`, every checksum verified; None if there is none."""
+def latest(run_dir: str | Path, *, before: int | None = None, checksums: bool = True) -> Path | None:
+    """The newest whole checkpoint of a run (its `checkpoints` folder) of a step below `before`, or None. checksums: as of `fault`."""
     return next(
         (
             p
             for p in _newest_first(Path(run_dir))
-            if (before is None or _step(p) < before) and fault(p) is None
+            if (before is None or step_of(p) < before) and fault(p, checksums=checksums) is None
         ),
         None,
     )
@@ -159,7 +159,7 @@ def latest(run_dir: str | Path, *, before: int | None = None) -> Path | None:
 def drop_after(run_dir: str | Path, step: int) -> None:
     """Remove the checkpoints of later steps: a run that was rolled back writes them anew."""
     for path in _newest_first(Path(run_dir)):
-        if _step(path) > step:
+        if step_of(path) > step:
             _remove(path)
 
 
@@ -180,7 +180,8 @@ def prune(run_dir: str | Path, keep: int) -> list[Path]:
     return gone
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step of a checkpoint's folder."""
     return int(_NAME.match(path.name)[1])
 
 

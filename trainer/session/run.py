@@ -10,15 +10,16 @@ from typing import Any
 
 from rich.console import Console
 
+from services.common import signals
 from trainer.config.schema import Config, ConfigError
 from trainer.data import models
-from trainer.learner.checkpoint import latest
+from trainer.learner.checkpoint import latest, step_of
 from trainer.loop.driver import Driver
 from trainer.loop.progress import Progress
 from trainer.loop.run_folder import RunFolder
 from trainer.session.control import announced, served
 from trainer.session.output import unhurried
-from trainer.session.stopping import Interrupted, StopSignals, interruptible
+from trainer.session.stopping import StopSignals
 from trainer.session.system import start_system
 from trainer.session.watchdog import watched
 
@@ -36,7 +37,7 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
 
 
 def train(config: Config, *, resume: str | None = None, console: Console | None = None) -> dict[str, Any]:
-    """Run it. Returns the summary; raises Interrupted, StoppedByMonitor, or an error that has an `exit_code`."""
+    """Run it. Returns the summary; raises signals.Stopped, StoppedByMonitor, or an error that has an `exit_code`."""
     folder = RunFolder(config)
     checkpoint = checkpoint_of(resume, folder.path) if resume else None
     again = resume is not None and folder.begun()
@@ -49,7 +50,7 @@ def train(config: Config, *, resume: str | None = None, console: Console | None 
             with progress:
                 progress.say(f"run folder: {folder.path.resolve()}")
                 # A warm start or conversion takes minutes, and would keep an event loop from hearing signals.
-                with interruptible():
+                with signals.raised():
                     model = models.resolve(config.model.path)
                 summary = asyncio.run(_train(config, model, folder, checkpoint, again, progress, driver_box))
             return _finish(folder, summary, began, 0, progress.say)
@@ -57,9 +58,29 @@ def train(config: Config, *, resume: str | None = None, console: Console | None 
             summary = (driver_box[0].summary() if driver_box else {}) | {"steps": folder.last_step()}
             code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
             _finish(folder, summary, began, code, progress.say)
+            if isinstance(error, signals.Stopped):
+                raise signals.Stopped(error.number, what_is_left(folder, *driver_box)) from None
             raise
         finally:
             folder.close()
+
+
+def what_is_left(folder: RunFolder, driver: Driver | None = None) -> str:
+    """The steps that a stopped run has lost, and how to go on: from a checkpoint only where there is one."""
+    kept = latest(folder.path, checksums=False)
+    saved = step_of(kept) if kept else 0
+    cut = driver.unfinished if driver else None
+    last = max(folder.last_step(), cut or 0)
+    said = [f"step {cut} was cut short in its update"] if cut else []
+    if last > saved:
+        said.append(f"step {last} is lost" if last == saved + 1 else f"steps {saved + 1} to {last} are lost")
+    if kept:
+        said.append(f"go on after step {saved} with --resume latest")
+    elif driver and driver.base:
+        said.append(f"go on with --resume {driver.base}")
+    else:
+        said.append("no checkpoint was written")
+    return "; ".join(said)
 
 
 async def _train(
@@ -99,7 +120,7 @@ async def _train(
                 raise stop.error from None
             if stop.number is None:
                 raise
-            raise Interrupted(stop.number) from None
+            raise signals.Stopped(stop.number) from None
 
 
 def _finish(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,6 +19,7 @@ import ray
 from ray._private import utils
 
 from retriever_service.client import RetrieverClient
+from services.common import signals
 from services.contracts import Question
 from services.launcher import index_corpus, start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient
@@ -97,9 +97,9 @@ def connect_ray(say: Say) -> None:
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     address = os.environ.get("RAY_ADDRESS")
     say(f"joining Ray at {address}" if address else "starting a local Ray")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with _in_a_group_of_their_own():
+        # Ray puts its own handlers in place of ours, which would end the process in the middle of a clean stop.
+        with signals.kept(), _in_a_group_of_their_own():
             ray.init(
                 address=address or "local",
                 include_dashboard=None if address else False,
@@ -112,9 +112,6 @@ def connect_ray(say: Say) -> None:
         busy = "a local Ray did not start (on a busy machine: try again, or set RAY_raylet_start_wait_time_s=120)"
         what = f"RAY_ADDRESS={address}: cannot join that cluster" if address else busy
         raise RayUnavailable(f"{what}: {reason}") from e
-    finally:  # Ray puts its own handlers in their place, which end the process in the middle of a clean stop
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def worker_environment() -> dict[str, str]:
