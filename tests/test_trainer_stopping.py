@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -419,12 +420,14 @@ def started(made, monkeypatch, driver_class=Scripted):
     """`train` over the scripted system: a new pool at each start."""
 
     @asynccontextmanager
-    async def start(config, model, folder, say):
+    async def start(config, model, folder, say, *, identity, resumed):
         made.config, made.folder, made.pool = config, folder, Pool()
+        made.identity = identity
+        made.learner.model_path = model
         yield made
 
     monkeypatch.setattr(runs, "start_system", start)
-    monkeypatch.setattr(runs.models, "resolve", lambda path: path)
+    monkeypatch.setattr(runs.models, "resolve", Path)
     monkeypatch.setattr(runs, "Driver", lambda s, progress, stop: driver_class(s, {}))
 
 

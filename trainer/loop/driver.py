@@ -397,6 +397,7 @@ class Driver:
             "monitor": self.monitor.state_dict(),
             "actions": self.actions.state_dict(),
             "scores": self.scores,
+            "identity": self.system.identity,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from trainer.loop.progress import Progress
 from trainer.loop.run_folder import RunFolder
 from trainer.session.control import announced, served
 from trainer.session.output import unhurried
+from trainer.session.resume_rules import Resumed, check_allowed, go_on_from, identity_of
 from trainer.session.stopping import StopSignals
 from trainer.session.system import start_system
 from trainer.session.watchdog import watched
@@ -36,10 +37,25 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
     return path
 
 
-def train(config: Config, *, resume: str | None = None, console: Console | None = None) -> dict[str, Any]:
-    """Run it. Returns the summary; raises signals.Stopped, StoppedByMonitor, or an error that has an `exit_code`."""
+def train(
+    config: Config,
+    *,
+    resume: str | None = None,
+    allow_changed: Iterable[str] = (),
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Run it. Returns the summary; raises signals.Stopped, StoppedByMonitor, or an error that has an `exit_code`.
+
+    allow_changed: settings that may differ from the checkpoint's though a resumed run should keep them."""
     folder = RunFolder(config)
+    allowed = check_allowed(allow_changed)
+    if allowed and not resume:
+        raise ConfigError("--allow-changed: goes with --resume latest or --resume PATH")
     checkpoint = checkpoint_of(resume, folder.path) if resume else None
+    resumed = None
+    if checkpoint:  # before anything in the folder is written: a run that is refused stays as it was
+        with signals.raised():
+            resumed = go_on_from(checkpoint, config, models.resolve(config.model.path), allowed)
     again = resume is not None and folder.begun()
     folder.open(resume=resume is not None)
     began, driver_box = time.monotonic(), []
@@ -52,7 +68,9 @@ def train(config: Config, *, resume: str | None = None, console: Console | None 
                 # A warm start or conversion takes minutes, and would keep an event loop from hearing signals.
                 with signals.raised():
                     model = models.resolve(config.model.path)
-                summary = asyncio.run(_train(config, model, folder, checkpoint, again, progress, driver_box))
+                for line in resumed.lines if resumed else ():
+                    progress.say(line)
+                summary = asyncio.run(_train(config, model, folder, resumed, again, progress, driver_box))
             return _finish(folder, summary, began, 0, progress.say)
         except BaseException as error:
             summary = (driver_box[0].summary() if driver_box else {}) | {"steps": folder.last_step()}
@@ -87,7 +105,7 @@ async def _train(
     config: Config,
     model: Path,
     folder: RunFolder,
-    checkpoint: Path | None,
+    resumed: Resumed | None,
     again: bool,
     progress: Progress,
     box: list[Driver],
@@ -97,14 +115,21 @@ async def _train(
         try:
             async with (
                 served(config, folder.path, progress.say) as control,
-                start_system(config, model, folder, progress.say) as system,
+                start_system(
+                    config,
+                    model,
+                    folder,
+                    progress.say,
+                    identity=identity_of(config, model),
+                    resumed=resumed,
+                ) as system,
             ):
                 driver = Driver(system, progress, stop)
                 box.append(driver)
-                if checkpoint:
-                    driver.base = checkpoint
-                    driver.load_state_dict(await asyncio.to_thread(system.learner.load, checkpoint))
-                    progress.say(f"resumed from {checkpoint}")
+                if resumed:
+                    driver.base = resumed.checkpoint
+                    driver.load_state_dict(await asyncio.to_thread(system.learner.load, driver.base))
+                    progress.say(f"resumed from {driver.base}")
                 elif again:
                     driver.begin_attempt()
                     progress.say(

@@ -33,6 +33,7 @@ from trainer.learner.group import LearnerGroup
 from trainer.loop.run_folder import RunFolder
 from trainer.rewards import Reward, make_reward
 from trainer.session.preflight import check_prompts, check_retrievers, check_room
+from trainer.session.resume_rules import Resumed
 
 Say = Callable[[str], None]
 LOCAL_SECONDS = 2.0
@@ -66,6 +67,8 @@ class System(Serving):
     store: LikelihoodClient
     learner: LearnerGroup
     reward: Reward
+    identity: dict[str, Any]
+    """What each checkpoint keeps of the run: `trainer.session.resume_rules.identity_of`."""
 
 
 @contextmanager
@@ -247,12 +250,25 @@ async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
 
 
 @asynccontextmanager
-async def start_system(config: Config, model: Path, folder: RunFolder, say: Say) -> AsyncIterator[System]:
-    """Start everything, on the model's folder; on leaving, end everything that was started here."""
+async def start_system(
+    config: Config,
+    model: Path,
+    folder: RunFolder,
+    say: Say,
+    *,
+    identity: dict[str, Any],
+    resumed: Resumed | None = None,
+) -> AsyncIterator[System]:
+    """Start everything, on the model's folder; on leaving, end everything that was started here.
+
+    resumed: the checkpoint to go on from; its questions are compared before anything slow starts."""
     train, reward = questions_of(config, config.data.train, say), make_reward(config.reward.kind)
     check_room(config, model)
     await asyncio.to_thread(check_prompts, "data.train", train, load_tokenizer(model), config.rollout)
-    cursor = PromptCursor(train, config.seed, config.data.shuffle)
+    may_change = resumed.allowed if resumed else frozenset()
+    cursor = PromptCursor(train, config.seed, config.data.shuffle, may_change)
+    if resumed:
+        cursor.load_state_dict(resumed.state["cursor"])
     ranks = config.learner.ranks
     async with (
         start_serving(
@@ -281,4 +297,5 @@ async def start_system(config: Config, model: Path, folder: RunFolder, say: Say)
             store=store,
             learner=learner,
             reward=reward,
+            identity=identity,
         )
