@@ -1,4 +1,5 @@
-"""One cause, two signals: what wrappers pass on twice is heard once. Real signals, mostly in processes of their own."""
+"""One cause, two signals: what wrappers pass on twice is heard once. Real signals, mostly in processes of
+their own."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ asyncio.run(work())
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_the_repetition_does_not_reach_the_handlers_of_before(kind, number):
-    """As when an evaluation or a warm start has stopped and removes its files: the default would end the process there."""
+    """As when an evaluation or a warm start has stopped and removes its files: the default would end the
+    process there."""
     body = "".join(f"    {line}\n" for line in SCRIPTS[kind].format(number=int(number)).splitlines())
     done = alone(f"""
 import asyncio, os, sys, time

@@ -168,7 +168,8 @@ def test_what_is_free_is_said_in_one_line_and_what_is_not_in_a_warning_each(begu
     lines = go_on_from(latest(begun / "r"), config, begun / "model", frozenset()).lines
     assert lines[0].startswith("warning: rollout.group_size was 5 and is 8 now: ")
     assert lines[1:] == [
-        "changed since the checkpoint: learner.lr 1e-06 -> 5e-06, algorithm.llds.lambda 0.2 -> 0.3, trainer.steps 100 -> 200"
+        "changed since the checkpoint: learner.lr 1e-06 -> 5e-06, algorithm.llds.lambda 0.2 -> 0.3, "
+        "trainer.steps 100 -> 200"
     ]
 
 

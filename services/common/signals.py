@@ -1,8 +1,9 @@
-"""Signals that ask a process to end: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (its terminal is closed). Handlers are installed here alone.
+"""Signals that ask a process to end: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (its terminal is closed).
 
-One cause may send more than one signal. `timeout` and Slurm signal their child and then its process group, `make`, `uv run` and
-`npm` pass on what the terminal has already sent to all. So a signal within REPEAT_SECONDS of the last one is the same one, and is not
-heard again: neither while the first is being answered nor just after, when the handlers of before are back.
+Handlers are installed here alone. One cause may send more than one signal: `timeout` and Slurm signal their
+child and then its process group; `make`, `uv run` and `npm` pass on what the terminal has already sent to
+all. So a signal within REPEAT_SECONDS of the last one is the same one, and is not heard again: neither while
+the first is being answered nor just after, when the handlers of before are back.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def of_commands() -> tuple[signal.Signals, ...]:
 
 
 class Stopped(Exception):
-    """A signal ended the work, cleanly. The exit status is 128 + the signal's number. advice: how to go on, if there is a way."""
+    """A signal ended the work, cleanly. The exit status is 128 + the signal's number.
+
+    advice: how to go on, if there is a way."""
 
     def __init__(self, number: int, advice: str = "") -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}" + (f"; {advice}" if advice else ""))
@@ -36,7 +39,8 @@ class Stopped(Exception):
 
 
 class _Listener:
-    """A handler that calls `receive` for each signal that does not repeat the last one. The time of arrival counts."""
+    """A handler that calls `receive` for each signal that does not repeat the last one. The time of arrival
+    counts."""
 
     def __init__(self, receive: Callable[[int], None], last: float = float("-inf")) -> None:
         self.receive, self.last = receive, last
@@ -48,7 +52,8 @@ class _Listener:
             self.receive(number)
 
     def successor(self, before: Any) -> Any:
-        """The handler to put back: `before`, which must not hear the repetition of a signal that was answered here."""
+        """The handler to put back: `before`, which must not hear the repetition of a signal that was answered
+        here."""
         if self.last == float("-inf"):
             return before
         if isinstance(before, _Listener):
@@ -70,7 +75,8 @@ def _as(handler: Any, number: int) -> None:
 def listening(
     receive: Callable[[int], None], numbers: tuple[signal.Signals, ...] | None = None
 ) -> Iterator[None]:
-    """Inside, `receive` gets each signal (of `numbers`, else of commands), between two steps of the main thread's program.
+    """Inside, `receive` gets each signal (of `numbers`, else of commands), between two steps of the main
+    thread's program.
 
     It may raise. In the main thread only.
     """
@@ -105,7 +111,8 @@ def listening_in_loop(
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """For code without an event loop: the first signal raises Stopped where the code stands, later ones do nothing."""
+    """For code without an event loop: the first signal raises Stopped where the code stands, later ones do
+    nothing."""
     received: list[int] = []
 
     def stop(number: int) -> None:
@@ -119,7 +126,8 @@ def raised() -> Iterator[None]:
 
 @asynccontextmanager
 async def cancelled(say: Callable[[str], None]) -> AsyncIterator[None]:
-    """The first signal cancels the current task, which leaves as Stopped; later ones do not cut its clean end short."""
+    """The first signal cancels the current task, which leaves as Stopped; later ones do not cut its clean end
+    short."""
     task = asyncio.current_task()
     received: list[int] = []
 
@@ -142,7 +150,8 @@ async def cancelled(say: Callable[[str], None]) -> AsyncIterator[None]:
 def remembered(
     on_signal: Callable[[int], None] = lambda number: None, numbers: tuple[signal.Signals, ...] = SERVICE
 ) -> Iterator[list[int]]:
-    """For a service: the signals that came, and `on_signal`, called for each, which tells the server to stop."""
+    """For a service: the signals that came, and `on_signal`, called for each, which tells the server to
+    stop."""
     received: list[int] = []
 
     def remember(number: int) -> None:
@@ -154,7 +163,8 @@ def remembered(
 
 
 def stop_servers(servers: list[Any], number: int) -> None:
-    """Tell uvicorn servers to drain and end; a second SIGINT drops what is in flight. Their own handlers must be off.
+    """Tell uvicorn servers to drain and end; a second SIGINT drops what is in flight. Their own handlers must
+    be off.
 
     These take the repetition of a signal for a second one: `server.capture_signals = contextlib.nullcontext`.
     """
@@ -165,13 +175,15 @@ def stop_servers(servers: list[Any], number: int) -> None:
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """For a process that loads before it serves, and so has nothing to finish: a signal ends it where it is."""
+    """For a process that loads before it serves, and so has nothing to finish: a signal ends it where it
+    is."""
     with listening(lambda number: os._exit(128 + number), SERVICE):
         yield
 
 
 def left_to_parent() -> None:
-    """For one of several processes of a service: Ctrl-C reaches all of them, and their parent tells each when to end."""
+    """For one of several processes of a service: Ctrl-C reaches all of them, and their parent tells each when
+    to end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

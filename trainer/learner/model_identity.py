@@ -1,6 +1,8 @@
-"""What a model folder holds, in a form small enough for a checkpoint: its configuration, tokenizer and weights.
+"""What a model folder holds, in a form small enough for a checkpoint: its configuration, tokenizer and
+weights.
 
-Two folders with the same description are the same model, wherever they lie and however their weights are sharded.
+Two folders with the same description are the same model, wherever they lie and however their weights are
+sharded.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ TOKENIZER_FILES = (
 INDIFFERENT = frozenset(
     {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
 )
-"""Entries of config.json and tokenizer_config.json that do not change what the model computes in a learner."""
+"""Entries of config.json and tokenizer_config.json that do not change what the model computes in a
+learner."""
 SAMPLE_BYTES = 4096
 SHOWN = 12
 """Digits of a checksum in a message."""
@@ -42,7 +45,8 @@ class Difference(NamedTuple):
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """`{"config": entries of config.json, "tokenizer": {file: SHA-256}, "weights": SHA-256 or None}`, JSON-able.
+    """`{"config": entries of config.json, "tokenizer": {file: SHA-256}, "weights": SHA-256 or None}`,
+    JSON-able.
 
     JSON files count by what they say, not by their layout.
     """
@@ -52,7 +56,8 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 def weights_digest(folder: Path) -> str | None:
-    """SHA-256 over each weight's name, type, shape and a sample of 4 KiB from its middle; None where there are no weights.
+    """SHA-256 over each weight's name, type, shape and a sample of 4 KiB from its middle; None where there
+    are no weights.
 
     A sample of each is enough to tell two trainings apart, and takes no time for a model of any size.
     """
@@ -68,7 +73,8 @@ def weights_digest(folder: Path) -> str | None:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], *, weights: bool) -> list[Difference]:
-    """What changed from one description to another. weights: whether the starting weights count; they must be known in both."""
+    """What changed from one description to another. weights: whether the starting weights count; they must be
+    known in both."""
     found = []
     for name, old, new in _entries(before["config"], now["config"]):
         found.append(Difference(f"config.json: {name}", _shown(old), _shown(new)))

@@ -1,7 +1,9 @@
-"""Which settings a resumed run may change. The table in docs/resume.md is made from GROUPS: `python -m trainer.session.resume_rules`.
+"""Which settings a resumed run may change. The table in docs/resume.md is made from GROUPS: `python -m
+trainer.session.resume_rules`.
 
-A checkpoint keeps the whole configuration (passwords masked) and a description of the model folder, tokenizer included. On resume
-both are compared with what the run is given now. The questions are compared by the prompt cursor, once they are loaded.
+A checkpoint keeps the whole configuration (passwords masked) and a description of the model folder, tokenizer
+included. On resume both are compared with what the run is given now. The questions are compared by the prompt
+cursor, once they are loaded.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ GROUPS = (
     Group(
         "on request",
         ("model.path",),
-        "another config.json, tokenizer or (with LoRA or a KL term) other base weights are another policy; a folder that "
+        "another config.json, tokenizer or (with LoRA or a KL term) other base weights are another policy; a "
+        "folder that "
         "was moved is the same one",
     ),
     Group(
@@ -91,7 +94,8 @@ GROUPS = (
             "retriever.index",
             "retriever.corpus",
         ),
-        "the task or the sample is another: rewards, lengths and likelihoods before and after cannot be compared",
+        "the task or the sample is another: rewards, lengths and likelihoods before and after cannot be "
+        "compared",
     ),
     Group(
         "warns",
@@ -227,7 +231,8 @@ _UNKNOWN = object()
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint that a run may go on from. allowed: keys of `--allow-changed`; lines: what is to be said."""
+    """A checkpoint that a run may go on from. allowed: keys of `--allow-changed`; lines: what is to be
+    said."""
 
     checkpoint: Path
     state: dict[str, Any]
@@ -236,7 +241,8 @@ class Resumed:
 
 
 def identity_of(config: Config, model: Path) -> dict[str, Any]:
-    """What a checkpoint keeps of its run: `settings`, the configuration by sections, and `model`, the description of its folder."""
+    """What a checkpoint keeps of its run: `settings`, the configuration by sections, and `model`, the
+    description of its folder."""
     return {
         "settings": without_secrets(config.model_dump(mode="json", by_alias=True)),
         "model": describe(model),
@@ -244,7 +250,8 @@ def identity_of(config: Config, model: Path) -> dict[str, Any]:
 
 
 def check_allowed(keys: Iterable[str]) -> frozenset[str]:
-    """The keys of `--allow-changed`. Raises ConfigError for one that there is not, or that can never change."""
+    """The keys of `--allow-changed`. Raises ConfigError for one that there is not, or that can never
+    change."""
     for key in keys:
         if key not in RULES:
             near = difflib.get_close_matches(key, RULES, n=1, cutoff=0.5)
@@ -261,7 +268,8 @@ def check_allowed(keys: Iterable[str]) -> frozenset[str]:
 def go_on_from(checkpoint: Path, config: Config, model: Path, allowed: frozenset[str]) -> Resumed:
     """The checkpoint's state, if a run with this configuration and model may go on from it.
 
-    Raises ConfigError, one line with the key and both values, and CheckpointError for a folder that is no whole checkpoint.
+    Raises ConfigError, one line with the key and both values, and CheckpointError for a folder that is no
+    whole checkpoint.
     """
     if problem := fault(checkpoint, checksums=False):
         raise CheckpointError(f"checkpoint {checkpoint} is torn or changed: {problem}")
@@ -283,7 +291,8 @@ def go_on_from(checkpoint: Path, config: Config, model: Path, allowed: frozenset
 
 
 def differing(checkpoint: Path, config: Config) -> list[str]:
-    """For an evaluation: a warning for each setting of the rollouts that is not the one of the checkpoint's run."""
+    """For an evaluation: a warning for each setting of the rollouts that is not the one of the checkpoint's
+    run."""
     if not (checkpoint / "state.json").is_file():  # what it lacks is said where its weights are read
         return []
     identity = _read(checkpoint / "state.json").get("identity")
@@ -318,7 +327,8 @@ def _model(before: dict[str, Any], config: Config, model: Path) -> list[Differen
 
 
 def _adapters(checkpoint: Path, config: Config) -> list[Difference]:
-    """Whether the checkpoint holds adapters, and on which scale: known of earlier versions' checkpoints too."""
+    """Whether the checkpoint holds adapters, and on which scale: known of earlier versions' checkpoints
+    too."""
     kept = _read(checkpoint / "learner.json").get("lora")
     now = config.learner.lora
     if (kept is None) != (now is None):
@@ -337,7 +347,8 @@ def _adapters(checkpoint: Path, config: Config) -> list[Difference]:
 
 
 def _settings(before: dict[str, Any] | None, config: Config) -> list[Difference]:
-    """Keys whose values differ. What an earlier version did not know had its default; what this one does not know is left out."""
+    """Keys whose values differ. What an earlier version did not know had its default; what this one does not
+    know is left out."""
     if before is None:
         return []
     now = without_secrets(config.model_dump(mode="json", by_alias=True))
@@ -370,7 +381,8 @@ def _shown(value: Any) -> str:
 
 
 def _refuse(found: list[Difference], allowed: frozenset[str]) -> None:
-    """Raises ConfigError for the first difference that is neither free nor allowed; names the keys of the others."""
+    """Raises ConfigError for the first difference that is neither free nor allowed; names the keys of the
+    others."""
     refused = [
         d for d in found if RULES[key_of(d)].change in ("on request", "refused") and key_of(d) not in allowed
     ]

@@ -1,8 +1,10 @@
-"""How a run is stopped from outside, by SIGINT (Ctrl-C), SIGTERM, or SIGHUP (its terminal is closed; not under nohup).
+"""How a run is stopped from outside, by SIGINT (Ctrl-C), SIGTERM, or SIGHUP (its terminal is closed; not
+under nohup).
 
-The first signal lets the step in hand come to its end, so that it is recorded and saved; the second, or the first where no step is
-in hand, cuts the run short; one more leaves it all as it is. A run that is cut short saves its last whole step first, if the learner
-still has that step's weights. A signal within `services.common.signals.REPEAT_SECONDS` of the last one is that one again.
+The first signal lets the step in hand come to its end, so that it is recorded and saved; the second, or the
+first where no step is in hand, cuts the run short; one more leaves it all as it is. A run that is cut short
+saves its last whole step first, if the learner still has that step's weights. A signal within
+`services.common.signals.REPEAT_SECONDS` of the last one is that one again.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ class StopSignals:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Inside, the first signal waits for the end, as does one that came in the step before: it would cost the steps that are being saved.
+        """Inside, the first signal waits for the end, as does one that came in the step before: it would cost
+        the steps that are being saved.
 
         A run that ends waits as well, for as long as the learner takes (`learner.step_timeout_seconds`)."""
         self._saving = True
@@ -103,7 +106,8 @@ class StopSignals:
             self._cancel()
 
     def settle(self) -> None:
-        """The run's work is done: a signal no longer cuts its clean end short. Raises Stopped where one came before."""
+        """The run's work is done: a signal no longer cuts its clean end short. Raises Stopped where one came
+        before."""
         self._begin_the_end()
         self._done = True
         if self.number is not None:
@@ -128,7 +132,8 @@ class StopSignals:
         self._leave.start()
 
     def _hurry(self, number: int) -> None:
-        """A signal while everything ends: leave now. Where the run's work was done, the first one is only answered."""
+        """A signal while everything ends: leave now. Where the run's work was done, the first one is only
+        answered."""
         name = signal.Signals(number).name
         if self._done:
             self._done = False
