@@ -117,7 +117,7 @@ needs_package = pytest.mark.skipif(
 @needs_package
 def test_an_interrupted_conversion_leaves_nothing(tmp_path, monkeypatch):
     def stopped(source, out, name):
-        out.mkdir()
+        out.mkdir(exist_ok=True)
         (out / "config.json").write_text("{}")
         raise KeyboardInterrupt
 

@@ -147,6 +147,7 @@ def fetch(name: str, say: Say = print) -> Path:
     if folder.is_dir():
         return check_folder(folder, name)
     source = _packaged_file(name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     say(f"converting {source.name} to {folder}")
     with folder_written_aside(folder, keep=True) as made:  # that of a process that was first is as good
         _convert_gguf(source, made, name)
