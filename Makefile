@@ -37,7 +37,7 @@ test-hosts: setup
 lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/lint-imports
+	.venv/bin/lint-imports --no-cache
 
 clean:
 	rm -rf .venv build *.egg-info
