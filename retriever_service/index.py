@@ -20,6 +20,8 @@ from retriever_service.ranking import HybridRanker, Ranker, Reranker
 
 FORMAT = 2
 META_FILE = "meta.json"
+_FOLDERS = {"bm25": ("bm25",), "dense": ("dense",), "hybrid": ("bm25", "dense")}
+"""The folders of each backend."""
 _WHOLE_BYTES = 64 << 20
 _END_BYTES = 1 << 20
 
@@ -86,6 +88,9 @@ def read_info(folder: str | Path) -> IndexInfo:
 def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
     """Check every file of an index against its recorded size and checksum, and the corpus, if given. Raises IndexInvalid."""
     folder, info = Path(folder), read_info(folder)
+    for needed in (TEXT_FILE, OFFSETS_FILE, *_FOLDERS.get(info.backend, ())):
+        if not any(name == needed or name.startswith(f"{needed}/") for name in info.files):
+            raise IndexInvalid(f"{folder / META_FILE}: damaged (it lists no {needed}); build the index again")
     for name, expected in info.files.items():
         path = folder / name
         if not path.is_file():

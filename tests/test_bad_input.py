@@ -16,10 +16,12 @@ import pytest
 from fastapi.testclient import TestClient
 from pyarrow import parquet
 
+from retriever_service.indexing.scan import Scanner
 from services.likelihood.records import MAX_STEP, StepRecord
 from services.likelihood.server import create_app
 from services.likelihood.store.sqlite_store import SQLiteStore
 from trainer.commands.cli import main
+from trainer.data.models import ModelError, check_folder
 
 QUESTION = b'{"id": "a", "question": "q?", "golden_answers": ["x"]}\n'
 STEP = b'{"step": 0, "reward/mean": 0.5}\n'
@@ -279,3 +281,37 @@ def test_a_signal_between_the_greeting_and_the_first_answer_is_not_lost(tmp_path
 
     assert run(ServerSettings(index=str(out), port=0), greet) == 128 + number
     assert greeted
+
+
+def test_an_index_whose_description_lists_no_files_is_damaged(tmp_path):
+    corpus, out = index_of(tmp_path)
+    assert call("index", "build", "--corpus", corpus, "--out", out)[0] == 0
+    meta = json.loads((out / "meta.json").read_text())
+    for kept in ({}, {"documents.jsonl": meta["files"]["documents.jsonl"]}):
+        (out / "meta.json").write_text(json.dumps(meta | {"files": kept}))
+        refused("index", "info", "--index", out, says="meta.json: damaged (it lists no documents.")
+    bm25 = {name: about for name, about in meta["files"].items() if not name.startswith("bm25")}
+    (out / "meta.json").write_text(json.dumps(meta | {"files": bm25}))
+    refused("index", "info", "--index", out, says="lists no bm25")
+
+
+def test_a_build_whose_progress_lists_no_files_starts_anew(tmp_path):
+    corpus, _ = index_of(tmp_path)
+    folder = tmp_path / "building"
+    folder.mkdir()
+    Scanner(corpus, folder, [], {"key": 1}, skip_bad=False).run()
+    whole = (folder / "documents.jsonl").read_bytes()
+    progress = json.loads((folder / "progress.json").read_text())
+    (folder / "progress.json").write_text(json.dumps(progress | {"sizes": {}}))
+    scanner = Scanner(corpus, folder, [], {"key": 1}, skip_bad=False)
+    assert scanner.resumed_at == 0 and scanner.run().passages == 1
+    assert (folder / "documents.jsonl").read_bytes() == whole
+
+
+def test_a_weight_index_that_names_no_weights_is_refused(tmp_path):
+    folder = tmp_path / "model"
+    written(folder / "config.json", b'{"model_type": "qwen3"}')
+    written(folder / "tokenizer.json", b"{}")
+    written(folder / "model.safetensors.index.json", b'{"weight_map": {}}')
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json names no weights"):
+        check_folder(folder, str(folder))

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from checkpoint_files import fill
 from safetensors import SafetensorError
 
 from trainer.learner import checkpoint
@@ -14,9 +15,7 @@ from trainer.learner.checkpoint import CheckpointError, fault, latest, prune, re
 def write(run, step, text="weights"):
     path = run / "checkpoints" / f"step_{step:06d}"
     with written_aside(path) as folder:
-        (folder / "weights").mkdir()
-        (folder / "weights" / "model.safetensors").write_text(text * 100)
-        (folder / "state.json").write_text(json.dumps({"step": step}))
+        fill(folder, {"step": step}, text)
     return path
 
 
@@ -38,6 +37,12 @@ def _flip(p):
     (p / "weights" / "model.safetensors").write_bytes(data)
 
 
+def _forget(p, name):
+    manifest = json.loads((p / "manifest.json").read_text())
+    del manifest["files"][name]
+    (p / "manifest.json").write_text(json.dumps(manifest))
+
+
 @pytest.mark.parametrize(
     "tear",
     [
@@ -46,8 +51,20 @@ def _flip(p):
         lambda p: (p / "state.json").unlink(),
         lambda p: (p / "manifest.json").unlink(),
         lambda p: (p / "manifest.json").write_text('{"files": {"sta'),
+        lambda p: (p / "manifest.json").write_text('{"files": {}}'),
+        lambda p: _forget(p, "state.json"),
+        lambda p: _forget(p, "weights/model.safetensors"),
     ],
-    ids=["truncated", "bit flipped", "file gone", "no manifest", "manifest torn"],
+    ids=[
+        "truncated",
+        "bit flipped",
+        "file gone",
+        "no manifest",
+        "manifest torn",
+        "empty manifest",
+        "manifest without a file",
+        "manifest without the weights",
+    ],
 )
 def test_a_torn_checkpoint_is_never_chosen_and_is_refused_by_name(tmp_path, tear):
     older, newer = write(tmp_path, 5), write(tmp_path, 10)
@@ -56,6 +73,34 @@ def test_a_torn_checkpoint_is_never_chosen_and_is_refused_by_name(tmp_path, tear
     with pytest.raises(CheckpointError, match="step_000010 is torn or changed") as e:
         require_whole(newer)
     assert e.value.exit_code == 2 and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("about", "missing"),
+    [
+        ({"adam_steps": 4, "snapshot": False}, "optimizer/"),
+        ({"adam_steps": 0, "snapshot": True}, "snapshot/"),
+    ],
+)
+def test_a_checkpoint_holds_what_its_learner_says_that_it_holds(tmp_path, about, missing):
+    path = tmp_path / "checkpoints" / "step_000005"
+    with written_aside(path) as folder:
+        fill(folder, {})
+        (folder / "learner.json").write_text(json.dumps(about))
+    assert fault(path) == f"manifest.json lists no {missing}" and latest(tmp_path) is None
+
+
+def test_a_shard_that_the_manifest_does_not_list_is_missed(tmp_path):
+    path = tmp_path / "checkpoints" / "step_000005"
+    with written_aside(path) as folder:
+        fill(folder, {})
+        writer = checkpoint.TensorWriter(folder / "weights", shard_bytes=8)
+        for name in "ab":
+            writer.add(name, torch.zeros(4))
+        writer.finish()
+    assert fault(path) is None
+    _forget(path, "weights/model-00002.safetensors")
+    assert fault(path) == "manifest.json lists no weights/model-00002.safetensors"
 
 
 @pytest.mark.parametrize("fails", ["folder", "weights", "manifest", "sync"])

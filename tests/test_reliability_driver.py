@@ -12,12 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from checkpoint_files import fill
 from end_to_end import ENVIRONMENT
 from test_trainer_monitor_actions import Scripted, events, system
 from test_trainer_stopping import Halting, checkpoints, listened, send
 
 from services.contracts import Action, Question, Trajectory
-from trainer.learner.checkpoint import fault, step_folder
+from trainer.learner.checkpoint import fault, step_folder, written_aside
 from trainer.learner.group import LearnerError
 from trainer.loop import restore
 from trainer.loop.sampling import RolloutBatch
@@ -114,11 +115,9 @@ def test_a_signal_while_the_learner_is_restored_ends_the_run_and_saves_nothing_h
 def test_a_torn_checkpoint_of_the_same_step_is_written_anew(tmp_path):
     made = system(tmp_path)
     torn = step_folder(made.folder.path, 4)
-    torn.mkdir(parents=True)
-    (torn / "state.json").write_text("{}")
-    (torn / "manifest.json").write_text(
-        json.dumps({"files": {"state.json": {"bytes": 2, "sha256": "0" * 64}}})
-    )
+    with written_aside(torn) as folder:
+        fill(folder, {})
+    (torn / "state.json").write_text("[]")
     assert fault(torn, checksums=False) is None and "does not match its checksum" in fault(torn)
     asyncio.run(Scripted(made, {}).run())
     assert fault(torn) is None and json.loads((torn / "state.json").read_text())["step"] == 4

@@ -7,6 +7,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from checkpoint_files import fill
 
 from services.contracts import WeightUpdate
 from services.likelihood.monitor.actions import MonitorAction
@@ -40,7 +41,7 @@ class Learner:
 
     def save(self, path, state):
         with written_aside(path) as folder:
-            (folder / "state.json").write_text(json.dumps(state))
+            fill(folder, state)
 
     def load(self, path):
         return json.loads((path / "state.json").read_text())
@@ -245,7 +246,7 @@ def test_a_run_begun_anew_without_a_checkpoint_is_the_next_attempt_and_leaves_no
 def test_latest_before_a_step_and_dropping_later_ones(tmp_path):
     for step in (2, 4, 6):
         with written_aside(step_folder(tmp_path, step)) as folder:
-            (folder / "state.json").write_text("{}")
+            fill(folder, {})
     assert latest(tmp_path, before=6) == step_folder(tmp_path, 4) and latest(tmp_path, before=2) is None
     drop_after(tmp_path, 3)
     assert latest(tmp_path) == step_folder(tmp_path, 2)

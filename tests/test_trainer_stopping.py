@@ -378,7 +378,7 @@ def test_a_full_disk_ends_the_run_with_the_name_of_the_file(tmp_path, monkeypatc
                 with open(self.system.folder.metrics_path, "a") as f:
                     f.write('{"step": 4, "x": "cut sh')
                 log = self.system.folder.path / "events.jsonl"
-                (self.system.folder.path / "summary.tmp").symlink_to("/dev/full")
+                (self.system.folder.path / "summary.json").symlink_to("/dev/full")
                 log.unlink()
                 log.symlink_to("/dev/full")
                 try:

@@ -19,6 +19,7 @@ from retriever_service.dense.search import (
     set_search_effort,
 )
 from retriever_service.errors import BadSetting, EnvironmentLacks
+from services.common.files import move
 
 _BLOCK_ROWS = 65_536
 _TRAIN_ROWS_PER_LIST = 64
@@ -47,7 +48,7 @@ def write_dense(
         try:
             os.link(flat, target)  # and not moved: a build that is killed now still has what it goes on from
         except OSError:
-            os.replace(flat, target)
+            move(flat, target)
     else:
         convert(flat, target, kind, progress=progress)
 

@@ -6,7 +6,6 @@ Only its lines are looked at once, each of which must be a passage, and their po
 from __future__ import annotations
 
 import codecs
-import os
 import tempfile
 from array import array
 from pathlib import Path
@@ -15,6 +14,7 @@ from retriever_service.documents import Documents, encode_document
 from retriever_service.errors import BadSetting, CorpusError, EnvironmentLacks
 from retriever_service.index import FORMAT, Index, IndexInfo
 from retriever_service.indexing.corpus import EXPECTED, is_parquet, parse_passage
+from services.common.files import written_aside
 
 
 class CorpusDocuments(Documents):
@@ -83,16 +83,9 @@ def line_offsets(path: Path) -> array[int]:
 def _kept(offsets: array[int], place: Path) -> bool:
     """Write a file that is there whole or not at all; other processes may be at it. False where it can't be written."""
     try:
-        descriptor, aside = tempfile.mkstemp(dir=place.parent, prefix=f"{place.name}.")
-    except OSError:
-        return False
-    try:
-        with open(descriptor, "wb") as file:
+        with written_aside(place) as aside, aside.open("wb") as file:
             offsets.tofile(file)
-        os.chmod(aside, 0o644)
-        os.replace(aside, place)
     except OSError:
-        os.unlink(aside)
         return False
     return True
 

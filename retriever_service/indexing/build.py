@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +15,9 @@ import orjson
 from retriever_service.errors import BadSetting, EnvironmentLacks, IndexInvalid
 from retriever_service.index import FORMAT, META_FILE, IndexInfo, file_digest, read_info, verify
 from retriever_service.indexing.corpus import checksum, estimate, extent
-from retriever_service.indexing.scan import PROGRESS_FILE, SCRATCH_FILES, Scanner, ScanState, replace_file
+from retriever_service.indexing.scan import PROGRESS_FILE, SCRATCH_FILES, Scanner, ScanState
 from retriever_service.indexing.sinks import PostingsSink, VectorSink
+from services.common.files import lock, put_folder, write_atomically
 
 Progress = Callable[[str, float, str], None]
 """Told the stage, the share done (0 to 1) and a short text."""
@@ -158,7 +157,7 @@ class Build:
         work, key, state = self.work, self.key, self.state
         left_out = {"lock", META_FILE, *SCRATCH_FILES, *(name for sink in self._sinks for name in sink.files)}
         found = {str(p.relative_to(work)): p for p in sorted(work.rglob("*")) if p.is_file()}
-        files = {name: p for name, p in found.items() if name not in left_out and not name.endswith(".new")}
+        files = {name: p for name, p in found.items() if name not in left_out and not name.endswith(".tmp")}
         meta = {
             "format": FORMAT,
             "backend": key["backend"],
@@ -173,7 +172,7 @@ class Build:
                 name: {"bytes": p.stat().st_size, "sha256": file_digest(p)} for name, p in files.items()
             },
         }
-        replace_file(work / META_FILE, orjson.dumps(meta, option=orjson.OPT_INDENT_2))
+        write_atomically(work / META_FILE, orjson.dumps(meta, option=orjson.OPT_INDENT_2), durable=True)
         self._tell("done", 1.0, f"{state.passages:,} passages")
 
 
@@ -251,13 +250,13 @@ def _sealed(work: Path, key: dict) -> bool:
 
 def _put(work: Path, out: Path) -> None:
     """Give a sealed build its place. What stands there goes into it first, so that at every moment a whole index is there to go on with."""
-    files, replaced = read_info(work).files, work / REPLACED
+    sealed = read_info(work).files
+    replaced = work / REPLACED
     if out.exists():
         shutil.rmtree(replaced, ignore_errors=True)
-        os.rename(out, replaced)
-    os.rename(work, out)
+    put_folder(work, out, earlier=replaced)
     for path in [*out.iterdir()]:
-        if path.is_file() and path.name not in (META_FILE, *files):
+        if path.is_file() and path.name not in (META_FILE, *sealed):
             path.unlink()
     shutil.rmtree(out / REPLACED, ignore_errors=True)
 
@@ -309,9 +308,9 @@ def _require_disk(work: Path, corpus: Path, postings: bool, vector_bytes: int) -
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise EnvironmentLacks(f"{folder}: another build is at work in it") from None
+    try:
+        held = lock(folder / "lock")
+    except BlockingIOError:
+        raise EnvironmentLacks(f"{folder}: another build is at work in it") from None
+    with held:
         yield

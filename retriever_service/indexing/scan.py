@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -22,6 +22,7 @@ from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents, enco
 from retriever_service.errors import CorpusError
 from retriever_service.indexing.corpus import Passage, Skipped, read_corpus
 from retriever_service.indexing.sinks import Sink
+from services.common.files import write_atomically
 
 PROGRESS_FILE = "progress.json"
 SCRATCH_FILES = ("hashes", "lines", PROGRESS_FILE)
@@ -48,19 +49,14 @@ class Scanner:
 
     def __init__(self, corpus: Path, folder: Path, sinks: list[Sink], key: dict, *, skip_bad: bool) -> None:
         self.corpus, self.folder, self.sinks, self.skip_bad = corpus, folder, sinks, skip_bad
-        found = self._resume(key)
+        names = (TEXT_FILE, OFFSETS_FILE, "hashes", "lines", *(name for sink in sinks for name in sink.files))
+        found = self._resume(key, names)
         if found is None:
             self._clear()
         self.state = found or ScanState(key)
         self._chunk = min((sink.chunk_passages for sink in sinks), default=20_000)
         self._files: dict[str, BinaryIO] = {}
-        for name in (
-            TEXT_FILE,
-            OFFSETS_FILE,
-            "hashes",
-            "lines",
-            *(name for sink in sinks for name in sink.files),
-        ):
+        for name in names:
             path = folder / name
             path.touch()
             os.truncate(path, self.state.sizes.get(name, 0))
@@ -125,7 +121,7 @@ class Scanner:
             file.flush()
             os.fsync(file.fileno())
             self.state.sizes[name] = file.tell()
-        replace_file(self.folder / PROGRESS_FILE, orjson.dumps(asdict(self.state)))
+        write_atomically(self.folder / PROGRESS_FILE, orjson.dumps(asdict(self.state)), durable=True)
 
     def _clear(self) -> None:
         """What another build left would become a part of this index."""
@@ -135,7 +131,7 @@ class Scanner:
             elif path.name != "lock":
                 path.unlink()
 
-    def _resume(self, key: dict) -> ScanState | None:
+    def _resume(self, key: dict, names: Iterable[str]) -> ScanState | None:
         path = self.folder / PROGRESS_FILE
         if not path.exists():
             return None
@@ -143,7 +139,7 @@ class Scanner:
             state = ScanState(**orjson.loads(path.read_bytes()))
         except (orjson.JSONDecodeError, TypeError):  # torn, or of another version: start anew
             return None
-        whole = all(
+        whole = state.sizes.keys() >= set(names) and all(
             (self.folder / n).exists() and (self.folder / n).stat().st_size >= size
             for n, size in state.sizes.items()
         )
@@ -171,13 +167,3 @@ class Scanner:
 def _hash(identity: str) -> int:
     """64 bits that depend on the id alone."""
     return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that it is either the old or the new one, whatever happens."""
-    aside = path.with_name(path.name + ".new")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import orjson
 
+from services.common.files import lock, move, write_atomically
 from services.likelihood.records import LikelihoodError
 
 log = logging.getLogger("unspiral.likelihood")
@@ -56,10 +55,8 @@ class Spool:
         self.folder, self.memory_bytes, self.token_steps = Path(folder), memory_bytes, token_steps
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.folder / "lock", "a")  # noqa: SIM115
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = lock(self.folder / "lock")
         except BlockingIOError as e:
-            self._lock.close()
             raise SpoolError(f"spool folder {self.folder}: in use by another process") from e
         except OSError as e:
             raise SpoolError(f"spool folder {self.folder}: cannot be used ({e.strerror})") from e
@@ -94,7 +91,7 @@ class Spool:
                 path = self.files.popleft()
                 log.error("spooled record %s cannot be read (%s); put aside as %s.bad", path, e, path.name)
                 if path.exists():
-                    path.rename(path.with_name(path.name + ".bad"))
+                    move(path, path.with_name(path.name + ".bad"))
         return None
 
     def find(self, kind: str, run: str, step: int) -> Message | None:
@@ -151,11 +148,7 @@ class Spool:
         path = self.folder / f"{message.seq:016d}-{message.kind}.msg"
         head = orjson.dumps([message.kind, message.run, message.step, message.method, message.path])
         try:
-            with open(path.with_suffix(".tmp"), "wb") as out:
-                out.write(len(head).to_bytes(4, "big") + head + body)
-                out.flush()
-                os.fsync(out.fileno())
-            path.with_suffix(".tmp").rename(path)
+            write_atomically(path, len(head).to_bytes(4, "big") + head + body, durable=True)
         except OSError as e:
             raise SpoolError(
                 f"spool folder {self.folder}: cannot be written ({e.strerror}), and the service is away"

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from retriever_service.cli import index_app, serve_retriever
+from services.common.files import write_atomically
 from services.control.cli import pause, resume, serve_control, status, workers_app
 from services.likelihood.cli import likelihood_app, monitor_app, report, serve_likelihood
 from trainer.data.cli import data_app
@@ -135,7 +136,7 @@ def evaluate(
     )
     text = json.dumps(scores, indent=1)
     if out:
-        out.write_text(text + "\n", encoding="utf-8")
+        write_atomically(out, text + "\n")
         overall = scores["overall"]
         typer.echo(
             f"EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({overall['n']} questions), written to {out}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from services.common.files import written_aside
 from services.contracts import Question
 from trainer.data.errors import DataError
 from trainer.data.questions import Questions, nothing_in, parsed, suffix_of
@@ -48,19 +47,15 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False) -> Ques
             rows.append((item[0].fields, item[1]))
     if not rows:
         raise DataError(nothing_in(src, problems))
-    aside = dst.with_name(f".{dst.name}.{os.getpid()}")
     try:
         dst.parent.mkdir(parents=True, exist_ok=True)
-        if suffix == ".parquet":
-            _write_parquet(rows, aside)
-        else:
-            _write_json(rows, aside, suffix)
-        aside.replace(dst)
+        with written_aside(dst) as aside:
+            if suffix == ".parquet":
+                _write_parquet(rows, aside)
+            else:
+                _write_json(rows, aside, suffix)
     except OSError as e:
         raise DataError(f"{dst}: cannot be written: {e.strerror or e}") from e
-    finally:
-        with contextlib.suppress(OSError):  # where it could not be written, it is not there
-            aside.unlink()
     return Questions([q for _, q in rows], len(problems))
 
 

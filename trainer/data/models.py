@@ -8,13 +8,14 @@ from __future__ import annotations
 import copy
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+
+from services.common.files import folder_written_aside
 
 Say = Callable[[str], None]
 
@@ -122,6 +123,8 @@ def _check_weights(folder: Path, where: str) -> None:
             parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (OSError, ValueError, KeyError, AttributeError) as e:
             raise ModelError(f"{where}: {index.name} cannot be read: {e!r}") from e
+        if not parts:
+            raise ModelError(f"{where}: {index.name} names no weights")
         absent = sorted(p for p in parts if not (folder / p).is_file())
         if absent:
             raise ModelError(
@@ -144,19 +147,12 @@ def fetch(name: str, say: Say = print) -> Path:
     if folder.is_dir():
         return check_folder(folder, name)
     source = _packaged_file(name)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     say(f"converting {source.name} to {folder}")
-    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as aside:
-        made = Path(aside) / "model"
+    with folder_written_aside(folder, keep=True) as made:  # that of a process that was first is as good
         _convert_gguf(source, made, name)
         (made / "SOURCE").write_text(
             f"{source.name} of {KNOWN[name].package}=={KNOWN[name].version}: {KNOWN[name].note}\n"
         )
-        try:
-            made.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # another process was first: its folder is as good
-                raise
     return check_folder(folder, name)
 
 

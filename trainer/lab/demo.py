@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.files import written_aside
 from trainer.data.models import cache_dir
 from trainer.lab.warm_start import Progress, WarmStart, warm_start
 from trainer.lab.world import make_world
@@ -48,9 +48,8 @@ def world_files(folder: Path, seed: int) -> tuple[Path, Path]:
         folder.mkdir(parents=True, exist_ok=True)
         world = make_world(seed)
         for write, path in ((world.write_corpus, corpus), (world.write_questions, questions)):
-            aside = path.with_suffix(f".{os.getpid()}.tmp")  # two runs may start at once
-            write(aside)
-            aside.rename(path)
+            with written_aside(path) as aside:  # two runs may start at once
+                write(aside)
     return corpus, questions
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import shutil
 import statistics
@@ -20,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from services.common.files import json_lines, lock, move, write_atomically, write_json
 from services.likelihood.exports.report import write_report
 from trainer.config.schema import Config, ConfigError, dump_config, parse_config
 from trainer.lab.demo import LabFiles, collapse_config, demo_config, prepare
@@ -60,16 +59,16 @@ def fresh_config(raw: dict[str, Any]) -> Config:
     """
     config = parse_config(raw)
     if config.run_dir.is_dir():
-        with open(config.run_dir / ".lock", "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as e:
-                raise ConfigError(
-                    f"{config.run_dir} is in use by another running process; choose another --dir or --seed"
-                ) from e
+        try:
+            held = lock(config.run_dir / ".lock")
+        except BlockingIOError as e:
+            raise ConfigError(
+                f"{config.run_dir} is in use by another running process; choose another --dir or --seed"
+            ) from e
+        with held:
             before = config.run_dir.with_name(config.run_dir.name + ".before")
             shutil.rmtree(before, ignore_errors=True)
-            config.run_dir.rename(before)
+            move(config.run_dir, before)
     return config
 
 
@@ -146,7 +145,7 @@ def run_collapse(
         write_report(folders, folder / "collapse.html")
     print_study(console, rows)
     console.print(f"report: {(folder / 'collapse.html').resolve()}", soft_wrap=True, markup=False)
-    (folder / "collapse.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "collapse.json", rows, indent=1)
     return rows
 
 
@@ -166,7 +165,7 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
     with raised_by_signals(), ended(processes):
         for arm, config in configs.items():
             file = folder / f"{config.run.name}.yaml"
-            file.write_text(dump_config(config), encoding="utf-8")
+            write_atomically(file, dump_config(config))
             with open(folder / f"{config.run.name}.log", "wb") as log:
                 command = [sys.executable, "-m", "trainer", "train", "--config", str(file)]
                 processes[arm] = subprocess.Popen(
@@ -182,7 +181,7 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
                 if time.monotonic() > deadline:
                     raise ArmFailed(f"the arms did not end within {limit:.0f} s; logs in {folder}")
                 for arm, config in configs.items():
-                    if steps := read_metrics(config.run_dir):
+                    if steps := json_lines(config.run_dir / "metrics.jsonl"):
                         last = steps[-1]
                         bars.update(
                             tasks[arm],
@@ -191,7 +190,7 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
                         )
                 time.sleep(1.0)
             for arm, config in configs.items():
-                bars.update(tasks[arm], completed=len(read_metrics(config.run_dir)))
+                bars.update(tasks[arm], completed=len(json_lines(config.run_dir / "metrics.jsonl")))
 
 
 def running(processes: dict[str, subprocess.Popen[bytes]], folder: Path, configs: dict[str, Config]) -> bool:
@@ -224,21 +223,10 @@ def ended(processes: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
                     process.wait()
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Steps written so far; a line that is being written is left out."""
-    file = run / "metrics.jsonl"
-    if not file.exists():
-        return []
-    lines = file.read_text(encoding="utf-8").split("\n")[:-1]
-    return [json.loads(line) for line in lines if line]
-
-
 def arm_result(run: Path, arm: str, seed: int) -> dict[str, Any]:
     """What the study's table shows of one arm. The last columns are means of the last 15 steps."""
-    steps = read_metrics(run)
-    events = [
-        json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines() if line
-    ]
+    steps = json_lines(run / "metrics.jsonl")
+    events = json_lines(run / "events.jsonl")
     scores: dict[str, list[float]] = {"greedy": [], "sampled": []}
     for e in events:
         if e["event"] == "evaluation":

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.common.files import folder_written_aside
 from trainer.data.models import cache_dir
 from trainer.lab.demonstrations import Kind, Library, Piece, demonstration, drill
 from trainer.lab.tokenizer import build_tokenizer, vocabulary
@@ -154,15 +152,10 @@ def warm_start(settings: WarmStart, *, fresh: bool = False, progress: Progress |
     if (folder / "model.safetensors").is_file() and not fresh:
         return folder
     model = train(settings, progress)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Written aside and renamed: a killed run leaves no torn model, and two at once do not mix.
-    aside = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
-    model.save_pretrained(aside)
-    build_tokenizer().save_pretrained(aside)
-    (aside / "warm_start.json").write_text(json.dumps(asdict(settings), indent=1))
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.replace(aside, folder)
+    with folder_written_aside(folder) as aside:
+        model.save_pretrained(aside)
+        build_tokenizer().save_pretrained(aside)
+        (aside / "warm_start.json").write_text(json.dumps(asdict(settings), indent=1))
     return folder
 
 

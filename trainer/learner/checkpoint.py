@@ -8,7 +8,7 @@
         weights/         fp32 weights          (safetensors, in shards; with LoRA the adapters alone)
         optimizer/       Adam's moments, NAME.exp_avg and NAME.exp_avg_sq
         snapshot/        weights that LLDS compares with (anchor `snapshot` only)
-        rng.safetensors
+        rng/             state of the learner's random numbers
 
 Weights and moments are whole tensors under their Hugging Face names: a run can be resumed with other ranks or another ZeRO stage.
 """
@@ -21,15 +21,22 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from services.common.files import move, put_folder, readable_as_usual, sync
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST = "manifest.json"
+INDEX = "model.safetensors.index.json"
 EXPORT_MARK = "unspiral_export.json"
+ASIDE = ".tmp-"
+"""What the names of folders that are being written begin with."""
+NEEDED = ("state.json", "learner.json", "model/config.json", "weights/", "rng/")
+"""Files of every checkpoint, and folders that hold at least one."""
 _NAME = re.compile(r"^step_(\d+)(\.old)?$")
 _WEIGHTS = re.compile(r"\.(safetensors|bin|gguf|pt|pth|h5|msgpack|onnx)$|\.index\.json$")
 
@@ -56,7 +63,7 @@ def written_aside(path: Path) -> Iterator[Path]:
     """A folder to fill; on leaving without an error it gets its manifest, goes to disk, and becomes `path`, replacing what was there.
 
     At each moment `path` or `path.old` is a whole checkpoint, if one was there before. Raises CheckpointNotWritten."""
-    aside = path.parent / f".tmp-{path.name}-{os.getpid()}"
+    aside = path.parent / f"{ASIDE}{path.name}-{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,8 +74,9 @@ def written_aside(path: Path) -> Iterator[Path]:
             str(f.relative_to(aside)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files
         }
         write_json(aside / MANIFEST, {"files": manifest})
+        readable_as_usual(aside)
         for f in [*files, aside / MANIFEST, *(d for d in aside.rglob("*") if d.is_dir()), aside]:
-            _fsync(f)
+            sync(f)
         old = (
             path.with_name(path.name + ".old")
             if _NAME.match(path.name)
@@ -76,9 +84,8 @@ def written_aside(path: Path) -> Iterator[Path]:
         )
         if path.exists():
             _remove(old)
-            path.rename(old)
-        aside.rename(path)
-        _fsync(path.parent)
+        put_folder(aside, path, earlier=old)
+        sync(path.parent)
         _remove(old)
     except OSError as e:
         raise CheckpointNotWritten(f"{path} cannot be written: {e}") from e
@@ -95,6 +102,8 @@ def fault(path: Path, *, checksums: bool = True) -> str | None:
         return f"no {MANIFEST}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         return f"{MANIFEST} can't be read ({e})"
+    if missing := _missing(NEEDED, files):
+        return f"{MANIFEST} lists no {missing}"
     for name, size, sha256 in expectations:
         f = path / name
         if not f.is_file():
@@ -103,7 +112,28 @@ def fault(path: Path, *, checksums: bool = True) -> str | None:
             return f"{name} has {f.stat().st_size} bytes, expected {size}"
         if checksums and _sha256(f) != sha256:
             return f"{name} does not match its checksum"
+    if missing := _missing(_promised(path), files):
+        return f"{MANIFEST} lists no {missing}"
     return None
+
+
+def _missing(needed: Iterable[str], names: Iterable[str]) -> str | None:
+    """The first file, or folder (NAME/) with a file in it, that is not among the names."""
+    return next(
+        (n for n in needed if not any(f == n or (n[-1] == "/" and f.startswith(n)) for f in names)), None
+    )
+
+
+def _promised(path: Path) -> Iterator[str]:
+    """What the files of a checkpoint say is there: the optimiser's and the snapshot's folders, and the shards of each index."""
+    about = json.loads((path / "learner.json").read_text())
+    if about.get("adam_steps"):
+        yield "optimizer/"
+    if about.get("snapshot"):
+        yield "snapshot/"
+    for index in path.glob(f"*/{INDEX}"):
+        weight_map = json.loads(index.read_text())["weight_map"]
+        yield from (f"{index.parent.name}/{shard}" for shard in sorted(set(weight_map.values())))
 
 
 def require_whole(path: Path) -> None:
@@ -143,7 +173,7 @@ def prune(run_dir: str | Path, keep: int) -> list[Path]:
     gone = [
         p
         for p in entries
-        if p.is_dir() and p not in kept and (_NAME.match(p.name) or p.name.startswith(".tmp-step_"))
+        if p.is_dir() and p not in kept and (_NAME.match(p.name) or p.name.startswith(f"{ASIDE}step_"))
     ]
     for p in gone:
         _remove(p)
@@ -188,11 +218,9 @@ class TensorWriter:
         """Write what is left, and the index."""
         self._flush()
         if self._shards == 1:
-            (self.folder / "model-00001.safetensors").rename(self.folder / "model.safetensors")
+            move(self.folder / "model-00001.safetensors", self.folder / "model.safetensors")
         else:
-            write_json(
-                self.folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": self._where}
-            )
+            write_json(self.folder / INDEX, {"metadata": {}, "weight_map": self._where})
 
     def _flush(self) -> None:
         from safetensors import SafetensorError
@@ -215,7 +243,7 @@ class TensorReader:
     def __init__(self, folder: Path):
         from safetensors import safe_open
 
-        index = folder / "model.safetensors.index.json"
+        index = folder / INDEX
         names = (
             sorted(set(json.loads(index.read_text())["weight_map"].values()))
             if index.is_file()
@@ -306,11 +334,3 @@ def write_json(path: Path, value: Any) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

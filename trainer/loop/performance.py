@@ -6,14 +6,14 @@ allocations) is left out where there are others.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+
+from services.common.files import json_lines
 
 PEAK_FLOPS = {
     "H200 NVL": 835e12,
@@ -101,13 +101,7 @@ def of_run(metrics_file: Path, ranks: Sequence[dict[str, Any]] = ()) -> dict[str
     """The performance of a run's `metrics.jsonl`; empty without one."""
     if not metrics_file.is_file():
         return {}
-    steps = []
-    for line in metrics_file.read_text(encoding="utf-8", errors="replace").split("\n"):
-        with contextlib.suppress(
-            json.JSONDecodeError
-        ):  # torn on a full disk: that error is the one to be told
-            steps.append(json.loads(line))
-    return performance(steps, ranks)
+    return performance(json_lines(metrics_file), ranks)
 
 
 def table(numbers: dict[str, Any]) -> Table:

@@ -6,12 +6,12 @@ log-prob stays high while the likelihood of earlier right answers decays. The fi
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from services.common.files import write_atomically
 from services.contracts import TokenBatch
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.metrics.step_metrics import fixed_probe, lag_probe
@@ -86,9 +86,7 @@ class Probes:
         part = TokenBatch(part.uid, part.offsets, part.token_ids, part.action_ids, logp_old=part.logp_old)
         part.extra["step"] = np.full(len(rows), step, np.int64)
         self.fixed = join([self.fixed, part]) if self.fixed else part
-        aside = self._file.with_suffix(".tmp")
-        aside.write_bytes(pack_tokens(self.fixed))
-        os.replace(aside, self._file)
+        write_atomically(self._file, pack_tokens(self.fixed))
 
     def _fixed(self, step: int) -> TokenBatch | None:
         """The fixed set once it is closed: before, its mean would move with its members."""

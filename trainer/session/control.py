@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import time
 import uuid
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import httpx
 
+from services.common.files import write_json
 from services.common.redaction import address_without_secrets
 from services.control.records import (
     PAUSE_INSTEAD,
@@ -238,7 +238,7 @@ async def served(config: Config, folder: Path, say: Callable[[str], None]) -> As
     control.url = server.url
     try:
         about = {"run": config.run.name, "url": server.url, "pid": os.getpid()}
-        address.write_text(json.dumps(about) + "\n", encoding="utf-8")
+        write_json(address, about)
         yield control
     finally:
         control.ending = True

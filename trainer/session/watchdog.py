@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from services.common.files import write_atomically
 from services.common.stacks import task_stacks, thread_stacks
 from trainer.session.output import complain
 
@@ -82,7 +83,7 @@ class Watchdog:
             text = f"no progress for {quiet:.0f} s: {self.driver.progress.doing}; no more can be said ({type(e).__name__}: {e})"
         self.driver.progress.say(text)
         try:
-            (folder.path / "stall.txt").write_text(text + "\n", encoding="utf-8")
+            write_atomically(folder.path / "stall.txt", text + "\n")
             folder.event(
                 "stalled",
                 step=self.driver.step,

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from services.common.files import write_atomically
 from services.likelihood.exports.run_files import RunFiles, differences, read_run
 from services.likelihood.monitor.phases import PHASES
 from services.likelihood.records import LikelihoodError
@@ -39,7 +40,7 @@ def write_report(run_dirs: list[Path], out: Path) -> Path:
     }
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page(data), encoding="utf-8")
+        write_atomically(out, page(data))
     except OSError as e:
         raise CannotWrite(f"report {out}: cannot be written ({e.strerror})") from e
     return out

@@ -1,0 +1,183 @@
+"""Files and folders that others find whole or not at all: written beside their place, then renamed. Nothing else renames.
+
+A reader, or a process that is killed, never meets half a file. What is made has the mode that `open` would give it (the
+umask's), whichever library wrote it: some make their files readable by the owner alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+OWNER_ALONE = 0o600
+"""The mode of files that `tempfile` and safetensors make."""
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[Path]:
+    """Inside, an OSError without a file name gets this one: Python names the file that cannot be opened, but not the full disk's."""
+    try:
+        yield path
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextlib.contextmanager
+def written_aside(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
+    """A name beside `path` to write a file to. When the block ends, that file replaces `path`; after an error it is removed.
+
+    durable: the file survives a power cut, too. OSErrors name `path`. A link is followed; what is no regular file, such as
+    /dev/stdout, is written to as it is.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        with named(path):
+            yield path
+        return
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
+    try:
+        yield aside
+        readable_as_usual(aside)
+        if durable:
+            sync(aside)
+        os.replace(aside, path)
+        if durable:
+            sync(path.parent)
+    except OSError as error:
+        if error.filename in (None, str(aside), aside):
+            error.filename = str(path)
+            error.filename2 = None
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+
+
+def write_atomically(path: str | Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Give a file new content in one step. Text is written as UTF-8."""
+    data = content.encode() if isinstance(content, str) else content
+    with written_aside(path, durable=durable) as aside:
+        aside.write_bytes(data)
+
+
+def write_json(path: str | Path, value: Any, **options: Any) -> None:
+    """Give a file a JSON text with a line break at its end in one step. options: `json.dumps`'s."""
+    write_atomically(path, json.dumps(value, **options) + "\n")
+
+
+@contextlib.contextmanager
+def folder_written_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
+    """A new folder beside `path` to fill. When the block ends, it replaces `path`; after an error it is removed.
+
+    keep: a folder that another process has put there meanwhile stays, and the new one is dropped.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    earlier = path.with_name(f".{path.name}.{os.getpid()}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir()
+        yield aside
+        readable_as_usual(aside)
+        if not (keep and path.exists()):
+            put_folder(aside, path, earlier=earlier)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(earlier, ignore_errors=True)
+
+
+def put_folder(made: Path, place: Path, *, earlier: Path) -> None:
+    """Rename the folder `made` to `place`. What stood there is renamed to `earlier`, which must be free.
+
+    At each moment a whole folder has one of both names.
+    """
+    if place.exists():
+        os.rename(place, earlier)
+    os.rename(made, place)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename within a file system; a file at `target` is replaced."""
+    os.replace(source, target)
+
+
+def readable_as_usual(path: Path) -> None:
+    """Give a file that was made for its owner alone, or all such files of a folder, the mode that `open` gives."""
+    usual = 0o666 & ~umask()
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    for file in files:
+        if stat.S_IMODE(file.stat().st_mode) == OWNER_ALONE != usual:
+            file.chmod(usual)
+
+
+def umask() -> int:
+    """This process's umask. Python reads it by setting another, which the files of other threads would get: Linux just tells."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def sync(path: Path) -> None:
+    """Put a file, or the names in a folder, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def lock(path: Path) -> TextIO:
+    """An open file that is locked until it is closed. Raises BlockingIOError where another process holds it, OSError."""
+    handle = open(path, "a")  # noqa: SIM115 (the lock lives as long as the handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        handle.close()
+        raise
+    return handle
+
+
+def append_json(path: Path, record: dict[str, Any]) -> None:
+    """Append a record as one line. Where an earlier writer was killed inside its line, that line is closed first."""
+    line = json.dumps(record, ensure_ascii=False) + "\n"
+    with named(path), open(path, "ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            line = line if file.read(1) == b"\n" else "\n" + line
+        file.write(line.encode())
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines; none where there is no file. A line that was cut off by a kill is left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        with contextlib.suppress(ValueError):
+            records.append(json.loads(line))
+    return [record for record in records if isinstance(record, dict)]
+
+
+def keep_json_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Write a file of JSON lines anew with the wanted records alone, their text as it was. Lines that were cut off go too."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            if wanted(json.loads(line)):
+                kept.append(line + "\n")
+    write_atomically(path, "".join(kept))
