@@ -398,7 +398,10 @@ class Membership:
 
     async def _ping(self, member: Member) -> None:
         try:
-            member.info = await member.call("info", timeout_seconds=SILENCE_SECONDS)
+            info = await member.call("info", timeout_seconds=SILENCE_SECONDS)
+            if left_out := info.hits_left_out - member.info.hits_left_out:
+                self._on_event({"event": "hits_left_out", "worker": member.id, "hits": left_out})
+            member.info = info
             return
         except TimeoutError:
             error = WorkerLostError(f"worker {member.id} has not answered for {SILENCE_SECONDS:g} s")
