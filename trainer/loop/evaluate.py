@@ -53,7 +53,7 @@ async def evaluate(
         uid = f"eval-{tag}-{i:06d}"
         requests.append(TrajectoryRequest(uid, uid, question, seed_of(seed, uid), temperature, retriever_url))
     trajectories = await pool.rollout(requests, on_done=on_done)
-    return table(trajectories), trajectories
+    return await asyncio.to_thread(table, trajectories), trajectories
 
 
 def run_eval(
