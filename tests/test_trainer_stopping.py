@@ -367,36 +367,6 @@ def test_a_report_that_fails_is_a_warning(tmp_path, monkeypatch):
     assert "warning: no report was written" in out and "events.jsonl:1: not JSON" in out
 
 
-def test_a_full_disk_ends_the_run_with_the_name_of_the_file(tmp_path, monkeypatch):
-    """Not with what else fails because of it: a torn last line, a summary that is not written."""
-    made = system(tmp_path)
-    made.folder.close()
-
-    class Filling(Scripted):
-        async def one_step(self, step):
-            if step == 4:
-                with open(self.system.folder.metrics_path, "a") as f:
-                    f.write('{"step": 4, "x": "cut sh')
-                log = self.system.folder.path / "events.jsonl"
-                (self.system.folder.path / "summary.json").symlink_to("/dev/full")
-                log.unlink()
-                log.symlink_to("/dev/full")
-                try:
-                    self.system.folder.event("alarm")
-                finally:
-                    log.unlink()
-            return await super().one_step(step)
-
-    started(made, monkeypatch, Filling)
-    out = io.StringIO()
-    with pytest.raises(OSError, match="No space left on device") as caught:
-        runs.train(made.config, console=Console(file=out, width=200))
-    assert caught.value.filename == str(
-        made.folder.path / "events.jsonl"
-    )  # which the command line prints, with exit 3
-    assert "warning: no summary was written: " in out.getvalue()
-
-
 def test_a_folder_in_use_is_left_as_it_is(tmp_path, monkeypatch):
     made = system(tmp_path)  # holds it
     started(made, monkeypatch)
