@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 from trainer.config.schema import ConfigError
 from trainer.learner.checkpoint import CheckpointError, export_checkpoint
 from trainer.learner.lora import LoRATargetError
+from trainer.learner.model_identity import weights_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 STEP = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0}
@@ -77,7 +78,9 @@ def test_lora_exports_merged_and_checkpoints_hold_the_adapters_alone(model, tmp_
     assert fresh.load(str(tmp_path / "step_000001")) == {"step": 1}
     assert same_bits(fresh.master(), rank.master()) and same_bits(fresh.weights(), rank.weights())
     about = tmp_path / "step_000001" / "learner.json"
-    assert json.loads(about.read_text())["lora"] == {"base": str(model.resolve()), "scale": 2.0}
+    kept = json.loads(about.read_text())["lora"]
+    assert kept.pop("weights") == weights_digest(model)
+    assert kept == {"base": str(model.resolve()), "scale": 2.0, "rank": 4, "alpha": 8.0}
 
 
 def test_a_lora_checkpoint_without_its_base_is_refused_by_name(tmp_path):
@@ -89,6 +92,20 @@ def test_a_lora_checkpoint_without_its_base_is_refused_by_name(tmp_path):
         CheckpointError, match=r"LoRA adapters for the weights in .*base, which are not there"
     ):
         export_checkpoint(tmp_path / "step_000001", tmp_path / "out")
+
+
+def test_adapters_are_not_taken_on_another_scale_or_beside_other_weights(tmp_path):
+    base = make_policy(tmp_path / "base")
+    rank = start_rank(make_config(base, learner=LORA), base)
+    rank.save(str(tmp_path / "c"), {})
+    other = start_rank(make_config(base, learner={"lora": {"rank": 4, "alpha": 64}}), base)
+    with pytest.raises(CheckpointError, match=r"learner\.lora\.alpha: .* alpha / rank = 2; here it is 16"):
+        other.load(str(tmp_path / "c"))
+    with pytest.raises(CheckpointError, match=r"holds LoRA adapters; this learner trains all weights"):
+        start_rank(make_config(base), base).load(str(tmp_path / "c"))
+    make_policy(base, seed=1)
+    with pytest.raises(CheckpointError, match="LoRA adapters for other weights than those that are in"):
+        export_checkpoint(tmp_path / "c", tmp_path / "out")
 
 
 def test_the_kl_of_a_lora_learner_is_to_the_base_model(model):

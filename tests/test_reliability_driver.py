@@ -17,13 +17,13 @@ from end_to_end import ENVIRONMENT
 from test_trainer_monitor_actions import Scripted, events, system
 from test_trainer_stopping import Halting, checkpoints, listened, send
 
+from services.common import signals
 from services.contracts import Action, Question, Trajectory
 from trainer.learner.checkpoint import fault, step_folder, written_aside
 from trainer.learner.group import LearnerError
 from trainer.loop import restore
 from trainer.loop.sampling import RolloutBatch
 from trainer.session import stopping, watchdog
-from trainer.session.stopping import Interrupted
 from trainer.session.watchdog import Stalled, watched
 
 
@@ -107,7 +107,7 @@ def test_a_signal_while_the_learner_is_restored_ends_the_run_and_saves_nothing_h
 
     driver = Losing(made, {4})
     driver.cancel_ahead = lambda: slow() if driver.restores else asyncio.sleep(0)
-    with pytest.raises(Interrupted):
+    with pytest.raises(signals.Stopped):
         asyncio.run(listened(driver))
     assert checkpoints(made) == ["step_000002"]
 
@@ -207,7 +207,7 @@ def test_a_signal_while_paused_saves_and_leaves(tmp_path):
             asyncio.get_running_loop().call_later(0.05, driver.stop.receive, signal.SIGTERM)
 
     driver.progress.stage = stage
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(signals.Stopped) as caught:
         asyncio.run(listened(driver))
     assert caught.value.exit_code == 143 and checkpoints(made) == ["step_000002", "step_000003"]
 
@@ -360,8 +360,10 @@ def test_what_does_not_end_after_a_second_signal_is_left(tmp_path):
     script = f"""
 import asyncio, pathlib, signal, time
 from test_trainer_stopping import Halting, listened, send, system
+from services.common import signals
 from trainer.session import stopping
 stopping.LEAVE_SECONDS = 1.0
+signals.REPEAT_SECONDS = 0.01
 async def twice(driver):
     try:
         await send(signal.SIGTERM)
@@ -380,11 +382,12 @@ def test_a_signal_while_what_was_started_ends_leaves_now(tmp_path):
     script = f"""
 import asyncio, os, pathlib, signal, time
 from test_trainer_stopping import Halting, listened, send, system
-from trainer.session import stopping
-stopping.REPEAT_SECONDS = 0.2
+from services.common import signals
+signals.REPEAT_SECONDS = 0.2
 async def thrice(driver):
     try:
         await send(signal.SIGTERM)
+        await asyncio.sleep(0.3)
         await send(signal.SIGTERM)
         await send(signal.SIGTERM)  # the same one, passed on by a wrapper
         await asyncio.sleep(1)

@@ -26,6 +26,7 @@ class Learner:
 
     def __init__(self):
         self.starts = 0
+        self.model_path = ""
 
     def start(self):
         self.starts += 1
@@ -87,10 +88,13 @@ class Scripted(Driver):
 
 def system(tmp_path, **changes):
     raw = {
-        "run": {"name": "r", "dir": str(tmp_path)}, "model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "http://x"},
+        "run": {"name": "r", "dir": str(tmp_path)}, "model": {"path": str(tmp_path / "model")}, "data": {"train": "t"}, "retriever": {"url": "http://x"},
         "trainer": {"steps": 12, "checkpoint_every": 2, "keep_checkpoints": 9, "eval_at_ends": False}, "monitor": {"action": "rollback"}, "control": {"enabled": False},
     }  # fmt: skip
     config = parse_config(raw | changes)
+    model = tmp_path / "model"
+    model.mkdir(parents=True, exist_ok=True)
+    (model / "config.json").write_text('{"model_type": "qwen3"}')
     folder = RunFolder(config)
     folder.open(resume=False)
     posted = []
@@ -106,6 +110,7 @@ def system(tmp_path, **changes):
         learner=Learner(),
         pool=Pool(),
         reward=None,
+        identity={},
         eval_questions=[],
         posted=posted,
     )

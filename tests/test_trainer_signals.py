@@ -12,10 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from services.common import signals
 from trainer.config.schema import ConfigError
 from trainer.lab import show
-from trainer.session.signals import Stopped, cancelled_by_signals, raised_by_signals
-from trainer.session.stopping import Interrupted
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STUBBORN = [
@@ -29,7 +28,7 @@ def test_a_signal_cancels_the_task_and_a_second_does_not_cut_its_clean_stop_shor
     said, cleaned = [], []
 
     async def work():
-        async with cancelled_by_signals(said.append):
+        async with signals.cancelled(said.append):
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
                 await asyncio.sleep(30)
@@ -38,17 +37,15 @@ def test_a_signal_cancels_the_task_and_a_second_does_not_cut_its_clean_stop_shor
                 await asyncio.sleep(0.05)
                 cleaned.append(True)
 
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped, match="stopped by SIGTERM") as e:
+    with pytest.raises(signals.Stopped, match="stopped by SIGTERM") as e:
         asyncio.run(work())
     assert (e.value.exit_code, cleaned, said) == (143, [True], ["SIGTERM: finishing up"])
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_children_are_ended_on_sigterm_and_killed_where_they_do_not_listen(monkeypatch):
     monkeypatch.setattr(show, "ARM_END_SECONDS", 0.5)
     processes = {}
-    with pytest.raises(Stopped), raised_by_signals(), show.ended(processes):
+    with pytest.raises(signals.Stopped), signals.raised(), show.ended(processes):
         processes["stubborn"] = subprocess.Popen(STUBBORN, stdout=subprocess.PIPE)
         processes["stubborn"].stdout.readline()
         processes["other"] = subprocess.Popen(SLEEP)
@@ -105,12 +102,12 @@ def test_a_demo_that_is_stopped_does_not_promise_that_it_can_go_on(tmp_path, mon
     from trainer.session import run
 
     def stopped(config, console):
-        raise Interrupted(signal.SIGINT)
+        raise signals.Stopped(signal.SIGINT)
 
     monkeypatch.setattr(run, "train", stopped)
     monkeypatch.setattr(show, "prepared", lambda *a: SimpleNamespace(model="m"))
     monkeypatch.setattr(show, "demo_config", lambda *a, **k: None)
     monkeypatch.setattr(show, "fresh_config", lambda raw: None)
-    with pytest.raises(Interrupted, match=r"^stopped by SIGINT; a demo begins anew: unspiral demo$") as e:
+    with pytest.raises(signals.Stopped, match=r"^stopped by SIGINT; a demo begins anew: unspiral demo$") as e:
         show.run_demo(tmp_path, 0)
     assert e.value.exit_code == 130

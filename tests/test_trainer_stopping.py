@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -10,18 +11,26 @@ import signal
 import threading
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from test_trainer_monitor_actions import Pool, Scripted, events, rollback, system
 
+from services.common import signals
 from trainer.config.schema import ConfigError
 from trainer.data.models import ModelError
 from trainer.learner.checkpoint import CheckpointNotWritten, drop_after, latest, step_folder
 from trainer.learner.group import LearnerError
 from trainer.session import run as runs
 from trainer.session import stopping
-from trainer.session.stopping import Interrupted, StopSignals
+from trainer.session.stopping import StopSignals
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Two signals that a test sends one after the other are two."""
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.01)
 
 
 class Halting(Scripted):
@@ -34,6 +43,8 @@ class Halting(Scripted):
     async def one_step(self, step):
         if step == self.at:
             self.step, self.version = step, self.version + 1
+            self.whole = False
+            self.unfinished = step
             await self.halt(self)
             self.version -= 1
         return await super().one_step(step)
@@ -50,7 +61,7 @@ async def listened(driver):
             await driver.run()
             stop.settle()
         except asyncio.CancelledError:
-            raise Interrupted(stop.number) from None
+            raise signals.Stopped(stop.number) from None
 
 
 async def send(number):
@@ -62,7 +73,7 @@ async def send(number):
 def test_the_first_signal_ends_the_run_after_the_step_in_hand_with_its_checkpoint(tmp_path, number, code):
     made = system(tmp_path)
     driver = Halting(made, 3, lambda d: send(number))
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(signals.Stopped) as caught:
         asyncio.run(listened(driver))
     assert caught.value.exit_code == code
     assert made.folder.last_step() == 3 and checkpoints(made) == ["step_000002", "step_000003"]
@@ -76,7 +87,7 @@ def test_a_second_signal_cuts_the_step_short_and_nothing_half_done_is_saved(tmp_
         await send(signal.SIGINT)
         raise AssertionError("goes on after the second signal")
 
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(signals.Stopped) as caught:
         asyncio.run(listened(Halting(made, 4, twice)))
     assert caught.value.exit_code == 143  # the first one's
     assert made.folder.last_step() == 3 and checkpoints(made) == ["step_000002"]
@@ -90,7 +101,7 @@ def test_a_step_that_does_not_end_within_the_grace_is_cut_short(tmp_path, monkey
         await send(signal.SIGTERM)
         await asyncio.sleep(30)
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(signals.Stopped):
         asyncio.run(listened(Halting(made, 4, stuck)))
     assert checkpoints(made) == ["step_000002"]
 
@@ -107,7 +118,7 @@ def test_the_grace_ends_with_the_step(tmp_path, monkeypatch):
 
     made.learner.save = slow
     made.config.trainer.checkpoint_every = 0
-    with pytest.raises(Interrupted):
+    with pytest.raises(signals.Stopped):
         asyncio.run(listened(Halting(made, 3, lambda d: send(signal.SIGTERM))))
     assert checkpoints(made) == ["step_000003"]
 
@@ -128,7 +139,7 @@ def test_the_grace_does_not_cut_the_checkpoint_that_is_due_after_the_step(tmp_pa
 
     made.learner.save = slow
     driver = Halting(made, 2, lambda d: send(signal.SIGTERM)) if when == "in the step" else Scripted(made, {})
-    with pytest.raises(Interrupted):
+    with pytest.raises(signals.Stopped):
         asyncio.run(listened(driver))
     assert asked == checkpoints(made) == ["step_000002"] and made.folder.last_step() == 2
 
@@ -148,7 +159,7 @@ def test_a_signal_while_the_last_steps_are_saved_waits_for_them(tmp_path):
     driver = Scripted(made, {})
 
     async def run():
-        with pytest.raises(Interrupted):
+        with pytest.raises(signals.Stopped):
             await listened(driver)
         return checkpoints(made)  # when the run's parts are ended, the learner among them
 
@@ -164,7 +175,7 @@ def test_where_no_step_is_in_hand_the_first_signal_ends_the_run_at_once(tmp_path
         raise AssertionError("goes on after the signal")
 
     driver.evaluate, driver.config.trainer.eval_at_ends = evaluate, True
-    with pytest.raises(Interrupted):
+    with pytest.raises(signals.Stopped):
         asyncio.run(listened(driver))
     assert driver.trace == []
 
@@ -189,7 +200,7 @@ def test_a_closed_terminal_ends_a_run_cleanly_but_not_under_nohup(tmp_path):
                 return stop.number
             return "goes on"
 
-    assert Interrupted(signal.SIGHUP).exit_code == 129
+    assert signals.Stopped(signal.SIGHUP).exit_code == 129
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
     try:
         assert asyncio.run(ends()) == signal.SIGHUP
@@ -274,12 +285,14 @@ def started(made, monkeypatch, driver_class=Scripted):
     """`train` over the scripted system: a new pool at each start."""
 
     @asynccontextmanager
-    async def start(config, model, folder, say):
+    async def start(config, model, folder, say, *, identity, resumed):
         made.config, made.folder, made.pool = config, folder, Pool()
+        made.identity = identity
+        made.learner.model_path = model
         yield made
 
     monkeypatch.setattr(runs, "start_system", start)
-    monkeypatch.setattr(runs.models, "resolve", lambda path: path)
+    monkeypatch.setattr(runs.models, "resolve", Path)
     monkeypatch.setattr(runs, "Driver", lambda s, progress, stop: driver_class(s, {}))
 
 
@@ -336,7 +349,6 @@ def test_a_signal_is_heard_while_the_model_is_made(tmp_path, monkeypatch, number
     made = system(tmp_path)
     made.folder.close()
     started(made, monkeypatch)
-    before = signal.getsignal(number)
 
     def resolve(path):
         os.kill(os.getpid(), number)
@@ -345,10 +357,14 @@ def test_a_signal_is_heard_while_the_model_is_made(tmp_path, monkeypatch, number
         raise AssertionError("goes on after the signal")
 
     monkeypatch.setattr(runs.models, "resolve", resolve)
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(signals.Stopped) as caught:
         trained(made)
     assert caught.value.exit_code == code == summary(made)["exit"]
-    assert signal.getsignal(number) is before
+    time.sleep(2 * signals.REPEAT_SECONDS)
+    heard = []
+    with signals.listening(heard.append):
+        os.kill(os.getpid(), number)
+    assert heard == [number]
 
 
 def test_a_report_that_fails_is_a_warning(tmp_path, monkeypatch):
@@ -365,6 +381,39 @@ def test_a_report_that_fails_is_a_warning(tmp_path, monkeypatch):
     result, out = trained(made)
     assert result["exit"] == 0 and result["steps"] == 12
     assert "warning: no report was written" in out and "events.jsonl:1: not JSON" in out
+
+
+def test_a_full_disk_ends_the_run_with_the_name_of_the_file(tmp_path, monkeypatch):
+    """Not with what else fails because of it: a torn last line, a summary that is not written."""
+    made = system(tmp_path)
+    made.folder.close()
+
+    def full(summary):
+        raise OSError(errno.ENOSPC, "No space left on device", "summary.json")
+
+    class Filling(Scripted):
+        async def one_step(self, step):
+            if step == 4:
+                with open(self.system.folder.metrics_path, "a") as f:
+                    f.write('{"step": 4, "x": "cut sh')
+                log = self.system.folder.path / "events.jsonl"
+                monkeypatch.setattr(self.system.folder, "summary", full)
+                log.unlink()
+                log.symlink_to("/dev/full")
+                try:
+                    self.system.folder.event("alarm")
+                finally:
+                    log.unlink()
+            return await super().one_step(step)
+
+    started(made, monkeypatch, Filling)
+    out = io.StringIO()
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        runs.train(made.config, console=Console(file=out, width=200))
+    assert caught.value.filename == str(
+        made.folder.path / "events.jsonl"
+    )  # which the command line prints, with exit 3
+    assert "warning: no summary was written: " in out.getvalue()
 
 
 def test_a_folder_in_use_is_left_as_it_is(tmp_path, monkeypatch):

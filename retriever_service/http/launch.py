@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
+from contextlib import nullcontext
 
 import uvicorn
 from fastapi import FastAPI
@@ -24,6 +24,7 @@ from retriever_service.errors import EnvironmentLacks, RetrieverUnavailable
 from retriever_service.http.server import create_app
 from retriever_service.opening import check_settings
 from retriever_service.settings import ServerSettings
+from services.common import signals
 
 _SETTINGS_VARIABLE = "UNSPIRAL_RETRIEVER_SETTINGS"
 _TOKEN_VARIABLE = "UNSPIRAL_RETRIEVER_TOKEN"
@@ -129,30 +130,21 @@ def run(settings: ServerSettings, on_start: Callable[[str, str], None] = lambda 
     """
     what = check_settings(settings)
     sock = bind(settings.host, settings.port)
-    received: list[int] = []
     servers: list[uvicorn.Server] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        for server in servers:  # the signal came before uvicorn took over: it must not be lost
-            server.should_exit = True
-
-    # uvicorn handles both signals while it runs, and raises them again after the drain: then they land here.
-    before = {s: signal.signal(s, remember) for s in (signal.SIGINT, signal.SIGTERM)}
     left_running = False
     try:
-        on_start(url_of(sock, settings.host), what)
-        if settings.workers > 1 and not received:
-            received += _run_workers(settings, sock)
-        elif not received:
-            app = create_app(settings)
-            servers.append(uvicorn.Server(_config(app, settings)))
-            if not received:
-                _run_one(app, servers[0], sock)
-            left_running = app.state.service.left_running
+        with signals.remembered(lambda number: signals.stop_servers(servers, number)) as received:
+            on_start(url_of(sock, settings.host), what)
+            if settings.workers > 1 and not received:
+                received += _run_workers(settings, sock)
+            elif not received:
+                app = create_app(settings)
+                servers.append(uvicorn.Server(_config(app, settings)))
+                servers[0].capture_signals = nullcontext  # they come to `stop_servers`
+                if not received:
+                    _run_one(app, servers[0], sock)
+                left_running = app.state.service.left_running
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         sock.close()
     if (
         left_running
@@ -267,6 +259,7 @@ def _end_worker(error: Exception) -> None:
 
 def worker_app():
     """The application of one of several workers, its settings from the environment that `run` makes for it."""
+    signals.left_to_parent()
     settings = ServerSettings.model_validate_json(os.environ[_SETTINGS_VARIABLE])
     settings.token = os.environ.get(_TOKEN_VARIABLE)
     app = create_app(settings)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import FastAPI, Response
@@ -24,6 +22,7 @@ from retriever_service.http.service import Service
 from retriever_service.http.web import JsonEndpoint, RetrieverApp, install_error_handlers
 from retriever_service.index import Index
 from retriever_service.settings import ServerSettings
+from services.common import signals
 
 log = logging.getLogger("retriever_service")
 _PAGE = Path(__file__).with_name("search.html")
@@ -66,7 +65,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loading = asyncio.create_task(_load_or_report(service, app.state.on_failure))
         if app.state.load_first:
-            with _ended_by_signals():
+            with signals.ending_at_once():
                 await loading
         try:
             yield
@@ -155,20 +154,6 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
         return Response(service.metrics.page(), media_type=Metrics.content_type)
 
     return app
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """A process that loads before it serves has nothing to drain: a signal to stop ends it at once."""
-    before = {
-        s: signal.signal(s, lambda number, frame: os._exit(128 + number))
-        for s in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 async def _load_or_report(service: Service, on_failure: Callable[[Exception], None] | None) -> None:

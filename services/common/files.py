@@ -1,7 +1,8 @@
-"""Files and folders that others find whole or not at all: written beside their place, then renamed. Nothing else renames.
+"""Files and folders that others find whole or not at all: written beside their place, then renamed. Nothing
+else renames.
 
-A reader, or a process that is killed, never meets half a file. What is made has the mode that `open` would give it (the
-umask's), whichever library wrote it: some make their files readable by the owner alone.
+A reader, or a process that is killed, never meets half a file. What is made has the mode that `open` would
+give it (the umask's), whichever library wrote it: some make their files readable by the owner alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ OWNER_ALONE = 0o600
 
 @contextlib.contextmanager
 def named(path: Path) -> Iterator[Path]:
-    """Inside, an OSError without a file name gets this one: Python names the file that cannot be opened, but not the full disk's."""
+    """Inside, an OSError without a file name gets this one: Python names the file that cannot be opened, but
+    not the full disk's."""
     try:
         yield path
     except OSError as error:
@@ -33,10 +35,11 @@ def named(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written_aside(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
-    """A name beside `path` to write a file to. When the block ends, that file replaces `path`; after an error it is removed.
+    """A name beside `path` to write a file to. When the block ends, that file replaces `path`; after an error
+    it is removed.
 
-    durable: the file survives a power cut, too. OSErrors name `path`. A link is followed; what is no regular file, such as
-    /dev/stdout, is written to as it is.
+    durable: the file survives a power cut, too. OSErrors name `path`. A link is followed; what is no regular
+    file, such as /dev/stdout, is written to as it is.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
@@ -76,7 +79,8 @@ def write_json(path: str | Path, value: Any, **options: Any) -> None:
 
 @contextlib.contextmanager
 def folder_written_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
-    """A new folder beside `path` to fill. When the block ends, it replaces `path`; after an error it is removed.
+    """A new folder beside `path` to fill. When the block ends, it replaces `path`; after an error it is
+    removed.
 
     keep: a folder that another process has put there meanwhile stays, and the new one is dropped.
     """
@@ -111,7 +115,8 @@ def move(source: Path, target: Path) -> None:
 
 
 def readable_as_usual(path: Path) -> None:
-    """Give a file that was made for its owner alone, or all such files of a folder, the mode that `open` gives."""
+    """Give a file that was made for its owner alone, or all such files of a folder, the mode that `open`
+    gives."""
     usual = 0o666 & ~umask()
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     for file in files:
@@ -120,7 +125,8 @@ def readable_as_usual(path: Path) -> None:
 
 
 def umask() -> int:
-    """This process's umask. Python reads it by setting another, which the files of other threads would get: Linux just tells."""
+    """This process's umask. Python reads it by setting another, which the files of other threads would get:
+    Linux just tells."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("Umask:"):
@@ -140,7 +146,8 @@ def sync(path: Path) -> None:
 
 
 def lock(path: Path) -> TextIO:
-    """An open file that is locked until it is closed. Raises BlockingIOError where another process holds it, OSError."""
+    """An open file that is locked until it is closed. Raises BlockingIOError where another process holds it,
+    OSError."""
     handle = open(path, "a")  # noqa: SIM115 (the lock lives as long as the handle)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,7 +158,8 @@ def lock(path: Path) -> TextIO:
 
 
 def append_json(path: Path, record: dict[str, Any]) -> None:
-    """Append a record as one line. Where an earlier writer was killed inside its line, that line is closed first."""
+    """Append a record as one line. Where an earlier writer was killed inside its line, that line is closed
+    first."""
     line = json.dumps(record, ensure_ascii=False) + "\n"
     with named(path), open(path, "ab+") as file:
         if file.seek(0, os.SEEK_END):
@@ -161,7 +169,8 @@ def append_json(path: Path, record: dict[str, Any]) -> None:
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines; none where there is no file. A line that was cut off by a kill is left out."""
+    """The records of a file of JSON lines; none where there is no file. A line that was cut off by a kill is
+    left out."""
     if not path.exists():
         return []
     records = []
@@ -172,7 +181,8 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def keep_json_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Write a file of JSON lines anew with the wanted records alone, their text as it was. Lines that were cut off go too."""
+    """Write a file of JSON lines anew with the wanted records alone, their text as it was. Lines that were
+    cut off go too."""
     if not path.exists():
         return
     kept = []

@@ -21,6 +21,7 @@ from services.likelihood.cli import likelihood_app, monitor_app, report, serve_l
 from trainer.data.cli import data_app
 from trainer.data.models import model_app
 from trainer.session.output import complain, last_words, unhurried
+from trainer.session.resume_rules import differing
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,6 +71,10 @@ def train(
     resume: Annotated[
         str | None, typer.Option(help="Go on with the run: latest, or a checkpoint folder.")
     ] = None,
+    allow_changed: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="With --resume: go on though this key has changed. Repeatable."),
+    ] = None,
 ) -> None:
     """Train. The run's files go to run.dir/run.name."""
     from trainer.config.schema import load_config
@@ -77,7 +82,7 @@ def train(
     settings = load_config(config, overrides or [])
     from trainer.session.run import train as run
 
-    summary = run(settings, resume=resume)
+    summary = run(settings, resume=resume, allow_changed=allow_changed or [])
     last_words(f"{json.dumps(summary)}\nreport: {(settings.run_dir / 'report.html').resolve()}")
 
 
@@ -141,6 +146,8 @@ def evaluate(
         if out.is_dir():
             raise ConfigError(f"--out {out}: is a folder; expected the name of a file")
 
+    for line in differing(checkpoint, settings) if checkpoint else ():
+        typer.echo(line, err=True)
     scores = run_eval(
         settings, checkpoint=checkpoint, data=data, limit=limit, say=lambda text: typer.echo(text, err=True)
     )

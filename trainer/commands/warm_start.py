@@ -22,6 +22,7 @@ import numpy as np
 import ray
 
 from retriever_service.client import Hit, RetrieverClient
+from services.common import signals
 from services.contracts import Action, Observation, Question, TokenBatch, Trajectory
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import Template, make_template
@@ -33,7 +34,6 @@ from trainer.learner.checkpoint import may_export_to
 from trainer.learner.group import LearnerGroup
 from trainer.rewards import normalize
 from trainer.session.preflight import check_prompts, check_retrievers
-from trainer.session.signals import cancelled_by_signals
 from trainer.session.system import connect_ray, retriever_address
 
 Search = Callable[[str], Awaitable[list[Hit]]]
@@ -186,7 +186,7 @@ def warm_start(
     template = make_template(config.rollout.template, tokenizer, config.rollout)
 
     async def run() -> dict[str, float]:
-        async with cancelled_by_signals(say), AsyncExitStack() as stack:
+        async with signals.cancelled(say), AsyncExitStack() as stack:
             connect_ray(say)
             stack.callback(ray.shutdown)
             url = await retriever_address(config.retriever, "retriever", config, stack, say)

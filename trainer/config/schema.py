@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from services.common.redaction import address_without_secrets
 from services.settings import (
@@ -393,3 +395,26 @@ def _paths(model: type[BaseModel]) -> Iterator[str]:
         key, section = field.alias or name, _section(field.annotation)
         yield key
         yield from (f"{key}.{path}" for path in (_paths(section) if section else ()))
+
+
+def leaf_keys(model: type[BaseModel] = Config) -> list[str]:
+    """All keys that hold a value, dotted: `learner.lora.alpha`, but not `learner.lora`."""
+    paths = list(_paths(model))
+    return [path for path in paths if not any(other.startswith(f"{path}.") for other in paths)]
+
+
+def default_of(key: str) -> Any:
+    """The default of a dotted key as JSON has it; None where it has none, or its section is not there by default."""
+    *sections, name = key.split(".")
+    model: type[BaseModel] = Config
+    for section in sections:
+        field = _field(model, section)
+        if field.default is None:
+            return None
+        model = _section(field.annotation)
+    field = _field(model, name)
+    return None if field.is_required() else to_jsonable_python(field.get_default(call_default_factory=True))
+
+
+def _field(model: type[BaseModel], key: str) -> FieldInfo:
+    return next(field for name, field in model.model_fields.items() if key in (name, field.alias))

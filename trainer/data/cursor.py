@@ -15,10 +15,14 @@ class PromptCursor:
     The state is a few numbers and a checksum of the questions, so that a resumed run takes exactly the prompts that an undisturbed one takes.
     """
 
-    def __init__(self, questions: list[Question], seed: int, shuffle: bool) -> None:
+    def __init__(
+        self, questions: list[Question], seed: int, shuffle: bool, may_change: frozenset[str] = frozenset()
+    ) -> None:
+        """may_change: those of `seed`, `data.shuffle` and `data.train` that may differ from the saved state's."""
         if not questions:
             raise DataError("data.train: no questions")
         self.questions, self.seed, self.shuffle = questions, seed, shuffle
+        self.may_change = may_change
         self.epoch, self.position = 0, 0
         self.checksum = _checksum(questions)
         self._order = self._order_of(0)
@@ -47,7 +51,9 @@ class PromptCursor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where that state was taken. Raises DataError where data set, seed or shuffling are others now, or something is missing."""
+        """Go on where that state was taken. Raises DataError where data set, seed or shuffling are others now, or something is missing.
+
+        With one that is other and may be, a new pass begins."""
         mine = self.state_dict()
         missing = sorted(mine.keys() - state.keys())
         if missing:
@@ -55,16 +61,19 @@ class PromptCursor:
                 f"prompt cursor: the saved state lacks {', '.join(missing)}; the run cannot go on with the same prompts"
             )
         for key, name in (("seed", "seed"), ("shuffle", "data.shuffle")):
-            if state[key] != mine[key]:
+            if state[key] != mine[key] and name not in self.may_change:
                 raise DataError(
-                    f"{name}: the run began with {state[key]} and cannot go on with {mine[key]}: its prompts would be others"
+                    f"{name}: the run began with {state[key]} and cannot go on with {mine[key]}: its prompts would be others "
+                    f"(--allow-changed {name} begins a new pass)"
                 )
-        if state["checksum"] != mine["checksum"]:
+        if state["checksum"] != mine["checksum"] and "data.train" not in self.may_change:
             raise DataError(
                 f"data.train: not the questions that the run began with ({state['questions']} then, {mine['questions']} now, checksums "
-                f"{state['checksum']} and {mine['checksum']}); resume with the same file, or begin a new run"
+                f"{state['checksum']} and {mine['checksum']}); resume with the same file, or begin a new pass with --allow-changed data.train"
             )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        if any(state[key] != mine[key] for key in ("seed", "shuffle", "checksum")):
+            self.epoch, self.position = self.epoch + 1, 0
         self._order = self._order_of(self.epoch)
 
     def _order_of(self, epoch: int) -> list[int]:

@@ -18,12 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from services.common import signals
 from services.common.files import json_lines, lock, move, write_atomically, write_json
 from services.likelihood.exports.report import write_report
 from trainer.config.schema import Config, ConfigError, dump_config, parse_config
 from trainer.lab.demo import LabFiles, collapse_config, demo_config, prepare
-from trainer.session.signals import raised_by_signals
-from trainer.session.stopping import Interrupted
 
 ARMS = {"grpo": 0.0, "llds": 0.5}
 """The two arms of the collapse study: they differ in algorithm.llds.lambda alone."""
@@ -90,8 +89,8 @@ def run_demo(
     config = fresh_config(demo_config(files, folder=folder, name=f"demo-{seed}", seed=seed, steps=steps))
     try:
         summary = train(config, console=console)
-    except Interrupted as e:
-        raise Interrupted(e.number, "a demo begins anew: unspiral demo") from None
+    except signals.Stopped as e:
+        raise signals.Stopped(e.number, "a demo begins anew: unspiral demo") from None
     table = Table(
         title="exact match on held-out questions (another world: nothing can be known without searching)",
         title_justify="left",
@@ -162,7 +161,7 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
         TextColumn("{task.fields[seen]}"),
         TimeRemainingColumn(),
     )
-    with raised_by_signals(), ended(processes):
+    with signals.raised(), ended(processes):
         for arm, config in configs.items():
             file = folder / f"{config.run.name}.yaml"
             write_atomically(file, dump_config(config))

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.common.files import move, put_folder, readable_as_usual, sync
+from trainer.learner.model_identity import weights_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,13 +145,13 @@ def require_whole(path: Path) -> None:
         raise CheckpointError(f"checkpoint {path} is torn or changed: {problem}")
 
 
-def latest(run_dir: str | Path, *, before: int | None = None) -> Path | None:
-    """The newest whole checkpoint of a run (its `checkpoints` folder) of a step below `before`, every checksum verified; None if there is none."""
+def latest(run_dir: str | Path, *, before: int | None = None, checksums: bool = True) -> Path | None:
+    """The newest whole checkpoint of a run (its `checkpoints` folder) of a step below `before`, or None. checksums: as of `fault`."""
     return next(
         (
             p
             for p in _newest_first(Path(run_dir))
-            if (before is None or _step(p) < before) and fault(p) is None
+            if (before is None or step_of(p) < before) and fault(p, checksums=checksums) is None
         ),
         None,
     )
@@ -159,7 +160,7 @@ def latest(run_dir: str | Path, *, before: int | None = None) -> Path | None:
 def drop_after(run_dir: str | Path, step: int) -> None:
     """Remove the checkpoints of later steps: a run that was rolled back writes them anew."""
     for path in _newest_first(Path(run_dir)):
-        if _step(path) > step:
+        if step_of(path) > step:
             _remove(path)
 
 
@@ -180,7 +181,8 @@ def prune(run_dir: str | Path, keep: int) -> list[Path]:
     return gone
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step of a checkpoint's folder."""
     return int(_NAME.match(path.name)[1])
 
 
@@ -311,6 +313,20 @@ def export_checkpoint(checkpoint: str | Path, out: str | Path) -> Path:
     return out
 
 
+def require_same_adapters(path: Path, before: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
+    """Raise CheckpointError unless a learner whose adapters are described by `now` (None: it has none) may take those of `before`."""
+    if (before is None) != (now is None):
+        kinds = ["all weights" if lora is None else "LoRA adapters" for lora in (before, now)]
+        raise CheckpointError(
+            f"checkpoint {path} holds {kinds[0]}; this learner trains {kinds[1]} (learner.lora)"
+        )
+    if before and before["scale"] != now["scale"]:
+        raise CheckpointError(
+            f"learner.lora.alpha: checkpoint {path} holds adapters for alpha / rank = {before['scale']:g}; here it is "
+            f"{now['scale']:g}"
+        )
+
+
 def _whole_weights(read: TensorReader, lora: dict[str, Any] | None) -> Iterator[tuple[str, Tensor]]:
     """(name, weight) of a checkpoint; of one that holds adapters alone, the frozen weights with these added."""
     if lora is None:
@@ -321,6 +337,10 @@ def _whole_weights(read: TensorReader, lora: dict[str, Any] | None) -> Iterator[
     if not any(Path(lora["base"]).glob("*.safetensors")):
         raise CheckpointError(
             f"the checkpoint holds LoRA adapters for the weights in {lora['base']}, which are not there any more"
+        )
+    if lora.get("weights") not in (None, weights_digest(Path(lora["base"]))):
+        raise CheckpointError(
+            f"the checkpoint holds LoRA adapters for other weights than those that are in {lora['base']} now"
         )
     base, adapters = TensorReader(Path(lora["base"])), set(read.names)
     for name in base.names:

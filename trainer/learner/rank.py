@@ -27,6 +27,7 @@ from trainer.config.schema import Config
 from trainer.learner import checkpoint, zero
 from trainer.learner.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches
 from trainer.learner.model_folder import ModelFolderError, check_model_folder
+from trainer.learner.model_identity import weights_digest
 from trainer.learner.objective import TERMS, Objective, StepStats
 from trainer.learner.policy import PolicyModel, load_policy
 
@@ -69,6 +70,8 @@ class LearnerRank:
         self.optimiser_steps = self.batches = 0
         self.snapshot: dict[str, Tensor] | None = None
         self.snapshot_batch = 0
+        self.base_weights: str | None = None
+        """Checksum of the frozen weights beside LoRA adapters."""
 
     def host_store(self, host: str) -> int:
         """Rank 0 opens the ranks' meeting point; gives its port."""
@@ -102,6 +105,8 @@ class LearnerRank:
         self.engine = zero.Engine(
             policy, self.settings, dtype=self.dtype, device=self.device, world_size=self.world_size
         )
+        if self.settings.lora:
+            self.base_weights = weights_digest(self.model_path)
         self.reference_weights = self.engine.copy_weights() if self.reference else None
         on_gpu = self.device.type == "cuda"
         return {
@@ -363,6 +368,7 @@ class LearnerRank:
         if self.rank == 0:
             checkpoint.require_whole(folder)
         about = json.loads((folder / "learner.json").read_text())
+        checkpoint.require_same_adapters(folder, about.get("lora"), self._lora)
         weights = checkpoint.TensorReader(folder / "weights")
         moments = checkpoint.TensorReader(folder / "optimizer") if about["adam_steps"] else None
         self.engine.load_master(weights, moments, about["adam_steps"])
@@ -390,9 +396,12 @@ class LearnerRank:
 
     @property
     def _lora(self) -> dict[str, Any] | None:
-        """What an export needs to merge the adapters: where the frozen weights lie, and the scale."""
+        """What an export needs to merge the adapters: the frozen weights' place and checksum, and the scale."""
         scale = self.engine.policy.lora_scale
-        return {"base": str(self.model_path.resolve()), "scale": scale} if scale else None
+        if not scale:
+            return None
+        base = {"base": str(self.model_path.resolve()), "weights": self.base_weights, "scale": scale}
+        return base | {"rank": self.settings.lora.rank, "alpha": self.settings.lora.alpha}
 
 
 @contextlib.contextmanager

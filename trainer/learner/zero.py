@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config.schema import LearnerSettings
+from trainer.learner.checkpoint import CheckpointError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 NamedParams = list[tuple[str, nn.Parameter]]
@@ -183,8 +184,9 @@ class Engine:
                 }
             shape = p.ds_shape if self.stage == 3 else p.shape
             if values[None].shape != shape:
-                raise ValueError(
-                    f"weight {name} has shape {tuple(values[None].shape)}, the model's is {tuple(shape)}"
+                raise CheckpointError(
+                    f"the checkpoint's weight {name} has shape {tuple(values[None].shape)}, the model's {tuple(shape)}: "
+                    "it is of another model"
                 )
             for key, value in values.items():
                 value = value.to(self.device, torch.float32)

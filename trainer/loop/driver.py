@@ -64,7 +64,11 @@ class Driver:
         self.version = 0
         """Of the learner's weights: one more after each step and after a rollback, since the workers take no lower one."""
         self.whole = True
-        """Whether learner, cursor, monitor and files stand at the end of the same step, which a checkpoint may then hold."""
+        """Whether learner, cursor, monitor and files stand at the end of the same step, which a checkpoint may then hold.
+
+        So they do while the next step is being sampled."""
+        self.unfinished: int | None = None
+        """The step whose update has begun, until it is recorded."""
         self.cursor_state: dict[str, Any] = system.cursor.state_dict()
         self.scores: dict[str, Any] = {}
         self.sync_bytes = 0
@@ -118,14 +122,27 @@ class Driver:
                     await self.advance(self.step + 1)
         except (LearnerError, CheckpointNotWritten):
             self.whole = False  # nothing can be saved, and trying would hide the cause
-            raise
-        finally:
             await self.cancel_ahead()
-            if self.whole:
-                await self.checkpoint()
+            raise
+        except BaseException:
+            await self.cancel_ahead()
+            await self.save_before_leaving()
+            raise
+        await self.cancel_ahead()
+        await self.checkpoint()
         if settings.eval_at_ends and not self.stop.requested:
             await self.evaluate("after")
         return self.summary()
+
+    async def save_before_leaving(self) -> None:
+        """Save the last whole step of a run that is cut short, if the learner still has its weights. What cannot be saved is said."""
+        if not self.whole:
+            return
+        self.progress.say(f"saving step {self.step}")
+        try:
+            await self.checkpoint()
+        except (LearnerError, CheckpointNotWritten) as error:
+            self.progress.say(f"step {self.step} was not saved: {error}")
 
     async def until_resumed(self) -> None:
         """Return at once, but for a paused run. Its workers stay, idle; those that join get their weights."""
@@ -139,12 +156,14 @@ class Driver:
             self.idle = False
 
     async def advance(self, step: int) -> None:
-        """One step, then what is due after it. Cut short inside the step or a rollback, the run is not whole."""
-        settings, self.whole = self.config.trainer, False
+        """One step, then what is due after it. Cut short in an update or a rollback, the run is not whole."""
+        settings = self.config.trainer
         action = await self.one_step(step)
-        rolled_back = (
-            bool(action) and action.kind == "rollback" and not action.undo and await roll_back(self, action)
-        )
+        self.unfinished = None
+        rolled_back = False
+        if action and action.kind == "rollback" and not action.undo:
+            self.whole = False
+            rolled_back = await roll_back(self, action)
         self.whole = True
         if rolled_back:
             return
@@ -172,6 +191,8 @@ class Driver:
         if self.share_gpus:
             await self.system.pool.sleep()
         prepared = await asyncio.to_thread(prepare, batch, self.config, self.system.tokenizer)
+        self.whole = False
+        self.unfinished = step
         update, update_seconds = await self.on_learner(
             self.system.learner.update,
             prepared.tokens,
@@ -389,6 +410,7 @@ class Driver:
             "monitor": self.monitor.state_dict(),
             "actions": self.actions.state_dict(),
             "scores": self.scores,
+            "identity": self.system.identity,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

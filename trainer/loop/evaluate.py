@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from services.common import signals
 from services.contracts import Question, Trajectory, TrajectoryRequest
 from services.rollout.pool.pool import RolloutPool
 from trainer.config.schema import Config, ConfigError
@@ -66,11 +67,10 @@ def run_eval(
 ) -> dict[str, Any]:
     """`unspiral eval`: greedy scores of a checkpoint's weights (or of model.path) on `data` (or data.eval): all rows, or `limit`.
 
-    Raises Stopped after a clean stop by SIGINT or SIGTERM.
+    Raises Stopped after a clean stop by SIGINT, SIGTERM or SIGHUP.
     """
     from trainer.data import models
     from trainer.learner.checkpoint import export_checkpoint
-    from trainer.session.signals import cancelled_by_signals, raised_by_signals
     from trainer.session.system import start_serving
 
     updates = {"data": config.data.model_copy(update={"eval": str(data) if data else config.data.eval})}
@@ -81,7 +81,7 @@ def run_eval(
 
     async def score(model: Path) -> dict[str, Any]:
         async with (
-            cancelled_by_signals(say),
+            signals.cancelled(say),
             start_serving(config, model, say, lambda event: None) as serving,
         ):
             say("starting rollout workers")
@@ -100,6 +100,6 @@ def run_eval(
     if checkpoint is None:
         return asyncio.run(score(models.resolve(config.model.path)))
     with tempfile.TemporaryDirectory(prefix="unspiral-eval-") as folder:
-        with raised_by_signals():
+        with signals.raised():
             export_checkpoint(checkpoint, Path(folder) / "model")
         return asyncio.run(score(Path(folder) / "model"))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.likelihood.monitor.actions import MonitorAction
 from services.likelihood.records import EventRecord
+from trainer.config.schema import ConfigError
 from trainer.learner.checkpoint import latest
 from trainer.learner.group import LearnerError
+from trainer.learner.model_identity import describe, differences
 
 if TYPE_CHECKING:
     from trainer.loop.driver import Driver
@@ -38,6 +41,7 @@ async def restore_learner(driver: Driver, error: LearnerError) -> None:
             await asyncio.sleep(back_off)
             if driver.share_gpus:
                 await system.pool.sleep()
+            await asyncio.to_thread(require_same_model, driver)
             await asyncio.to_thread(system.learner.start)
             checkpoint = await asyncio.to_thread(latest, system.folder.path) or driver.base
             state = (
@@ -61,6 +65,22 @@ async def restore_learner(driver: Driver, error: LearnerError) -> None:
             checkpoint=checkpoint and checkpoint.name,
         )
         return
+
+
+def require_same_model(driver: Driver) -> None:
+    """Raise ConfigError where the model's folder changed while the run went on: the restored learner would be another one."""
+    if not (identity := driver.system.identity):
+        return
+    folder, config = Path(driver.system.learner.model_path), driver.config
+    found = differences(
+        identity["model"], describe(folder), weights=bool(config.learner.lora or config.algorithm.kl)
+    )
+    if found:
+        what, before, now = found[0]
+        raise ConfigError(
+            f"model.path: {folder} has changed since the run began, and its learner cannot be restored from it: "
+            f"{what} was {before} and is {now}; put it back and go on with --resume latest"
+        )
 
 
 async def roll_back(driver: Driver, action: MonitorAction) -> bool:

@@ -22,6 +22,7 @@ from services.common.files import (
 )
 from services.contracts import Action, Trajectory
 from trainer.config.schema import Config, ConfigError, dump_config
+from trainer.learner.checkpoint import latest
 
 
 def finite_or_none(value: Any) -> Any:
@@ -52,8 +53,13 @@ class RunFolder:
                 f"run.name: {self.path} is in use by another running process; choose another run.name"
             ) from e
         if not resume and self.metrics_path.exists() and self.metrics_path.stat().st_size:
+            way = (
+                "go on with it by"
+                if latest(self.path, checksums=False)
+                else "begin it anew (it has no checkpoint) by"
+            )
             raise ConfigError(
-                f"run.name: {self.path} holds a run already; choose another run.name, or go on with it by --resume latest"
+                f"run.name: {self.path} holds a run already; choose another run.name, or {way} --resume latest"
             )
         keep_json_lines(self.path / "events.jsonl", lambda event: True)
         write_atomically(self.path / "config.yaml", dump_config(self.config, secrets=False))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
 
+from services.common import signals
 from trainer.config.schema import Config, ConfigError
 from trainer.data import models
-from trainer.learner.checkpoint import latest
+from trainer.learner.checkpoint import latest, step_of
 from trainer.loop.driver import Driver
 from trainer.loop.progress import Progress
 from trainer.loop.run_folder import RunFolder
@@ -21,7 +22,8 @@ from trainer.session import output
 from trainer.session.control import announced, served
 from trainer.session.output import unhurried
 from trainer.session.ray_watch import RayLost, ray_watched
-from trainer.session.stopping import Interrupted, StopSignals, interruptible
+from trainer.session.resume_rules import Resumed, check_allowed, go_on_from, identity_of
+from trainer.session.stopping import StopSignals
 from trainer.session.system import start_system
 from trainer.session.waits import progress_of, told, waits_of
 from trainer.session.watchdog import watched
@@ -44,10 +46,26 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
     return path
 
 
-def train(config: Config, *, resume: str | None = None, console: Console | None = None) -> dict[str, Any]:
-    """Run it. Returns the summary; raises Interrupted, StoppedByMonitor, or an error that has an `exit_code`."""
+def train(
+    config: Config,
+    *,
+    resume: str | None = None,
+    allow_changed: Iterable[str] = (),
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Run it. Returns the summary; raises signals.Stopped, StoppedByMonitor, or an error that has an
+    `exit_code`.
+
+    allow_changed: settings that may differ from the checkpoint's though a resumed run should keep them."""
     folder = RunFolder(config)
+    allowed = check_allowed(allow_changed)
+    if allowed and not resume:
+        raise ConfigError("--allow-changed: goes with --resume latest or --resume PATH")
     checkpoint = checkpoint_of(resume, folder.path) if resume else None
+    resumed = None
+    if checkpoint:  # before anything in the folder is written: a run that is refused stays as it was
+        with signals.raised():
+            resumed = go_on_from(checkpoint, config, models.resolve(config.model.path), allowed)
     again = resume is not None and folder.begun()
     folder.open(resume=resume is not None)
     began, driver_box = time.monotonic(), []
@@ -58,24 +76,46 @@ def train(config: Config, *, resume: str | None = None, console: Console | None 
             with progress:
                 progress.say(f"run folder: {folder.path.resolve()}")
                 # A warm start or conversion takes minutes, and would keep an event loop from hearing signals.
-                with interruptible():
+                with signals.raised():
                     model = models.resolve(config.model.path)
-                summary = asyncio.run(_train(config, model, folder, checkpoint, again, progress, driver_box))
+                for line in resumed.lines if resumed else ():
+                    progress.say(line)
+                summary = asyncio.run(_train(config, model, folder, resumed, again, progress, driver_box))
             return _finish(folder, summary, began, 0, progress.say)
         except BaseException as error:
             summary = (driver_box[0].summary() if driver_box else {}) | {"steps": folder.last_step()}
             code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
             _finish(folder, summary, began, code, progress.say)
+            if isinstance(error, signals.Stopped):
+                raise signals.Stopped(error.number, what_is_left(folder, *driver_box)) from None
             raise
         finally:
             folder.close()
+
+
+def what_is_left(folder: RunFolder, driver: Driver | None = None) -> str:
+    """The steps that a stopped run has lost, and how to go on: from a checkpoint only where there is one."""
+    kept = latest(folder.path, checksums=False)
+    saved = step_of(kept) if kept else 0
+    cut = driver.unfinished if driver else None
+    last = max(folder.last_step(), cut or 0)
+    said = [f"step {cut} was cut short in its update"] if cut else []
+    if last > saved:
+        said.append(f"step {last} is lost" if last == saved + 1 else f"steps {saved + 1} to {last} are lost")
+    if kept:
+        said.append(f"go on after step {saved} with --resume latest")
+    elif driver and driver.base:
+        said.append(f"go on with --resume {driver.base}")
+    else:
+        said.append("no checkpoint was written")
+    return "; ".join(said)
 
 
 async def _train(
     config: Config,
     model: Path,
     folder: RunFolder,
-    checkpoint: Path | None,
+    resumed: Resumed | None,
     again: bool,
     progress: Progress,
     box: list[Driver],
@@ -87,14 +127,21 @@ async def _train(
         try:
             async with (
                 served(config, folder.path, progress.say) as control,
-                start_system(config, model, folder, progress.say) as system,
+                start_system(
+                    config,
+                    model,
+                    folder,
+                    progress.say,
+                    identity=identity_of(config, model),
+                    resumed=resumed,
+                ) as system,
             ):
                 driver = Driver(system, progress, stop)
                 box.append(driver)
-                if checkpoint:
-                    driver.base = checkpoint
-                    driver.load_state_dict(await asyncio.to_thread(system.learner.load, checkpoint))
-                    progress.say(f"resumed from {checkpoint}")
+                if resumed:
+                    driver.base = resumed.checkpoint
+                    driver.load_state_dict(await asyncio.to_thread(system.learner.load, driver.base))
+                    progress.say(f"resumed from {driver.base}")
                 elif again:
                     driver.begin_attempt()
                     progress.say(
@@ -129,7 +176,7 @@ async def _train(
                 raise stop.error from None
             if stop.number is None:
                 raise told_error from None
-            raise Interrupted(stop.number) from None
+            raise signals.Stopped(stop.number) from None
 
 
 def _ray_has_died(lost: RayLost, driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
@@ -144,8 +191,6 @@ def _ray_has_died(lost: RayLost, driver: Driver, loop: asyncio.AbstractEventLoop
 def _leave_without_ray(lost: RayLost, driver: Driver, began: float | None) -> NoReturn:
     """End the process as it is: its parts are ended by Ray alone, and to ask for it would take until Ray ends this process."""
     folder, progress = driver.system.folder, driver.progress
-    last = latest(folder.path)
-    advice = f"go on with --resume latest ({last.name})" if last else "no checkpoint was written"
     try:
         _finish(
             folder,
@@ -158,7 +203,7 @@ def _leave_without_ray(lost: RayLost, driver: Driver, began: float | None) -> No
         progress.say(f"warning: no summary was written: {error}")
     progress.close()
     output.drain()
-    output.complain(f"unspiral: {lost}; {advice}")
+    output.complain(f"unspiral: {lost}; {what_is_left(folder, driver)}")
     os._exit(lost.exit_code)
 
 

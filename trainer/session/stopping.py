@@ -1,7 +1,10 @@
-"""How a run is stopped from outside, by SIGINT (Ctrl-C), SIGTERM, or SIGHUP (its terminal is closed; not under nohup).
+"""How a run is stopped from outside, by SIGINT (Ctrl-C), SIGTERM, or SIGHUP (its terminal is closed; not
+under nohup).
 
-The first signal lets the step in hand come to its end, so that it is recorded and saved; the second, or the first where no step is
-in hand, ends the run at once, with what was started; one more leaves it all as it is.
+The first signal lets the step in hand come to its end, so that it is recorded and saved; the second, or the
+first where no step is in hand, cuts the run short; one more leaves it all as it is. A run that is cut short
+saves its last whole step first, if the learner still has that step's weights. A signal within
+`services.common.signals.REPEAT_SECONDS` of the last one is that one again.
 """
 
 from __future__ import annotations
@@ -10,50 +13,16 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
+from services.common import signals
 from trainer.session import output
 
 STEP_GRACE_SECONDS = 60.0
 """Longest wait for the step in hand after the first signal."""
 LEAVE_SECONDS = 90.0
 """Longest wait for what was started to end, once the run is cut short; then the process ends as it is."""
-
-
-REPEAT_SECONDS = 1.0
-"""A signal so soon after another, once the run ends, is the same one: a terminal and a wrapper may both pass it on."""
-
-
-def heard() -> tuple[signal.Signals, ...]:
-    """The signals that stop a run. Under nohup SIGHUP is ignored, and stays so."""
-    hangup = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
-    return (signal.SIGINT, signal.SIGTERM, *hangup)
-
-
-class Interrupted(Exception):
-    """The run was ended by a signal, cleanly. The exit status is 128 + the signal's number."""
-
-    def __init__(self, number: int, advice: str = "go on with --resume latest") -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}; {advice}")
-        self.number, self.exit_code = number, 128 + number
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Inside, on the main thread without an event loop, a signal raises Interrupted where the code stands."""
-
-    def stop(number: int, _: Any) -> None:
-        raise Interrupted(number)
-
-    before = {number: signal.signal(number, stop) for number in heard()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class StopSignals:
@@ -66,20 +35,18 @@ class StopSignals:
         self.error: Exception | None = None
         """Why the run was ended from inside."""
         self._in_step = self._saving = self._ending = self._done = False
-        self._last = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._leave: threading.Timer | None = None
 
     def __enter__(self) -> StopSignals:
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        self._heard = heard()
-        for number in self._heard:
-            self._loop.add_signal_handler(number, self.receive, number)
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._listening = signals.listening_in_loop(self.receive)
+        self._listening.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for number in self._heard:
-            self._loop.remove_signal_handler(number)
+    def __exit__(self, *error: object) -> None:
+        self._listening.__exit__(*error)
         if self._leave:
             self._leave.cancel()
 
@@ -101,12 +68,17 @@ class StopSignals:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Inside, the first signal waits for the end, as does one that came in the step before: it would cost the steps that are being saved."""
+        """Inside, the first signal waits for the end, as does one that came in the step before: it would cost
+        the steps that are being saved.
+
+        A run that ends waits as well, for as long as the learner takes (`learner.step_timeout_seconds`)."""
         self._saving = True
         try:
             yield
         finally:
             self._saving = False
+            if self._ending:
+                self._begin_the_end()
 
     def receive(self, number: int) -> None:
         """What a signal does."""
@@ -145,14 +117,16 @@ class StopSignals:
             self._timer = self._loop.call_later(seconds, self._end_of_grace)
 
     def settle(self) -> None:
-        """The run's work is done: a signal no longer cuts its clean end short. Raises Interrupted where one came before."""
+        """The run's work is done: a signal no longer cuts its clean end short. Raises Stopped where one came
+        before."""
         self._begin_the_end()
         self._done = True
         if self.number is not None:
-            raise Interrupted(self.number)
+            raise signals.Stopped(self.number)
 
     def _end_of_grace(self) -> None:
         if not self._saving:  # the step is done then, and ends with what saves it
+            self.say(f"the step is not done after {STEP_GRACE_SECONDS:g} s: stopping")
             self._cancel()
 
     def _cancel(self) -> None:
@@ -160,20 +134,17 @@ class StopSignals:
         self._task.cancel()
 
     def _begin_the_end(self) -> None:
-        """What was started must still be ended, but not for ever."""
-        self._ending, self._last = True, time.monotonic()
+        """What was started must still be ended, but not for ever: LEAVE_SECONDS from the last call."""
+        self._ending = True
         if self._leave is not None:
-            return
+            self._leave.cancel()
         self._leave = threading.Timer(LEAVE_SECONDS, self._leave_as_it_is)
         self._leave.daemon = True
         self._leave.start()
 
     def _hurry(self, number: int) -> None:
-        """A signal while everything ends: leave now. Where the run's work was done, the first one is only answered."""
-        again = time.monotonic() - self._last < REPEAT_SECONDS
-        self._last = time.monotonic()
-        if again:
-            return
+        """A signal while everything ends: leave now. Where the run's work was done, the first one is only
+        answered."""
         name = signal.Signals(number).name
         if self._done:
             self._done = False
@@ -184,6 +155,8 @@ class StopSignals:
         os._exit(128 + number)
 
     def _leave_as_it_is(self) -> None:
+        if self._saving:  # the wait begins anew after it
+            return
         self.say(f"no clean end within {LEAVE_SECONDS:g} s: leaving")
         output.drain()
         os._exit(128 + self.number if self.number else 1)

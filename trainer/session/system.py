@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +20,7 @@ import ray
 from ray._private import utils, worker
 
 from retriever_service.client import RetrieverClient
+from services.common import signals
 from services.contracts import Question
 from services.launcher import index_corpus, start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient
@@ -35,6 +35,7 @@ from trainer.loop.run_folder import RunFolder
 from trainer.rewards import Reward, make_reward
 from trainer.session.preflight import check_prompts, check_retrievers, check_room
 from trainer.session.ray_watch import RECONNECT_SECONDS
+from trainer.session.resume_rules import Resumed
 from trainer.session.waits import told
 
 Say = Callable[[str], None]
@@ -69,6 +70,8 @@ class System(Serving):
     store: LikelihoodClient
     learner: LearnerGroup
     reward: Reward
+    identity: dict[str, Any]
+    """What each checkpoint keeps of the run: `trainer.session.resume_rules.identity_of`."""
 
 
 @contextmanager
@@ -100,11 +103,11 @@ def connect_ray(say: Say) -> None:
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     address = os.environ.get("RAY_ADDRESS")
     say(f"joining Ray at {address}" if address else "starting a local Ray")
-    # Only to be read by a Ray that starts here: without its head it lives on, for the run to save what it has.
+    # Read by a Ray that starts here: without its head it lives on, for the run to save what it has.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_SECONDS))
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with _in_a_group_of_their_own(), told(say, "Ray to start"):
+        # Ray puts its own handlers in place of ours, which would end the process in the middle of a clean stop.
+        with signals.kept(), _in_a_group_of_their_own(), told(say, "Ray to start"):
             ray.init(
                 address=address or "local",
                 include_dashboard=None if address else False,
@@ -119,9 +122,6 @@ def connect_ray(say: Say) -> None:
         raise RayUnavailable(f"{what}: {reason}") from e
     else:
         _silence_ray()
-    finally:  # Ray puts its own handlers in their place, which end the process in the middle of a clean stop
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _silence_ray() -> None:
@@ -274,12 +274,25 @@ def starting(pool: RolloutPool, learner: LearnerGroup) -> str:
 
 
 @asynccontextmanager
-async def start_system(config: Config, model: Path, folder: RunFolder, say: Say) -> AsyncIterator[System]:
-    """Start everything, on the model's folder; on leaving, end everything that was started here."""
+async def start_system(
+    config: Config,
+    model: Path,
+    folder: RunFolder,
+    say: Say,
+    *,
+    identity: dict[str, Any],
+    resumed: Resumed | None = None,
+) -> AsyncIterator[System]:
+    """Start everything, on the model's folder; on leaving, end everything that was started here.
+
+    resumed: the checkpoint to go on from; its questions are compared before anything slow starts."""
     train, reward = questions_of(config, config.data.train, say), make_reward(config.reward.kind)
     check_room(config, model)
     await asyncio.to_thread(check_prompts, "data.train", train, load_tokenizer(model), config.rollout)
-    cursor = PromptCursor(train, config.seed, config.data.shuffle)
+    may_change = resumed.allowed if resumed else frozenset()
+    cursor = PromptCursor(train, config.seed, config.data.shuffle, may_change)
+    if resumed:
+        cursor.load_state_dict(resumed.state["cursor"])
     ranks = config.learner.ranks
     async with (
         start_serving(
@@ -312,4 +325,5 @@ async def start_system(config: Config, model: Path, folder: RunFolder, say: Say)
             store=store,
             learner=learner,
             reward=reward,
+            identity=identity,
         )

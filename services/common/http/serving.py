@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import errno
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from types import FrameType
+from contextlib import ExitStack, nullcontext
 
 import uvicorn
 from fastapi import FastAPI
 
+from services.common import signals
 from services.common.http.errors import OneLineError
 
 Assembled = Callable[[ExitStack], tuple[FastAPI, socket.socket]]
@@ -85,21 +84,15 @@ def run_in_thread(assembled: Assembled, host: str, what: str, timeout_seconds: f
 
 def run_until_signal(assembled: Assembled, announce: Callable[[socket.socket], None]) -> int:
     """Assemble a service, announce its socket, and run it in the foreground until SIGINT or SIGTERM. Returns the exit status (130, 143)."""
-    received: list[int] = []
     servers: list[uvicorn.Server] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        for server in servers:  # one that is starting has no handlers of its own yet
-            server.should_exit = True
-
     with ExitStack() as parts:
-        # uvicorn handles both signals while it runs, and raises them again after the drain: then they land here, and all is closed.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            parts.callback(signal.signal, number, signal.signal(number, remember))
+        received = parts.enter_context(
+            signals.remembered(lambda number: signals.stop_servers(servers, number))
+        )
         app, sock = assembled(parts)
         announce(sock)
         servers.append(uvicorn.Server(_config(app)))
+        servers[0].capture_signals = nullcontext  # they come to `stop_servers`
         if not received:
             servers[0].run(sockets=[sock])
     return 128 + received[-1] if received else 0

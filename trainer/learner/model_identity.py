@@ -1,0 +1,141 @@
+"""What a model folder holds, in a form small enough for a checkpoint: its configuration, tokenizer and
+weights.
+
+Two folders with the same description are the same model, wherever they lie and however their weights are
+sharded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.json",
+    "chat_template.jinja",
+)
+INDIFFERENT = frozenset(
+    {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
+)
+"""Entries of config.json and tokenizer_config.json that do not change what the model computes in a
+learner."""
+SAMPLE_BYTES = 4096
+SHOWN = 12
+"""Digits of a checksum in a message."""
+
+
+class Difference(NamedTuple):
+    """One thing that is not the same in two descriptions: its name, and both values as text."""
+
+    what: str
+    before: str
+    now: str
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """`{"config": entries of config.json, "tokenizer": {file: SHA-256}, "weights": SHA-256 or None}`,
+    JSON-able.
+
+    JSON files count by what they say, not by their layout.
+    """
+    config = _read(folder / "config.json")
+    tokenizer = {name: _digest(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()}
+    return {"config": config, "tokenizer": tokenizer, "weights": weights_digest(folder)}
+
+
+def weights_digest(folder: Path) -> str | None:
+    """SHA-256 over each weight's name, type, shape and a sample of 4 KiB from its middle; None where there
+    are no weights.
+
+    A sample of each is enough to tell two trainings apart, and takes no time for a model of any size.
+    """
+    entries = sorted(entry for file in folder.glob("*.safetensors") for entry in _safetensors(file))
+    if not entries:
+        entries = sorted(entry for file in folder.glob("*.bin") for entry in _plain(file))
+    if not entries:
+        return None
+    digest = hashlib.sha256()
+    for about, sample in entries:
+        digest.update(about.encode() + b"\0" + sample)
+    return digest.hexdigest()
+
+
+def differences(before: dict[str, Any], now: dict[str, Any], *, weights: bool) -> list[Difference]:
+    """What changed from one description to another. weights: whether the starting weights count; they must be
+    known in both."""
+    found = []
+    for name, old, new in _entries(before["config"], now["config"]):
+        found.append(Difference(f"config.json: {name}", _shown(old), _shown(new)))
+    old_files, new_files = before["tokenizer"], now["tokenizer"]
+    for name in sorted(old_files.keys() | new_files.keys()):
+        old, new = old_files.get(name), new_files.get(name)
+        if old != new:
+            found.append(
+                Difference(f"tokenizer: {name}", (old or "no file")[:SHOWN], (new or "no file")[:SHOWN])
+            )
+    if weights and before["weights"] and now["weights"] and before["weights"] != now["weights"]:
+        found.append(Difference("base weights", before["weights"][:SHOWN], now["weights"][:SHOWN]))
+    return found
+
+
+def _entries(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Name and both values of each entry that differs; nested ones by their dotted name."""
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if key in INDIFFERENT or old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _entries(old, new, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", old, new
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return (
+        {k: v for k, v in content.items() if k not in INDIFFERENT} if isinstance(content, dict) else content
+    )
+
+
+def _digest(path: Path) -> str:
+    if path.suffix == ".json":
+        return hashlib.sha256(json.dumps(_read(path), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _safetensors(file: Path) -> Iterator[tuple[str, bytes]]:
+    with file.open("rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        header = json.loads(handle.read(length))
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            size = min(SAMPLE_BYTES, end - begin)
+            handle.seek(8 + length + begin + (end - begin - size) // 2)
+            yield f"{name} {entry['dtype']} {entry['shape']}", handle.read(size)
+
+
+def _plain(file: Path) -> Iterator[tuple[str, bytes]]:
+    size = file.stat().st_size
+    with file.open("rb") as handle:
+        for part in range(16):
+            handle.seek(size * part // 16)
+            yield f"{file.name} {size} {part}", handle.read(SAMPLE_BYTES)
