@@ -173,7 +173,7 @@ def test_a_run_whose_disk_takes_no_more_ends_with_3_and_the_first_file(
     out = io.StringIO()
     train = runs.train
     monkeypatch.setattr(
-        runs, "train", lambda config, resume: train(made.config, console=Console(file=out, width=300))
+        runs, "train", lambda config, **_: train(made.config, console=Console(file=out, width=300))
     )
     config = tmp_path / "c.yaml"
     config.write_text(
