@@ -115,9 +115,7 @@ def counts(root: Path) -> dict[str, float | int | str]:
         return sum(any(n in t for n in needles) for t in texts.values())
 
     unlike = sum(
-        isinstance(n, ast.Assign)
-        and isinstance(n.targets[0], ast.Tuple)
-        and isinstance(n.value, ast.Tuple)
+        isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Tuple) and isinstance(n.value, ast.Tuple)
         for n in nodes
     )
     return {

@@ -1,42 +1,47 @@
 """The retriever's client, for agent loops: asynchronous, pooled, patient.
 
-Connection errors, time-outs, 429 and 5xx are tried again with back-off until the deadline, then RetrieverUnavailable is raised; nothing
-else is tried again. An outage never turns into an empty result.
+Connection errors, time-outs, answers that cannot be read, 404, 408, 425, 429 and 5xx (an ingress gives them while a server restarts) are tried
+again with back-off until the deadline, then RetrieverUnavailable is raised. What refuses the request itself is not tried again. An outage
+never turns into an empty result.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 
 import httpx
 import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
+from retriever_service.answer import Answer, Hit, read_answer
 from retriever_service.errors import BadSetting, RequestRefused, RetrieverUnavailable
 
+__all__ = ["MAX_QUERY_CHARS", "Hit", "RetrieverClient", "clean_query"]
+
+log = logging.getLogger("retriever_service")
 MAX_QUERY_CHARS = 8192
 _MOST_BACK_OFF_SECONDS = 5.0
 _CONNECTIONS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """One passage that was found. A higher score is better."""
-
-    id: str
-    contents: str
-    score: float
+_AGAIN = (404, 408, 425, 429)
+"""Refusals that an ingress gives in the name of a server that is away for a moment."""
+_TELL_SECONDS = 15.0
+_ON_THE_LOOP_BYTES = 1 << 20
+"""A longer answer is read in a thread: the loop has other trajectories."""
+_LONG_SECONDS = 10.0
+"""A search that has waited so long is told of."""
 
 
 class _Transient(Exception):
     """Worth another try. `wait` is what the server asked for, in seconds."""
 
-    def __init__(self, reason: str, wait: float = 0.0) -> None:
+    def __init__(self, reason: str, wait: float = 0.0, *, lacks: str = "no answer") -> None:
         super().__init__(reason)
-        self.wait = wait
+        self.wait, self.lacks = wait, lacks
 
 
 class RetrieverClient:
@@ -57,6 +62,10 @@ class RetrieverClient:
         )
         # httpx's own queue for a connection looks at all that wait whenever one comes or goes: a thousand would hold the loop for seconds.
         self._connections = asyncio.Semaphore(_CONNECTIONS)
+        self.left_out = 0
+        """Hits without text that were left out, beside others of their query that had some."""
+        self._searches: dict[object, tuple[float, str]] = {}
+        """Of those that run: since when (monotonic), and how the last try failed."""
         # No proxy from the environment: a retriever is a neighbour. No timeout: httpx's begins anew with each piece that is read, so
         # every request stands under an asyncio.timeout.
         self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=None, trust_env=False)
@@ -65,22 +74,50 @@ class RetrieverClient:
     async def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """Hits of each query, in order, best first; fewer than `topk` where fewer passages match, none for a blank query.
 
-        Whatever a model wrote is a query: NUL characters and lone surrogates are replaced, and more than 8192 characters cut off.
+        A hit needs text alone: id and score may be missing, odd characters are replaced, and a hit without text is left out where the query has
+        others; the queries without any are asked again. Whatever a model wrote is a query: NUL characters and lone surrogates are replaced, and more than 8192 characters cut off.
         Raises RetrieverUnavailable when no answer came within `timeout_seconds`, RequestRefused when the request itself is wrong.
         """
         if not queries:
             return []
-        body = orjson.dumps(
-            {"queries": [clean_query(q) for q in queries], "topk": topk, "return_scores": True}
-        )
-        return await self._patiently(lambda left: self._post(body, len(queries), left))
+        cleaned = [clean_query(q) for q in queries]
+        found: list[list[Hit] | None] = [None] * len(cleaned)
+
+        async def ask(left: float) -> list[list[Hit]]:
+            missing = [at for at, hits in enumerate(found) if hits is None]
+            asked = {"queries": [cleaned[at] for at in missing], "topk": topk, "return_scores": True}
+            answer = await self._post(orjson.dumps(asked), len(missing), left)
+            for at, hits in zip(missing, answer.lists, strict=True):
+                found[at] = hits
+            self._count(answer.left_out)
+            if answer.fault is not None:
+                raise _Transient(f"its answer is not Search-R1's: {answer.fault}", lacks="no usable answer")
+            return found
+
+        return await self._patiently(ask)
+
+    def waits(self) -> str:
+        """What the searches wait for that take long, in one line; empty where none does."""
+        now = time.monotonic()
+        long = [(since, why) for since, why in self._searches.values() if now - since >= _LONG_SECONDS]
+        if not long:
+            return ""
+        since = min(began for began, _ in long)
+        reason = next((why for _, why in long if why), "no answer yet")
+        many = f"{len(long)} searches wait" if len(long) > 1 else "a search waits"
+        return f"{many} for the retriever at {self.url}, for up to {now - since:.0f} s: {reason}"
+
+    def _count(self, left_out: int) -> None:
+        if left_out and not self.left_out:
+            log.warning("retriever at %s: hits without text are left out", self.url)
+        self.left_out += left_out
 
     async def wait_ready(self, timeout_seconds: float, on_wait: Callable[[str], None] | None = None) -> None:
-        """Wait until the index is loaded. `on_wait` is told, once and then every 5 s, what is waited for.
+        """Wait until the index is loaded. `on_wait` is told, once and then every 15 s, what is waited for.
 
         Raises RetrieverUnavailable, naming the address, when the time is up.
         """
-        until, told = time.monotonic() + timeout_seconds, -5.0
+        until, told = time.monotonic() + timeout_seconds, -_TELL_SECONDS
         while True:
             reason = await self._not_ready(max(0.1, until - time.monotonic()))
             if reason is None:
@@ -90,7 +127,7 @@ class RetrieverClient:
                 raise RetrieverUnavailable(
                     f"retriever at {self.url}: not ready after {timeout_seconds:g} s: {reason}"
                 )
-            if on_wait and now - told >= 5:
+            if on_wait and now - told >= _TELL_SECONDS:
                 on_wait(f"waiting for the retriever at {self.url}: {reason}")
                 told = now
             await asyncio.sleep(min(0.25, max(0.0, until - now)))
@@ -117,8 +154,8 @@ class RetrieverClient:
         # Search-R1's own server and its forks have no health route: one that answers 404 is up.
         return None if answer.status_code in (200, 404) else _detail(answer)
 
-    async def _patiently(self, attempt):
-        started = time.monotonic()
+    async def _patiently(self, attempt: Callable[[float], Awaitable[list[list[Hit]]]]) -> list[list[Hit]]:
+        started, key = time.monotonic(), object()
 
         def left() -> float:
             return self.timeout_seconds - (time.monotonic() - started)
@@ -129,23 +166,30 @@ class RetrieverClient:
         def stop(state: RetryCallState) -> bool:
             return state.upcoming_sleep >= left()
 
+        def note(state: RetryCallState) -> None:
+            self._searches[key] = (started, str(state.outcome.exception()))
+
         def give_up(state: RetryCallState) -> None:
             reason, tries = state.outcome.exception(), state.attempt_number
-            raise RetrieverUnavailable(
-                f"retriever at {self.url}: no answer within {self.timeout_seconds:g} s ({tries} tries): {reason}"
-            ) from None
+            what = f"{reason.lacks} within {self.timeout_seconds:g} s ({tries} tries)"
+            raise RetrieverUnavailable(f"retriever at {self.url}: {what}: {reason}") from None
 
-        async for retry in AsyncRetrying(
-            wait=wait,
-            stop=stop,
-            retry=retry_if_exception_type(_Transient),
-            retry_error_callback=give_up,
-            sleep=asyncio.sleep,
-        ):
-            with retry:
-                return await attempt(max(0.05, left()))
+        self._searches[key] = (started, "")
+        try:
+            async for retry in AsyncRetrying(
+                wait=wait,
+                stop=stop,
+                retry=retry_if_exception_type(_Transient),
+                retry_error_callback=give_up,
+                before_sleep=note,
+                sleep=asyncio.sleep,
+            ):
+                with retry:
+                    return await attempt(max(0.05, left()))
+        finally:
+            del self._searches[key]
 
-    async def _post(self, body: bytes, count: int, left: float) -> list[list[Hit]]:
+    async def _post(self, body: bytes, count: int, left: float) -> Answer:
         until = time.monotonic() + left
         try:
             async with asyncio.timeout(left), self._connections:
@@ -155,27 +199,20 @@ class RetrieverClient:
                 )
         except TimeoutError:
             raise _Transient(f"no whole answer within {left:.3g} s") from None
-        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingError) as error:
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             raise RequestRefused(f"retriever at {self.url}: {type(error).__name__}: {error}") from None
+        except httpx.DecodingError as error:
+            raise _Transient(f"{type(error).__name__}: {error}", lacks="no usable answer") from None
         except httpx.TransportError as error:
             raise _Transient(_reason(error)) from None
-        if answer.status_code == 429 or answer.status_code >= 500:
+        if answer.status_code in _AGAIN or answer.status_code >= 500:
             raise _Transient(_detail(answer), _retry_after(answer))
         if answer.status_code != 200:
             raise RequestRefused(f"retriever at {self.url}: {_detail(answer)}")
-        try:
-            result = orjson.loads(answer.content)["result"]
-            hits = [
-                [Hit(str(h["document"]["id"]), h["document"]["contents"], float(h["score"])) for h in one]
-                for one in result
-            ]
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            raise RequestRefused(
-                f"retriever at {self.url}: its answer is not Search-R1's ({type(error).__name__}: {error})"
-            ) from None
-        if len(hits) != count:
-            raise RequestRefused(f"retriever at {self.url}: {len(hits)} lists for {count} queries")
-        return hits
+        content, charset = answer.content, answer.charset_encoding
+        if len(content) > _ON_THE_LOOP_BYTES:
+            return await asyncio.to_thread(read_answer, content, charset, count)
+        return read_answer(content, charset, count)
 
 
 def clean_query(query: str) -> str:
@@ -209,17 +246,17 @@ def _check_token(token: str | None) -> None:
 
 
 def _reason(error: httpx.RequestError) -> str:
-    return str(error) or type(error).__name__
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _detail(answer: httpx.Response) -> str:
     try:
-        detail = orjson.loads(answer.content)["detail"]
+        detail = str(orjson.loads(answer.content)["detail"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        detail = answer.text[:200]
-    return f"{answer.status_code} {detail}"
+        detail = answer.text[:1000]
+    return f"{answer.status_code} {' '.join(detail.split())[:200]}"
 
 
 def _retry_after(answer: httpx.Response) -> float:
     value = answer.headers.get("retry-after", "")
-    return min(float(value), _MOST_BACK_OFF_SECONDS) if value.isdigit() else 0.0
+    return min(float(value), _MOST_BACK_OFF_SECONDS) if value.isascii() and value.isdigit() else 0.0

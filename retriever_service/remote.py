@@ -20,6 +20,7 @@ from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents, enco
 from retriever_service.errors import BadSetting, EnvironmentLacks, RetrieverUnavailable
 from retriever_service.index import FORMAT, IndexInfo, verify
 from retriever_service.ranking import Reranker
+from services.common.answers import clean_text
 
 PREFIX = "qdrant+"
 API_KEY_VARIABLE = "QDRANT_API_KEY"
@@ -105,13 +106,34 @@ class QdrantIndex:
             self._call(lambda: self._client.query_batch_points(self._collection, requests)) if asked else []
         )
         hits: list[list[tuple[bytes, float]]] = [[] for _ in queries]
+        if len(answers) != len(asked):
+            raise RetrieverUnavailable(
+                f"qdrant at {self._address}: {len(answers)} answers for {len(asked)} queries"
+            )
         for i, answer in zip(asked, answers, strict=True):
-            payloads = [(point.payload, point.score) for point in answer.points]
+            found = self._with_text(answer.points)
             if self.reranker:
-                (order,) = self.reranker.order([(queries[i], [p["contents"] for p, _ in payloads])], topk)
-                payloads = [(payloads[at][0], score) for at, score in order]
-            hits[i] = [(encode_document(str(p["id"]), p["contents"]), float(score)) for p, score in payloads]
+                (order,) = self.reranker.order([(queries[i], [contents for _, contents, _ in found])], topk)
+                found = [(*found[at][:2], score) for at, score in order]
+            hits[i] = [(encode_document(id, contents), score) for id, contents, score in found]
         return hits
+
+    def _with_text(self, points: list) -> list[tuple[str, str, float]]:
+        """(id, contents, score) of the points that have text: others write into the same collections. A point without an id of ours is known
+        by its own. Raises RetrieverUnavailable where none of them has text."""
+        found = []
+        for point in points:
+            payload = point.payload or {}
+            contents = payload.get("contents")
+            if isinstance(contents, str):
+                id = payload.get("id", point.id)
+                found.append((clean_text(str(id)), clean_text(contents), float(point.score)))
+        if points and not found:
+            raise RetrieverUnavailable(
+                f"qdrant at {self._address}: point {points[0].id} has no text under `contents`, as "
+                "`unspiral index push` writes it"
+            )
+        return found
 
     def normalise(self, query: str) -> str:
         """The query itself: some tokenizers see every space."""

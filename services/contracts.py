@@ -213,3 +213,7 @@ class WorkerInfo:
     """`waiting`: its engine runs, and it has no weights of the current version yet."""
     trajectories: int = 0
     """That it has finished, as its pool counts them."""
+    waits_for: str = ""
+    """What its searches wait for that take long, in one line; empty where none does."""
+    hits_left_out: int = 0
+    """Hits of its searches that had no text, and were left out beside others of their query."""

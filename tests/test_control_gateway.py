@@ -14,7 +14,7 @@ import httpx
 import pytest
 from ray.exceptions import AuthenticationError
 
-from services.control.gateway import Gateway, announce_run, announcement, withdraw_run
+from services.control.gateway import Gateway, announce_run, announcement, read_answer, withdraw_run
 from services.control.launch import serve_in_thread
 from services.control.records import CannotReach, ControlError, Done, Reach, RunStatus
 from services.control.server import ControlMetrics
@@ -180,7 +180,18 @@ def test_a_token_that_ray_refuses_is_one_line(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "value", [None, b"", b"{", b"[1]", b'{"run": "r", "url": "http://x", "started": 1.0}']
+    ("status", "body"), [(404, b"default backend - 404"), (408, b""), (429, b"<html>"), (404, b"[" * 100_000)]
+)
+def test_a_refusal_that_is_no_control_planes_is_what_the_environment_lacks(stranger, status, body):
+    stranger.answers["/v1/status"] = (status, body)
+    answer = httpx.get(f"{stranger.url}/v1/status", trust_env=False)
+    with pytest.raises(ControlError, match=rf"^{stranger.url}/v1/status: HTTP {status}$") as error:
+        read_answer(answer, RunStatus, stranger.url)
+    assert error.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    "value", [None, b"", b"{", b"[" * 100_000, b"[1]", b'{"run": "r", "url": "http://x", "started": 1.0}']
 )
 def test_what_cannot_be_checked_is_no_announcement(value):
     assert announcement(value) is None

@@ -26,14 +26,15 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-@pytest.fixture
-def scripted():
+@contextlib.contextmanager
+def scripted_server():
     """A server that answers with the (status, body, headers) of a list, one after the other, the last one for ever."""
     answers, seen = [], []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
-            seen.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            seen.append(json.loads(body) if body.startswith(b"{") else body)
             status, body, headers = answers[min(len(seen), len(answers)) - 1]
             payload = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
@@ -42,15 +43,25 @@ def scripted():
             self.end_headers()
             self.wfile.write(payload)
 
+        do_GET = do_PUT = do_POST
+
         def log_message(self, *args):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever)
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        yield f"http://127.0.0.1:{running.server_port}", answers, seen
-        running.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{running.server_port}", answers, seen
+        finally:
+            running.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def scripted():
+    with scripted_server() as made:
+        yield made
 
 
 ONE = {"result": [[{"document": {"id": "a", "contents": "b"}, "score": 1.5}]]}
@@ -112,21 +123,13 @@ async def test_an_outage_ends_in_an_error_that_names_the_address_never_in_an_emp
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [
-        (422, {"detail": "topk: too many"}, {}),
-        (404, b"no", {}),
-        (200, b"<html>", {}),
-        (200, {"result": []}, {}),
-        (200, {"result": [[{"id": "a"}]]}, {}),
-    ],
-    ids=["422", "404", "html", "wrong number", "no scores"],
+    ("status", "detail"), [(400, "bad"), (403, "no"), (413, "too long"), (422, "topk: too many")]
 )
-async def test_a_refusal_or_a_strange_answer_is_an_error_at_once(scripted, answer):
+async def test_a_refused_request_is_an_error_at_once(scripted, status, detail):
     url, answers, seen = scripted
-    answers.append(answer)
+    answers.append((status, {"detail": detail}, {}))
     async with RetrieverClient(url, timeout_seconds=5) as client:
-        with pytest.raises(RequestRefused, match=url):
+        with pytest.raises(RequestRefused, match=f"^retriever at {url}: {status} {detail}$"):
             await client.retrieve(["q"], 3)
     assert len(seen) == 1
 
@@ -201,15 +204,6 @@ def test_a_token_that_no_header_can_carry_is_refused_at_once_and_not_shown(token
     line = str(error.value)
     assert error.value.exit_code == 2 and named in line and "printable ASCII" in line
     assert "s3c" not in line and "\n" not in line
-
-
-async def test_an_answer_whose_encoding_is_broken_is_an_error_at_once(scripted):
-    url, answers, seen = scripted
-    answers.append((200, b"no gzip", {"content-encoding": "gzip"}))
-    async with RetrieverClient(url, timeout_seconds=5) as client:
-        with pytest.raises(RequestRefused, match=f"{url}: DecodingError"):
-            await client.retrieve(["q"], 3)
-    assert len(seen) == 1
 
 
 async def test_wait_ready_tells_then_gives_up_naming_the_address():

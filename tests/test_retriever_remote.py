@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import orjson
 import pytest
 
 from retriever_service.errors import BadSetting, EnvironmentLacks, RetrieverUnavailable
@@ -58,3 +59,22 @@ def test_collections_of_another_make_are_refused_for_serving_and_for_pushing(tin
             push(index, address)
         with pytest.raises(BadSetting, match=words):
             open_index(ServerSettings(index=address, retriever_name="e5", retriever_model=tiny_encoder))
+
+
+def test_points_of_another_program_are_left_out_and_alone_they_are_no_empty_result(tiny_encoder, tmp_path):
+    from qdrant_client import models
+
+    address = f"qdrant+file://{tmp_path}/store/wiki"
+    push(built(tmp_path, tiny_encoder, 2), address)
+    client = qdrant.QdrantClient(path=str(tmp_path / "store"))
+    strange = [{"title": "x"}, {"contents": None}, None, {"contents": "no id"}]
+    points = [models.PointStruct(id=10 + i, vector=[0.1] * 32, payload=p) for i, p in enumerate(strange)]
+    client.upsert("wiki", points, wait=True)
+    client.close()
+    index = open_index(ServerSettings(index=address, retriever_name="e5", retriever_model=tiny_encoder))
+    (hits,) = index.search(["river 1"], 9)
+    assert {orjson.loads(document)["id"] for document, _ in hits} == {"0", "1", "13"}
+    index._client.delete("wiki", models.PointIdsList(points=[0, 1, 13]))
+    with pytest.raises(RetrieverUnavailable, match=r"point 1\d has no text under `contents`"):
+        index.search(["river 1"], 9)
+    index.close()

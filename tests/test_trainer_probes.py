@@ -1,10 +1,14 @@
 """The probes: which trajectories are scored again, and that their numbers go back where they belong."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
 from services.contracts import TokenBatch
 from services.settings import ProbeSettings
+from trainer.loop import probes as module
 from trainer.loop.probes import FREEZE_BY_STEP, Probes, join
 
 
@@ -13,8 +17,13 @@ class Store:
 
     def __init__(self):
         self.steps = {}
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked = []
 
-    def get_tokens(self, run, step):
+    def get_tokens(self, run, step, timeout_seconds=None):
+        self.asked.append((step, timeout_seconds))
+        assert self.answers.wait(60)
         return self.steps.get(step)
 
 
@@ -58,6 +67,39 @@ def test_the_lag_probe_is_the_mean_change_a_token_of_earlier_right_trajectories(
     assert probes.read(b, parts, logp).metrics["probe/lag"] == pytest.approx((2 * -0.5 + 4 * -0.25) / 6)
     assert "lag" not in probes.parts(5, b), "no step 0"
     assert "lag" not in probes.parts(9, b), "step 4 is not in the store"
+
+
+def test_a_store_that_hangs_costs_one_short_wait_and_is_missing(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.3)
+    for step in range(1, 9):
+        store.steps[step] = batch(step, [2], [True])
+    probes = Probes(ProbeSettings(lag_steps=1, fixed_size=0), store, "r", tmp_path)
+    store.answers.clear()
+    waits = []
+    for step in (2, 3, 4):
+        probes.ask(step)
+        began = time.monotonic()
+        parts = probes.parts(step, batch(step, [2], [True]))
+        waits.append(time.monotonic() - began)
+        assert "lag" not in parts and "has not answered for" in probes.missing
+        metrics = probes.read(batch(step, [2], [True]), parts, np.zeros(2, np.float32)).metrics
+        assert metrics == {"probe/lag_missed": step - 1}
+    assert waits[0] < 5 and max(waits[1:]) < 0.2
+    assert store.asked == [(1, 0.3)], "nothing more is asked while an answer is awaited"
+    store.answers.set()
+    probes._answer.result(10)
+    probes.ask(5)
+    probes._answer.result(10)
+    assert "lag" in probes.parts(5, batch(5, [2], [True])) and probes.missing is None and probes.missed == 3
+
+
+def test_arrays_that_the_store_does_not_have_or_of_another_trainer_are_no_error(store, tmp_path):
+    probes = Probes(ProbeSettings(lag_steps=1, fixed_size=0), store, "r", tmp_path)
+    assert "lag" not in probes.parts(5, batch(5, [2], [True]))
+    assert probes.missing == "the likelihood service gave no token arrays of step 4"
+    store.steps[5] = batch(5, [2], [True])
+    del store.steps[5].extra["right"]
+    assert "lag" not in probes.parts(6, batch(6, [2], [True])) and probes.missing is None
 
 
 def test_the_fixed_set_is_frozen_once_full_and_survives_a_resume(store, tmp_path):

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
+from services.common.answers import read_json
 from services.control.records import Answer, CannotReach, ControlError, Done, DriverSilent, NoRun, RunStatus
 
 A = TypeVar("A", bound=Answer)
@@ -80,7 +81,7 @@ def _key(run: str, id: str) -> bytes:
 def announcement(value: bytes | None) -> dict[str, Any] | None:
     """What a run announced, or None where it is no announcement that can be checked."""
     try:
-        about = json.loads(value or b"")
+        about = read_json(value or b"")
     except ValueError:
         return None
     kinds = {"run": str, "id": str, "url": str, "started": float}
@@ -185,7 +186,7 @@ async def _answers(http: httpx.AsyncClient, run: dict[str, Any]) -> bool:
     """Whether the run itself answers at the address that it announced."""
     try:
         answer = await http.get(run["url"] + "/healthz")
-        return answer.is_success and answer.json()["run"] == run["id"]
+        return answer.is_success and read_json(answer.content)["run"] == run["id"]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
         return False
 
@@ -208,11 +209,12 @@ def _as_error(answer: httpx.Response) -> ControlError:
         return CannotReach(
             f"{answer.request.url}: HTTP {answer.status_code}; what answers there is no control plane of a run"
         )
+    refused = answer.status_code in (401, 403, 409, 500, 502, 503, 504)
     try:
-        detail = " ".join(str(answer.json()["detail"]).split())[:500]
-    except (ValueError, KeyError, TypeError):
-        detail = f"{answer.request.url}: HTTP {answer.status_code}"
+        detail = " ".join(str(read_json(answer.content)["detail"]).split())[:500]
+    except (ValueError, KeyError, TypeError):  # an ingress, or whatever else answers there
+        detail, refused = f"{answer.request.url}: HTTP {answer.status_code}", True
     error = ControlError(detail)
     error.status = answer.status_code
-    error.exit_code = 3 if answer.status_code in (401, 403, 409, 500, 502, 503, 504) else 2
+    error.exit_code = 3 if refused else 2
     return error

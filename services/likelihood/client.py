@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import orjson
 
+from services.common.answers import read_json
 from services.contracts import TokenBatch
 from services.likelihood.records import EventRecord, LikelihoodError, Record, StepRecord, check_run_name
 from services.likelihood.spool import Message, Spool
@@ -96,30 +97,29 @@ class LikelihoodClient:
         """Hand over something that happened in the run."""
         self._add("event", run, event.step, "POST", "events", lambda: _json(event), 3000)
 
-    def get_tokens(self, run: str, step: int) -> TokenBatch | None:
-        """The token arrays of a step, also while they still wait to be delivered; None if the service has none (any more) or cannot be reached."""
-        with self._changed:
-            waiting = self._spool.find("tokens", run, step)
-        if waiting is not None:
-            return unpack_tokens(waiting.body)
+    def get_tokens(self, run: str, step: int, timeout_seconds: float | None = None) -> TokenBatch | None:
+        """The token arrays of a step, also while they still wait to be delivered.
+
+        None if the service has none (any more), cannot be reached, or answers with something else. timeout_seconds: for each part of the
+        answer, instead of the client's own.
+        """
+        limit = httpx.USE_CLIENT_DEFAULT if timeout_seconds is None else timeout_seconds
         try:
-            answer = self._http.get(f"/v1/runs/{check_run_name(run)}/steps/{step}/tokens")
+            with self._changed:
+                waiting = self._spool.find("tokens", run, step)
+            if waiting is not None:
+                return unpack_tokens(waiting.body)
+            answer = self._http.get(f"/v1/runs/{check_run_name(run)}/steps/{step}/tokens", timeout=limit)
+            if answer.status_code == 200:
+                return unpack_tokens(answer.content)
+            problem = None if answer.status_code == 404 else _reason(answer)
         except httpx.HTTPError as e:
+            problem = type(e).__name__
+        except Exception as e:  # whatever a damaged body or file raises; no probe is worth the run
+            problem = " ".join(f"{type(e).__name__}: {e}".split())[:200]
+        if problem is not None:
             log.warning(
-                "likelihood service %s: token arrays of step %d not read (%s)",
-                self.url,
-                step,
-                type(e).__name__,
-            )
-            return None
-        if answer.status_code == 200:
-            return unpack_tokens(answer.content)
-        if answer.status_code != 404:
-            log.warning(
-                "likelihood service %s: token arrays of step %d not read (%s)",
-                self.url,
-                step,
-                _reason(answer),
+                "likelihood service %s: token arrays of step %d not read (%s)", self.url, step, problem
             )
         return None
 
@@ -250,9 +250,12 @@ class LikelihoodClient:
             )
         except httpx.HTTPError as e:
             return f"cannot be reached ({type(e).__name__})"
-        if answer.is_success:
+        said = _said(answer)
+        if answer.is_success and said.get("run") == message.run:
             return None
-        if answer.status_code in AGAIN:
+        # Not in the service's own words, so an ingress or a page before it answers; a body that is too large for that one stays so.
+        strange = answer.status_code != 413 and (answer.is_success or "detail" not in said)
+        if strange or answer.status_code in AGAIN:
             return _reason(answer)
         self.refused += 1
         level = logging.INFO if answer.status_code == 409 else logging.ERROR
@@ -277,8 +280,18 @@ def _json(record: Record) -> bytes:
     return orjson.dumps(vars(record), default=vars, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _reason(answer: httpx.Response) -> str:
+def _said(answer: httpx.Response) -> dict[str, Any]:
+    """What the service answered; empty where it is no JSON object."""
     try:
-        return f"{answer.status_code} {answer.json()['detail']}"
-    except (ValueError, KeyError, TypeError):
-        return f"{answer.status_code} {answer.reason_phrase}"
+        said = read_json(answer.content)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _reason(answer: httpx.Response) -> str:
+    detail = _said(answer).get("detail")
+    if detail is not None:
+        return f"{answer.status_code} {' '.join(str(detail).split())[:500]}"
+    what = "; its answer is not the service's" if answer.is_success else ""
+    return f"{answer.status_code} {answer.reason_phrase}{what}"

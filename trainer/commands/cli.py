@@ -47,7 +47,17 @@ app.command("report")(report)
 for command in (status, pause, resume):
     app.command(command.__name__)(command)
 
-MACHINE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+MACHINE_FULL = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EROFS,
+    errno.EIO,
+    errno.ESTALE,
+)
+"""Errors of the machine, not of the path that was given."""
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="Configuration file (YAML).")]
 Overrides = Annotated[
@@ -258,6 +268,9 @@ def main(argv: list[str] | None = None) -> int:
         ):  # a path that cannot be read, written or made
             complain(f"unspiral: {error.filename}: {error.strerror}")
             code = 3 if error.errno in MACHINE_FULL else 2
+        elif isinstance(error, OSError) and error.errno in MACHINE_FULL:  # said by a library, without a name
+            complain(f"unspiral: {error.strerror or error}")
+            code = 3
         else:
             raise
     sys.exit(code)

@@ -39,6 +39,9 @@ from trainer.loop.sampling import BatchSampler, RolloutBatch
 from trainer.loop.sync import kept_supplied, sync_weights
 from trainer.loop.system import StopRequests, System
 
+KEEP_SECONDS = 5.0
+"""Longest wait for the store before a checkpoint; then what it was not given yet is put on the disk."""
+
 
 class StoppedByMonitor(Exception):
     """The monitor ended the run (monitor.action=stop)."""
@@ -181,11 +184,12 @@ class Driver:
         """Sample, update, sync, measure. Returns what the monitor wants done; a changed lambda or learning rate holds from the next step on."""
         began, llds = time.monotonic(), self.config.algorithm.llds
         llds_lambda = self.actions.lambda_of(llds.lambda_)
+        self.probes.ask(step)
         batch = await self.next_batch(step)
         waited = time.monotonic() - began
         if self.share_gpus:
             await self.system.pool.sleep()
-        prepared = prepare(batch, self.config, self.system.tokenizer)
+        prepared = await asyncio.to_thread(prepare, batch, self.config, self.system.tokenizer)
         self.whole = False
         self.unfinished = step
         update, update_seconds = await self.on_learner(
@@ -208,7 +212,8 @@ class Driver:
         else:
             sync_seconds = await self.sync()
             rescored, score_seconds = await self.rescore(prepared)
-        metrics = self.measure(batch, prepared, update, rescored) | {
+        measured = await asyncio.to_thread(self.measure, batch, prepared, update, rescored)
+        metrics = measured | {
             "llds/lambda": llds_lambda,
             "learner/lr_scale": self.actions.lr_scale,
             "sync/bytes": float(self.sync_bytes),
@@ -219,6 +224,10 @@ class Driver:
             "time/logprob": score_seconds,
             "time/step": time.monotonic() - began,
         }
+        # Large batches take their time. They come before the step's line in metrics.jsonl, without which a resumed run forgets them.
+        await asyncio.to_thread(
+            self.system.folder.trajectories, step, batch.trajectories, batch.rewards.tolist()
+        )
         state = self.record(batch, prepared, metrics, rescored)
         action = self.actions.decide(state)
         if action:
@@ -285,7 +294,12 @@ class Driver:
 
     async def rescore(self, prepared: Prepared) -> tuple[Rescored, float]:
         """Score the batch (or a sample of it) and the probes under the new weights, in one pass of the learner."""
+        missing_before = self.probes.missing
         parts = await asyncio.to_thread(self.probes.parts, self.step, prepared.tokens)
+        if missing := self.probes.missing:
+            self.system.folder.event("probe_missing", step=self.step, probe="lag", reason=missing)
+            if not missing_before:
+                self.progress.say(f"step {self.step}: no lag probe: {missing}")
         logp, seconds = np.zeros(0, np.float32), 0.0
         if parts:
             scored, seconds = await self.on_learner(self.system.learner.score, join(list(parts.values())))
@@ -327,7 +341,6 @@ class Driver:
             folder.event("alarm", at_step=self.step, **alarm.as_dict())
         self.rewards.append(finite_or_none(metrics.get("reward/mean")))
         folder.metrics(metrics)
-        folder.trajectories(self.step, batch.trajectories, batch.rewards.tolist())
         records = trajectory_records(
             batch.trajectories,
             prepared.tokens,

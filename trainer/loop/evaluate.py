@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -49,4 +50,4 @@ async def evaluate(
         uid = f"eval-{tag}-{i:06d}"
         requests.append(TrajectoryRequest(uid, uid, question, seed_of(seed, uid), temperature, retriever_url))
     trajectories = await pool.rollout(requests, on_done=on_done)
-    return table(trajectories), trajectories
+    return await asyncio.to_thread(table, trajectories), trajectories

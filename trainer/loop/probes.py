@@ -6,6 +6,9 @@ log-prob stays high while the likelihood of earlier right answers decays. The fi
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +21,8 @@ from services.likelihood.metrics.step_metrics import fixed_probe, lag_probe
 from services.likelihood.tokens import pack_tokens, unpack_tokens
 from services.settings import ProbeSettings
 
+ASK_SECONDS = 5.0
+"""Longest wait for the store's answer, from the beginning of the step. A store that was late once is not waited for again until it answers."""
 FREEZE_BY_STEP = 5
 """The fixed probe is closed at this step, however few right trajectories there were."""
 
@@ -37,6 +42,14 @@ class Probes:
     def __init__(self, settings: ProbeSettings, store: LikelihoodClient, run: str, folder: Path) -> None:
         self.settings, self.store, self.run, self._file = settings, store, run, folder / "fixed_probe.npz"
         self.fixed: TokenBatch | None = None
+        self.missing: str | None = None
+        """Why the last step had no lag probe, where it should have had one."""
+        self.missed = 0
+        """Steps without one for such a reason."""
+        self._asked = 0
+        self._asked_at = 0.0
+        self._answer: Future[TokenBatch | None] = Future()
+        self._late = False
 
     def restore(self, step: int) -> None:
         """Take the fixed set up as it was after `step`."""
@@ -69,6 +82,8 @@ class Probes:
         metrics = {}
         if "lag" in parts:
             metrics["probe/lag"] = lag_probe(parts["lag"], scored["lag"])
+        if self.missed:
+            metrics["probe/lag_missed"] = float(self.missed)
         if "fixed" in parts:
             metrics["probe/fixed"] = fixed_probe(parts["fixed"], scored["fixed"])
         return Rescored(rows, logp_new, metrics)
@@ -93,14 +108,56 @@ class Probes:
         full = self.fixed is not None and len(self.fixed) >= self.settings.fixed_size
         return self.fixed if full or step > FREEZE_BY_STEP else None
 
+    def ask(self, step: int) -> None:
+        """Begin to fetch what the lag probe of `step` needs. Returns at once; while an earlier answer is still awaited nothing more is asked."""
+        past = step - self.settings.lag_steps
+        asking = self._asked and not self._answer.done()
+        if past < 1 or step % self.settings.every or asking or self._asked == step:
+            return
+        self._asked = step
+        self._asked_at = time.monotonic()
+        self._answer = Future()
+        thread = threading.Thread(
+            target=self._fetch, args=(past, self._answer), name="lag-probe", daemon=True
+        )
+        thread.start()
+
+    def _fetch(self, step: int, answer: Future[TokenBatch | None]) -> None:
+        try:
+            answer.set_result(self.store.get_tokens(self.run, step, timeout_seconds=ASK_SECONDS))
+        except Exception as error:  # raised where the answer is read
+            answer.set_exception(error)
+
     def _lag(self, step: int) -> TokenBatch | None:
         past = step - self.settings.lag_steps
-        batch = self.store.get_tokens(self.run, past) if past >= 1 else None
-        return (
-            batch.take(np.flatnonzero(batch.extra["right"])[: self.settings.lag_size].tolist())
-            if batch
-            else None
-        )
+        self.missing = None
+        if past < 1:
+            return None
+        batch = self._answered(step)
+        if batch is None:
+            self.missed += 1
+            self.missing = self.missing or f"the likelihood service gave no token arrays of step {past}"
+            return None
+        right = batch.extra.get("right", np.zeros(0, bool))
+        return batch.take(np.flatnonzero(right)[: self.settings.lag_size].tolist())
+
+    def _answered(self, step: int) -> TokenBatch | None:
+        """The store's answer for `step`, if it comes in time."""
+        self.ask(step)
+        left = 0.0 if self._late else self._asked_at + ASK_SECONDS - time.monotonic()
+        try:
+            answer = self._answer.result(max(0.0, left))
+        except TimeoutError:
+            self._late = True
+            self.missing = (
+                f"the likelihood service has not answered for {time.monotonic() - self._asked_at:.0f} s"
+            )
+            return None
+        self._late = False
+        if self._asked == step:
+            return answer
+        self.missing = "the likelihood service answered too late"
+        return None
 
 
 def join(batches: list[TokenBatch]) -> TokenBatch:

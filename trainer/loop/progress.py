@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import deque
 from typing import Any
@@ -54,7 +55,7 @@ class Progress:
         self.total, self.console = total_steps, console or Console()
         self._rows: deque[dict[str, Any]] = deque(maxlen=SHOWN_STEPS)
         self._seconds: deque[float] = deque(maxlen=20)
-        self._stage, self._done, self._began = "", 0, time.monotonic()
+        self._stage, self._done, self._recorded = "", 0, time.monotonic()
         self._live = (
             Live(console=self.console, refresh_per_second=4, get_renderable=self._render)
             if self.console.is_terminal
@@ -68,6 +69,10 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the terminal as it is."""
         if self._live:
             self._live.stop()
 
@@ -89,6 +94,7 @@ class Progress:
     def step(self, metrics: dict[str, Any], alarms: list[Any]) -> None:
         self._rows.append(metrics)
         self._seconds.append(metrics["time/step"])
+        self._recorded = time.monotonic()
         if not self._live:
             if not self._header_shown:
                 self.say("  ".join(name for name, _, _ in COLUMNS) + "  left")
@@ -112,8 +118,12 @@ class Progress:
             self.console.print(performance.table(numbers), highlight=False)
 
     def _left(self, step: int) -> str:
-        mean = sum(self._seconds) / len(self._seconds)
-        return duration(mean * (self.total - step))
+        """Time for the steps that are left, by what one typically takes: a step that waited for a worker or a service does not count for all.
+
+        It runs down while the next step is made."""
+        typical = statistics.median_low(self._seconds)
+        begun = min(time.monotonic() - self._recorded, typical)
+        return duration(max(0.0, typical * (self.total - step) - begun))
 
     def _render(self) -> Table:
         done = self._rows[-1]["step"] if self._rows else 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,6 +58,8 @@ class BatchSampler:
     def __init__(self, config: Config, pool: RolloutPool, cursor: PromptCursor, reward: Reward) -> None:
         self.config, self.pool, self.cursor, self.reward = config, pool, cursor, reward
         self.exact = make_reward("em")
+        self._scoring = ThreadPoolExecutor(1, "rewards")
+        """A user's reward may take long over a batch, and need not be made for several threads."""
 
     def requests(self, step: int, questions: list[Question], first: int = 0) -> list[TrajectoryRequest]:
         """G requests for each question. Uids are `step-prompt-sample`: unique in a run, the same in a resumed one."""
@@ -87,7 +91,7 @@ class BatchSampler:
             questions, cursor = self.cursor.take(missing), self.cursor.state_dict()
             fresh = await self.pool.rollout(self.requests(step, questions, first=asked), on_done=on_done)
             asked += missing
-            values = [self.score(t) for t in fresh]
+            values = await self.scored(fresh)
             # In the last round (and without dynamic sampling) all groups are taken, so that the batch has its size.
             flat = (
                 zero_variance(torch.tensor(values, dtype=torch.float64), torch.arange(len(fresh)) // size)
@@ -113,6 +117,14 @@ class BatchSampler:
             time.monotonic() - began,
             {"groups/resampled": float(resampled), "reward/missing": float((~np.isfinite(scores)).sum())},
         )
+
+    async def scored(self, trajectories: list[Trajectory]) -> list[float]:
+        """The reward of each trajectory, beside the event loop."""
+
+        def score() -> list[float]:
+            return [self.score(t) for t in trajectories]
+
+        return await asyncio.get_running_loop().run_in_executor(self._scoring, score)
 
     def score(self, trajectory: Trajectory) -> float:
         """Reward, less DAPO's penalty for length where that is on. NaN where the reward function returned None."""

@@ -243,7 +243,10 @@ async def served(config: Config, folder: Path, say: Callable[[str], None]) -> As
     finally:
         control.ending = True
         await control.stop_tasks()
-        address.unlink(missing_ok=True)
+        try:
+            address.unlink(missing_ok=True)
+        except OSError as error:  # and must not hide why the run ended
+            say(f"warning: {address} stays: {error.strerror}")
         await asyncio.to_thread(server.stop)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -17,12 +18,20 @@ from trainer.learner.checkpoint import latest, step_of
 from trainer.loop.driver import Driver
 from trainer.loop.progress import Progress
 from trainer.loop.run_folder import RunFolder
+from trainer.session import output
 from trainer.session.control import announced, served
 from trainer.session.output import unhurried
+from trainer.session.ray_watch import RayLost, ray_watched
 from trainer.session.resume_rules import Resumed, check_allowed, go_on_from, identity_of
 from trainer.session.stopping import StopSignals
 from trainer.session.system import start_system
+from trainer.session.waits import progress_of, told, waits_of
 from trainer.session.watchdog import watched
+
+STEP_SECONDS = 30.0
+"""Longest wait for the update in hand once Ray has died."""
+SAVE_SECONDS = 120.0
+"""Longest wait for the run to have saved then; for a save that is being made, as long as it takes."""
 
 
 def checkpoint_of(resume: str, folder: Path) -> Path | None:
@@ -112,6 +121,8 @@ async def _train(
     box: list[Driver],
 ) -> dict[str, Any]:
     """again: the folder was used by an earlier attempt."""
+    loop, began = asyncio.get_running_loop(), time.monotonic()
+    first: list[BaseException] = []
     with StopSignals(progress.say) as stop:
         try:
             async with (
@@ -136,17 +147,64 @@ async def _train(
                     progress.say(
                         f"no whole checkpoint to resume from: starting anew, as attempt {driver.attempt}"
                     )
-                with announced(control, driver), watched(driver):
-                    summary = await driver.run()
+                try:
+                    with (
+                        announced(control, driver),
+                        watched(driver),
+                        ray_watched(lambda lost: _ray_has_died(lost, driver, loop)),
+                        told(progress.say, lambda: waits_of(driver), lambda: progress_of(driver)),
+                    ):
+                        summary = await driver.run()
+                    if stop.error is not None:
+                        raise stop.error
+                except BaseException as error:
+                    if isinstance(stop.error, RayLost):
+                        _leave_without_ray(stop.error, driver, began)
+                    first.append(error)
+                    raise
                 progress.performance(summary)
                 stop.settle()
                 return summary
-        except asyncio.CancelledError:
+        except BaseException as error:
+            # What ends the run is told, not what fails after it while the parts are ended.
+            told_error = first[0] if first else error
+            if told_error is not error:
+                progress.say(f"warning: while the run was ended: {type(error).__name__}: {error}")
+            if not isinstance(told_error, asyncio.CancelledError):
+                raise told_error from told_error.__cause__
             if stop.error is not None:
                 raise stop.error from None
             if stop.number is None:
-                raise
+                raise told_error from None
             raise signals.Stopped(stop.number) from None
+
+
+def _ray_has_died(lost: RayLost, driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
+    """Called from the watch's thread. The step in hand comes to its end where it is about to; the last whole step is saved."""
+    stop, over = driver.stop, time.monotonic() + SAVE_SECONDS
+    loop.call_soon_threadsafe(stop.end_soon, lost, 0.0 if driver.whole else STEP_SECONDS)
+    while time.monotonic() < over or driver.learner_call == "save":
+        time.sleep(0.5)
+    _leave_without_ray(lost, driver, None)  # the loop is stuck, in a call of Ray's
+
+
+def _leave_without_ray(lost: RayLost, driver: Driver, began: float | None) -> NoReturn:
+    """End the process as it is: its parts are ended by Ray alone, and to ask for it would take until Ray ends this process."""
+    folder, progress = driver.system.folder, driver.progress
+    try:
+        _finish(
+            folder,
+            driver.summary() | {"steps": folder.last_step()},
+            began or time.monotonic(),
+            lost.exit_code,
+            progress.say,
+        )
+    except Exception as error:  # whatever else has gone with Ray
+        progress.say(f"warning: no summary was written: {error}")
+    progress.close()
+    output.drain()
+    output.complain(f"unspiral: {lost}; {what_is_left(folder, driver)}")
+    os._exit(lost.exit_code)
 
 
 def _finish(

@@ -53,7 +53,7 @@ class StopSignals:
     @property
     def requested(self) -> bool:
         """Whether no further step should begin."""
-        return self.number is not None
+        return self.number is not None or self.error is not None
 
     @contextmanager
     def step_in_hand(self) -> Iterator[None]:
@@ -104,6 +104,17 @@ class StopSignals:
             self.error = error
             self.say(f"{error}: stopping")
             self._cancel()
+
+    def end_soon(self, error: Exception, seconds: float) -> None:
+        """Begin no further step; the run leaves with `error` once it has saved. A step in hand has so many seconds."""
+        if self._ending or self.error is not None:
+            return
+        self.error = error
+        self.say(f"{error}: stopping")
+        if not self._in_step and not self._saving:
+            self._cancel()
+        elif self._in_step:
+            self._timer = self._loop.call_later(seconds, self._end_of_grace)
 
     def settle(self) -> None:
         """The run's work is done: a signal no longer cuts its clean end short. Raises Stopped where one came

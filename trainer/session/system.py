@@ -6,6 +6,7 @@ What a user can get wrong is looked at first, before anything slow starts.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import utils
+from ray._private import utils, worker
 
 from retriever_service.client import RetrieverClient
 from services.common import signals
@@ -33,7 +34,9 @@ from trainer.loop.run_folder import RunFolder
 from trainer.loop.system import Serving, System
 from trainer.rewards import make_reward
 from trainer.session.preflight import check_prompts, check_retrievers, check_room
+from trainer.session.ray_watch import RECONNECT_SECONDS
 from trainer.session.resume_rules import Resumed
+from trainer.session.waits import told
 
 Say = Callable[[str], None]
 LOCAL_SECONDS = 2.0
@@ -75,9 +78,11 @@ def connect_ray(say: Say) -> None:
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     address = os.environ.get("RAY_ADDRESS")
     say(f"joining Ray at {address}" if address else "starting a local Ray")
+    # Read by a Ray that starts here: without its head it lives on, for the run to save what it has.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_SECONDS))
     try:
         # Ray puts its own handlers in place of ours, which would end the process in the middle of a clean stop.
-        with signals.kept(), _in_a_group_of_their_own():
+        with signals.kept(), _in_a_group_of_their_own(), told(say, "Ray to start"):
             ray.init(
                 address=address or "local",
                 include_dashboard=None if address else False,
@@ -90,6 +95,17 @@ def connect_ray(say: Say) -> None:
         busy = "a local Ray did not start (on a busy machine: try again, or set RAY_raylet_start_wait_time_s=120)"
         what = f"RAY_ADDRESS={address}: cannot join that cluster" if address else busy
         raise RayUnavailable(f"{what}: {reason}") from e
+    else:
+        _silence_ray()
+
+
+def _silence_ray() -> None:
+    """What Ray prints of its own accord (that a process died, with its last 20 lines and escape codes) is in its session's logs. What it means
+    for the run is said by the run."""
+    worker._worker_logs_enabled = False
+    log = logging.getLogger("ray")
+    log.addHandler(logging.NullHandler())
+    log.propagate = False
 
 
 def worker_environment() -> dict[str, str]:
@@ -116,16 +132,18 @@ async def retriever_address(
             index = str(config.run_dir / f"{name}_index")
             say(f"indexing {settings.corpus}")
             corpus = models.resolve_file(settings.corpus)
-            skipped = await asyncio.to_thread(index_corpus, corpus, index, skip_bad=settings.skip_bad)
+            with told(say, f"the index of {settings.corpus}"):
+                skipped = await asyncio.to_thread(index_corpus, corpus, index, skip_bad=settings.skip_bad)
             if skipped:
                 say(f"{settings.corpus}: {skipped:,} malformed lines left out (skip_bad)")
-        service = await asyncio.to_thread(
-            start_retriever,
-            index,
-            topk=config.rollout.topk,
-            name=f"unspiral-{config.run.name}-{name}",
-            timeout_seconds=settings.start_timeout_seconds,
-        )
+        with told(say, f"the retriever on {index} to start"):
+            service = await asyncio.to_thread(
+                start_retriever,
+                index,
+                topk=config.rollout.topk,
+                name=f"unspiral-{config.run.name}-{name}",
+                timeout_seconds=settings.start_timeout_seconds,
+            )
         stack.callback(service.stop)
         url = service.url
     client = RetrieverClient(url, timeout_seconds=settings.timeout_seconds)
@@ -224,6 +242,12 @@ async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
         await asyncio.sleep(0.5)
 
 
+def starting(pool: RolloutPool, learner: LearnerGroup) -> str:
+    """What has not started yet."""
+    workers = [f"rollout worker {w.id} ({w.state})" for w in pool.workers() if w.state != "ready"]
+    return ", ".join([*workers, *([] if learner.where else ["the learner"])])
+
+
 @asynccontextmanager
 async def start_system(
     config: Config,
@@ -251,19 +275,23 @@ async def start_system(
         ) as serving,
         AsyncExitStack() as stack,
     ):
-        store = await likelihood_store(config, stack)
+        with told(say, "the likelihood service to start"):
+            store = await likelihood_store(config, stack)
         learner = LearnerGroup(config, model_path=str(model), reference=config.algorithm.kl > 0)
         stack.callback(learner.close)
-        await wait_for_room(config, learner)
+        with told(
+            say, f"room on the cluster for {config.rollout.workers} rollout workers and {ranks} learner ranks"
+        ):
+            await wait_for_room(config, learner)
         say("starting rollout workers and learner")
-        if (
-            config.rollout.share_gpus
-        ):  # an engine measures the free memory when it starts, so the learner comes second
-            await serving.pool.start()
-            await serving.pool.sleep()
-            await asyncio.to_thread(learner.start)
-        else:
-            await asyncio.gather(serving.pool.start(), asyncio.to_thread(learner.start))
+        with told(say, lambda: starting(serving.pool, learner)):
+            if config.rollout.share_gpus:
+                # An engine measures the free memory when it starts, so the learner comes second.
+                await serving.pool.start()
+                await serving.pool.sleep()
+                await asyncio.to_thread(learner.start)
+            else:
+                await asyncio.gather(serving.pool.start(), asyncio.to_thread(learner.start))
         yield System(
             **vars(serving),
             config=config,

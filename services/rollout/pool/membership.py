@@ -134,6 +134,18 @@ class Membership:
         starting = [WorkerInfo(self._name(slot), 0, "", 0, state="starting") for slot in come]
         return sorted([*(m.describe() for m in there), *starting], key=lambda w: w.id)
 
+    def waits_for(self) -> str:
+        """What stands between the trajectories that are asked for and their end, in one line."""
+        serving = self.serving()
+        if not serving:
+            coming = ", ".join(f"{w.id} is {w.state}" for w in self.describe()) or "none is starting"
+            ends = "; ".join(dict.fromkeys(self._last_end.values()))
+            why = self.problem or (f"the last one ended by {ends}" if ends else "")
+            return f"no rollout worker serves: {coming}" + (f" ({why})" if why else "")
+        searching = [f"{m.id}: {m.info.waits_for}" for m in serving if m.info.waits_for]
+        running = f"{sum(len(m.jobs) for m in serving)} trajectories on {len(serving)} rollout workers"
+        return "; ".join([running, *searching])
+
     # -- coming and going
 
     async def start(self) -> None:
@@ -143,9 +155,11 @@ class Membership:
                 f"rollout.workers=all found none: {placement.describe(self._settings)}"
             )
         tasks = [asyncio.create_task(self._start_member(slot)) for slot in range(self.target)]
+        self._starting = dict(enumerate(tasks))
         try:
             await asyncio.gather(*tasks)
         finally:
+            self._starting = {}
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -372,7 +386,9 @@ class Membership:
         try:
             while True:
                 try:
-                    self._look(pings)
+                    # A question to Ray's head, which may be away, and this loop must go on.
+                    room = await asyncio.to_thread(self._room) if self._follow_cluster else None
+                    self._look(pings, room)
                 except Exception as e:
                     # Ray's head restarts, a full disk takes no event: the next look may go well, and must come.
                     _log.warning("the pool's look at its workers failed: %s", one_line(e))
@@ -381,10 +397,11 @@ class Membership:
             for ping in list(pings.values()):
                 ping.cancel()
 
-    def _look(self, pings: dict[Member, asyncio.Task]) -> None:
-        if self._follow_cluster:
+    def _look(self, pings: dict[Member, asyncio.Task], room: int | None = None) -> None:
+        """room: workers that the cluster can hold, where their number follows it."""
+        if self._follow_cluster and room is not None:
             # A node that joined or left; one worker at least is always wanted.
-            self.target = self._room()
+            self.target = room
         for member in self._trim():  # nobody waits here for what it runs: the others must be watched
             task = asyncio.create_task(self._retire(member))
             self._retiring.add(task)
@@ -398,7 +415,10 @@ class Membership:
 
     async def _ping(self, member: Member) -> None:
         try:
-            member.info = await member.call("info", timeout_seconds=SILENCE_SECONDS)
+            info = await member.call("info", timeout_seconds=SILENCE_SECONDS)
+            if left_out := info.hits_left_out - member.info.hits_left_out:
+                self._on_event({"event": "hits_left_out", "worker": member.id, "hits": left_out})
+            member.info = info
             return
         except TimeoutError:
             error = WorkerLostError(f"worker {member.id} has not answered for {SILENCE_SECONDS:g} s")

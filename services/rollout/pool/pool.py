@@ -122,6 +122,10 @@ class RolloutPool:
         """Why there are fewer workers than wanted, where that does not pass by itself."""
         return self._membership.problem
 
+    def waits_for(self) -> str:
+        """What stands between the trajectories that are asked for and their end, in one line."""
+        return self._membership.waits_for()
+
     def lacking(self, n: int) -> str | None:
         """What `n` workers ask for against what there is, where the cluster could never hold them all; else None."""
         return self._membership.lacking(n)

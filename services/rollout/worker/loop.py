@@ -19,7 +19,7 @@ from services.contracts import Action, FinishReason, Trajectory, TrajectoryReque
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
-    from services.contracts import Question
+    from services.contracts import Observation, Question
     from services.rollout.engines.base import Engine
     from services.rollout.worker.templates import Template
     from services.settings import RolloutSettings
@@ -49,8 +49,9 @@ async def run_trajectory(
     template: Template,
     search: Callable[[str], Awaitable[list[Hit]]],
     settings: RolloutSettings,
+    observe: Callable[[list[Hit], int], Awaitable[Observation]] | None = None,
 ) -> Trajectory:
-    """Sample one trajectory.
+    """Sample one trajectory. observe: the template's `observation_ids`, made elsewhere than on this loop.
 
     `max_turns` generations may search; one more follows in which a search is not carried out. An action without a tag gets the template's
     notice and uses its turn up. `finish` is `answer`, `turns` (no answer in the last turn) or `length` (no room left in `max_model_tokens`).
@@ -61,7 +62,7 @@ async def run_trajectory(
     started = time.monotonic()
     for attempt in range(SAMPLING_ATTEMPTS):
         try:
-            trajectory = await _sample(request, attempt, engine, template, search, settings)
+            trajectory = await _sample(request, attempt, engine, template, search, settings, observe)
         except NonFiniteLogprobError as e:
             error = e
         else:
@@ -81,7 +82,7 @@ def prompt_of(question: Question, template: Template, settings: RolloutSettings)
     return prompt
 
 
-async def _sample(request, attempt, engine, template, search, settings) -> Trajectory:
+async def _sample(request, attempt, engine, template, search, settings, observe) -> Trajectory:
     prompt = prompt_of(request.question, template, settings)
     ids, segments = list(prompt), []
     finish: FinishReason = "turns"
@@ -112,7 +113,11 @@ async def _sample(request, attempt, engine, template, search, settings) -> Traje
             action.query = template.parse(action.text).content
             hits = await search(action.query)
             action.document_ids = [hit.id for hit in hits]
-            observation = template.observation_ids(hits, min(settings.max_obs_tokens, room - 1))
+            budget = min(settings.max_obs_tokens, room - 1)
+            if observe is None:
+                observation = template.observation_ids(hits, budget)
+            else:
+                observation = await observe(hits, budget)
         else:
             observation = template.notice()
         if len(observation.token_ids) >= room:

@@ -7,14 +7,22 @@ import importlib.util
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from retriever_service.client import Hit, RetrieverClient
 from services.common.stacks import answer_stack_requests, task_stacks
-from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
+from services.contracts import (
+    Observation,
+    Trajectory,
+    TrajectoryRequest,
+    WeightsReceiver,
+    WeightUpdate,
+    WorkerInfo,
+)
 from services.rollout.worker.barrier import TurnBarrier
 from services.rollout.worker.loop import RolloutError, run_trajectory
-from services.rollout.worker.templates import make_template
+from services.rollout.worker.templates import Template, make_template
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightMismatchError, WeightSyncError, make_receiver, untouched
@@ -85,6 +93,9 @@ class RolloutWorker:
         self._clients: dict[str, RetrieverClient] = {}
         self._engine: Engine | None = None
         self._template = None
+        self._reader = None
+        """A template of its own for the thread that makes observations: tokenizers must not be called by two threads at once."""
+        self._reading = ThreadPoolExecutor(1, "observations")
         self._version, self._synced = 0, False
         self._state, self._draining = "starting", False
         self._running = 0
@@ -94,12 +105,19 @@ class RolloutWorker:
 
     async def start(self) -> WorkerInfo:
         """Bring tokenizer, template and engine up."""
-
-        tokenizer = await asyncio.to_thread(load_tokenizer, self._model_path)
-        self._template = make_template(self._settings.template, tokenizer, self._settings)
+        self._template = await asyncio.to_thread(self._make_template)
+        self._reader = await asyncio.get_running_loop().run_in_executor(self._reading, self._make_template)
         self._engine = await start_engine(self._settings, self._model_path, self._seed)
         self._state = "ready"
         return self.info()
+
+    def _make_template(self) -> Template:
+        return make_template(self._settings.template, load_tokenizer(self._model_path), self._settings)
+
+    async def _observe(self, hits: list[Hit], budget: int) -> Observation:
+        """An observation, made in a thread: long passages would hold up all other trajectories, and the answer to a ping."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reading, self._reader.observation_ids, hits, budget)
 
     def info(self) -> WorkerInfo:
         """Raises EngineDeadError where the engine has died under a living worker."""
@@ -107,7 +125,16 @@ class RolloutWorker:
             self._engine.check()
         state = "draining" if self._draining and self._state == "ready" else self._state
         tokens = self._running * self._settings.max_response_tokens
-        return WorkerInfo(self.id, os.getpid(), socket.gethostname(), self._version, tokens, state)
+        return WorkerInfo(
+            self.id,
+            os.getpid(),
+            socket.gethostname(),
+            self._version,
+            tokens,
+            state,
+            waits_for="; ".join(filter(None, (client.waits() for client in self._clients.values()))),
+            hits_left_out=sum(client.left_out for client in self._clients.values()),
+        )
 
     def engine_info(self) -> dict:
         """What the engine says of itself."""
@@ -242,6 +269,7 @@ class RolloutWorker:
         clients, self._clients = self._clients, {}
         for client in clients.values():
             await client.aclose()
+        self._reading.shutdown(wait=False, cancel_futures=True)
 
     def _ready(self, failed_too: bool = False) -> Engine:
         if self._engine is None or self._state == "starting":
@@ -264,6 +292,7 @@ class RolloutWorker:
                     template=self._template,
                     search=self._search(request.retriever_url or self._retriever_url),
                     settings=self._settings,
+                    observe=self._observe,
                 )
         except TimeoutError as e:
             raise TrajectoryTimeoutError(

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+CHARS_PER_TOKEN = 8
+"""Characters that are encoded first for each token that is wanted. Text of many languages has fewer; where it has more, twice as much is next."""
+SPARE_CHARS, SPARE_TOKENS = 256, 16
+"""Encoded beyond what is wanted, so that a word in which the text is cut does not matter."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class TagTemplate:
 
     def observation_ids(self, hits: Sequence[Hit], budget: int) -> Observation:
         text = self.render(hits)
-        ids = self.encode(text)
+        ids = self.first_ids(text, budget + 1)
         if len(ids) <= budget:
             return Observation(ids, text)
         room = budget - self.min_observation_tokens
@@ -102,11 +106,21 @@ class TagTemplate:
             raise ValueError(
                 f"an observation needs at least {self.min_observation_tokens} tokens; its budget is {budget}"
             )
-        kept = self.encode(self.documents(hits))[:room]
+        kept = self.first_ids(self.documents(hits), room)
         while kept and self.decode(kept).endswith(_REPLACEMENT):  # the cut fell inside a character
             kept.pop()
         ids = [*self._head, *kept, *self._tail]
         return Observation(ids, self.decode(ids))
+
+    def first_ids(self, text: str, count: int) -> list[int]:
+        """The first `count` ids of a text, or all where it has fewer. Encodes no more of a long text than that takes."""
+        size = CHARS_PER_TOKEN * count + SPARE_CHARS
+        while size < len(text):
+            ids = self.encode(text[:size])
+            if len(ids) >= count + SPARE_TOKENS:  # the last ones may be others where the text goes on
+                return ids[:count]
+            size *= 2
+        return self.encode(text)[:count]
 
     def notice(self) -> Observation:
         return Observation(list(self._notice.token_ids), self._notice.text)

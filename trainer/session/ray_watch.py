@@ -1,0 +1,97 @@
+"""Ray's own processes may die under a run: the GCS (its head) or the raylet of the driver's node.
+
+Neither is noticed soon by Ray itself. Actors live on for some seconds after their raylet, and for minutes after the GCS; then everything
+exits, with Ray's words. Within that time a run saves what it has.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+import ray
+
+LOOK_SECONDS = 1.0
+ANSWER_SECONDS = 3.0
+LOCAL_GCS_SECONDS, JOINED_GCS_SECONDS = 2.0, 20.0
+"""Time without an answer after which the GCS is lost. That of a cluster may be started again by whoever runs it."""
+RECONNECT_SECONDS = 600
+"""Longest that a local Ray lives on without its GCS: a large checkpoint takes minutes to write."""
+
+
+class RayLost(RuntimeError):
+    """Ray has died under the run."""
+
+    exit_code = 3
+
+
+@contextmanager
+def ray_watched(on_lost: Callable[[RayLost], None]) -> Iterator[None]:
+    """While inside, `on_lost` is called once, from a thread, when Ray has died."""
+    if not ray.is_initialized():
+        yield
+        return
+    over = threading.Event()
+    gcs = ray.get_runtime_context().gcs_address
+    raylet = raylet_process()
+    local = not os.environ.get("RAY_ADDRESS")
+    thread = threading.Thread(
+        target=_watch, args=(over, gcs, raylet, local, on_lost), name="ray-watch", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _watch(
+    over: threading.Event,
+    gcs: str,
+    raylet: psutil.Process | None,
+    local: bool,
+    on_lost: Callable[[RayLost], None],
+) -> None:
+    patience, answered = LOCAL_GCS_SECONDS if local else JOINED_GCS_SECONDS, time.monotonic()
+    while not over.wait(LOOK_SECONDS):
+        if raylet is not None and not _alive(raylet):
+            on_lost(RayLost(f"Ray's raylet on this machine (pid {raylet.pid}) has died"))
+            return
+        if _answers(gcs):
+            answered = time.monotonic()
+        elif time.monotonic() - answered > patience:
+            on_lost(RayLost(f"Ray's head (GCS) at {gcs} has died: no answer for {patience:.0f} s"))
+            return
+
+
+def raylet_process() -> psutil.Process | None:
+    """The raylet that this process belongs to, or None where it runs out of sight (in another container)."""
+    from ray._private.worker import global_worker
+
+    name = global_worker.node.raylet_socket_name
+    for process in psutil.process_iter(["name", "cmdline"]):
+        command = process.info["cmdline"] or ()
+        if process.info["name"] == "raylet" and any(part.endswith(f"={name}") for part in command):
+            return process
+    return None
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True

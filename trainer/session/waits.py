@@ -1,0 +1,76 @@
+"""A run that waits says so: every SAY_SECONDS one line names what is waited for, and since when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.loop.driver import Driver
+
+SAY_SECONDS = 15.0
+Say = Callable[[str], None]
+
+
+@contextmanager
+def told(
+    say: Say, what: str | Callable[[], str], progress: Callable[[], Any] | None = None
+) -> Iterator[None]:
+    """While inside, `say` is called from a thread of its own, since the event loop may be what stands still.
+
+    what: is waited for; a function that gives it may give "" where nothing is. progress: while what this gives changes, the wait begins
+    anew.
+    """
+    over = threading.Event()
+    thread = threading.Thread(target=_tell, args=(over, say, what, progress), name="waits", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _tell(
+    over: threading.Event, say: Say, what: str | Callable[[], str], progress: Callable[[], Any] | None
+) -> None:
+    seen, since, clock = _asked(progress), time.monotonic(), time.strftime("%H:%M:%S")
+    last = since
+    while not over.wait(min(1.0, SAY_SECONDS / 5)):
+        now, new = time.monotonic(), _asked(progress)
+        if new != seen:
+            seen, since, last, clock = new, now, now, time.strftime("%H:%M:%S")
+        elif now - last >= SAY_SECONDS:
+            last, text = now, what if isinstance(what, str) else _asked(what)
+            if text and not over.is_set():
+                say(f"waiting since {clock} ({now - since:.0f} s): {text}")
+
+
+def _asked(function: Callable[[], Any] | None) -> Any:
+    """What it gives. It looks at objects of another thread, which may change meanwhile: then the next look tells."""
+    try:
+        return function() if function is not None else None
+    except (RuntimeError, KeyError):
+        return None
+
+
+def waits_of(driver: Driver) -> str:
+    """What a run waits for now."""
+    if driver.idle:
+        return ""
+    doing = driver.progress.doing or "the first step"
+    return doing if driver.learner_call else f"{doing}: {driver.system.pool.waits_for()}"
+
+
+def progress_of(driver: Driver) -> tuple[Any, ...]:
+    """Changes whenever the run gets further."""
+    return (
+        driver.system.pool.trajectories,
+        driver.learner_calls,
+        driver.progress.doing,
+        driver.step,
+        driver.attempt,
+        driver.idle,
+    )
