@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import (
     BaseModel,
     ConfigDict,
+    FailFast,
     Field,
     StrictBool,
     StrictInt,
@@ -37,7 +38,7 @@ class RetrieveRequest(BaseModel):
         },
     )
 
-    queries: list[Query] | None = None
+    queries: list[Query] | None = Field(None, fail_fast=True)
     """Questions to search for. An empty list gets an empty answer."""
     query: Query | None = None
     """One question; the answer still nests twice."""
@@ -109,9 +110,9 @@ class RerankRequest(BaseModel):
         },
     )
 
-    queries: list[Query]
+    queries: list[Query] = Field(fail_fast=True)
     """Questions."""
-    documents: list[list[GivenDocument]]
+    documents: list[Annotated[list[GivenDocument], FailFast()]] = Field(fail_fast=True)
     """For each question the passages to order."""
     rerank_topk: StrictInt | None = Field(None, ge=0)
     """Passages returned for each question; null or 0 is the server's default."""
