@@ -235,6 +235,8 @@ def one_line(error: ValidationError) -> str:
     if first["type"] == "json_invalid":
         return f"body: not JSON ({first['ctx']['error']})"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "model_type":
+        message = "Input should be an object"
     shown = "" if isinstance(given, dict | list | BaseModel) else f" (got {str(given)[:60]})"
     more = error.error_count() - 1
     return f"{key or 'body'}: {message}{shown}" + (f"; {more} more of the kind" if more else "")
