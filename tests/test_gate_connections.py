@@ -53,13 +53,21 @@ def health_watched(served: Served):
 
 @pytest.mark.parametrize(
     "start",
-    [HEAD + b"X: ", HEAD, b"GET /", HEAD.replace(b"GET", b"POST") + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: "],
+    [
+        HEAD + b"X: ",
+        HEAD,
+        b"GET /",
+        HEAD.replace(b"GET", b"POST") + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: ",
+    ],
     ids=["one header", "many headers", "the path", "a trailer"],
 )
 def test_an_endless_head_ends_at_64_kib_and_holds_up_nobody(hasty, start):
     piece = b"a: b\r\n" * 10_000 if start == HEAD else b"a" * 60_000
     sent, memory = 0, psutil.Process().memory_info().rss
-    with health_watched(hasty) as seconds, socket.create_connection(("127.0.0.1", hasty.port), timeout=20) as s:
+    with (
+        health_watched(hasty) as seconds,
+        socket.create_connection(("127.0.0.1", hasty.port), timeout=20) as s,
+    ):
         s.sendall(start)
         with contextlib.suppress(ConnectionError, TimeoutError):
             while sent < 100 << 20:
@@ -68,12 +76,18 @@ def test_an_endless_head_ends_at_64_kib_and_holds_up_nobody(hasty, start):
         answer = read_all(s)
     assert sent < 100 << 20 and max(seconds) < 5
     assert psutil.Process().memory_info().rss - memory < 100 << 20
-    assert answer[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 405", b"")  # /healthz takes no post; the last by a reset
+    assert answer[:12] in (
+        b"HTTP/1.1 431",
+        b"HTTP/1.1 405",
+        b"",
+    )  # /healthz takes no post; the last by a reset
 
 
 def test_a_head_of_64_kib_is_refused_by_name_and_a_smaller_one_is_answered(hasty):
     large = hasty.raw(HEAD + b"X: " + b"a" * 70_000 + b"\r\n\r\n")
-    assert large.startswith(b"HTTP/1.1 431 ") and b"head: more than the 65536 bytes that are accepted" in large
+    assert (
+        large.startswith(b"HTTP/1.1 431 ") and b"head: more than the 65536 bytes that are accepted" in large
+    )
     small = hasty.raw(HEAD + b"Connection: close\r\nX: " + b"a" * 60_000 + b"\r\n\r\n")
     assert small.startswith(b"HTTP/1.1 200 ")
 
@@ -82,7 +96,9 @@ def test_a_head_that_does_not_come_is_given_up_in_time(hasty):
     began = time.monotonic()
     assert hasty.raw(HEAD).startswith(b"HTTP/1.1 408 ")
     assert hasty.raw() == b""  # a connection that nothing was asked on ends without a word
-    with socket.create_connection(("127.0.0.1", hasty.port), timeout=20) as s:  # a byte now and then does not help
+    with socket.create_connection(
+        ("127.0.0.1", hasty.port), timeout=20
+    ) as s:  # a byte now and then does not help
         with contextlib.suppress(ConnectionError):
             for byte in HEAD * 20:
                 s.sendall(bytes([byte]))
@@ -113,7 +129,11 @@ def test_a_client_that_leaves_in_the_middle_of_a_body_leaves_no_line_in_the_log(
 
 
 def test_what_is_no_http_is_a_400_in_json_and_no_line_in_the_log(hasty, caplog):
-    for junk in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"HELLO\r\n\r\n", HEAD + b"Content-Length: x\r\n\r\n"):
+    for junk in (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"HELLO\r\n\r\n",
+        HEAD + b"Content-Length: x\r\n\r\n",
+    ):
         answer = hasty.raw(junk)
         assert answer.startswith(b"HTTP/1.1 400 ") and b'{"detail":' in answer, junk
     upgrade = hasty.raw(HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
@@ -124,7 +144,8 @@ def test_what_is_no_http_is_a_400_in_json_and_no_line_in_the_log(hasty, caplog):
 def test_idle_connections_make_room_for_those_that_ask(hasty):
     with contextlib.ExitStack() as held, hasty.client() as client:
         idle = [
-            held.enter_context(socket.create_connection(("127.0.0.1", hasty.port), timeout=20)) for _ in range(120)
+            held.enter_context(socket.create_connection(("127.0.0.1", hasty.port), timeout=20))
+            for _ in range(120)
         ]
         for s in idle[:3]:
             s.sendall(HEAD + b"\r\n")
@@ -135,7 +156,10 @@ def test_idle_connections_make_room_for_those_that_ask(hasty):
 
 
 def test_where_all_connections_are_at_work_a_further_one_gets_a_503(tmp_path, small_index):
-    with serving("likelihood", tmp_path, small_index, limits=Limits(connections=2)) as served, served.client() as client:
+    with (
+        serving("likelihood", tmp_path, small_index, limits=Limits(connections=2)) as served,
+        served.client() as client,
+    ):
         served.post(client)
         stream = b"GET /v1/stream HTTP/1.1\r\nHost: localhost\r\n\r\n"
         with contextlib.ExitStack() as held:
@@ -163,7 +187,9 @@ def test_a_client_that_does_not_read_its_answer_is_given_up(tmp_path, small_inde
 
             def open_ones() -> int:
                 mine = s.getsockname()[1]
-                return sum(c.laddr.port == served.port and c.raddr and c.raddr.port == mine for c in connections())
+                return sum(
+                    c.laddr.port == served.port and c.raddr and c.raddr.port == mine for c in connections()
+                )
 
             while open_ones():
                 assert time.monotonic() < until, "the server still holds the answer"

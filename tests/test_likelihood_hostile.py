@@ -11,6 +11,7 @@ import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import httpx
 import numpy as np
@@ -81,10 +82,16 @@ def test_damaged_token_arrays_are_refused_and_never_break_anything():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"token_ids": np.array([0, 1, 2**31])}, "token_ids: 2147483648; whole numbers from -2147483648 to 2147483647"),
+        (
+            {"token_ids": np.array([0, 1, 2**31])},
+            "token_ids: 2147483648; whole numbers from -2147483648 to 2147483647",
+        ),
         ({"token_ids": np.array([0, 1, -(2**40)])}, "token_ids: -1099511627776; whole numbers"),
         ({"action_ids": np.array([0, 0, 40_000])}, "action_ids: 40000; whole numbers from -32768 to 32767"),
-        ({"offsets": np.array([0, 2, 2**64 - 1], np.uint64)}, "offsets: 18446744073709551615; whole numbers from 0 to 3"),
+        (
+            {"offsets": np.array([0, 2, 2**64 - 1], np.uint64)},
+            "offsets: 18446744073709551615; whole numbers from 0 to 3",
+        ),
         ({"uid": np.array([b"\xff", b"b"])}, "uid: expected text"),
         ({"logp_sampler": np.zeros(2, np.float32)}, "logp_sampler: expected 3 floating numbers"),
         ({"x": np.zeros((2, 2))}, "x: expected one dimension of booleans, numbers or strings"),
@@ -139,16 +146,16 @@ def test_honest_arrays_pass_packed_or_not():
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ('{"x": %d}' % 2**70, "data: integer of 71 bits; at most 64 bits accepted"),
-        ('{"x": [{"y": -%d}]}' % 10**40, "data: integer of 133 bits"),
-        ('{"x": %s1%s}' % ("[" * 60, "]" * 60), "data: nested too deep; at most 32 levels accepted"),
+        (f'{{"x": {2**70}}}', "data: integer of 71 bits; at most 64 bits accepted"),
+        (f'{{"x": [{{"y": -{10**40}}}]}}', "data: integer of 133 bits"),
+        ('{"x": ' + "[" * 60 + "1" + "]" * 60 + "}", "data: nested too deep; at most 32 levels accepted"),
     ],
 )
 def test_event_data_that_no_store_can_write_is_a_422(client, data, says):
-    body = '{"step": 0, "kind": "k", "text": "t", "data": %s}' % data
+    body = f'{{"step": 0, "kind": "k", "text": "t", "data": {data}}}'
     answer = client.post("/v1/runs/run/events", content=body)
     assert answer.status_code == 422 and says in answer.json()["detail"]
-    fine = '{"step": 0, "kind": "k", "text": "t", "data": {"x": %d, "y": NaN}}' % (2**63 - 1)
+    fine = f'{{"step": 0, "kind": "k", "text": "t", "data": {{"x": {2**63 - 1}, "y": NaN}}}}'
     assert client.post("/v1/runs/run/events", content=fine).status_code == 201
     assert client.get("/v1/runs/run/events").json()[0]["data"] == {"x": 2**63 - 1, "y": None}
 
@@ -156,12 +163,20 @@ def test_event_data_that_no_store_can_write_is_a_422(client, data, says):
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b'{"step": 0, ' + b", ".join(b'"k%d": 0' % i for i in range(200_000)) + b"}", "body: an object of 200001 keys"),
         (
-            b'{"step": 0, "trajectories": [' + b", ".join([b'{"actions": [' + b"1, " * 999 + b"1]}"] * 500) + b"]}",
+            b'{"step": 0, ' + b", ".join(b'"k%d": 0' % i for i in range(200_000)) + b"}",
+            "body: an object of 200001 keys",
+        ),
+        (
+            b'{"step": 0, "trajectories": ['
+            + b", ".join([b'{"actions": [' + b"1, " * 999 + b"1]}"] * 500)
+            + b"]}",
             "trajectories.0",
         ),
-        (b'{"step": 0, "metrics": {' + b", ".join(b'"k%d": "x"' % i for i in range(9000)) + b"}}", "metrics: 9000 given"),
+        (
+            b'{"step": 0, "metrics": {' + b", ".join(b'"k%d": "x"' % i for i in range(9000)) + b"}}",
+            "metrics: 9000 given",
+        ),
         (b"[" * 100_000, "body: not JSON (recursion limit exceeded"),
     ],
     ids=["keys", "actions", "metrics", "depth"],
@@ -191,8 +206,13 @@ def test_the_names_of_a_run_and_the_trajectories_of_a_step_are_bounded(client, m
     for part in range(2):
         metrics = {f"m{part}.{i}": 1.0 for i in range(2000)}
         assert client.post("/v1/runs/run/steps", json={"step": part, "metrics": metrics}).status_code == 200
-    answer = client.post("/v1/runs/run/steps", json={"step": 2, "metrics": {f"n{i}": 1.0 for i in range(1500)}})
-    assert answer.status_code == 422 and "names of metrics; at most 5000 a run accepted" in answer.json()["detail"]
+    answer = client.post(
+        "/v1/runs/run/steps", json={"step": 2, "metrics": {f"n{i}": 1.0 for i in range(1500)}}
+    )
+    assert (
+        answer.status_code == 422
+        and "names of metrics; at most 5000 a run accepted" in answer.json()["detail"]
+    )
     assert client.post("/v1/runs/run/steps", json={"step": 2, "metrics": {"m0.1": 2.0}}).status_code == 200
     monkeypatch.setattr("services.likelihood.store.base.MAX_STEP_TRAJECTORIES", 3)
     one = {"group": "g", "advantage": 0.0, "actions": []}
@@ -220,13 +240,19 @@ async def test_room_is_given_in_turn_and_one_request_alone_is_always_served():
 def test_under_hostile_posts_the_service_stays_within_its_memory_and_answers(tmp_path):
     """Bodies of many sizes at once, whole, broken and cut off, for some seconds; then all is as before."""
     rng = random.Random(3)
-    one = json.dumps({"uid": "u", "group": "g", "advantage": 0, "actions": [{"tokens": 1, "logp_before": -1.0}] * 900})
+    one = json.dumps(
+        {"uid": "u", "group": "g", "advantage": 0, "actions": [{"tokens": 1, "logp_before": -1.0}] * 900}
+    )
     large = '{"step": 1, "trajectories": [' + ", ".join([one] * 60) + "]}"
     bodies = [
         ("POST", "steps", large.encode()),
         ("POST", "steps", large.replace("-1.0", '"x"').encode()),
         ("POST", "steps", b'{"step": 1, "trajectories": [' + b"1, " * 700_000 + b"1]}"),
-        ("POST", "steps", json.dumps({"step": 999_999, "metrics": {f"m{i}": 1 for i in range(2000)}}).encode()),
+        (
+            "POST",
+            "steps",
+            json.dumps({"step": 999_999, "metrics": {f"m{i}": 1 for i in range(2000)}}).encode(),
+        ),
         ("PUT", "steps/1/tokens", npz(compressed=True, x=np.zeros(40 * MIB // 8))),
         ("PUT", "steps/1/tokens", npz()),
         ("GET", "series", b""),
@@ -247,7 +273,11 @@ def test_under_hostile_posts_the_service_stays_within_its_memory_and_answers(tmp
             with httpx.Client(base_url=server.url, trust_env=False, timeout=120) as http:
                 for _ in range(6):
                     method, path, body = mine.choice(bodies)
-                    seen.add(http.request(method, f"/v1/runs/run{mine.randrange(3)}/{path}", content=body).status_code)
+                    seen.add(
+                        http.request(
+                            method, f"/v1/runs/run{mine.randrange(3)}/{path}", content=body
+                        ).status_code
+                    )
             return seen
 
         before = psutil.Process().memory_info().rss
@@ -267,7 +297,7 @@ def test_under_hostile_posts_the_service_stays_within_its_memory_and_answers(tmp
 class Poisoned(BaseHTTPRequestHandler):
     """A service that breaks on step 1, whatever it is asked."""
 
-    seen: list[int] = []
+    seen: ClassVar[list[int]] = []
 
     def do_POST(self):
         step = json.loads(self.rfile.read(int(self.headers["content-length"])))["step"]
@@ -287,7 +317,9 @@ class Poisoned(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_record_that_breaks_the_service_is_put_aside_and_those_behind_it_arrive(tmp_path, monkeypatch, caplog):
+def test_a_record_that_breaks_the_service_is_put_aside_and_those_behind_it_arrive(
+    tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(client_module, "RETRY_SECONDS", (0.01,))
     server = ThreadingHTTPServer(("127.0.0.1", 0), Poisoned)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -309,7 +341,9 @@ def test_a_record_that_breaks_the_service_is_put_aside_and_those_behind_it_arriv
 def test_an_event_that_no_json_can_hold_does_not_stop_the_client(tmp_path, caplog):
     with serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0)) as server:
         with LikelihoodClient(server.url, spool_dir=tmp_path / "spool") as client:
-            client.post_event("run", EventRecord.model_construct(step=0, kind="k", text="t", data={"x": 2**70}))
+            client.post_event(
+                "run", EventRecord.model_construct(step=0, kind="k", text="t", data={"x": 2**70})
+            )
             client.post_step("run", StepRecord(step=0))
             assert client.flush(30) and client.refused == 1
         assert httpx.get(f"{server.url}/v1/runs/run/summary", trust_env=False).json()["steps"] == 1

@@ -27,6 +27,10 @@ class RetrieveRequest(BaseModel):
     model_config = ConfigDict(
         use_attribute_docstrings=True,
         json_schema_extra={
+            "oneOf": [
+                {"required": ["queries"], "properties": {"queries": {"type": "array"}}},
+                {"required": ["query"], "properties": {"query": {"type": "string"}}},
+            ],
             "examples": [
                 {
                     "queries": ["who founded the First Bank of the United States?"],
@@ -34,7 +38,7 @@ class RetrieveRequest(BaseModel):
                     "return_scores": True,
                 },
                 {"query": "capital of Assyria", "topk": 1, "return_scores": True},
-            ]
+            ],
         },
     )
 

@@ -24,6 +24,7 @@ from retriever_service.http.metrics import Metrics
 from retriever_service.http.schemas import BadRequest, field_path
 from retriever_service.settings import ServerSettings
 from services.common.http.bodies import Room
+from services.common.http.faults import allowed_methods
 from services.common.http.gate import HEALTH, Gate
 from services.common.http.stopping import AnswerWhenStopped
 
@@ -153,7 +154,8 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
         detail = str(error.detail)
         if error.status_code in (404, 405):
             detail = f"{request.method} {request.scope['path']}: {detail}; /docs lists the routes"
-        return counted(request, error.status_code, error_body(detail), error.headers)
+        headers = allowed_methods(request) if error.status_code == 405 else error.headers
+        return counted(request, error.status_code, error_body(detail), headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:

@@ -276,7 +276,6 @@ class LikelihoodClient:
         )
         return None
 
-
     def _is_poison(self, message: Message, problem: str) -> bool:
         """Put a message aside that fails again and again although the service is well: those behind it must not wait for ever."""
         tries = self._suspect[1] + 1 if self._suspect[0] == message.seq else 1
@@ -287,7 +286,9 @@ class LikelihoodClient:
             bad = self._spool.put_aside(message)
         self.refused += 1
         about = (self.url, message.kind, message.run, message.step, tries, problem, bad)
-        log.error("likelihood service %s: %s of run %s, step %d failed %d times (%s); put aside as %s", *about)
+        log.error(
+            "likelihood service %s: %s of run %s, step %d failed %d times (%s); put aside as %s", *about
+        )
         return True
 
     def _is_well(self) -> bool:

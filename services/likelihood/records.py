@@ -22,12 +22,31 @@ MAX_METRICS = 2000
 MAX_TRAJECTORIES = 50_000
 MAX_ACTIONS = 1000
 MAX_DOCUMENTS = 1000
+NUMBERS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(
+        (
+            "step",
+            "attempt",
+            "policy_version",
+            "advantage",
+            "tool_rounds",
+            "tokens",
+            "logp_before",
+            "logp_after",
+        ),
+        (bool, str),
+    ),
+    "reward": (str,),
+}
+"""What is not taken for a number, by key: a reward and a metric may be true or false, and nothing is a text."""
 MAX_KEYS = 64
 """Most keys of one object, beside the metrics: a mistake is kept for each wrong one until all are read."""
 MAX_INTEGER = 2**63 - 1
 MAX_DATA_DEPTH = 32
 RUN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 RUN_NAME = re.compile(RUN_PATTERN)
+METRIC_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,200}$"
+METRIC_NAME = re.compile(METRIC_PATTERN)
 _ROUNDING = 1e-3  # a sum of log-probs near 0 may come out a little above it
 
 
@@ -60,7 +79,7 @@ def _metrics(values: dict[str, float | None]) -> dict[str, float | None]:
     if len(values) > MAX_METRICS:
         raise ValueError(f"{len(values)} metrics; at most {MAX_METRICS} a step")
     for name in values:
-        if not 0 < len(name) <= 200 or not name.isprintable():
+        if not METRIC_NAME.fullmatch(name):
             raise ValueError(f"metric name {name[:40]!r}: expected 1 to 200 printable characters")
     return {k: v if v is not None and math.isfinite(v) else None for k, v in values.items()}
 
@@ -80,7 +99,7 @@ def _json_data(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-LogProb = Annotated[float, AfterValidator(_log_prob)]
+LogProb = Annotated[float, AfterValidator(_log_prob), Field(json_schema_extra={"maximum": _ROUNDING})]
 Finite = Annotated[float, AfterValidator(_finite)]
 
 
@@ -110,7 +129,10 @@ class TrajectoryRecord(Record):
     """Unique in the run; the same uid posted twice for a step and attempt is stored once."""
     group: str = Field(min_length=1, max_length=200)
     """Shared by the samples of one prompt occurrence."""
-    reward: Finite | None = None
+    reward: Finite | None = Field(
+        None, json_schema_extra={"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "null"}]}
+    )
+    """null where there is none; true and false are 1 and 0."""
     advantage: Finite
     tool_rounds: int = Field(0, ge=0, le=MAX_COUNT)
     """Searches (or other tool calls) that were carried out."""
@@ -125,7 +147,14 @@ class StepRecord(Record):
     """0, and one more each time the run is resumed: it supersedes all steps of lower attempts from its own first step on."""
     policy_version: int | None = Field(None, ge=0, le=MAX_COUNT)
     """Version of the weights that the step started from."""
-    metrics: Annotated[dict[str, float | None], AfterValidator(_metrics)] = Field(default_factory=dict)
+    metrics: Annotated[dict[str, float | None], AfterValidator(_metrics)] = Field(
+        default_factory=dict,
+        json_schema_extra={
+            "maxProperties": MAX_METRICS,
+            "propertyNames": {"pattern": METRIC_PATTERN},
+            "additionalProperties": {"type": ["number", "boolean", "null"]},
+        },
+    )
     """By name. A value that is not finite is stored as null."""
     trajectories: list[TrajectoryRecord] = Field(
         default_factory=list, max_length=MAX_TRAJECTORIES, fail_fast=True
@@ -194,19 +223,23 @@ def parsed(model: type[R], body: bytes) -> R:
         raw = from_json(body)
     except ValueError as e:
         raise LikelihoodError(f"body: not JSON ({e})") from e
-    _check_sizes(raw)
+    _check_shape(raw)
     try:
         return model.model_validate(raw)
     except ValidationError as e:
         raise LikelihoodError(one_line(e)) from e
 
 
-def _check_sizes(raw: Any) -> None:
+def _check_shape(raw: Any) -> None:
     if not isinstance(raw, dict):
         return  # refused by its kind
     metrics = raw.get("metrics")
-    if isinstance(metrics, dict) and len(metrics) > MAX_METRICS:
-        raise LikelihoodError(f"metrics: {len(metrics)} given; at most {MAX_METRICS} a step accepted")
+    if isinstance(metrics, dict):
+        if len(metrics) > MAX_METRICS:
+            raise LikelihoodError(f"metrics: {len(metrics)} given; at most {MAX_METRICS} a step accepted")
+        for name, value in metrics.items():
+            if isinstance(value, str):
+                raise LikelihoodError(f"metrics.{name[:40]}: expected a number or null (got {value[:60]!r})")
     trajectories = _dicts_of(raw, "trajectories")
     for place, objects in (
         ("body", [raw]),
@@ -216,6 +249,10 @@ def _check_sizes(raw: Any) -> None:
         most = max(map(len, objects), default=0)
         if most > MAX_KEYS:
             raise LikelihoodError(f"{place}: an object of {most} keys; at most {MAX_KEYS} accepted")
+        for one in objects:
+            for key, value in one.items():
+                if key in NUMBERS and isinstance(value, NUMBERS[key]):
+                    raise LikelihoodError(f"{place}: {key}: expected a number (got {str(value)[:60]!r})")
 
 
 def _dicts_of(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from services.common.http.errors import OneLineError
 
@@ -56,6 +57,13 @@ WITH_BODY = described(408, 413)
 """What a route that reads a body may answer besides."""
 
 
+def allowed_methods(request: Request) -> dict[str, str]:
+    """The header `Allow`, over all routes of the path; Starlette names those of the first alone."""
+    matching = [r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE]
+    methods = {method for route in matching for method in getattr(route, "methods", None) or ()}
+    return {"Allow": ", ".join(sorted(methods))}
+
+
 def install_faults(app: FastAPI, refused: Callable[[int], None]) -> None:
     """Make each error one line of JSON. `refused` is told the status, and counts it."""
 
@@ -76,7 +84,8 @@ def install_faults(app: FastAPI, refused: Callable[[int], None]) -> None:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         where = f"{request.method} {request.scope['path']}"
-        return refuse(f"{where}: {error.detail}", error.status_code, error.headers)
+        headers = allowed_methods(request) if error.status_code == 405 else error.headers
+        return refuse(f"{where}: {error.detail}", error.status_code, headers)
 
     @app.exception_handler(ClientDisconnect)
     async def _left(request: Request, error: ClientDisconnect) -> Response:
