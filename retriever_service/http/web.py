@@ -91,8 +91,8 @@ class RetrieverApp(FastAPI):
     def __init__(self, *, token: str | None, **options) -> None:
         super().__init__(**options)
         self.fast: dict[str, JsonEndpoint] = {}
-        gate = Gate(self._route, token, OPEN_PATHS, login=False, fault=error_body)
-        self._gated = AnswerWhenStopped(gate, error_body)
+        self._gated = Gate(self._route, token, OPEN_PATHS, login=False, fault=error_body)
+        self._slow = AnswerWhenStopped(super().__call__, error_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._gated(scope, receive, send)
@@ -100,7 +100,7 @@ class RetrieverApp(FastAPI):
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self.fast.get(scope["path"]) if scope["type"] == "http" else None
         if endpoint is None or scope["method"] != "POST":
-            await super().__call__(scope, receive, send)
+            await self._slow(scope, receive, send)
             return
         status, headers, body = await endpoint.respond(scope, receive)
         await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -68,6 +68,8 @@ class BoundedConnection(HttpToolsProtocol):
         self.since = self.heard = self.loop.time()
         self.unread = 0
         """Bytes since the parser last had a whole head or a piece of a body."""
+        self.came = 0
+        """The same, and those that the parser is at work on."""
         self.taken = 0
         """Bytes of the body so far."""
         self.dropped = 0
@@ -100,6 +102,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self.waits == "idle":
             self._wait_for("head")
         before = self.parsed
+        self.came = self.unread + len(data)
         try:
             self.parser.feed_data(data)
         except (
@@ -118,8 +121,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.waits == "end":
             return
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self.limits.head_bytes:
+        if self.came > self.limits.head_bytes and self._head_size() > self.limits.head_bytes:
             self._refuse_head()
             return
         super().on_headers_complete()
@@ -226,6 +228,9 @@ class BoundedConnection(HttpToolsProtocol):
         self.dropped += size
         if self.dropped > most:
             self.transport.close()
+
+    def _head_size(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _refuse_head(self) -> None:
         self._refuse(

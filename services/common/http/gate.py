@@ -56,7 +56,7 @@ def plain_fault(detail: str, field: str | None = None, limit: str | None = None)
 
 
 class Gate:
-    """ASGI middleware, the outermost but one for a server that stops (services.common.http.stopping).
+    """ASGI middleware.
 
     token: asked for by all paths but `open_paths`; None for none. login: serve the form at /login. fault: writes refusals.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 ALLOWED_VARIABLE = "UNSPIRAL_ALLOWED_HOSTS"
@@ -35,6 +36,7 @@ def name_of(header: str) -> str | None:
     )
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     """Whether a host or address means this machine alone."""
     if host == "localhost" or host.endswith(".localhost"):
@@ -45,6 +47,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@lru_cache(maxsize=1024)
 def is_ours(header: str, server: str, allowed: frozenset[str]) -> bool:
     """Whether a request with this `Host`, which arrived at address `server`, is meant for this service.
 
