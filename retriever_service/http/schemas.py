@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import (
     BaseModel,
     ConfigDict,
+    FailFast,
     Field,
     StrictBool,
     StrictInt,
@@ -26,6 +27,10 @@ class RetrieveRequest(BaseModel):
     model_config = ConfigDict(
         use_attribute_docstrings=True,
         json_schema_extra={
+            "oneOf": [
+                {"required": ["queries"], "properties": {"queries": {"type": "array"}}},
+                {"required": ["query"], "properties": {"query": {"type": "string"}}},
+            ],
             "examples": [
                 {
                     "queries": ["who founded the First Bank of the United States?"],
@@ -33,11 +38,11 @@ class RetrieveRequest(BaseModel):
                     "return_scores": True,
                 },
                 {"query": "capital of Assyria", "topk": 1, "return_scores": True},
-            ]
+            ],
         },
     )
 
-    queries: list[Query] | None = None
+    queries: list[Query] | None = Field(None, fail_fast=True)
     """Questions to search for. An empty list gets an empty answer."""
     query: Query | None = None
     """One question; the answer still nests twice."""
@@ -109,9 +114,9 @@ class RerankRequest(BaseModel):
         },
     )
 
-    queries: list[Query]
+    queries: list[Query] = Field(fail_fast=True)
     """Questions."""
-    documents: list[list[GivenDocument]]
+    documents: list[Annotated[list[GivenDocument], FailFast()]] = Field(fail_fast=True)
     """For each question the passages to order."""
     rerank_topk: StrictInt | None = Field(None, ge=0)
     """Passages returned for each question; null or 0 is the server's default."""

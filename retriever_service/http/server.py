@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import FastAPI, Response
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from retriever_service import opening
@@ -23,6 +22,8 @@ from retriever_service.http.web import JsonEndpoint, RetrieverApp, install_error
 from retriever_service.index import Index
 from retriever_service.settings import ServerSettings
 from services.common import signals
+from services.common.http.bodies import Room, schema_of
+from services.common.http.pages import add_pages
 
 log = logging.getLogger("retriever_service")
 _PAGE = Path(__file__).with_name("search.html")
@@ -30,6 +31,9 @@ _ERRORS = {
     400: "The body is not JSON.",
     401: "A token is configured and was not sent.",
     413: "The body is too large.",
+    403: "A foreign page sent the request, or it came under a name that is not the server's.",
+    408: "Head or body did not come in time.",
+    431: "The head of the request is too large.",
     415: "The body is declared as something else than JSON in UTF-8.",
     422: "A field is wrong; the answer names it and what is accepted.",
     500: "An error of the server itself.",
@@ -39,19 +43,7 @@ _ERRORS = {
 ERROR_RESPONSES = {status: {"description": text, "model": ErrorBody} for status, text in _ERRORS.items()}
 
 
-def _schema(model: type[BaseModel]) -> dict:
-    """The JSON schema of a request, its definitions written out (OpenAPI looks for them elsewhere)."""
-    schema = model.model_json_schema()
-    definitions = schema.pop("$defs", {})
-
-    def resolve(node):
-        if isinstance(node, dict):
-            if reference := node.get("$ref"):
-                return resolve(definitions[reference.rpartition("/")[2]])
-            return {key: resolve(value) for key, value in node.items()}
-        return [resolve(item) for item in node] if isinstance(node, list) else node
-
-    return resolve(schema)
+ALWAYS = {status: ERROR_RESPONSES[status] for status in (400, 401, 403, 422, 431, 500, 503)}
 
 
 def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None = None) -> FastAPI:
@@ -59,6 +51,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
 
     `open_index` gives the index (anything with the attributes of `retriever_service.index.Index`); None opens `settings.index`.
     """
+    bodies = Room(settings.max_bodies_bytes)
     service = Service(settings, open_index or (lambda: opening.open_index(settings)))
 
     @asynccontextmanager
@@ -80,12 +73,17 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
         version="1",
         summary="Searches a corpus of passages. Speaks the interface of Search-R1 and its forks.",
         lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=ALWAYS,
     )
     app.state.service = service
     app.state.on_failure, app.state.load_first = None, False
     install_error_handlers(app, service.metrics)
+    add_pages(app, "Unspiral retriever: API", "Retriever: API")
     app.add_endpoint(
-        JsonEndpoint("/retrieve", service.retrieve, settings, service.metrics),
+        JsonEndpoint("/retrieve", service.retrieve, settings, service.metrics, bodies),
         summary="Search",
         description=(
             "The best passages for each query, best first. `queries` takes a list, `query` one string; a blank query finds nothing.\n\n"
@@ -99,13 +97,13 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
         openapi_extra={
             "requestBody": {
                 "required": True,
-                "content": {"application/json": {"schema": _schema(RetrieveRequest)}},
+                "content": {"application/json": {"schema": schema_of(RetrieveRequest)}},
             }
         },
     )
 
     app.add_endpoint(
-        JsonEndpoint("/rerank", service.rerank, settings, service.metrics),
+        JsonEndpoint("/rerank", service.rerank, settings, service.metrics, bodies),
         summary="Order given passages",
         description=(
             "Orders the passages of list i by query i with a cross-encoder, best first. Takes what `/retrieve` returns. "
@@ -119,7 +117,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
         openapi_extra={
             "requestBody": {
                 "required": True,
-                "content": {"application/json": {"schema": _schema(RerankRequest)}},
+                "content": {"application/json": {"schema": schema_of(RerankRequest)}},
             }
         },
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
 from services.common.http.errors import OneLineError
 
@@ -59,12 +59,17 @@ class Answer(Record):
     model_config = ConfigDict(extra="ignore")
 
 
+def _whole(value: Any) -> Any:
+    """4.0 is a whole number in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class Scale(Record):
     """How many rollout workers are wanted. None at all would end the run: a pause is meant for that."""
 
-    n: Annotated[int, Field(ge=1, le=MAX_WORKERS, strict=True)] | Literal["all"]
+    n: Annotated[int, Field(ge=1, le=MAX_WORKERS, strict=True), BeforeValidator(_whole)] | Literal["all"]
     """A number, or "all": as many as the cluster's `rollout` resource (or its GPUs) allows, now and when nodes come and go."""
-    ahead: bool = False
+    ahead: StrictBool = False
     """Also where the cluster has no room for so many yet: an autoscaler, or somebody, will add nodes."""
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from services.common.http.errors import OneLineError
 
@@ -21,7 +22,31 @@ MAX_METRICS = 2000
 MAX_TRAJECTORIES = 50_000
 MAX_ACTIONS = 1000
 MAX_DOCUMENTS = 1000
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+NUMBERS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(
+        (
+            "step",
+            "attempt",
+            "policy_version",
+            "advantage",
+            "tool_rounds",
+            "tokens",
+            "logp_before",
+            "logp_after",
+        ),
+        (bool, str),
+    ),
+    "reward": (str,),
+}
+"""What is not taken for a number, by key: a reward and a metric may be true or false, and nothing is a text."""
+MAX_KEYS = 64
+"""Most keys of one object, beside the metrics: a mistake is kept for each wrong one until all are read."""
+MAX_INTEGER = 2**63 - 1
+MAX_DATA_DEPTH = 32
+RUN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+RUN_NAME = re.compile(RUN_PATTERN)
+METRIC_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,200}$"
+METRIC_NAME = re.compile(METRIC_PATTERN)
 _ROUNDING = 1e-3  # a sum of log-probs near 0 may come out a little above it
 
 
@@ -54,12 +79,27 @@ def _metrics(values: dict[str, float | None]) -> dict[str, float | None]:
     if len(values) > MAX_METRICS:
         raise ValueError(f"{len(values)} metrics; at most {MAX_METRICS} a step")
     for name in values:
-        if not 0 < len(name) <= 200 or not name.isprintable():
+        if not METRIC_NAME.fullmatch(name):
             raise ValueError(f"metric name {name[:40]!r}: expected 1 to 200 printable characters")
     return {k: v if v is not None and math.isfinite(v) else None for k, v in values.items()}
 
 
-LogProb = Annotated[float, AfterValidator(_log_prob)]
+def _json_data(values: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what a store could not write as JSON."""
+    waiting: list[tuple[Any, int]] = [(values, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER:
+            raise ValueError(f"integer of {value.bit_length()} bits; at most 64 bits accepted")
+        if isinstance(value, dict | list):
+            if depth == MAX_DATA_DEPTH:
+                raise ValueError(f"nested too deep; at most {MAX_DATA_DEPTH} levels accepted")
+            inside = value.values() if isinstance(value, dict) else value
+            waiting += [(one, depth + 1) for one in inside]
+    return values
+
+
+LogProb = Annotated[float, AfterValidator(_log_prob), Field(json_schema_extra={"maximum": _ROUNDING})]
 Finite = Annotated[float, AfterValidator(_finite)]
 
 
@@ -78,7 +118,7 @@ class ActionRecord(Record):
     """Summed log-prob under the weights before the update, in nats."""
     logp_after: LogProb | None = None
     """The same after the update; null where it was not scored again."""
-    documents: list[str] | None = Field(None, max_length=MAX_DOCUMENTS)
+    documents: list[str] | None = Field(None, max_length=MAX_DOCUMENTS, fail_fast=True)
     """Ids of the documents that its search returned, best first; null where it did not search."""
 
 
@@ -89,11 +129,14 @@ class TrajectoryRecord(Record):
     """Unique in the run; the same uid posted twice for a step and attempt is stored once."""
     group: str = Field(min_length=1, max_length=200)
     """Shared by the samples of one prompt occurrence."""
-    reward: Finite | None = None
+    reward: Finite | None = Field(
+        None, json_schema_extra={"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "null"}]}
+    )
+    """null where there is none; true and false are 1 and 0."""
     advantage: Finite
     tool_rounds: int = Field(0, ge=0, le=MAX_COUNT)
     """Searches (or other tool calls) that were carried out."""
-    actions: list[ActionRecord] = Field(max_length=MAX_ACTIONS)
+    actions: list[ActionRecord] = Field(max_length=MAX_ACTIONS, fail_fast=True)
 
 
 class StepRecord(Record):
@@ -104,9 +147,18 @@ class StepRecord(Record):
     """0, and one more each time the run is resumed: it supersedes all steps of lower attempts from its own first step on."""
     policy_version: int | None = Field(None, ge=0, le=MAX_COUNT)
     """Version of the weights that the step started from."""
-    metrics: Annotated[dict[str, float | None], AfterValidator(_metrics)] = Field(default_factory=dict)
+    metrics: Annotated[dict[str, float | None], AfterValidator(_metrics)] = Field(
+        default_factory=dict,
+        json_schema_extra={
+            "maxProperties": MAX_METRICS,
+            "propertyNames": {"pattern": METRIC_PATTERN},
+            "additionalProperties": {"type": ["number", "boolean", "null"]},
+        },
+    )
     """By name. A value that is not finite is stored as null."""
-    trajectories: list[TrajectoryRecord] = Field(default_factory=list, max_length=MAX_TRAJECTORIES)
+    trajectories: list[TrajectoryRecord] = Field(
+        default_factory=list, max_length=MAX_TRAJECTORIES, fail_fast=True
+    )
 
 
 class EventRecord(Record):
@@ -116,7 +168,8 @@ class EventRecord(Record):
     kind: str = Field(min_length=1, max_length=100)
     text: str = Field(max_length=2000)
     """One line for people."""
-    data: dict[str, Any] = Field(default_factory=dict)
+    data: Annotated[dict[str, Any], AfterValidator(_json_data)] = Field(default_factory=dict)
+    """Whatever belongs to it; integers of 64 bits at most."""
 
 
 class StepReceipt(Record):
@@ -158,6 +211,55 @@ class StoredStep(Record):
     trajectories: int
 
 
+R = TypeVar("R", bound=Record)
+
+
+def parsed(model: type[R], body: bytes) -> R:
+    """The record in a body. Raises LikelihoodError for what is not JSON, and for the first value that is not accepted.
+
+    The objects' sizes are looked at first: a mistake is kept for each wrong key, so that a few megabytes of them would cost gigabytes.
+    """
+    try:
+        raw = from_json(body)
+    except ValueError as e:
+        raise LikelihoodError(f"body: not JSON ({e})") from e
+    _check_shape(raw)
+    try:
+        return model.model_validate(raw)
+    except ValidationError as e:
+        raise LikelihoodError(one_line(e)) from e
+
+
+def _check_shape(raw: Any) -> None:
+    if not isinstance(raw, dict):
+        return  # refused by its kind
+    metrics = raw.get("metrics")
+    if isinstance(metrics, dict):
+        if len(metrics) > MAX_METRICS:
+            raise LikelihoodError(f"metrics: {len(metrics)} given; at most {MAX_METRICS} a step accepted")
+        for name, value in metrics.items():
+            if isinstance(value, str):
+                raise LikelihoodError(f"metrics.{name[:40]}: expected a number or null (got {value[:60]!r})")
+    trajectories = _dicts_of(raw, "trajectories")
+    for place, objects in (
+        ("body", [raw]),
+        ("trajectories", trajectories),
+        ("actions", [a for t in trajectories for a in _dicts_of(t, "actions")]),
+    ):
+        most = max(map(len, objects), default=0)
+        if most > MAX_KEYS:
+            raise LikelihoodError(f"{place}: an object of {most} keys; at most {MAX_KEYS} accepted")
+        for one in objects:
+            for key, value in one.items():
+                if key in NUMBERS and isinstance(value, NUMBERS[key]):
+                    raise LikelihoodError(f"{place}: {key}: expected a number (got {str(value)[:60]!r})")
+
+
+def _dicts_of(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    held = holder.get(name)
+    return [one for one in held if isinstance(one, dict)] if isinstance(held, list) else []
+
+
 def one_line(error: ValidationError) -> str:
     """The first mistake, as `trajectories.3.actions.0.logp_before: what is accepted (got ...)`."""
     first = error.errors(include_url=False)[0]
@@ -170,6 +272,8 @@ def one_line(error: ValidationError) -> str:
     if first["type"] == "json_invalid":
         return f"body: not JSON ({first['ctx']['error']})"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "model_type":
+        message = "Input should be an object"
     shown = "" if isinstance(given, dict | list | BaseModel) else f" (got {str(given)[:60]})"
     more = error.error_count() - 1
     return f"{key or 'body'}: {message}{shown}" + (f"; {more} more of the kind" if more else "")
