@@ -151,7 +151,12 @@ class RunControl:
             raise ControlError(
                 "rollout.deterministic=true: each trajectory has its worker, so their number stays as it is"
             )
-        if n != "all" and n > pool.target and not ahead and (lacking := pool.lacking(n)):
+        if (
+            n != "all"
+            and n > pool.target
+            and not ahead
+            and (lacking := pool.lacking(n, driver.system.learner.held))
+        ):
             raise TooFewResources(lacking)
         before = pool.target
         self._background(pool.scale(n))
