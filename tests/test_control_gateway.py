@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -16,7 +17,8 @@ from ray.exceptions import AuthenticationError
 
 from services.control.gateway import Gateway, announce_run, announcement, withdraw_run
 from services.control.launch import serve_in_thread
-from services.control.records import CannotReach, ControlError, Done, Reach, RunStatus
+from services.control.proof import proof, proven
+from services.control.records import CannotReach, ControlError, Done, NoRun, Reach, RunStatus
 from services.control.server import ControlMetrics
 from services.settings import ControlSettings
 from trainer.commands.cli import main
@@ -30,13 +32,17 @@ CONFIG = {"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "
 
 @pytest.fixture
 def stranger():
-    """A server that answers everything with `answers[path]`, and remembers what it was sent."""
+    """A server that answers everything with `answers[path]`, or as `relay` does, and remembers what it was sent."""
     answers, asked = {}, []
+    here = SimpleNamespace(answers=answers, asked=asked, relay=None)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append((self.path, self.headers.get("Authorization")))
-            status, body = answers.get(self.path, (200, {"hello": "world"}))
+            path = self.path.partition("?")[0]
+            asked.append((path, self.headers.get("Authorization")))
+            status, body = (
+                here.relay(self.path) if here.relay else answers.get(path, (200, {"hello": "world"}))
+            )
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
@@ -49,7 +55,8 @@ def stranger():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", answers=answers, asked=asked)
+    here.url = f"http://127.0.0.1:{server.server_port}"
+    yield here
     server.shutdown()
     thread.join()
     server.server_close()
@@ -88,11 +95,76 @@ def test_who_holds_a_stale_address_is_never_sent_the_token(cluster, stranger):
     ):
         stranger.answers["/healthz"] = health
         assert asyncio.run(gateway.status()).state == "no run"
-    assert stranger.asked == [("/healthz", None)] * 5
-    stranger.answers["/healthz"] = (200, {"run": "gone"})
-    stranger.answers["/v1/pause"] = (200, {"text": "pauses"})
-    assert asyncio.run(gateway.pause()) == Done(text="pauses")
-    assert stranger.asked[5:] == [("/healthz", None), ("/v1/pause", "Bearer secret")]
+    assert [token for _, token in stranger.asked] == [None] * 5
+
+
+@pytest.fixture
+def stranger_announced(cluster, stranger):
+    """Somebody announced a run at an address of theirs, and answers there with the id that they announced."""
+    cluster.append({"run": "r", "id": "i", "url": stranger.url, "started": 1.0})
+    stranger.answers |= {"/healthz": (200, {"run": "i"}), "/v1/pause": (200, {"text": "pauses"})}
+    return stranger
+
+
+def test_who_announced_an_address_is_never_sent_the_token_without_a_proof(stranger_announced, caplog):
+    gateway = Gateway("127.0.0.1:6379", "secret")
+    for answer in (None, "", "0" * 64, 5):
+        stranger_announced.answers["/healthz"] = (200, {"run": "i", "proof": answer})
+        with pytest.raises(NoRun):
+            asyncio.run(gateway.pause())
+    assert {(path, token) for path, token in stranger_announced.asked} == {("/healthz", None)}
+    assert f"run r at {stranger_announced.url} does not hold this UNSPIRAL_API_TOKEN" in caplog.text
+
+
+def test_a_real_runs_proof_does_not_help_who_passes_it_on(stranger_announced, monkeypatch):
+    monkeypatch.setenv("UNSPIRAL_API_TOKEN", "secret")
+    real = serve_in_thread(SimpleNamespace(), LOCAL, print, "i")
+    try:
+        handed_on = []
+
+        def relay(path):
+            handed_on.append(httpx.get(real.url + path, timeout=10).json())
+            return 200, handed_on[-1]
+
+        stranger_announced.relay = relay
+        with pytest.raises(NoRun):
+            asyncio.run(Gateway("127.0.0.1:6379", "secret").pause())
+        assert handed_on[0].keys() == {"status", "run", "proof"}
+        assert [token for _, token in stranger_announced.asked] == [None]
+    finally:
+        real.stop()
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_a_run_that_proves_that_it_holds_the_token_is_asked_with_it(cluster, monkeypatch, token):
+    if token:
+        monkeypatch.setenv("UNSPIRAL_API_TOKEN", token)
+
+    class Run:
+        async def pause(self):
+            return Done(text="pauses")
+
+    server = serve_in_thread(Run(), LOCAL, print, "i")
+    try:
+        cluster.append({"run": "r", "id": "i", "url": server.url, "started": 1.0})
+        assert asyncio.run(Gateway("127.0.0.1:6379", token).pause()) == Done(text="pauses")
+        with pytest.raises(NoRun if token else ControlError):
+            asyncio.run(Gateway("127.0.0.1:6379", "another").drain("w"))
+    finally:
+        server.stop()
+
+
+def test_a_proof_is_of_one_nonce_one_run_and_one_address():
+    here = proof("secret", "n", "i", ("10.0.0.1", 80))
+    assert proven(here, "secret", "n", "i", ("::ffff:10.0.0.1", 80))
+    for other in (
+        ("other", "n", "i", ("10.0.0.1", 80)),
+        ("secret", "m", "i", ("10.0.0.1", 80)),
+        ("secret", "n", "j", ("10.0.0.1", 80)),
+        ("secret", "n", "i", ("10.0.0.2", 80)),
+        ("secret", "n", "i", ("10.0.0.1", 81)),
+    ):
+        assert not proven(here, *other)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +319,7 @@ def test_without_a_control_plane_a_killed_attempts_address_is_not_announced(monk
     assert asyncio.run(run(enabled=False))[1] is False and said == []
     it, found = asyncio.run(run(host="127.0.0.1", port=0))
     name = it.config.run.name
-    assert found == {"run": name, "url": it.url, "pid": os.getpid()}
+    assert found == {"run": name, "url": it.url, "pid": os.getpid(), "host": socket.gethostname()}
     assert said == [(name, it.id, it.url, str(tmp_path.resolve())), (name, it.id)]
 
 
