@@ -37,6 +37,7 @@ if docker info >/dev/null 2>&1 && docker compose version >/dev/null 2>&1; then
   say "an engine with Compose is running: using it, as project unspiral-check"
   cd "$repository"
   export COMPOSE_PROJECT_NAME=unspiral-check
+  # shellcheck disable=SC2329  # by the trap
   leave() {
     local status=$?
     trap '' INT TERM

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -242,7 +243,7 @@ async def served(config: Config, folder: Path, say: Callable[[str], None]) -> As
     server = await asyncio.to_thread(serve_in_thread, control, config.control, say, control.id)
     control.url = server.url
     try:
-        about = {"run": config.run.name, "url": server.url, "pid": os.getpid()}
+        about = {"run": config.run.name, "url": server.url, "pid": os.getpid(), "host": socket.gethostname()}
         address.write_text(json.dumps(about) + "\n", encoding="utf-8")
         yield control
     finally:
