@@ -1,9 +1,9 @@
 """A Ray of this process alone, which nobody else can reach.
 
-Left to itself, Ray 2.60 opens a dozen ports on all interfaces, and runs the code of whoever connects. Here its node has the address
-127.0.0.1, so that all of them are on the loopback interface, and they ask for a token that was made for this run: random, in the
-environment of this process and of those that it starts, and nowhere else. (Ray's exporters of metrics ask for none.) Its files lie in a
-folder of this user's own.
+Left to itself, Ray 2.60 opens a dozen ports on all interfaces, and runs the code of whoever connects. Here
+its node has the address 127.0.0.1, so that all of them are on the loopback interface, and they ask for a
+token that was made for this run: random, in the environment of this process and of those that it starts, and
+nowhere else. (Ray's exporters of metrics ask for none.) Its files lie in a folder of this user's own.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from services.common.private_folder import private_folder
 
 ADDRESS = "127.0.0.1"
 OWNER_VARIABLE = "UNSPIRAL_LOCAL_RAY"
-"""In the environment of all that a local Ray runs: process id and start time of the process that it belongs to."""
+"""In the environment of all that a local Ray runs: process id and start time of the process that it belongs
+to."""
 MAX_FOLDER_CHARACTERS = 40
 """Linux takes 107 for a socket's path, of which Ray needs 64 below its folder."""
 _WAS_SET: dict[str, str | None] = {}
 
 
 def start_local_ray(**options: Any) -> Any:
-    """`ray.init` of a new local Ray. RAY_AUTH_TOKEN, where the environment has one, is its token, so that holders of it on this machine
-    can join. Until `stop_local_ray`, the environment of this process holds the token. Raises what `ray.init` raises."""
+    """`ray.init` of a new local Ray. RAY_AUTH_TOKEN, where the environment has one, is its token, so that
+    holders of it on this machine can join. Until `stop_local_ray`, the environment of this process holds the
+    token. Raises what `ray.init` raises."""
     environment = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),
@@ -86,7 +88,8 @@ def _read_environment_again() -> None:
 
 
 def _own_folder() -> dict[str, str]:
-    """Where Ray keeps logs and sockets. Its own choice, /tmp/ray, is a folder in which every user of the machine may write."""
+    """Where Ray keeps logs and sockets. Its own choice, /tmp/ray, is a folder in which every user of the
+    machine may write."""
     if os.environ.get("RAY_TMPDIR"):
         return {}
     folder = private_folder() / "ray"

@@ -18,7 +18,8 @@ def ip(*words: str) -> subprocess.CompletedProcess:
 
 @dataclass(frozen=True)
 class OtherHost:
-    """name: of the namespace. link: of both ends of the cable. here, there: addresses of this host and of the other."""
+    """name: of the namespace. link: of both ends of the cable. here, there: addresses of this host and of the
+    other."""
 
     name: str
     link: str
@@ -38,7 +39,8 @@ class OtherHost:
 
 @contextlib.contextmanager
 def other_host(name: str, network: str) -> Iterator[OtherHost]:
-    """network: the first three numbers of the cable's addresses. Skips the test where a namespace cannot be made, with the reason."""
+    """network: the first three numbers of the cable's addresses. Skips the test where a namespace cannot be
+    made, with the reason."""
     if os.geteuid() or not shutil.which("ip"):
         pytest.skip("needs root and ip (iproute2), to make a network namespace")
     made = ip("netns", "add", name)

@@ -67,7 +67,8 @@ class RayNode:
 
 
 class RayCluster:
-    """A head with the given resources, and nodes that join it. `environment` has drivers use it, and holds the token that they need."""
+    """A head with the given resources, and nodes that join it. `environment` has drivers use it, and holds
+    the token that they need."""
 
     def __init__(self, at: str = "127.0.0.1", **resources: float):
         with socket.socket() as s:

@@ -32,7 +32,8 @@ CONFIG = {"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "
 
 @pytest.fixture
 def stranger():
-    """A server that answers everything with `answers[path]`, or as `relay` does, and remembers what it was sent."""
+    """A server that answers everything with `answers[path]`, or as `relay` does, and remembers what it was
+    sent."""
     answers, asked = {}, []
     here = SimpleNamespace(answers=answers, asked=asked, relay=None)
 

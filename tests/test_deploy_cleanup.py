@@ -15,13 +15,15 @@ UP = 'printf "A=1\\n" > "$0/stack.env"'
 
 @pytest.fixture
 def engine(tmp_path):
-    """tests/compose/engine.sh beside a `docker` that writes down what it is asked, and fails to take a stack down where `broken`."""
+    """tests/compose/engine.sh beside a `docker` that writes down what it is asked, and fails to take a stack
+    down where `broken`."""
     docker = tmp_path / "bin" / "docker"
     docker.parent.mkdir()
     docker.write_text(
         "#!/bin/sh\n"
         f'echo "$COMPOSE_PROJECT_NAME $COMPOSE_ENV_FILES $*" >> {tmp_path}/asked\n'
-        'case "$*" in *down*) [ -z "$BROKEN" ] || { echo "network unspiral_internal is in use" >&2; exit 1; };; esac\n'
+        'case "$*" in *down*) [ -z "$BROKEN" ] || { echo "network internal is in use" >&2; exit 1; };;\n'
+        "esac\n"
     )
     docker.chmod(0o755)
     work = tmp_path / "work"
@@ -54,7 +56,7 @@ def test_a_stack_that_cannot_be_taken_down_is_named_and_is_no_success(engine, st
     seen, _, said = engine("sh", "-c", f"{UP}; exit {status}", engine.work, broken="1")
     assert seen == code
     assert (
-        "LEFT BEHIND: the stack of project unspiral-check: network unspiral_internal is in use"
+        "LEFT BEHIND: the stack of project unspiral-check: network internal is in use"
         in said.splitlines()[-1]
     )
 

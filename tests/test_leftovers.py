@@ -1,4 +1,5 @@
-"""What killed runs leave behind is named, and removed by `unspiral doctor --clean`: theirs alone, and only once they are dead."""
+"""What killed runs leave behind is named, and removed by `unspiral doctor --clean`: theirs alone, and only
+once they are dead."""
 
 from __future__ import annotations
 
@@ -97,7 +98,10 @@ def test_semaphores_and_weights_of_dead_processes_go_and_those_of_others_stay(de
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no /dev/shm")
 def test_a_semaphore_that_somebody_has_open_stays(dead):
     """Its maker has ended; the process that was given it has not."""
-    script = "import mmap, os, sys; f = os.open(sys.argv[1], os.O_RDWR); m = mmap.mmap(f, 32); print('up', flush=True); input()"
+    script = (
+        "import mmap, os, sys; f = os.open(sys.argv[1], os.O_RDWR); "
+        "m = mmap.mmap(f, 32); print('up', flush=True); input()"
+    )
     file = Path(f"/dev/shm/sem.loky-{dead[0]}-unspiral_test")
     file.write_bytes(bytes(32))
     user = subprocess.Popen(

@@ -1,4 +1,5 @@
-"""What listens where: a real local run is asked from a second host and from its own, a cluster from a second host."""
+"""What listens where: a real local run is asked from a second host and from its own, a cluster from a second
+host."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from end_to_end import ENVIRONMENT, finish, laboratory
+from end_to_end import ENVIRONMENT, finish, laboratory, metrics
 from other_host import other_host
 from ray_cluster import AUTHENTICATION, RayCluster
-from runs import at_step, run_config, start
+from runs import run_config, start, until
 
 from services.local_ray import OWNER_VARIABLE
 from trainer.commands.doctor import check_listeners
@@ -41,7 +42,8 @@ def strangers(token: str | None = None) -> dict[str, str]:
 
 
 def answers(host, at: str, ports, token: str | None = None) -> dict[int, dict[str, str]]:
-    """What each port says to somebody on the other host (None: on this one); ports that nobody reaches are left out."""
+    """What each port says to somebody on the other host (None: on this one); ports that nobody reaches are
+    left out."""
     command = [sys.executable, STRANGER, "ask", at, *map(str, ports)]
     if host is None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=strangers(token))
@@ -76,7 +78,7 @@ def test_nothing_of_a_local_run_answers_another_host_or_anybody_without_its_toke
     config = run_config(laboratory(folder), folder, "here", trainer={"steps": 1000, "checkpoint_every": 0})
     process = start(config, environment={"HOME": str(home)})
     try:
-        at_step(folder / "here", 1, process)
+        until(lambda: metrics(folder / "here"), process, 240)
         found = of(process)
         for listener in found:
             print(f"{listener.what:30} {listener.host}:{listener.port}")

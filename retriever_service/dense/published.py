@@ -1,6 +1,8 @@
-"""Published FAISS files beside a plain corpus (`e5_Flat.index`, `wiki-18.jsonl`): searched as they are, both memory-mapped.
+"""Published FAISS files beside a plain corpus (`e5_Flat.index`, `wiki-18.jsonl`): searched as they are, both
+memory-mapped.
 
-Only its lines are looked at once, each of which must be a passage, and their positions kept beside it, or in a folder of this user's own.
+Only its lines are looked at once, each of which must be a passage, and their positions kept beside it, or in
+a folder of this user's own.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def open_corpus_documents(corpus: Path) -> CorpusDocuments:
     with contextlib.suppress(OSError):  # without a folder of its own, the corpus's folder is the only place
         same = hashlib.blake2b(bytes(corpus.resolve()), digest_size=8).hexdigest()  # corpora may share a name
         places.append(private_folder() / f"{same}.{name}")
-    # What another user put there could have the server read beyond the corpus's lines, or serve them under other numbers.
+    # What another user put there could have passages served under the numbers of others.
     found = next((place for place in places if is_own_file(place, stat.st_uid)), None)
     if found is None:
         offsets = line_offsets(corpus)

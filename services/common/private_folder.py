@@ -1,4 +1,5 @@
-"""A folder for temporary files under names that others could guess: only this user can write there, or put a link in its place."""
+"""A folder for temporary files under names that others could guess: only this user can write there, or put a
+link in its place."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from pathlib import Path
 
 
 def private_folder() -> Path:
-    """This user's own folder in the temporary folder, mode 0700. Raises PermissionError where another user made one of its name."""
+    """This user's own folder in the temporary folder, mode 0700. Raises PermissionError where another user
+    made one of its name."""
     folder = Path(tempfile.gettempdir()) / f"unspiral-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700)
@@ -25,8 +27,8 @@ def private_folder() -> Path:
 
 
 def is_own_file(path: Path, *others: int) -> bool:
-    """Whether a path is a plain file, no link, that belongs to this user, to root, or to one of `others` (user ids), and that nobody else
-    can write."""
+    """Whether a path is a plain file, no link, that belongs to this user, to root, or to one of `others`
+    (user ids), and that nobody else can write."""
     try:
         about = path.lstat()
     except OSError:

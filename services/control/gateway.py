@@ -1,10 +1,12 @@
-"""A control plane that stands by itself, for containers: it finds the run of a Ray cluster and passes requests on to it.
+"""A control plane that stands by itself, for containers: it finds the run of a Ray cluster and passes
+requests on to it.
 
-    unspiral status ──> gateway :8200 ──> the run's own control plane, whose address lies in Ray's key-value store
+unspiral status ──> gateway :8200 ──> the run's own control plane, whose address lies in Ray's key-value store
 
-A run puts its address and a random id there when it starts, and takes them away when it ends. Only an address whose health check answers
-with that id is the run's: any other is passed over. (A killed run's port may be somebody else's by now, even this gateway's.) A gateway
-with a token asks for a proof that the run holds it too (proof.py): an address without one is never sent the token.
+A run puts its address and a random id there when it starts, and takes them away when it ends. Only an address
+whose health check answers with that id is the run's: any other is passed over. (A killed run's port may be
+somebody else's by now, even this gateway's.) A gateway with a token asks for a proof that the run holds it
+too (proof.py): an address without one is never sent the token.
 """
 
 from __future__ import annotations
@@ -186,7 +188,8 @@ class Gateway:
 
 
 async def _answers(http: httpx.AsyncClient, run: dict[str, Any], token: str | None) -> bool:
-    """Whether the run itself answers at the address that it announced, and with a token: whether it holds the same."""
+    """Whether the run itself answers at the address that it announced, and with a token: whether it holds the
+    same."""
     nonce = new_nonce()
     try:
         request = http.stream("GET", run["url"] + "/healthz", params={"nonce": nonce} if token else None)

@@ -1,8 +1,9 @@
 """How a run proves to a gateway that it holds the token, before the gateway sends it there.
 
-Whoever can write to Ray's key-value store can announce a run at an address of theirs. So the gateway sends a nonce, and takes only an
-HMAC of it under the token for an answer. What is signed holds the address at which the connection arrived, which the gateway compares
-with the one that it has connected to: passing on the answer of a real run does not help.
+Whoever can write to Ray's key-value store can announce a run at an address of theirs. So the gateway sends a
+nonce, and takes only an HMAC of it under the token for an answer. What is signed holds the address at which
+the connection arrived, which the gateway compares with the one that it has connected to: passing on the
+answer of a real run does not help.
 """
 
 from __future__ import annotations

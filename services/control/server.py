@@ -105,8 +105,8 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
 
     @app.get("/healthz")
     async def healthz(request: Request, nonce: Nonce = None) -> dict[str, str]:
-        """The process is up. `run`: the random id of the run that this serves; left out by a gateway. `proof`: to a nonce, that the run
-        holds the token (services/control/proof.py)."""
+        """The process is up. `run`: the random id of the run that this serves; left out by a gateway.
+        `proof`: to a nonce, that the run holds the token (services/control/proof.py)."""
         about = {"status": "ok"} | ({"run": id} if id else {})
         if nonce and id and token:
             about["proof"] = proof(token, nonce, id, request.scope["server"])

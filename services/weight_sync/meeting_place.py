@@ -1,4 +1,5 @@
-"""Where processes of a group meet: PyTorch's TCPStore, which asks nobody for a token and would listen on all interfaces."""
+"""Where processes of a group meet: PyTorch's TCPStore, which asks nobody for a token and would listen on all
+interfaces."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ BACKLOG = 2048
 
 
 def listening_store(host: str, timeout_seconds: float) -> Any:
-    """A TCPStore that this process serves on a free port of the address `host` alone. Raises OSError where this host lacks the address."""
+    """A TCPStore that this process serves on a free port of the address `host` alone. Raises OSError where
+    this host lacks the address."""
     from torch.distributed import TCPStore
 
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -292,7 +292,8 @@ def run_doctor(
     role: str = "workstation",
     clean: bool = False,
 ) -> int:
-    """Print the table. 0 where nothing is bad, otherwise 3. clean: remove what dead runs have left. Raises ConfigError before all checks."""
+    """Print the table. 0 where nothing is bad, otherwise 3. clean: remove what dead runs have left. Raises
+    ConfigError before all checks."""
     configured = list(check_config(config)) if config else []
     findings = [f for check in checks_of(role) for f in check()]
     if role == "workstation" or clean:

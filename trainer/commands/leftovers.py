@@ -1,4 +1,5 @@
-"""What killed runs left on this machine, and its removal: only what is provably a run's, and whose run is dead."""
+"""What killed runs left on this machine, and its removal: only what is provably a run's, and whose run is
+dead."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def _processes() -> Iterator[Leftover]:
 
 
 def is_running(owner: str) -> bool:
-    """Whether the process that `services.local_ray.owner_mark` describes is there, and not another of its id."""
+    """Whether the process of `services.local_ray.owner_mark` is there, and not another of its id."""
     pid, _, started = owner.partition(":")
     try:
         process = psutil.Process(int(pid))
@@ -76,7 +77,8 @@ def _end(process: psutil.Process) -> None:
 
 
 def _addresses(folder: Path) -> Iterator[Leftover]:
-    """control.json of runs that are dead: their process is gone from this host, and nobody holds the run's lock."""
+    """control.json of runs that are dead: their process is gone from this host, and nobody holds the run's
+    lock."""
     for file in sorted(folder.glob("*/control.json")):
         try:
             about = json.loads(file.read_text(encoding="utf-8"))

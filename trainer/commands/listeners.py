@@ -93,7 +93,8 @@ def kind_of(command: list[str], name: str) -> str | None:
 
 
 def gcs_refuses(address: str, token: str | None = None) -> bool | None:
-    """Whether a GCS turns a stranger away (or the holder of `token`). None where nothing that speaks its language answers."""
+    """Whether a GCS turns a stranger away (or the holder of `token`). None where nothing that speaks its
+    language answers."""
     import grpc
 
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
@@ -120,7 +121,8 @@ def http_refuses(address: str, path: str = "/metrics") -> bool | None:
 
 
 def summary(found: list[Listener]) -> Iterator[tuple[str, str, str, str]]:
-    """(what, level, seen, advice) of each service, and of all of Ray's listeners together, as rows of the doctor's table."""
+    """(what, level, seen, advice) of each service, and of all of Ray's listeners together, as rows of the
+    doctor's table."""
     ray = [listener for listener in found if listener.what.startswith("Ray: ")]
     if ray:
         yield from _ray_rows(ray)
@@ -134,7 +136,8 @@ def _ray_rows(ray: list[Listener]) -> Iterator[tuple[str, str, str, str]]:
         answer = {True: "asks for a token", False: "answers everyone", None: "does not answer"}[refuses]
         level = "good" if refuses else "note" if refuses is None else "bad"
         advice = (
-            "whoever reaches it runs code as its user: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on head, nodes and clients"
+            "whoever reaches it runs code as its user: "
+            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on head, nodes and clients"
             if refuses is False
             else ""
         )
@@ -154,7 +157,9 @@ def _service_row(listener: Listener) -> tuple[str, str, str, str]:
     if refuses:
         return what, "good", f"reached from {listener.reach}; asks for a token", ""
     if refuses is None:
-        advice = "no HTTP: a process group or meeting place, which asks for no token; keep the network out (docs/security.md)"
+        advice = (
+            "no HTTP: of a process group, which asks for no token; keep the network out (docs/security.md)"
+        )
         return what, "note", f"reached from {listener.reach}", advice
     advice = "set a token, bind to 127.0.0.1, or keep the network out (docs/security.md)"
     return what, "bad", f"reached from {listener.reach}; answers everyone", advice

@@ -65,8 +65,8 @@ def _in_a_group_of_their_own() -> Iterator[None]:
 
 
 def connect_ray(say: Say) -> None:
-    """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), else start a local Ray, which ends with this process and answers
-    nobody else. `leave_ray` undoes it. Raises RayUnavailable."""
+    """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), else start a local Ray, which ends with
+    this process and answers nobody else. `leave_ray` undoes it. Raises RayUnavailable."""
     address = os.environ.get("RAY_ADDRESS")
     say(f"joining Ray at {address}" if address else "starting a local Ray")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -74,7 +74,8 @@ def connect_ray(say: Say) -> None:
     try:
         with _in_a_group_of_their_own():
             if address:
-                # A job may bring some of these variables itself (--runtime-env); Ray refuses the same name twice unless told which holds.
+                # A job may bring some of these variables itself (--runtime-env), and Ray refuses the same
+                # name twice unless told which one holds.
                 os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
                 ray.init(address=address, runtime_env={"env_vars": worker_environment()}, **options)
             else:

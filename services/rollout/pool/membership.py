@@ -169,7 +169,8 @@ class Membership:
         return self._settings.model_copy(update={"workers": self.target})
 
     def lacking(self, n: int, held: Mapping[str, float]) -> str | None:
-        """What `n` workers ask for, where the cluster could never hold them all beside what else the run holds; otherwise None."""
+        """What `n` workers ask for, where the cluster could never hold them all beside what else the run
+        holds; otherwise None."""
         return placement.lacking(self._settings, n, ray.cluster_resources(), held)
 
     @property

@@ -163,8 +163,8 @@ def describe(settings: RolloutSettings) -> str:
 def lacking(
     settings: RolloutSettings, workers: int, supply: dict[str, float], held: Mapping[str, float]
 ) -> str | None:
-    """Demand of so many workers against supply, on one line, where the whole cluster could not hold them beside what the run itself
-    holds (its learner)."""
+    """Demand of so many workers against supply, on one line, where the whole cluster could not hold them
+    beside what the run itself holds (its learner)."""
     wants = {name: n * workers for name, n in demand(settings, supply).items()}
     if all(n + held.get(name, 0) <= supply.get(name, 0) + 1e-6 for name, n in wants.items()):
         return None

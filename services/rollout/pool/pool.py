@@ -123,8 +123,8 @@ class RolloutPool:
         return self._membership.problem
 
     def lacking(self, n: int, held: Mapping[str, float]) -> str | None:
-        """What `n` workers ask for against what there is, where the cluster could never hold them all beside what else the run holds
-        (`LearnerGroup.held`); otherwise None."""
+        """What `n` workers ask for against what there is, where the cluster could never hold them all beside
+        what else the run holds (`LearnerGroup.held`); otherwise None."""
         return self._membership.lacking(n, held)
 
     async def scale(self, n: int | Literal["all"]) -> None:
