@@ -18,9 +18,18 @@ from ray.exceptions import AuthenticationError
 from services.control.gateway import Gateway, announce_run, announcement, withdraw_run
 from services.control.launch import serve_in_thread
 from services.control.proof import proof, proven
-from services.control.records import CannotReach, ControlError, Done, NoRun, Reach, RunStatus
+from services.control.records import (
+    CannotReach,
+    ControlError,
+    Done,
+    NoRun,
+    Reach,
+    RunStatus,
+    TooFewResources,
+)
 from services.control.server import ControlMetrics
-from services.settings import ControlSettings
+from services.rollout.pool import placement
+from services.settings import ControlSettings, RolloutSettings
 from trainer.commands.cli import main
 from trainer.config.schema import parse_config
 from trainer.session import control as run_control
@@ -348,6 +357,34 @@ def test_the_last_worker_is_not_drained(tmp_path):
     assert asyncio.run(run(2, "ready", "ready")).text == "w0.1 drains; 2 workers wanted" and drained == [
         "w0.1"
     ]
+
+
+def test_more_workers_than_fit_beside_the_learner_are_refused_with_the_numbers(tmp_path):
+    """Two CPUs, of which the learner's rank holds one."""
+    scaled = []
+
+    async def run(n, ahead=False):
+        async def scale(n):
+            scaled.append(n)
+
+        settings = RolloutSettings(engine="transformers")
+        pool = SimpleNamespace(
+            target=1, scale=scale, lacking=lambda n, held: placement.lacking(settings, n, {"CPU": 2.0}, held)
+        )
+        folder = SimpleNamespace(event=lambda *_, **__: None)
+        control = RunControl(parse_config(CONFIG), tmp_path)
+        learner = SimpleNamespace(held={"CPU": 1.0})
+        control.driver = SimpleNamespace(system=SimpleNamespace(pool=pool, folder=folder, learner=learner))
+        done = await control.scale(n, ahead)
+        await asyncio.sleep(0)
+        return done
+
+    with pytest.raises(TooFewResources) as caught:
+        asyncio.run(run(2))
+    said = "2 rollout workers ask for CPU 2; the cluster has CPU 2, of which the learner has CPU 1"
+    assert str(caught.value) == said and caught.value.exit_code == 3 and scaled == []
+    asyncio.run(run(2, ahead=True))
+    assert scaled == [2]
 
 
 def test_a_status_shows_no_password_of_an_address(monkeypatch):
