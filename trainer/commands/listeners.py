@@ -95,8 +95,10 @@ def kind_of(command: list[str], name: str) -> str | None:
 def gcs_refuses(address: str, token: str | None = None) -> bool | None:
     """Whether a GCS turns a stranger away (or the holder of `token`). None where nothing that speaks its
     language answers."""
-    import grpc
-
+    try:
+        import grpc
+    except ImportError:  # an install without Ray, beside somebody else's
+        return None
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     with grpc.insecure_channel(address) as channel:
         try:
