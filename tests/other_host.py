@@ -43,10 +43,12 @@ def other_host(name: str, network: str) -> Iterator[OtherHost]:
     made, with the reason."""
     if os.geteuid() or not shutil.which("ip"):
         pytest.skip("needs root and ip (iproute2), to make a network namespace")
+    host = OtherHost(name, f"{name[:12]}0", f"{network}.1", f"{network}.2")
+    ip("link", "del", host.link)  # of a test that was killed
+    ip("netns", "del", name)
     made = ip("netns", "add", name)
     if made.returncode:
         pytest.skip(f"no network namespace can be made here: {made.stderr.strip()}")
-    host = OtherHost(name, f"{name[:12]}0", f"{network}.1", f"{network}.2")
     try:
         ip("link", "add", host.link, "type", "veth", "peer", "name", host.link, "netns", name)
         ip("addr", "add", f"{host.here}/24", "dev", host.link)
