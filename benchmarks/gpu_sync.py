@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 sys.path.insert(0, str(ROOT))
@@ -39,6 +38,7 @@ import ray  # noqa: E402
 from benchmarks.gpu_shapes import SHAPES, make_model  # noqa: E402
 from benchmarks.gpu_sync_actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
 from services.contracts import TokenBatch  # noqa: E402
+from services.local_ray import start_local_ray, stop_local_ray  # noqa: E402
 from services.rollout.pool import placement  # noqa: E402
 from services.rollout.pool.pool import RolloutPool  # noqa: E402
 from trainer.config.schema import Config, parse_config  # noqa: E402
@@ -381,8 +381,7 @@ def main() -> int:
     )
     faulthandler.dump_traceback_later(options.limit + 45, exit=True)
 
-    ray.init(
-        address="local",
+    start_local_ray(
         include_dashboard=False,
         log_to_driver=False,
         num_cpus=None if options.device == "gpu" else 6,
@@ -410,7 +409,7 @@ def main() -> int:
         if options.out:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(RESULTS, indent=1))
-        ray.shutdown()
+        stop_local_ray()
     return 0 if good else 1
 
 

@@ -8,7 +8,6 @@ Both ways take turns in one run, with the publisher and one receiver in this pro
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -20,6 +19,7 @@ import ray
 import torch
 from safetensors.torch import save
 
+from services.local_ray import start_local_ray
 from services.weight_sync import shared_memory
 from services.weight_sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 
@@ -56,9 +56,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     weights = [(f"w{i}", torch.randn(1024, 1024).bfloat16().to(args.device)) for i in range(args.mib // 2)]
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(
-        address="local",
+    start_local_ray(
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=3 * args.mib * 2**20,

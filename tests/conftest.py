@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import secrets
 import sys
 
 import pytest
@@ -11,6 +12,10 @@ import pytest
 # Two processes test at the same time: with a thread a core each would wait for the other's, and take twice as long. It is read when PyTorch is
 # imported, and is what rollout workers and learners get in a run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A Ray that a test starts answers holders of this token alone. It reads both when it is imported; without
+# them it would leave a token file in the home folder.
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # PyTorch asks for a name at each connection that it makes. Where a name server drops the question, the answer would take 5 s and more.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -16,6 +18,11 @@ from end_to_end import ENVIRONMENT
 
 RAY = Path(sys.executable).parent / "ray"
 START_SECONDS = 60
+AUTHENTICATION = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),
+}
+"""The token of this process, so that it can join the cluster too."""
 
 
 class RayNode:
@@ -35,7 +42,7 @@ class RayNode:
                 *options,
                 f"--resources={json.dumps(resources)}",
             ],
-            env=ENVIRONMENT | {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(temp)},
+            env=ENVIRONMENT | AUTHENTICATION | {"RAY_TMPDIR": str(temp)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -60,14 +67,15 @@ class RayNode:
 
 
 class RayCluster:
-    """A head with the given resources, and nodes that join it. `environment` has drivers use it."""
+    """A head with the given resources, and nodes that join it. `environment` has drivers use it, and holds
+    the token that they need."""
 
     def __init__(self, at: str = "127.0.0.1", **resources: float):
         with socket.socket() as s:
             s.bind((at, 0))
             self.address = f"{at}:{s.getsockname()[1]}"
         self.temp = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # Ray's sockets lie there: a short path
-        self.environment = {"RAY_ADDRESS": self.address}
+        self.environment = {"RAY_ADDRESS": self.address} | AUTHENTICATION
         port = self.address.rpartition(":")[2]
         options = (
             "--head",

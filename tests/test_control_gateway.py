@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -16,9 +17,19 @@ from ray.exceptions import AuthenticationError
 
 from services.control.gateway import Gateway, announce_run, announcement, read_answer, withdraw_run
 from services.control.launch import serve_in_thread
-from services.control.records import CannotReach, ControlError, Done, Reach, RunStatus
+from services.control.proof import proof, proven
+from services.control.records import (
+    CannotReach,
+    ControlError,
+    Done,
+    NoRun,
+    Reach,
+    RunStatus,
+    TooFewResources,
+)
 from services.control.server import ControlMetrics
-from services.settings import ControlSettings
+from services.rollout.pool import placement
+from services.settings import ControlSettings, RolloutSettings
 from trainer.commands.cli import main
 from trainer.config.schema import parse_config
 from trainer.session import control as run_control
@@ -30,13 +41,18 @@ CONFIG = {"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "
 
 @pytest.fixture
 def stranger():
-    """A server that answers everything with `answers[path]`, and remembers what it was sent."""
+    """A server that answers everything with `answers[path]`, or as `relay` does, and remembers what it was
+    sent."""
     answers, asked = {}, []
+    here = SimpleNamespace(answers=answers, asked=asked, relay=None)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append((self.path, self.headers.get("Authorization")))
-            status, body = answers.get(self.path, (200, {"hello": "world"}))
+            path = self.path.partition("?")[0]
+            asked.append((path, self.headers.get("Authorization")))
+            status, body = (
+                here.relay(self.path) if here.relay else answers.get(path, (200, {"hello": "world"}))
+            )
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
@@ -49,7 +65,8 @@ def stranger():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", answers=answers, asked=asked)
+    here.url = f"http://127.0.0.1:{server.server_port}"
+    yield here
     server.shutdown()
     thread.join()
     server.server_close()
@@ -88,11 +105,76 @@ def test_who_holds_a_stale_address_is_never_sent_the_token(cluster, stranger):
     ):
         stranger.answers["/healthz"] = health
         assert asyncio.run(gateway.status()).state == "no run"
-    assert stranger.asked == [("/healthz", None)] * 5
-    stranger.answers["/healthz"] = (200, {"run": "gone"})
-    stranger.answers["/v1/pause"] = (200, {"text": "pauses"})
-    assert asyncio.run(gateway.pause()) == Done(text="pauses")
-    assert stranger.asked[5:] == [("/healthz", None), ("/v1/pause", "Bearer secret")]
+    assert [token for _, token in stranger.asked] == [None] * 5
+
+
+@pytest.fixture
+def stranger_announced(cluster, stranger):
+    """Somebody announced a run at an address of theirs, and answers there with the id that they announced."""
+    cluster.append({"run": "r", "id": "i", "url": stranger.url, "started": 1.0})
+    stranger.answers |= {"/healthz": (200, {"run": "i"}), "/v1/pause": (200, {"text": "pauses"})}
+    return stranger
+
+
+def test_who_announced_an_address_is_never_sent_the_token_without_a_proof(stranger_announced, caplog):
+    gateway = Gateway("127.0.0.1:6379", "secret")
+    for answer in (None, "", "0" * 64, 5):
+        stranger_announced.answers["/healthz"] = (200, {"run": "i", "proof": answer})
+        with pytest.raises(NoRun):
+            asyncio.run(gateway.pause())
+    assert {(path, token) for path, token in stranger_announced.asked} == {("/healthz", None)}
+    assert f"run r at {stranger_announced.url} does not hold this UNSPIRAL_API_TOKEN" in caplog.text
+
+
+def test_a_real_runs_proof_does_not_help_who_passes_it_on(stranger_announced, monkeypatch):
+    monkeypatch.setenv("UNSPIRAL_API_TOKEN", "secret")
+    real = serve_in_thread(SimpleNamespace(), LOCAL, print, "i")
+    try:
+        handed_on = []
+
+        def relay(path):
+            handed_on.append(httpx.get(real.url + path, timeout=10).json())
+            return 200, handed_on[-1]
+
+        stranger_announced.relay = relay
+        with pytest.raises(NoRun):
+            asyncio.run(Gateway("127.0.0.1:6379", "secret").pause())
+        assert handed_on[0].keys() == {"status", "run", "proof"}
+        assert [token for _, token in stranger_announced.asked] == [None]
+    finally:
+        real.stop()
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_a_run_that_proves_that_it_holds_the_token_is_asked_with_it(cluster, monkeypatch, token):
+    if token:
+        monkeypatch.setenv("UNSPIRAL_API_TOKEN", token)
+
+    class Run:
+        async def pause(self):
+            return Done(text="pauses")
+
+    server = serve_in_thread(Run(), LOCAL, print, "i")
+    try:
+        cluster.append({"run": "r", "id": "i", "url": server.url, "started": 1.0})
+        assert asyncio.run(Gateway("127.0.0.1:6379", token).pause()) == Done(text="pauses")
+        with pytest.raises(NoRun if token else ControlError):
+            asyncio.run(Gateway("127.0.0.1:6379", "another").drain("w"))
+    finally:
+        server.stop()
+
+
+def test_a_proof_is_of_one_nonce_one_run_and_one_address():
+    here = proof("secret", "n", "i", ("10.0.0.1", 80))
+    assert proven(here, "secret", "n", "i", ("::ffff:10.0.0.1", 80))
+    for other in (
+        ("other", "n", "i", ("10.0.0.1", 80)),
+        ("secret", "m", "i", ("10.0.0.1", 80)),
+        ("secret", "n", "j", ("10.0.0.1", 80)),
+        ("secret", "n", "i", ("10.0.0.2", 80)),
+        ("secret", "n", "i", ("10.0.0.1", 81)),
+    ):
+        assert not proven(here, *other)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +340,7 @@ def test_without_a_control_plane_a_killed_attempts_address_is_not_announced(monk
     assert asyncio.run(run(enabled=False))[1] is False and said == []
     it, found = asyncio.run(run(host="127.0.0.1", port=0))
     name = it.config.run.name
-    assert found == {"run": name, "url": it.url, "pid": os.getpid()}
+    assert found == {"run": name, "url": it.url, "pid": os.getpid(), "host": socket.gethostname()}
     assert said == [(name, it.id, it.url, str(tmp_path.resolve())), (name, it.id)]
 
 
@@ -286,6 +368,34 @@ def test_the_last_worker_is_not_drained(tmp_path):
     assert asyncio.run(run(2, "ready", "ready")).text == "w0.1 drains; 2 workers wanted" and drained == [
         "w0.1"
     ]
+
+
+def test_more_workers_than_fit_beside_the_learner_are_refused_with_the_numbers(tmp_path):
+    """Two CPUs, of which the learner's rank holds one."""
+    scaled = []
+
+    async def run(n, ahead=False):
+        async def scale(n):
+            scaled.append(n)
+
+        settings = RolloutSettings(engine="transformers")
+        pool = SimpleNamespace(
+            target=1, scale=scale, lacking=lambda n, held: placement.lacking(settings, n, {"CPU": 2.0}, held)
+        )
+        folder = SimpleNamespace(event=lambda *_, **__: None)
+        control = RunControl(parse_config(CONFIG), tmp_path)
+        learner = SimpleNamespace(held={"CPU": 1.0})
+        control.driver = SimpleNamespace(system=SimpleNamespace(pool=pool, folder=folder, learner=learner))
+        done = await control.scale(n, ahead)
+        await asyncio.sleep(0)
+        return done
+
+    with pytest.raises(TooFewResources) as caught:
+        asyncio.run(run(2))
+    said = "2 rollout workers ask for CPU 2; the cluster has CPU 2, of which the learner has CPU 1"
+    assert str(caught.value) == said and caught.value.exit_code == 3 and scaled == []
+    asyncio.run(run(2, ahead=True))
+    assert scaled == [2]
 
 
 def test_a_status_shows_no_password_of_an_address(monkeypatch):

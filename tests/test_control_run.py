@@ -12,7 +12,7 @@ import httpx
 import pytest
 import runs
 from end_to_end import command, configuration, events, finish, laboratory, metrics
-from ray_cluster import RayCluster
+from ray_cluster import AUTHENTICATION, RayCluster
 from runs import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(400)]
@@ -48,7 +48,9 @@ def unspiral(*arguments, url):
 @contextmanager
 def gateway(ray_address):
     """`unspiral serve control`; its address."""
-    process = command("serve", "control", "--ray-address", ray_address, "--port", 0)
+    process = command(
+        "serve", "control", "--ray-address", ray_address, "--port", 0, environment=AUTHENTICATION
+    )
     try:
         line = process.stdout.readline()
         assert line.startswith("control plane: http://127.0.0.1:"), line

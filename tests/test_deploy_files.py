@@ -234,6 +234,40 @@ def test_the_operator_can_ask_how_a_job_goes(overlay):
     assert [rule["ports"] for rule in let_in] == [[{"protocol": "TCP", "port": port}]]
 
 
+def allowed(objects, pod, peer):
+    """Ports of a pod that another pod of the namespace may reach; None stands for all."""
+
+    def matches(selector, labels):
+        terms = selector.get("matchExpressions", [])
+        there = {"Exists": True, "DoesNotExist": False}
+        return selector.get("matchLabels", {}).items() <= labels.items() and all(
+            (term["key"] in labels) == there[term["operator"]] for term in terms
+        )
+
+    return {
+        port.get("port")
+        for policy in of_kind(objects, "NetworkPolicy").values()
+        if matches(policy["spec"]["podSelector"], pod)
+        for rule in policy["spec"]["ingress"]
+        if any("namespaceSelector" not in p and matches(p["podSelector"], peer) for p in rule["from"])
+        for port in rule.get("ports", [{}])
+    }
+
+
+def test_ray_nodes_are_reached_by_one_another_and_the_gateway_alone(overlay):
+    objects = overlay[1]
+    head, learner = (
+        {"app.kubernetes.io/name": n, "ray.io/cluster": "unspiral"} for n in ("ray-head", "learner")
+    )
+    retriever, control, job = ({"app.kubernetes.io/name": n} for n in ("retriever", "control", "job"))
+    assert allowed(objects, learner, head) == allowed(objects, learner, control) == {None}
+    assert allowed(objects, head, control) >= {None}
+    for stranger in (retriever, job, {"app.kubernetes.io/name": "redis"}):
+        assert allowed(objects, learner, stranger) == set()
+        assert allowed(objects, head, stranger) == {8265}
+    assert allowed(objects, retriever, learner) == {None}
+
+
 def test_the_manual_makes_the_secret_that_the_manifests_read(overlay):
     text = (ROOT / "docs/deploy.md").read_text()
     made = set(re.findall(r"--from-literal=([\w-]+)=", text))

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,41 @@ def test_a_signal_while_it_waits_for_the_cluster_ends_the_client_with_its_number
     finally:
         client.kill()
         client.stderr.close()
+
+
+@pytest.mark.parametrize("mode", ["disabled", "token"])
+def test_a_client_in_another_mode_than_the_heads_is_told_so_in_one_line(mode, tmp_path):
+    """The head asks for a token; the client is told of none."""
+
+    class Head(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(401)
+            self.end_headers()
+            self.wfile.write(b"Unauthorized: Missing authentication token")
+
+        def log_message(self, *_):
+            pass
+
+    head = ThreadingHTTPServer(("127.0.0.1", 0), Head)
+    thread = threading.Thread(target=head.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_")}
+    address = f"http://127.0.0.1:{head.server_port}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "deploy/ray/submit.py", "--address", address, "demo"],
+            cwd=ROOT,
+            env=environment | {"RAY_AUTH_MODE": mode, "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+    finally:
+        head.shutdown()
+        thread.join()
+        head.server_close()
+    said = f"submit: {address} refuses this client: set RAY_AUTH_MODE and RAY_AUTH_TOKEN as on the head\n"
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", said)
 
 
 @pytest.fixture

@@ -85,12 +85,17 @@ async def test_a_worker_that_raises_in_its_constructor_ends_the_start_with_its_n
 async def test_what_the_cluster_can_never_hold_is_said_with_demand_and_supply(cluster, monkeypatch, tmp_path):
     monkeypatch.setattr(placement, "RolloutWorker", BrokenWorker)
     async with pool(tmp_path, workers=1) as p:
-        assert p.lacking(4) is None
-        assert p.lacking(99) == "99 rollout workers ask for CPU 99; the cluster has CPU 4"
+        assert p.lacking(4, {}) is None
+        assert p.lacking(99, {}) == "99 rollout workers ask for CPU 99; the cluster has CPU 4"
+        assert p.lacking(3, {"CPU": 1.0}) is None
+        assert (
+            p.lacking(4, {"CPU": 1.0, "learner": 1.0})
+            == "4 rollout workers ask for CPU 4; the cluster has CPU 4, of which the learner has CPU 1"
+        )
     settings = p._settings
     supply = {"CPU": 8.0, "GPU": 4.0}
-    assert placement.lacking(settings, 3, supply, learner_gpus=1) is None
-    assert placement.lacking(settings, 4, supply, learner_gpus=1) == (
+    assert placement.lacking(settings, 3, supply, held={"CPU": 1.0, "GPU": 1.0}) is None
+    assert placement.lacking(settings, 4, supply, held={"CPU": 1.0, "GPU": 1.0}) == (
         "4 rollout workers ask for GPU 4; the cluster has GPU 4, of which the learner has GPU 1"
     )
 
@@ -115,7 +120,6 @@ print(asyncio.run(seen()))
 """
     environment = os.environ | {
         "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
-        "RAY_AUTH_MODE": "disabled",
         "OMP_NUM_THREADS": "1",
     }
     environment.pop("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", None)

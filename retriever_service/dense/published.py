@@ -1,12 +1,15 @@
-"""Published FAISS files beside a plain corpus (`e5_Flat.index`, `wiki-18.jsonl`): searched as they are, both memory-mapped.
+"""Published FAISS files beside a plain corpus (`e5_Flat.index`, `wiki-18.jsonl`): searched as they are, both
+memory-mapped.
 
-Only its lines are looked at once, each of which must be a passage, and their positions kept beside it (or in the temporary folder).
+Only its lines are looked at once, each of which must be a passage, and their positions kept beside it, or in
+a folder of this user's own.
 """
 
 from __future__ import annotations
 
 import codecs
-import tempfile
+import contextlib
+import hashlib
 from array import array
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from retriever_service.errors import BadSetting, CorpusError, EnvironmentLacks
 from retriever_service.index import FORMAT, Index, IndexInfo
 from retriever_service.indexing.corpus import EXPECTED, is_parquet, parse_passage
 from services.common.files import written_aside
+from services.common.private_folder import is_own_file, private_folder
 
 
 class CorpusDocuments(Documents):
@@ -48,8 +52,12 @@ def open_corpus_documents(corpus: Path) -> CorpusDocuments:
     if not stat.st_size:
         raise CorpusError(f"corpus {corpus}: holds no passage")
     name = f"{corpus.name}.{stat.st_size}.{stat.st_mtime_ns}.offsets"
-    places = [corpus.with_name(name), Path(tempfile.gettempdir()) / name]
-    found = next((place for place in places if place.is_file()), None)
+    places = [corpus.with_name(name)]
+    with contextlib.suppress(OSError):  # without a folder of its own, the corpus's folder is the only place
+        same = hashlib.blake2b(bytes(corpus.resolve()), digest_size=8).hexdigest()  # corpora may share a name
+        places.append(private_folder() / f"{same}.{name}")
+    # What another user put there could have passages served under the numbers of others.
+    found = next((place for place in places if is_own_file(place, stat.st_uid)), None)
     if found is None:
         offsets = line_offsets(corpus)
         found = next((place for place in places if _kept(offsets, place)), None)

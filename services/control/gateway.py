@@ -1,9 +1,12 @@
-"""A control plane that stands by itself, for containers: it finds the run of a Ray cluster and passes requests on to it.
+"""A control plane that stands by itself, for containers: it finds the run of a Ray cluster and passes
+requests on to it.
 
-    unspiral status ──> gateway :8200 ──> the run's own control plane, whose address lies in Ray's key-value store
+unspiral status ──> gateway :8200 ──> the run's own control plane, whose address lies in Ray's key-value store
 
-A run puts its address and a random id there when it starts, and takes them away when it ends. Only an address whose health check answers
-with that id is the run's: any other is passed over, and never sent the token. (A killed run's port may be somebody else's by now, even this gateway's.)
+A run puts its address and a random id there when it starts, and takes them away when it ends. Only an address
+whose health check answers with that id is the run's: any other is passed over. (A killed run's port may be
+somebody else's by now, even this gateway's.) A gateway with a token asks for a proof that the run holds it
+too (proof.py): an address without one is never sent the token.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import httpx
 from pydantic import ValidationError
 
 from services.common.answers import read_json
+from services.control.proof import new_nonce, proven
 from services.control.records import Answer, CannotReach, ControlError, Done, DriverSilent, NoRun, RunStatus
 
 A = TypeVar("A", bound=Answer)
@@ -30,6 +34,7 @@ PREFIX = b"control/"
 LOOK_SECONDS = 3.0
 """Longest wait for Ray, and for an answer of a run that may be dead."""
 ANSWER_SECONDS = 20.0
+MAX_HEALTH_BYTES = 4096
 
 
 def announce_run(run: str, id: str, url: str, folder: str) -> None:
@@ -102,6 +107,7 @@ class Gateway:
                 f"--ray-address {ray_address}: expected HOST:PORT of the cluster's head, such as ray-head:6379"
             )
         self.ray_address, self._place = ray_address, (host.strip("[]"), int(port))
+        self._token = token
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._gcs: Any = None
 
@@ -145,7 +151,7 @@ class Gateway:
         async with httpx.AsyncClient(
             timeout=LOOK_SECONDS, trust_env=False
         ) as http:  # no token: who answers is not known yet
-            answers = await asyncio.gather(*(_answers(http, r) for r in runs))
+            answers = await asyncio.gather(*(_answers(http, r, self._token) for r in runs))
         alive = sorted(
             (r for r, is_it in zip(runs, answers, strict=True) if is_it), key=lambda r: r["started"]
         )
@@ -182,13 +188,35 @@ class Gateway:
         return [about for value in values if (about := announcement(value))]
 
 
-async def _answers(http: httpx.AsyncClient, run: dict[str, Any]) -> bool:
-    """Whether the run itself answers at the address that it announced."""
+async def _answers(http: httpx.AsyncClient, run: dict[str, Any], token: str | None) -> bool:
+    """Whether the run itself answers at the address that it announced, and with a token: whether it holds the
+    same."""
+    nonce = new_nonce()
     try:
-        answer = await http.get(run["url"] + "/healthz")
-        return answer.is_success and read_json(answer.content)["run"] == run["id"]
+        request = http.stream("GET", run["url"] + "/healthz", params={"nonce": nonce} if token else None)
+        async with request as answer:
+            there = answer.extensions["network_stream"].get_extra_info("server_addr")
+            about = read_json(await _little(answer))
+        if not answer.is_success or about["run"] != run["id"]:
+            return False
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
         return False
+    if token is None or proven(about.get("proof"), token, nonce, run["id"], (there[0], there[1])):
+        return True
+    log.warning(
+        "run %s at %s does not hold this UNSPIRAL_API_TOKEN: it is passed over", run["run"], run["url"]
+    )
+    return False
+
+
+async def _little(answer: httpx.Response) -> bytes:
+    """The body, as far as that of a health check may be long; whoever answers is not known yet."""
+    body = b""
+    async for part in answer.aiter_bytes():
+        body += part
+        if len(body) > MAX_HEALTH_BYTES:
+            raise ValueError("too long for a health check")
+    return body
 
 
 def read_answer(answer: httpx.Response, kind: type[A], url: str) -> A:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from services.common.http.app import new_app
 from services.common.http.bodies import json_body, read_body
 from services.common.http.faults import WITH_BODY, described, text_answer
+from services.control.proof import proof
 from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Control, ControlError, Done, RunStatus, Scale
 
 MAX_BODY_BYTES = 4096
@@ -21,6 +22,10 @@ TO_A_RUN = AWAY | WITH_BODY | described(409)
 SCALE_ACCEPTS = f'expected {{"n": N}} with N a whole number from 1 to {MAX_WORKERS}, or "all", and optionally "ahead": true'
 WORKER_STATES = ("starting", "waiting", "ready", "syncing", "draining", "failed")
 
+Nonce = Annotated[
+    str | None,
+    fastapi.Query(pattern="^[0-9a-f]{32}$", description="32 hexadecimal digits, to be answered by a proof"),
+]
 Worker = Annotated[str, fastapi.Path(max_length=64, description="a worker's id, such as w0.1")]
 
 
@@ -79,9 +84,13 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
         return await control.resume()
 
     @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        """The process is up. `run`: the random id of the run that this serves; left out by a gateway."""
-        return {"status": "ok"} | ({"run": id} if id else {})
+    async def healthz(request: Request, nonce: Nonce = None) -> dict[str, str]:
+        """The process is up. `run`: the random id of the run that this serves; left out by a gateway.
+        `proof`: to a nonce, that the run holds the token (services/control/proof.py)."""
+        about = {"status": "ok"} | ({"run": id} if id else {})
+        if nonce and id and token:
+            about["proof"] = proof(token, nonce, id, request.scope["server"])
+        return about
 
     @app.get("/readyz", responses=AWAY)
     async def readyz() -> dict[str, str]:

@@ -31,6 +31,7 @@ from services.weight_sync.base import (
     WeightMismatchError,
 )
 from services.weight_sync.layout import Layout, Weight
+from services.weight_sync.meeting_place import listening_store
 
 if TYPE_CHECKING:
     import torch
@@ -306,11 +307,7 @@ class Group:
 
 def host_store(timeout_seconds: float) -> Any:
     """A meeting place on a free port of this process's host."""
-    from torch.distributed import TCPStore
-
-    return TCPStore(
-        own_address(), 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_seconds)
-    )
+    return listening_store(own_address(), timeout_seconds)
 
 
 def offer_loan(

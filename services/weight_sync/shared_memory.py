@@ -7,6 +7,7 @@ its WeightUpdate.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -242,11 +243,23 @@ def _prefix() -> str:
 
 def remove_orphans() -> None:
     """Remove weight folders of processes that are gone: a worker killed between receive and release leaves a whole copy."""
-    prefix = _prefix()
+    for folder in orphans():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def orphans() -> list[Path]:
+    """Weight folders of this user whose processes are gone."""
+    prefix, found = _prefix(), []
     for folder in (f for place in {_MEMORY, Path(tempfile.gettempdir())} for f in place.glob(f"{prefix}*-*")):
         owner = folder.name.removeprefix(prefix).split("-")[0]
-        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another receiver was quicker
+            if (
+                owner.isdecimal()
+                and not psutil.pid_exists(int(owner))
+                and folder.lstat().st_uid == os.getuid()
+            ):
+                found.append(folder)
+    return found
 
 
 def _place(nbytes: int) -> Path:

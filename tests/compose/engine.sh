@@ -13,11 +13,40 @@ python=${PYTHON:-python3}
 say() { echo "[$(date +%T)] $*" >&2; }
 cannot() { echo "engine: $*" >&2; exit 77; }
 
+# What lies there is run as this user.
+[ -O "$work" ] || cannot "$work belongs to another user"
+chmod go-w "$work"
+
+left=''
+# What cannot be put back is said, and the rest is put back all the same: put_back WHAT COMMAND...
+put_back() {
+  local what=$1; shift
+  "$@" >"$work/put_back.log" 2>&1 && return
+  left=1
+  say "engine: LEFT BEHIND: $what: $(tail -1 "$work/put_back.log")"
+}
+# The stack goes down with the settings that it came up with: without them Compose reads its file no further. No settings, no stack.
+take_down() {
+  [ -f "$work/stack.env" ] || return 0
+  (cd "$repository" && COMPOSE_ENV_FILES=$work/stack.env docker compose --profile '*' down --remove-orphans --timeout 2)
+}
+# ended STATUS: the command's own, or 1 where it was 0 and something is left behind.
+ended() { if [ "$1" = 0 ] && [ -n "$left" ]; then exit 1; fi; exit "$1"; }
+
 if docker info >/dev/null 2>&1 && docker compose version >/dev/null 2>&1; then
   say "an engine with Compose is running: using it, as project unspiral-check"
   cd "$repository"
   export COMPOSE_PROJECT_NAME=unspiral-check
-  trap "docker compose --profile '*' down --timeout 2 >/dev/null 2>&1" EXIT
+  # shellcheck disable=SC2329  # by the trap
+  leave() {
+    local status=$?
+    trap '' INT TERM
+    put_back "the stack of project unspiral-check" take_down
+    ended "$status"
+  }
+  trap leave EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
   "$@"
   exit
 fi
@@ -43,19 +72,30 @@ iptables-save >"$work/firewall"
 dockerd -H "$DOCKER_HOST" --data-root "$work/engine/root" --exec-root "$work/engine/exec" -p "$work/engine/pid" \
   >"$work/engine.log" 2>&1 </dev/null &
 engine=$! wheels=''
+stop() { kill "$1"; wait "$1"; ! kill -0 "$1" 2>/dev/null; }
+unmount_namespaces() { mountpoint --quiet "$1" || return 0; umount "$1"; }
 finish() {
+  local status=$?
   trap '' INT TERM  # `timeout` sends its signal twice: to this process, then to the group
-  (cd "$repository" && docker compose --profile '*' down --timeout 2 >/dev/null 2>&1) || true
-  docker container prune --force >/dev/null 2>&1 || true
-  if [ -n "$wheels" ]; then kill "$wheels" 2>/dev/null || true; fi
-  kill "$engine" 2>/dev/null || true
-  wait "$engine" 2>/dev/null || true
-  umount "$work"/engine/exec/netns/* 2>/dev/null || true
-  ip link del docker0 2>/dev/null || true
+  set +e
+  if docker info >/dev/null 2>&1; then
+    put_back "the stack" take_down
+    put_back "stopped containers" docker container prune --force
+  fi
+  if [ -n "$wheels" ] && kill -0 "$wheels" 2>/dev/null; then put_back "the server of the wheel folder" stop "$wheels"; fi
+  if kill -0 "$engine" 2>/dev/null; then put_back "the engine, process $engine" stop "$engine"; fi
+  for place in "$work"/engine/exec/netns/*; do
+    if [ -e "$place" ]; then put_back "the mount $place" unmount_namespaces "$place"; fi
+  done
+  if ip link show docker0 >/dev/null 2>&1; then put_back "the bridge docker0" ip link del docker0; fi
   # Without a rule to begin with there is nothing that a restore would put in the place of the engine's.
-  iptables -P FORWARD ACCEPT || true
-  for table in filter nat; do iptables -t "$table" -F && iptables -t "$table" -X || true; done
-  iptables-restore <"$work/firewall" || true
+  put_back "the firewall's policy of FORWARD" iptables -P FORWARD ACCEPT
+  for table in filter nat; do
+    put_back "the firewall's rules of table $table" iptables -t "$table" -F
+    put_back "the firewall's chains of table $table" iptables -t "$table" -X
+  done
+  put_back "the firewall as it was ($work/firewall)" iptables-restore "$work/firewall"
+  ended "$status"
 }
 trap finish EXIT
 trap 'exit 130' INT

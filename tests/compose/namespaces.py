@@ -26,8 +26,8 @@ BRIDGE = "unspiral0"
 HOSTS = {"head": "10.77.0.1", "learner": "10.77.0.2", "rollout": "10.77.0.3", "services": "10.77.0.4"}
 
 
-def ip(*words: str, check: bool = True) -> None:
-    subprocess.run(["ip", *words], check=check, capture_output=True, timeout=20)
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
 
 
 def firewall(what: str) -> None:
@@ -55,9 +55,13 @@ def make_hosts() -> None:
 
 
 def remove_hosts() -> None:
-    for host in HOSTS:
-        ip("netns", "del", f"u-{host}", check=False)
-    ip("link", "del", BRIDGE, check=False)
+    """Of this check, or of an earlier one that was killed. What cannot be removed is said."""
+    for kind, name in (*(("netns", f"u-{host}") for host in HOSTS), ("link", BRIDGE)):
+        place = Path("/run/netns" if kind == "netns" else "/sys/class/net") / name
+        if place.exists():
+            done = subprocess.run(["ip", kind, "del", name], capture_output=True, text=True, timeout=20)
+            if done.returncode:
+                say(f"LEFT BEHIND: {kind} {name}: {done.stderr.strip()}")
     firewall("-D")
 
 
@@ -117,6 +121,8 @@ def main() -> None:
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(24), "UNSPIRAL_CACHE": str(work / "cache"),
         "UNSPIRAL_API_TOKEN": token, "UNSPIRAL_CONTROL_HOST": "0.0.0.0", "UNSPIRAL_STORE": f"redis://:{password}@127.0.0.1:6379/0",
     }  # fmt: skip
+    if work.stat().st_uid != os.getuid():
+        raise SystemExit(f"{work}: belongs to another user, and what lies there is run")
     processes = Processes(work, environment)
     remove_hosts()
     make_hosts()

@@ -220,11 +220,14 @@ def doctor(
             envvar="UNSPIRAL_ROLE", help="What this machine or container is for; the images set it."
         ),
     ] = "workstation",
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove what killed runs have left on this machine.")
+    ] = False,
 ) -> None:
-    """Check Python, packages, GPUs, Ray, ports, Redis, memory and disk, and say what to do."""
+    """Check Python, packages, GPUs, Ray, listeners, ports, Redis, memory and disk, and say what to do."""
     from trainer.commands.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(config, role=role))
+    raise typer.Exit(run_doctor(config, role=role, clean=clean))
 
 
 @config_app.command("show")

@@ -19,6 +19,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from trainer.commands import listeners
+from trainer.commands.leftovers import find_leftovers
+
 PORTS = {8000: "retriever", 8100: "likelihood", 8200: "control plane", 8265: "Ray's dashboard"}
 PACKAGES = {
     "retriever": ("bm25s", "fastapi", "uvicorn"),
@@ -138,6 +141,27 @@ def check_ray() -> Iterator[Finding]:
         )
 
 
+def check_listeners(control_host: str) -> Iterator[Finding]:
+    """What a run would open, what of ours and of Ray's listens here, and who can reach it."""
+    yield Finding(*listeners.would_open(control_host))
+    for row in listeners.summary(listeners.listeners()):
+        yield Finding(*row)
+
+
+def check_leftovers(run_folders: list[Path], clean: bool) -> Iterator[Finding]:
+    """What killed runs have left; with `clean`, it is removed."""
+    for leftover in find_leftovers(run_folders):
+        if not clean:
+            yield Finding("left behind", "note", leftover.what, "unspiral doctor --clean removes it")
+            continue
+        try:
+            leftover.remove()
+        except (OSError, psutil.Error) as e:
+            yield Finding("left behind", "bad", leftover.what, f"cannot be removed: {e}")
+        else:
+            yield Finding("left behind", "good", f"removed: {leftover.what}")
+
+
 def check_ports() -> Iterator[Finding]:
     for port, service in PORTS.items():
         with socket.socket() as s:
@@ -249,10 +273,32 @@ def check_config(path: Path) -> Iterator[Finding]:
             yield from check_address(key, url)
 
 
-def run_doctor(config: Path | None = None, console: Console | None = None, role: str = "workstation") -> int:
-    """Print the table. 0 where nothing is bad, else 3. Raises ConfigError before all checks."""
+def check_exposure(config: Path | None, clean: bool) -> Iterator[Finding]:
+    """What listens here, and what dead runs have left. Raises ConfigError."""
+    control, folders = os.environ.get("UNSPIRAL_CONTROL_HOST", "127.0.0.1"), {Path("runs")}
+    if config:
+        from trainer.config.schema import load_config
+
+        settings = load_config(config)
+        control = settings.control.host
+        folders.add(Path(settings.run.dir))
+    yield from check_listeners(control)
+    yield from check_leftovers(sorted(folders), clean)
+
+
+def run_doctor(
+    config: Path | None = None,
+    console: Console | None = None,
+    role: str = "workstation",
+    clean: bool = False,
+) -> int:
+    """Print the table. 0 where nothing is bad, otherwise 3. clean: remove what dead runs have left. Raises
+    ConfigError before all checks."""
     configured = list(check_config(config)) if config else []
-    findings = [f for check in checks_of(role) for f in check()] + configured
+    findings = [f for check in checks_of(role) for f in check()]
+    if role == "workstation" or clean:
+        findings += check_exposure(config, clean)
+    findings += configured
     table, marks = (
         Table(box=None, pad_edge=False),
         {"good": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]BAD[/red]"},

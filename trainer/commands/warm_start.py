@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 
 from retriever_service.client import Hit, RetrieverClient
 from services.common import signals
@@ -34,7 +33,7 @@ from trainer.learner.checkpoint import may_export_to
 from trainer.learner.group import LearnerGroup
 from trainer.rewards import normalize
 from trainer.session.preflight import check_prompts, check_retrievers
-from trainer.session.system import connect_ray, retriever_address
+from trainer.session.system import connect_ray, leave_ray, retriever_address
 
 Search = Callable[[str], Awaitable[list[Hit]]]
 SEARCHES_AT_ONCE = 32
@@ -188,7 +187,7 @@ def warm_start(
     async def run() -> dict[str, float]:
         async with signals.cancelled(say), AsyncExitStack() as stack:
             connect_ray(say)
-            stack.callback(ray.shutdown)
+            stack.callback(leave_ray)
             url = await retriever_address(config.retriever, "retriever", config, stack, say)
             client = RetrieverClient(url, timeout_seconds=config.retriever.timeout_seconds)
             stack.push_async_callback(client.aclose)

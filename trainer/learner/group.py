@@ -120,6 +120,8 @@ class LearnerGroup:
         self.where: list[dict[str, Any]] = []
         """Of each rank, once started: process id, host, device (with its name and UUID), dtype, whether it trains LoRA adapters, and the
         model's parameters: of the output layer, and of all but it and the input embedding."""
+        self.held: dict[str, float] = {}
+        """What all ranks hold of the cluster, once started."""
         self._actors: list[Any] = []
 
     def start(self) -> None:
@@ -129,6 +131,7 @@ class LearnerGroup:
         deadline = time.monotonic() + limit
         check_model_folder(self.model_path)
         demand = self.demand()
+        self.held = {name: n * self.ranks for name, n in demand.items()}
         create = ray.remote(self.actor_class).options(
             num_cpus=demand["CPU"],
             num_gpus=demand.get("GPU", 0),

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from services.contracts import TokenBatch, WeightsReceiver, WeightUpdate
 from services.weight_sync import choose_backend, make_publisher, make_source
+from services.weight_sync.meeting_place import listening_store
 from trainer.config.schema import Config
 from trainer.learner import checkpoint, zero
 from trainer.learner.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches
@@ -74,8 +75,8 @@ class LearnerRank:
         """Checksum of the frozen weights beside LoRA adapters."""
 
     def host_store(self, host: str) -> int:
-        """Rank 0 opens the ranks' meeting point; gives its port."""
-        self.store = torch.distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        """Rank 0 opens the ranks' meeting point at its own address; gives its port."""
+        self.store = listening_store(host, self.settings.start_timeout_seconds)
         return self.store.port
 
     def setup(self, host: str, port: int) -> dict[str, Any]:

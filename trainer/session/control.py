@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -151,7 +152,12 @@ class RunControl:
             raise ControlError(
                 "rollout.deterministic=true: each trajectory has its worker, so their number stays as it is"
             )
-        if n != "all" and n > pool.target and not ahead and (lacking := pool.lacking(n)):
+        if (
+            n != "all"
+            and n > pool.target
+            and not ahead
+            and (lacking := pool.lacking(n, driver.system.learner.held))
+        ):
             raise TooFewResources(lacking)
         before = pool.target
         self._background(pool.scale(n))
@@ -237,7 +243,7 @@ async def served(config: Config, folder: Path, say: Callable[[str], None]) -> As
     server = await asyncio.to_thread(serve_in_thread, control, config.control, say, control.id)
     control.url = server.url
     try:
-        about = {"run": config.run.name, "url": server.url, "pid": os.getpid()}
+        about = {"run": config.run.name, "url": server.url, "pid": os.getpid(), "host": socket.gethostname()}
         write_json(address, about)
         yield control
     finally:

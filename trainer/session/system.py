@@ -20,9 +20,11 @@ from ray._private import utils, worker
 
 from retriever_service.client import RetrieverClient
 from services.common import signals
+from services.common.semaphores import remove_dead_semaphores
 from services.contracts import Question
 from services.launcher import index_corpus, start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient
+from services.local_ray import start_local_ray, stop_local_ray
 from services.rollout.pool import placement
 from services.rollout.pool.pool import RolloutPool
 from services.rollout.worker.tokenizer import load_tokenizer
@@ -67,29 +69,23 @@ def _in_a_group_of_their_own() -> Iterator[None]:
 
 
 def connect_ray(say: Say) -> None:
-    """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), else start a local Ray that ends with this process.
-
-    Raises RayUnavailable.
-    """
-    # Ray turns token authentication on by itself and then leaves a token file behind, which makes later clients that were
-    # not told the same answer 401. Both sides must be told: a cluster's owner by RAY_AUTH_MODE, our own local Ray here.
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    # A job may bring some of these variables itself (--runtime-env); Ray refuses the same name twice unless told which one holds.
-    os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
+    """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), else start a local Ray, which ends with
+    this process and answers nobody else. `leave_ray` undoes it. Raises RayUnavailable."""
     address = os.environ.get("RAY_ADDRESS")
     say(f"joining Ray at {address}" if address else "starting a local Ray")
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     # Read by a Ray that starts here: without its head it lives on, for the run to save what it has.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_SECONDS))
     try:
         # Ray puts its own handlers in place of ours, which would end the process in the middle of a clean stop.
         with signals.kept(), _in_a_group_of_their_own(), told(say, "Ray to start"):
-            ray.init(
-                address=address or "local",
-                include_dashboard=None if address else False,
-                log_to_driver=False,
-                configure_logging=False,
-                runtime_env={"env_vars": worker_environment()} if address else None,
-            )
+            if address:
+                # A job may bring some of these variables itself (--runtime-env), and Ray refuses the same
+                # name twice unless told which one holds.
+                os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
+                ray.init(address=address, runtime_env={"env_vars": worker_environment()}, **options)
+            else:
+                start_local_ray(include_dashboard=False, **options)
     except Exception as e:  # a raylet that is not up in time is a bare one
         reason = " ".join(str(e).split())[:300]
         busy = "a local Ray did not start (on a busy machine: try again, or set RAY_raylet_start_wait_time_s=120)"
@@ -106,6 +102,12 @@ def _silence_ray() -> None:
     log = logging.getLogger("ray")
     log.addHandler(logging.NullHandler())
     log.propagate = False
+
+
+def leave_ray() -> None:
+    """Leave the cluster, or end the local Ray, and clear away what its engines left."""
+    stop_local_ray()
+    remove_dead_semaphores()
 
 
 def worker_environment() -> dict[str, str]:
@@ -199,7 +201,7 @@ async def start_serving(
     await asyncio.to_thread(check_prompts, "data.eval", held_out, tokenizer, config.rollout)
     async with AsyncExitStack() as stack:
         connect_ray(say)
-        stack.callback(ray.shutdown)
+        stack.callback(leave_ray)
         placement.check_gpus(config.rollout, learner_ranks, ray.cluster_resources())
         url, eval_url = await retriever_address(config.retriever, "retriever", config, stack, say), None
         if config.evaluation.retriever:

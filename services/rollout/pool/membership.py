@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal
 
 import ray
@@ -182,9 +182,10 @@ class Membership:
     def _wanted(self) -> RolloutSettings:
         return self._settings.model_copy(update={"workers": self.target})
 
-    def lacking(self, n: int) -> str | None:
-        """What `n` workers ask for, where the cluster could never hold them all; else None."""
-        return placement.lacking(self._settings, n, ray.cluster_resources(), self._learner_gpus)
+    def lacking(self, n: int, held: Mapping[str, float]) -> str | None:
+        """What `n` workers ask for, where the cluster could never hold them all beside what else the run
+        holds; otherwise None."""
+        return placement.lacking(self._settings, n, ray.cluster_resources(), held)
 
     @property
     def problem(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import ray
@@ -160,13 +161,15 @@ def describe(settings: RolloutSettings) -> str:
 
 
 def lacking(
-    settings: RolloutSettings, workers: int, supply: dict[str, float], learner_gpus: int = 0
+    settings: RolloutSettings, workers: int, supply: dict[str, float], held: Mapping[str, float]
 ) -> str | None:
-    """Demand of so many workers against supply, on one line, where the whole cluster (less the learner's GPUs) could not hold them."""
+    """Demand of so many workers against supply, on one line, where the whole cluster could not hold them
+    beside what the run itself holds (its learner)."""
     wants = {name: n * workers for name, n in demand(settings, supply).items()}
-    if all(n + (learner_gpus if name == "GPU" else 0) <= supply.get(name, 0) for name, n in wants.items()):
+    if all(n + held.get(name, 0) <= supply.get(name, 0) + 1e-6 for name, n in wants.items()):
         return None
     asked = ", ".join(f"{name} {n:g}" for name, n in wants.items())
     has = ", ".join(f"{name} {supply.get(name, 0):g}" for name in wants)
-    beside = f", of which the learner has GPU {learner_gpus}" if learner_gpus and "GPU" in wants else ""
+    taken = ", ".join(f"{name} {held[name]:g}" for name in wants if held.get(name))
+    beside = f", of which the learner has {taken}" if taken else ""
     return f"{workers} rollout workers ask for {asked}; the cluster has {has}{beside}"

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal
 
 from retriever_service.client import RetrieverUnavailable
@@ -126,9 +126,10 @@ class RolloutPool:
         """What stands between the trajectories that are asked for and their end, in one line."""
         return self._membership.waits_for()
 
-    def lacking(self, n: int) -> str | None:
-        """What `n` workers ask for against what there is, where the cluster could never hold them all; else None."""
-        return self._membership.lacking(n)
+    def lacking(self, n: int, held: Mapping[str, float]) -> str | None:
+        """What `n` workers ask for against what there is, where the cluster could never hold them all beside
+        what else the run holds (`LearnerGroup.held`); otherwise None."""
+        return self._membership.lacking(n, held)
 
     async def scale(self, n: int | Literal["all"]) -> None:
         """Want `n` workers from now on; "all": as many as the cluster allows, now and when nodes come and go. More: returns at once; they

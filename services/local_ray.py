@@ -1,0 +1,108 @@
+"""A Ray of this process alone, which nobody else can reach.
+
+Left to itself, Ray 2.60 opens a dozen ports on all interfaces, and runs the code of whoever connects. Here
+its node has the address 127.0.0.1, so that all of them are on the loopback interface, and they ask for a
+token that was made for this run: random, in the environment of this process and of those that it starts, and
+nowhere else. (Ray's exporters of metrics ask for none.) Its files lie in a folder of this user's own.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import ray
+from ray._private import services as ray_services
+from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, Config, get_authentication_mode
+
+from services.common.private_folder import private_folder
+
+ADDRESS = "127.0.0.1"
+OWNER_VARIABLE = "UNSPIRAL_LOCAL_RAY"
+"""In the environment of all that a local Ray runs: process id and start time of the process that it belongs
+to."""
+MAX_FOLDER_CHARACTERS = 40
+"""Linux takes 107 for a socket's path, of which Ray needs 64 below its folder."""
+_WAS_SET: dict[str, str | None] = {}
+
+
+def start_local_ray(**options: Any) -> Any:
+    """`ray.init` of a new local Ray. RAY_AUTH_TOKEN, where the environment has one, is its token, so that
+    holders of it on this machine can join. Until `stop_local_ray`, the environment of this process holds the
+    token. Raises what `ray.init` raises."""
+    environment = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),
+        OWNER_VARIABLE: owner_mark(psutil.Process()),
+    }
+    if sys.platform == "linux":  # process groups of learner ranks and workers, which know no token
+        environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME") or "lo"
+    _WAS_SET.update({name: os.environ.get(name) for name in environment if name not in _WAS_SET})
+    os.environ.update(environment)
+    try:
+        _read_environment_again()
+        if get_authentication_mode() != AuthenticationMode.TOKEN:
+            raise RuntimeError("this version of Ray does not take RAY_AUTH_MODE=token after its import")
+        with _loopback_kept():
+            return ray.init(address="local", _node_ip_address=ADDRESS, **_own_folder(), **options)
+    except BaseException:
+        stop_local_ray()
+        raise
+
+
+def stop_local_ray() -> None:
+    """End it, and put the environment back. Does nothing where none was started."""
+    ray.shutdown()
+    for name, value in _WAS_SET.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _WAS_SET.clear()
+    _read_environment_again()
+
+
+@contextmanager
+def local_ray(**options: Any) -> Iterator[Any]:
+    """A local Ray while inside; gives what `ray.init` gives."""
+    try:
+        yield start_local_ray(**options)
+    finally:
+        stop_local_ray()
+
+
+def owner_mark(process: psutil.Process) -> str:
+    """A process by its id and start time, since ids are used again."""
+    return f"{process.pid}:{process.create_time():.2f}"
+
+
+def _read_environment_again() -> None:
+    """Ray reads mode and token once, when it is imported and when it first needs them."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _own_folder() -> dict[str, str]:
+    """Where Ray keeps logs and sockets. Its own choice, /tmp/ray, is a folder in which every user of the
+    machine may write."""
+    if os.environ.get("RAY_TMPDIR"):
+        return {}
+    folder = private_folder() / "ray"
+    # A long TMPDIR leaves no room for the names of its sockets.
+    return {"_temp_dir": str(folder)} if len(str(folder)) <= MAX_FOLDER_CHARACTERS else {}
+
+
+@contextmanager
+def _loopback_kept() -> Iterator[None]:
+    """Ray would take the machine's own address for 127.0.0.1, so that other nodes could join."""
+    resolve = ray_services.resolve_ip_for_localhost
+    ray_services.resolve_ip_for_localhost = lambda host: host
+    try:
+        yield
+    finally:
+        ray_services.resolve_ip_for_localhost = resolve
