@@ -166,7 +166,7 @@ def test_a_parquet_row_without_answers_is_named(tmp_path):
         ("q.parquet", b"", "empty; expected at least one question"),
         ("q.jsonl.gz", b"not gzip", "neither JSON, CSV, TSV, Parquet nor Arrow: it begins with 'not gzip'"),
         ("q.csv", b"a,b", "empty; expected at least one question"),
-        ("q.jsonl.gz", gzip.compress(b"{}")[:-9], "cannot be read: "),
+        ("q.jsonl.gz", gzip.compress(b"{}")[:-9], "damaged gzip file: "),
     ],
 )
 def test_a_file_with_nothing_in_it_is_refused(tmp_path, name, content, says):
@@ -191,7 +191,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
 def test_a_parquet_file_of_another_kind_is_told_by_its_columns(tmp_path):
     path = parquet(tmp_path / "q.parquet", [{"text": "a", "label": 1}])
     with pytest.raises(
-        DataError, match="row 1: expected `golden_answers` .* it has none, its columns are text, label"
+        DataError, match=r"row 1: expected `golden_answers` .* it has none, its columns are text, label"
     ):
         load_questions(path)
     empty = pa.table(

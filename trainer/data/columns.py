@@ -183,9 +183,7 @@ def list_in(text: str) -> list[str | int | float] | None:
             if token.type in (tokenize.STRING, tokenize.NUMBER):
                 items.append(ast.literal_eval(token.string))
                 quoted |= token.type == tokenize.STRING
-            elif token.type == tokenize.OP and token.string not in "[](),":
-                return None
-            elif token.type not in (tokenize.OP, tokenize.NEWLINE, tokenize.NL, tokenize.ENDMARKER):
+            elif token.string not in "[](),":  # the end is an empty text
                 return None
     except (tokenize.TokenError, SyntaxError, ValueError):
         return None

@@ -95,7 +95,8 @@ def layout_of(path: Path) -> Layout:
         with open_unpacked(path) as file:
             head = file.read(HEAD_BYTES)
     except DAMAGED as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
+        what = f"damaged {packing} file" if packing else "cannot be read"
+        raise ValueError(f"{path}: {what}: {error}") from None
     if head.startswith((b"PAR1", b"ARROW1", _ARROW_STREAM)):
         if packing:
             raise ValueError(f"{path}: Parquet or Arrow packed with {packing}; unpack it")
