@@ -272,6 +272,9 @@ def serve_retriever(
     rerank_depth: Annotated[
         int, typer.Option(min=1, help="Passages of each query that the reranker reads.")
     ] = 20,
+    dialect: Annotated[
+        str, typer.Option(help="`zerosearch` answers `query` with `top_k` as ZeroSearch's client reads it; `auto` does on port 6002.")
+    ] = "auto",
     workers: Annotated[
         int, typer.Option(min=1, help="Processes that serve, sharing the memory-mapped index.")
     ] = 1,
@@ -323,7 +326,7 @@ def serve_retriever(
         settings = ServerSettings(
             index=index, corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk, retriever_name=retriever_name,
             retriever_model=retriever_model, encoder_dtype=encoder_dtype, faiss_gpu=faiss_gpu, reranker=reranker,
-            rerank_depth=rerank_depth, workers=workers,
+            rerank_depth=rerank_depth, dialect=dialect, workers=workers,
             batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued, cache_size=cache_size,
             request_timeout_seconds=timeout_seconds, max_topk=max_topk, max_passages=max_passages, max_queries=max_queries,
             max_query_chars=max_query_chars, max_body_bytes=max_body_bytes, drain_seconds=drain_seconds, token=os.environ[token_env] if token_env else None,

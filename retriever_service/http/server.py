@@ -14,45 +14,18 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from fastapi import FastAPI, Response
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from retriever_service import opening
 from retriever_service.http.metrics import Metrics
-from retriever_service.http.schemas import ErrorBody, RerankRequest, RetrieveRequest, RetrieveResponse
+from retriever_service.http.routes import ERROR_RESPONSES, add_routes
 from retriever_service.http.service import Service
-from retriever_service.http.web import JsonEndpoint, RetrieverApp, install_error_handlers
+from retriever_service.http.web import RetrieverApp, install_error_handlers
 from retriever_service.index import Index
 from retriever_service.settings import ServerSettings
 
 log = logging.getLogger("retriever_service")
 _PAGE = Path(__file__).with_name("search.html")
-_ERRORS = {
-    400: "The body is not JSON.",
-    401: "A token is configured and was not sent.",
-    413: "The body is too large.",
-    415: "The body is declared as something else than JSON in UTF-8.",
-    422: "A field is wrong; the answer names it and what is accepted.",
-    500: "An error of the server itself.",
-    503: "The index is loading, or the queue is full; the header Retry-After says when to try again.",
-    504: "The deadline passed.",
-}
-ERROR_RESPONSES = {status: {"description": text, "model": ErrorBody} for status, text in _ERRORS.items()}
-
-
-def _schema(model: type[BaseModel]) -> dict:
-    """The JSON schema of a request, its definitions written out (OpenAPI looks for them elsewhere)."""
-    schema = model.model_json_schema()
-    definitions = schema.pop("$defs", {})
-
-    def resolve(node):
-        if isinstance(node, dict):
-            if reference := node.get("$ref"):
-                return resolve(definitions[reference.rpartition("/")[2]])
-            return {key: resolve(value) for key, value in node.items()}
-        return [resolve(item) for item in node] if isinstance(node, list) else node
-
-    return resolve(schema)
 
 
 def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None = None) -> FastAPI:
@@ -85,45 +58,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
     app.state.service = service
     app.state.on_failure, app.state.load_first = None, False
     install_error_handlers(app, service.metrics)
-    app.add_endpoint(
-        JsonEndpoint("/retrieve", service.retrieve, settings, service.metrics),
-        summary="Search",
-        description=(
-            "The best passages for each query, best first. `queries` takes a list, `query` one string; a blank query finds nothing.\n\n"
-            "```\ncurl -s localhost:8000/retrieve -H 'content-type: application/json' \\\n"
-            '  -d \'{"queries": ["capital of Assyria"], "topk": 3, "return_scores": true}\'\n```'
-        ),
-        responses={
-            200: {"model": RetrieveResponse, "description": "One list of passages for each query."},
-            **ERROR_RESPONSES,
-        },
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": _schema(RetrieveRequest)}},
-            }
-        },
-    )
-
-    app.add_endpoint(
-        JsonEndpoint("/rerank", service.rerank, settings, service.metrics),
-        summary="Order given passages",
-        description=(
-            "Orders the passages of list i by query i with a cross-encoder, best first. Takes what `/retrieve` returns. "
-            "404 where the server was started without `--reranker`."
-        ),
-        responses={
-            200: {"model": RetrieveResponse, "description": "One list of passages for each query."},
-            404: {"description": "No reranker is configured.", "model": ErrorBody},
-            **ERROR_RESPONSES,
-        },
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": _schema(RerankRequest)}},
-            }
-        },
-    )
+    add_routes(app, service)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -132,6 +67,10 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
     @app.get("/healthz", summary="Is the process up?")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
+
+    @app.get("/health", summary="As /healthz, under the name that rLLM's and FlashRAG's clients ask")
+    async def health() -> dict[str, str | bool]:
+        return {"status": "healthy", "index_loaded": service.index is not None}
 
     @app.get("/readyz", summary="Is the index loaded?", responses={503: ERROR_RESPONSES[503]})
     async def readyz() -> dict[str, str | int]:
