@@ -34,7 +34,7 @@ def test_no_input_makes_a_server_error_and_answers_are_as_described(small_index,
         ]
         words += ["--suppress-health-check", "all", "--generation-database", "none", "--no-color"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0 and "Tested: 5" in done.stdout, done.stdout[-3000:]
+    assert done.returncode == 0 and "Tested: 9" in done.stdout, done.stdout[-3000:]
 
 
 def test_the_examples_of_the_documentation_work(server):

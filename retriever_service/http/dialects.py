@@ -54,7 +54,7 @@ class Dialects:
         """`POST /retrieve`."""
         started, settings = time.perf_counter(), self._settings
         changed: list[str] = []
-        asked: RetrieveRequest = parse_body(_RETRIEVE, body, changed)
+        asked: RetrieveRequest = parse_body(_RETRIEVE, body)
         queries = asked.queries
         if (queries is None) == (asked.query is None):
             given = "both are" if queries is not None else "neither is"
@@ -76,7 +76,7 @@ class Dialects:
     async def search(self, body: bytes, timeout_seconds: float) -> Reply:
         """`POST /search`."""
         changed: list[str] = []
-        asked: SearchRequest = parse_body(_SEARCH, body, changed)
+        asked: SearchRequest = parse_body(_SEARCH, body)
         queries = cleaned([asked.query], "query", self._settings.max_query_chars, changed, alone=True)
         (hits,) = await self._searched(asked, queries, timeout_seconds, changed)
         documents, scores = _apart(hits)
@@ -85,7 +85,7 @@ class Dialects:
     async def batch_search(self, body: bytes, timeout_seconds: float) -> Reply:
         """`POST /batch_search`."""
         changed: list[str] = []
-        asked: BatchSearchRequest = parse_body(_BATCH_SEARCH, body, changed)
+        asked: BatchSearchRequest = parse_body(_BATCH_SEARCH, body)
         self._check_count(asked.query, "query")
         queries = cleaned(asked.query, "query", self._settings.max_query_chars, changed)
         found = await self._searched(asked, queries, timeout_seconds, changed)
@@ -97,7 +97,7 @@ class Dialects:
     async def access(self, body: bytes, timeout_seconds: float) -> Reply:
         """`POST /access`: whole rows by url or id; null for what the corpus does not hold."""
         changed: list[str] = []
-        asked: AccessRequest = parse_body(_ACCESS, body, changed)
+        asked: AccessRequest = parse_body(_ACCESS, body)
         self._check_count(asked.urls, "urls")
         urls = cleaned(asked.urls, "urls", self._settings.max_query_chars, changed)
         rows = self._rows("urls")

@@ -6,7 +6,6 @@ high is lowered. Each such change is noted, and the header `X-Unspiral-Changed` 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -23,9 +22,8 @@ LIMIT_NAMES = frozenset({
 """Names that other search services give the number of documents: refused by name, where they would be overlooked."""
 _NAMED = 5
 """Most changes that the header names."""
-_UNFIT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-"""Control characters and halves of surrogate pairs: no text has them, and they break tokenizers in C."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_UNFIT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+"""Control characters: no text has them, and NUL breaks tokenizers in C."""
 _FLAGS = {"true": True, "yes": True, "on": True, "t": True, "y": True, "1": True} | {
     "false": False, "no": False, "off": False, "f": False, "n": False, "0": False
 }  # fmt: skip
@@ -93,29 +91,6 @@ def clamped(asked: int, maximum: int, field: str, changed: list[str]) -> int:
     if asked > maximum:
         changed.append(f"{field}: lowered from {asked} to {maximum}" if asked < 10**9 else f"{field}: lowered to {maximum}")
     return min(asked, maximum)
-
-
-def without_surrogates(body: bytes, changed: list[str]) -> bytes | None:
-    """The JSON of a body with a `?` for each half of a surrogate pair, which alone is no text; None where there is none, or no JSON."""
-    try:
-        value = json.loads(body)
-        replaced = _replaced(value)
-        if replaced == value:
-            return None
-    except (ValueError, RecursionError):
-        return None
-    changed.append("body: halves of surrogate pairs replaced")
-    return json.dumps(replaced).encode()
-
-
-def _replaced(value: Any) -> Any:
-    if isinstance(value, str):
-        return _SURROGATE.sub("?", value)
-    if isinstance(value, list):
-        return [_replaced(one) for one in value]
-    if isinstance(value, dict):
-        return {_SURROGATE.sub("?", name): _replaced(one) for name, one in value.items()}
-    return value
 
 
 def header_of(changed: list[str]) -> tuple[bytes, bytes]:

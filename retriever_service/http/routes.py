@@ -86,7 +86,7 @@ def add_routes(app: RetrieverApp, service: Service) -> None:
         "/search",
         dialects.search,
         SearchRequest,
-        list[Document] | tuple[list[Document], list[float]],
+        list[Document] | list[list[Document] | list[float]],
         summary="Search, as FlashRAG's server answers it",
         description="A list of passages for one query; with `return_score` a list of passages and a list of their scores.",
     )
@@ -94,7 +94,7 @@ def add_routes(app: RetrieverApp, service: Service) -> None:
         "/batch_search",
         dialects.batch_search,
         BatchSearchRequest,
-        list[list[Document]] | tuple[list[list[Document]], list[list[float]]],
+        list[list[Document]] | list[list[list[Document]] | list[list[float]]],
         summary="Search for several queries, as FlashRAG's server answers it",
         description="As `/search`, with a list for each query.",
     )

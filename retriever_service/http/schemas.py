@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr, TypeAdapter, ValidationError
 
-from retriever_service.http.leniency import Count, Flag, refused_limit, without_surrogates
+from retriever_service.http.leniency import Count, Flag, refused_limit
 
 Query = Annotated[StrictStr, Field(examples=["who founded the First Bank of the United States?"])]
 
@@ -234,20 +236,28 @@ _ACCEPTED = {
 """What a field takes, for the errors whose own account of it is a name of the validation library."""
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def field_path(location: tuple[int | str, ...]) -> str:
     """`("queries", 3)` as `queries[3]`."""
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
 
 
-def parse_body(adapter: TypeAdapter, body: bytes, changed: list[str]) -> Any:
-    """The request in `body`, or BadRequest: 400 where it is not JSON, 422 where a field is wrong. What had to be changed is noted."""
+def parse_body(adapter: TypeAdapter, body: bytes) -> Any:
+    """The request in `body`, or BadRequest: 400 where it is not JSON, 422 where a field is wrong."""
     try:
         return adapter.validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if first["type"] == "json_invalid":
-            if (without := without_surrogates(body, changed)) is not None:
-                return parse_body(adapter, without, changed)
+            if any(word in first["ctx"]["error"] for word in ("surrogate", "hex escape")) and (
+                field := _lone_surrogate(body)
+            ):
+                limit = "no lone surrogates"
+                raise BadRequest(
+                    400, f"{field}: holds a lone surrogate, which is not JSON in UTF-8", field, limit
+                ) from None
             raise BadRequest(
                 400, f"the body is not JSON in UTF-8: {first['ctx']['error']}", "body", "JSON"
             ) from None
@@ -257,3 +267,23 @@ def parse_body(adapter: TypeAdapter, body: bytes, changed: list[str]) -> Any:
         if limit is None:
             limit = next((v for v in context.values() if isinstance(v, int | float | str)), first["type"])
         raise BadRequest(422, f"{field}: {first['msg']}", field, limit) from None
+
+
+def _lone_surrogate(body: bytes) -> str | None:
+    """Path of the first string in `body` with a lone surrogate, `body` for a key; None where Python's parser, which lets them pass,
+    finds none."""
+    try:
+        waiting = [((), json.loads(body))]
+    except (ValueError, RecursionError):
+        return None
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, str) and _SURROGATE.search(value):
+            return field_path(path) or "body"
+        if isinstance(value, dict) and any(map(_SURROGATE.search, value)):
+            return "body"
+        inside = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        )
+        waiting += reversed([((*path, key), one) for key, one in inside])
+    return None

@@ -89,7 +89,7 @@ class Service:
     async def rerank(self, body: bytes, timeout_seconds: float) -> Reply:
         """`POST /rerank`: from the body of the request to the body of the answer."""
         changed: list[str] = []
-        settings, asked = self.settings, parse_body(_RERANK, body, changed)
+        settings, asked = self.settings, parse_body(_RERANK, body)
         if self.index is not None and self._rerankings is None:
             raise BadRequest(404, "no reranker is configured: start the server with --reranker MODEL")
         if self._rerankings is None:

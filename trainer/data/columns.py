@@ -159,7 +159,7 @@ def _texts_of_text(text: str, column: str) -> list[str]:
     held = list_in(stripped)
     if held is not None:
         return [str(one) if isinstance(one, str) else _number(one, column) for one in held if not is_missing(one)]
-    if stripped[0] == "[" and re.search(r"^\[\s*[\"']|[\"']\s*\]$", stripped):
+    if stripped[0] == "[" and re.search(r"^[\[\s]+[\"']|[\"'][\s\]]+$", stripped):
         raise DataError(f"`{column}` looks like a list written as text that can't be read: {stripped[:_SHOWN]}")
     return [text]
 
@@ -173,9 +173,8 @@ def list_in(text: str) -> list[str | int | float] | None:
         held = json.loads(text)
     except (ValueError, RecursionError):
         held = None
-    if isinstance(held, list):
-        flat = all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in held)
-        return held if flat else None
+    if isinstance(held, list) and all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in held):
+        return held
     items: list[str | int | float] = []
     quoted = False
     try:
