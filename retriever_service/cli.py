@@ -275,6 +275,10 @@ def serve_retriever(
     dialect: Annotated[
         str, typer.Option(help="`zerosearch` answers `query` with `top_k` as ZeroSearch's client reads it; `auto` does on port 6002.")
     ] = "auto",
+    mcp: Annotated[
+        bool,
+        typer.Option("--mcp", help="Serve the tool `search` of the Model Context Protocol too: at /mcp, or, where a client started this with pipes, on stdin and stdout alone."),
+    ] = False,
     workers: Annotated[
         int, typer.Option(min=1, help="Processes that serve, sharing the memory-mapped index.")
     ] = 1,
@@ -326,7 +330,7 @@ def serve_retriever(
         settings = ServerSettings(
             index=index, corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk, retriever_name=retriever_name,
             retriever_model=retriever_model, encoder_dtype=encoder_dtype, faiss_gpu=faiss_gpu, reranker=reranker,
-            rerank_depth=rerank_depth, dialect=dialect, workers=workers,
+            rerank_depth=rerank_depth, dialect=dialect, mcp=mcp, workers=workers,
             batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued, cache_size=cache_size,
             request_timeout_seconds=timeout_seconds, max_topk=max_topk, max_passages=max_passages, max_queries=max_queries,
             max_query_chars=max_query_chars, max_body_bytes=max_body_bytes, drain_seconds=drain_seconds, token=os.environ[token_env] if token_env else None,
@@ -344,4 +348,10 @@ def serve_retriever(
             markup=False,
         )
 
+    if mcp:
+        from retriever_service.http.mcp import is_started_by_client, require_mcp, run_stdio
+
+        require_mcp()
+        if is_started_by_client():
+            raise typer.Exit(run_stdio(settings))
     raise typer.Exit(run(settings, started))

@@ -64,6 +64,8 @@ class ServerSettings(BaseModel):
     dialect: Literal["auto", "zerosearch"] = "auto"
     """Whose answer a `query` with `top_k` gets: `zerosearch` is a list of `{"text"}`; `auto` is that on port 6002, where ZeroSearch's
     client asks, and rLLM's otherwise."""
+    mcp: bool = False
+    """Whether the tool `search` of the Model Context Protocol is served at `/mcp`; needs the package mcp."""
     workers: int = Field(1, ge=1)
     """Processes that serve; they share the memory-mapped index."""
     drain_seconds: float = Field(10.0, ge=0, allow_inf_nan=False)

@@ -10,13 +10,14 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 
 from fastapi import FastAPI, Response
 from starlette.exceptions import HTTPException
 
 from retriever_service import opening
+from retriever_service.http.mcp import mounted
 from retriever_service.http.metrics import Metrics
 from retriever_service.http.routes import ERROR_RESPONSES, add_routes
 from retriever_service.http.service import Service
@@ -42,7 +43,8 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
             with _ended_by_signals():
                 await loading
         try:
-            yield
+            async with mounted(app, service) if settings.mcp else nullcontext():
+                yield
         finally:
             await asyncio.wait({loading}, timeout=settings.drain_seconds)
             loading.cancel()
