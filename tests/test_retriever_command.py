@@ -208,6 +208,7 @@ def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
         "encoder_dtype": "float16", "faiss_gpu": True, "reranker": "r", "rerank_depth": 5, "workers": 6, "batch_size": 7,
         "batch_wait_ms": 8.5, "max_queued": 9, "cache_size": 10, "request_timeout_seconds": 11.5, "max_topk": 12, "max_queries": 13,
         "max_passages": 17, "max_query_chars": 14, "max_body_bytes": 1500, "drain_seconds": 16.5, "token": "s3cret", "index": "i",
+        "dialect": "zerosearch", "mcp": True,
     }  # fmt: skip
     assert given.keys() == ServerSettings.model_fields.keys()
     underscored = {"retriever_name", "retriever_model", "faiss_gpu"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -69,7 +68,7 @@ async def mounted(app: FastAPI, service: Service) -> AsyncIterator[None]:
 
 def is_started_by_client() -> bool:
     """Whether stdin and stdout are both pipes or sockets, as an MCP client that starts a server makes them."""
-    modes = [os.fstat(stream.fileno()).st_mode for stream in (sys.stdin, sys.stdout)]
+    modes = [os.fstat(number).st_mode for number in (0, 1)]
     return all(stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) for mode in modes)
 
 
