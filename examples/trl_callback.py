@@ -5,7 +5,8 @@
     trainer.train()
 
 The batch is scored just before and just after each optimiser step (displacement), and the right answers of five steps ago are scored
-again (the lag probe, the earliest sign). The cost is about two forward passes per step. Run as a script it trains a tiny model on CPU,
+again (the lag probe, the earliest sign). The cost is about two forward passes per step. Run as a script it
+trains a tiny model on CPU,
 in one process or several:
 
     python examples/trl_callback.py http://127.0.0.1:8100 [steps]
@@ -37,7 +38,8 @@ KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 class LikelihoodCallback(TrainerCallback):
     """Posts every optimiser step to a likelihood service. Set `.trainer` once the trainer exists.
 
-    Under `torchrun` or `accelerate launch` each process posts its own rows, through a spool folder of its own; metrics come from the
+    Under `torchrun` or `accelerate launch` each process posts its own rows, through a spool folder of its
+    own; metrics come from the
     first process alone, the lag probe over its rows.
     """
 
@@ -45,7 +47,10 @@ class LikelihoodCallback(TrainerCallback):
     client: LikelihoodClient | None = None
 
     def __init__(self, url: str, run: str, spool_dir: str = ".likelihood-spool", attempt: int = 0):
-        self.url, self.run, self.spool_dir, self.attempt = url, run, spool_dir, attempt
+        self.url = url
+        self.run = run
+        self.spool_dir = spool_dir
+        self.attempt = attempt
         self.lag = LagMemory()
 
     def on_train_begin(self, args, state, control, **kwargs):

@@ -2,11 +2,15 @@
 
 Start verl by this file in place of `python -m verl.trainer.main_ppo`, with the same overrides:
 
-    python examples/verl_callback.py http://127.0.0.1:8100 my-run algorithm.adv_estimator=grpo ...     # unspiral serve likelihood
+    python examples/verl_callback.py http://127.0.0.1:8100 my-run algorithm.adv_estimator=grpo ...     #
+    unspiral serve likelihood
 
-verl trains inside a Ray actor, so the trainer is wrapped there: the one of `trainer.v1.trainer_mode`, or, with `trainer.use_v1=False`,
-the older RayPPOTrainer. After every actor update the batch is scored again, one scoring pass per step. The older trainer's right
-answers of five steps ago are scored too (the lag probe); the v1 trainer clears them from its queue. The end of the first step
+verl trains inside a Ray actor, so the trainer is wrapped there: the one of `trainer.v1.trainer_mode`, or, with
+`trainer.use_v1=False`,
+the older RayPPOTrainer. After every actor update the batch is scored again, one scoring pass per step. The
+older trainer's right
+answers of five steps ago are scored too (the lag probe); the v1 trainer clears them from its queue. The end
+of the first step
 says what was posted. A run in which no update was seen ends with an error.
 """
 
@@ -28,41 +32,48 @@ NAMES = {
     "actor/entropy": "entropy",
     "actor/pg_clipfrac": "policy/clip_fraction",
     "actor/kl_loss": "kl/ref",
+    "probe/lag": "probe/lag",
 }
 FIELDS = ["uid", "response_mask", "old_log_probs", "advantages", "rm_scores"]
 DELIVERY_SECONDS = 30.0
-
-
-class NotWatched(RuntimeError):
-    """verl trained, and the wrapper was not called: nothing was posted."""
 
 
 class Watch:
     """What the wrapped trainer posts, and whether it was called."""
 
     def __init__(self, url: str, run: str, spool_dir: str, attempt: int):
-        self.client, self.run, self.attempt, self.lag = LikelihoodClient(url, spool_dir=spool_dir), run, attempt, LagMemory()
-        self.rows, self.told = 0, False
+        self.client = LikelihoodClient(url, spool_dir=spool_dir)
+        self.run = run
+        self.attempt = attempt
+        self.lag = LagMemory()
+        self.rows = 0
+        self.told = False
 
     def post(self, step: int, metrics: dict[str, Any], records: list) -> None:
-        named = {NAMES.get(name, name): float(np.mean(v)) for name, v in metrics.items() if name in NAMES or name == "probe/lag"}
+        named = {NAMES[name]: float(np.mean(value)) for name, value in metrics.items() if name in NAMES}
         self.client.post_step(
             self.run, StepRecord(step=step, attempt=self.attempt, metrics=named, trajectories=records)
         )
         self.rows += len(records)
 
     def step_ended(self, step: int) -> None:
-        """Say once what became of the first step's rows. Raises NotWatched where there are none, or the service refused them."""
+        """Say once what became of the first step's rows. Raises RuntimeError where there are none, or the
+        service refused them."""
         if self.told:
             return
         self.told = True
         if not self.rows:
-            raise NotWatched(f"likelihood: step {step} ended and no update of the actor was seen; nothing was posted")
+            raise RuntimeError(
+                f"likelihood: step {step} ended and no update of the actor was seen; nothing was posted"
+            )
         stored = self.client.flush(DELIVERY_SECONDS)
         if self.client.refused:
-            raise NotWatched(f"likelihood: {self.client.url} refused what step {step} posted; its log says why")
+            raise RuntimeError(
+                f"likelihood: {self.client.url} refused what step {step} posted; its log says why"
+            )
         kept = "stored" if stored else "not stored yet: they wait in the spool folder"
-        print(f"likelihood: step {step} of run {self.run}: {self.rows} trajectories posted to {self.client.url}, {kept}", flush=True)
+        posted = f"{self.rows} trajectories posted to {self.client.url}, {kept}"
+        print(f"likelihood: step {step} of run {self.run}: {posted}", flush=True)
 
 
 def watched_v1(trainer: type, watch: Watch) -> type:
@@ -73,12 +84,16 @@ def watched_v1(trainer: type, watch: Watch) -> type:
     class Watched(trainer):
         def _update_actor(self, batch: Any, metrics: dict) -> Any:
             batch = super()._update_actor(batch, metrics)
-            data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=FIELDS).to_padded_tensor()
+            data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=FIELDS)
+            data = data.to_padded_tensor()
             after = self._scored_again(batch)
-            own = np.array([not tag.get("is_padding", False) for tag in batch.tags])  # rows that fill up the last mini-batch
+            own = np.array(
+                [not tag.get("is_padding", False) for tag in batch.tags]
+            )  # others fill up a mini-batch
             groups, uids = np.array(data["uid"].tolist(), object), np.array(batch.keys, object)
             records = padded_records(
-                data["response_mask"][own], data["old_log_probs"][own], data["advantages"][own], list(groups[own]),
+                data["response_mask"][own], data["old_log_probs"][own], data["advantages"][own],
+                list(groups[own]),
                 after=after[own], rewards=data["rm_scores"].sum(-1)[own], uids=list(uids[own]),
             )  # fmt: skip
             watch.post(self.global_steps, metrics, records)
@@ -109,7 +124,9 @@ def watched_v0(trainer: type, watch: Watch) -> type:
             output = super()._update_actor(batch)
             data, mask, before = batch.batch, batch.batch["response_mask"], batch.batch["old_log_probs"]
             metrics = dict(output.meta_info["metrics"])
-            lag = watch.lag.probe({"data": batch}, mask, before, data["advantages"], lambda kept: self._scored(kept["data"]))
+            lag = watch.lag.probe(
+                {"data": batch}, mask, before, data["advantages"], lambda kept: self._scored(kept["data"])
+            )
             records = padded_records(
                 mask, before, data["advantages"], list(batch.non_tensor_batch["uid"]), after=self._scored(batch), rewards=data["token_level_scores"].sum(-1)
             )  # fmt: skip
@@ -127,8 +144,11 @@ def watched_v0(trainer: type, watch: Watch) -> type:
 
 
 @contextlib.contextmanager
-def watching(config: Any, url: str, run: str, spool_dir: str = ".likelihood-spool", attempt: int = 0) -> Iterator[Watch]:
-    """Within it, the trainer that verl builds from `config` posts its updates. Raises NotWatched at the end where none was seen."""
+def watching(
+    config: Any, url: str, run: str, spool_dir: str = ".likelihood-spool", attempt: int = 0
+) -> Iterator[Watch]:
+    """Within it, the trainer that verl builds from `config` posts its updates. Raises RuntimeError at the end
+    where none was seen."""
     if config.trainer.use_v1:
         from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY as places
 
@@ -138,7 +158,9 @@ def watching(config: Any, url: str, run: str, spool_dir: str = ".likelihood-spoo
 
         places, name, wrap = vars(main_ppo_v0), "RayPPOTrainer", watched_v0
     if name not in places:
-        raise NotWatched(f"likelihood: verl has no trainer {name!r}; it has {', '.join(sorted(map(str, places)))}")
+        raise RuntimeError(
+            f"likelihood: verl has no trainer {name!r}; it has {', '.join(sorted(map(str, places)))}"
+        )
     watch = Watch(url, run, spool_dir, attempt)
     plain = places[name]
     places[name] = wrap(plain, watch)
@@ -148,7 +170,9 @@ def watching(config: Any, url: str, run: str, spool_dir: str = ".likelihood-spoo
         places[name] = plain
         watch.client.close()
     if not watch.rows:
-        raise NotWatched("likelihood: the training ended and no update of the actor was seen; nothing was posted")
+        raise RuntimeError(
+            "likelihood: the training ended and no update of the actor was seen; nothing was posted"
+        )
 
 
 def watched_runner(runner: Any, url: str, run: str) -> Any:

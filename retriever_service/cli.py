@@ -273,11 +273,18 @@ def serve_retriever(
         int, typer.Option(min=1, help="Passages of each query that the reranker reads.")
     ] = 20,
     dialect: Annotated[
-        str, typer.Option(help="`zerosearch` answers `query` with `top_k` as ZeroSearch's client reads it; `auto` does on port 6002.")
+        str,
+        typer.Option(
+            help="Whose answer `query` with `top_k` gets: zerosearch, or auto (rLLM's but on port 6002)."
+        ),
     ] = "auto",
     mcp: Annotated[
         bool,
-        typer.Option("--mcp", help="Serve the tool `search` of the Model Context Protocol too: at /mcp, or, where a client started this with pipes, on stdin and stdout alone."),
+        typer.Option(
+            "--mcp",
+            help="Serve the tool `search` of the Model Context Protocol: at /mcp too, or on stdin and stdout "
+            "alone, where a client started this with pipes.",
+        ),
     ] = False,
     workers: Annotated[
         int, typer.Option(min=1, help="Processes that serve, sharing the memory-mapped index.")

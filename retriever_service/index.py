@@ -112,7 +112,8 @@ def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
 
 
 class Index:
-    """An open index folder. `search` must be called from one thread at a time. `rows` gives whole rows of the corpus, or is None.
+    """An open index folder. `search` must be called from one thread at a time. `rows` gives whole rows of the
+    corpus, or is None.
 
     `model` names another place of the encoder of a dense index, or, where the index does not say what it is, the encoder, and `name` its family; `dtype` its numbers, `gpu` searches it on the GPUs, `reranker` is a cross-encoder that
     orders the best `rerank_depth` passages anew.

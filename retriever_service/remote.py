@@ -111,7 +111,10 @@ class QdrantIndex:
             if self.reranker:
                 (order,) = self.reranker.order([(queries[i], [p["contents"] for p, _ in payloads])], topk)
                 payloads = [(payloads[at][0], score) for at, score in order]
-            hits[i] = [(encode_document(str(p["id"]), p["contents"], p.get("url")), float(score)) for p, score in payloads]
+            hits[i] = [
+                (encode_document(str(p["id"]), p["contents"], p.get("url")), float(score))
+                for p, score in payloads
+            ]
         return hits
 
     def normalise(self, query: str) -> str:

@@ -62,7 +62,8 @@ class ServerSettings(BaseModel):
     request_timeout_seconds: float = Field(30.0, gt=0, allow_inf_nan=False)
     """Deadline of one request, a 504 after it; a client may ask for a shorter one with the header X-Timeout-Seconds."""
     dialect: Literal["auto", "zerosearch"] = "auto"
-    """Whose answer a `query` with `top_k` gets: `zerosearch` is a list of `{"text"}`; `auto` is that on port 6002, where ZeroSearch's
+    """Whose answer a `query` with `top_k` gets: `zerosearch` is a list of `{"text"}`; `auto` is that on port
+    6002, where ZeroSearch's
     client asks, and rLLM's otherwise."""
     mcp: bool = False
     """Whether the tool `search` of the Model Context Protocol is served at `/mcp`; needs the package mcp."""

@@ -82,7 +82,10 @@ def test_the_same_rows_are_read_however_a_file_holds_them_and_whatever_it_is_cal
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     pq.write_table(table, tmp_path / "table.jsonl")
-    with pa.OSFile(str(tmp_path / "stream.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+    with (
+        pa.OSFile(str(tmp_path / "stream.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, table.schema) as writer,
+    ):
         writer.write_table(table)
     with pa.OSFile(str(tmp_path / "feather"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
@@ -149,7 +152,10 @@ def test_validate_says_from_which_columns_it_read_and_repeats_the_commonest_reas
     out, err = capsys.readouterr()
     assert e.value.code == 2
     assert f"{path}, line 4: expected `answer`: a list of at least one text, got none" in out
-    assert f"{path}, line 6: expected `question`: a text" in out and "its columns are problem, answer, level" in out
+    assert (
+        f"{path}, line 6: expected `question`: a text" in out
+        and "its columns are problem, answer, level" in out
+    )
     assert f"{path}, line 3: of the answer 'A' scoring by em, f1 and subem leaves nothing" in out
     assert "in 2 rows the question was read from `problem` and the answers from `answer`" in out
     reason = "expected `answer`: a list of at least one text, got none"
@@ -162,11 +168,15 @@ def test_a_corpus_in_a_folder_of_several_layouts_makes_the_index_of_one_file(tmp
     folder = tmp_path / "corpus"
     (folder / "more").mkdir(parents=True)
     (folder / "a.json").write_text(json.dumps(rows[:10]))
-    (folder / "b.tsv").write_text("id\ttext\ttitle\n" + "".join(f"{r['id']}\t{r['text']}\t{r['title']}\n" for r in rows[10:20]))
+    (folder / "b.tsv").write_text(
+        "id\ttext\ttitle\n" + "".join(f"{r['id']}\t{r['text']}\t{r['title']}\n" for r in rows[10:20])
+    )
     pq.write_table(pa.Table.from_pylist(rows[20:]), folder / "more" / "c.parquet")
     single = tmp_path / "all.jsonl"
     single.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-16")
-    assert [(p.id, p.contents) for p in read_corpus(folder)] == [(p.id, p.contents) for p in read_corpus(single)]
+    assert [(p.id, p.contents) for p in read_corpus(folder)] == [
+        (p.id, p.contents) for p in read_corpus(single)
+    ]
     made, other = build_index(folder, tmp_path / "i"), build_index(single, tmp_path / "j")
     assert made.passages == 30 and made.corpus_sha256 == checksum(folder)
     assert made.files["documents.jsonl"] == other.files["documents.jsonl"]

@@ -111,7 +111,10 @@ BAD = [
     ),
     ({"question": "who?", "golden_answers": []}, "a list of at least one text, got none"),
     ({"question": "who?", "golden_answers": [" "]}, "a list of at least one text, got none"),
-    ({"question": "who?", "golden_answers": [True]}, '`golden_answers` is true; expected a text, such as "yes"'),
+    (
+        {"question": "who?", "golden_answers": [True]},
+        '`golden_answers` is true; expected a text, such as "yes"',
+    ),
     ({"question": "who?", "golden_answers": [float("nan")]}, "`golden_answers` is nan, which is no number"),
     ({"question": "who?", "golden_answers": {"a": 1}}, "a list of texts, got an object with a"),
     ({"question": "who?", "golden_answers": "['Rome', 'Roma]"}, "a list written as text that can't be read"),
@@ -119,7 +122,10 @@ BAD = [
     ({"golden_answers": ["x"]}, "expected `question`: a text"),
     ({**GOOD, "data_source": 3}, "expected `data_source`: a text, got int"),
     ({**GOOD, "prompt": [{"role": "system", "content": "be brief"}]}, "expected `prompt`: one user turn"),
-    ({**GOOD, "prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}, "one user turn"),
+    (
+        {**GOOD, "prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]},
+        "one user turn",
+    ),
     ({**GOOD, "answerable": False}, "is marked as not answerable"),
     ({"question": "who?", "reward_model": {"ground_truth": {"target": []}}}, "at least one text, got none"),
     ({"question": "who?", "reward_model": {"ground_truth": {"target": [" "]}}}, "at least one text"),
@@ -152,7 +158,10 @@ def test_a_line_that_is_no_utf8_is_named(tmp_path):
 
 def test_a_parquet_row_without_answers_is_named(tmp_path):
     path = parquet(tmp_path / "q.parquet", [search_r1_row(0), search_r1_row(1, target=())])
-    with pytest.raises(DataError, match=r"q\.parquet, row 2: expected `golden_answers`: a list of at least one text, got none"):
+    with pytest.raises(
+        DataError,
+        match=r"q\.parquet, row 2: expected `golden_answers`: a list of at least one text, got none",
+    ):
         load_questions(path)
 
 

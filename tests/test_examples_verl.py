@@ -1,4 +1,5 @@
-"""verl's callback around classes shaped as those of verl 0.9.1: it watches the trainer that is built, and is never silent."""
+"""verl's callback around classes shaped as those of verl 0.9.1: it watches the trainer that is built, and is
+never silent."""
 
 import importlib.util
 import sys
@@ -17,14 +18,18 @@ PROMPT, RESPONSES = 3, [4, 2, 5, 5]
 
 
 def nested(rows):
-    return torch.nested.as_nested_tensor([torch.as_tensor(r, dtype=torch.float32) for r in rows], layout=torch.jagged)
+    return torch.nested.as_nested_tensor(
+        [torch.as_tensor(r, dtype=torch.float32) for r in rows], layout=torch.jagged
+    )
 
 
 class Fields(dict):
     """What the queue gives: columns, some of them jagged."""
 
     def to_padded_tensor(self):
-        return Fields({k: v.to_padded_tensor(0.0) if getattr(v, "is_nested", False) else v for k, v in self.items()})
+        return Fields(
+            {k: v.to_padded_tensor(0.0) if getattr(v, "is_nested", False) else v for k, v in self.items()}
+        )
 
 
 class Queue:
@@ -77,10 +82,15 @@ class PPOTrainer:
         batch = SimpleNamespace(keys=keys, tags=tags, partition_id="train", extra_info={})
         mask = nested([[1.0] * n for n in RESPONSES])
         self.queue_columns = queue.columns
-        queue.columns |= {"response_mask": mask, "uid": SimpleNamespace(tolist=lambda: ["q0", "q0", "q1", "q1"])}
+        queue.columns |= {
+            "response_mask": mask,
+            "uid": SimpleNamespace(tolist=lambda: ["q0", "q0", "q1", "q1"]),
+        }
         queue.columns["old_log_probs"] = nested([[-1.0] * n for n in RESPONSES])
         queue.columns["advantages"] = nested([[a] * n for a, n in zip((1, -1, 0, 0), RESPONSES, strict=True)])
-        queue.columns["rm_scores"] = nested([[0.0] * (n - 1) + [r] for r, n in zip((1, 0, 0, 0), RESPONSES, strict=True)])
+        queue.columns["rm_scores"] = nested(
+            [[0.0] * (n - 1) + [r] for r, n in zip((1, 0, 0, 0), RESPONSES, strict=True)]
+        )
         if self.config.trainer.critic_warmup <= self.global_steps:
             self._update_actor(batch, {})
 
@@ -128,7 +138,9 @@ def verl(monkeypatch):
     spec.loader.exec_module(callback)
 
     def config(mode, critic_warmup=0):
-        trainer = SimpleNamespace(use_v1=True, critic_warmup=critic_warmup, v1=SimpleNamespace(trainer_mode=mode))
+        trainer = SimpleNamespace(
+            use_v1=True, critic_warmup=critic_warmup, v1=SimpleNamespace(trainer_mode=mode)
+        )
         return SimpleNamespace(trainer=trainer, queue=queue)
 
     return SimpleNamespace(callback=callback, registry=registry, config=config)
@@ -163,7 +175,7 @@ def test_the_trainer_that_verl_runs_posts_its_rows_and_says_so_after_the_first_s
 
 def test_a_trainer_whose_update_is_not_seen_ends_with_an_error_after_its_first_step(verl, tmp_path):
     config = verl.config("renamed")
-    with pytest.raises(verl.callback.NotWatched, match="step 1 ended and no update of the actor was seen"):
+    with pytest.raises(RuntimeError, match="step 1 ended and no update of the actor was seen"):
         with verl.callback.watching(config, "http://127.0.0.1:9", "v1", spool_dir=str(tmp_path / "spool")):
             built(verl, config).fit(5)
     assert verl.registry["renamed"] is Renamed
@@ -171,11 +183,13 @@ def test_a_trainer_whose_update_is_not_seen_ends_with_an_error_after_its_first_s
 
 def test_a_training_without_a_watched_trainer_ends_with_an_error(verl, tmp_path):
     config = verl.config("sync")
-    with pytest.raises(verl.callback.NotWatched, match="the training ended and no update"):
+    with pytest.raises(RuntimeError, match="the training ended and no update"):
         with verl.callback.watching(config, "http://127.0.0.1:9", "v1", spool_dir=str(tmp_path / "spool")):
             PPOTrainer(config).fit(1)
-    with pytest.raises(verl.callback.NotWatched, match="no trainer 'other'; it has renamed, sync"):
-        with verl.callback.watching(verl.config("other"), "http://127.0.0.1:9", "v1", spool_dir=str(tmp_path / "s")):
+    with pytest.raises(RuntimeError, match="no trainer 'other'; it has renamed, sync"):
+        with verl.callback.watching(
+            verl.config("other"), "http://127.0.0.1:9", "v1", spool_dir=str(tmp_path / "s")
+        ):
             pass
 
 

@@ -132,11 +132,17 @@ def test_bad_input_is_json_that_names_field_and_limit(http, body, status, field,
         ({"topk": 2, "queries": ["river\0Foss", "a"]}, 2, "queries[0]: control characters replaced"),
         ({"topk": 2, "queries": ["river\x1b[0m", "a"]}, 2, "queries[0]: control characters replaced"),
         ({"topk": 2, "queries": ["river " * 1400, "a"]}, 2, "queries[0]: cut from 8400 to 8192 characters"),
-        ({"topk": 2, "queries": ["river"] + ["\0"] * 7}, 2, "...; queries[5]: control characters replaced; 2 more"),
+        (
+            {"topk": 2, "queries": ["river"] + ["\0"] * 7},
+            2,
+            "...; queries[5]: control characters replaced; 2 more",
+        ),
     ],
     ids=lambda v: str(v)[:40],
 )
-def test_what_search_r1s_server_takes_is_taken_and_what_was_changed_is_in_a_header(http, more, expected, changed):
+def test_what_search_r1s_server_takes_is_taken_and_what_was_changed_is_in_a_header(
+    http, more, expected, changed
+):
     answer = http.post("/retrieve", json={"queries": ["river", "a"]} | more)
     assert answer.status_code == 200
     first, *_ = answer.json()["result"]

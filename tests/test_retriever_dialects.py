@@ -43,7 +43,8 @@ def post(url, body):
 
 
 def rllm(url, query, top_k=None):
-    """rLLM's tool: asks /health, then one query with `top_k`, and shows the first 300 characters of what `results` holds."""
+    """rLLM's tool: asks /health, then one query with `top_k`, and shows the first 300 characters of what
+    `results` holds."""
     assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
     results = post(f"{url}/retrieve", {"query": query, "top_k": min(top_k or 10, 50)}).get("results", [])
     return [(r.get("document", {}).get("id"), r.get("document", {}).get("contents", "")[:300], r.get("score", 0.0)) for r in results]  # fmt: skip
@@ -82,7 +83,9 @@ def test_zerosearch_reads_its_texts_on_its_port_or_where_it_is_told(index):
     with serve_in_thread(ServerSettings(index=str(index), port=0, dialect="zerosearch")) as running:
         assert zerosearch(running.url, QUESTION, 1) == f"Doc 1: {PAGES[0]['contents']}"
         assert zerosearch(running.url, "zzzz") == ""
-        plain = post(f"{running.url}/retrieve", {"queries": [QUESTION], "topk": 1})  # another client of the same server
+        plain = post(
+            f"{running.url}/retrieve", {"queries": [QUESTION], "topk": 1}
+        )  # another client of the same server
         assert plain["result"][0][0]["id"] == "p0"
     from retriever_service.http.dialects import ZEROSEARCH_PORT, Dialects
     from retriever_service.http.service import Service
@@ -109,8 +112,13 @@ def test_flashrag_reads_its_lists_with_scores_and_without(url):
     many = flashrag(url, [QUESTION, "Tigris", ""], 5)
     assert [[d["id"] for d in docs] for docs in many] == [["p0", "p1"], ["p2"], []]
     lists, scores = flashrag(url, [QUESTION, "Tigris"], 1, return_score=True)
-    assert [[d["id"] for d in docs] for docs in lists] == [["p0"], ["p2"]] and [len(s) for s in scores] == [1, 1]
-    assert len(post(f"{url}/search", {"query": "the Assyria Tigris Euphrates capital"})) == 4  # ten unless told
+    assert [[d["id"] for d in docs] for docs in lists] == [["p0"], ["p2"]] and [len(s) for s in scores] == [
+        1,
+        1,
+    ]
+    assert (
+        len(post(f"{url}/search", {"query": "the Assyria Tigris Euphrates capital"})) == 4
+    )  # ten unless told
     assert flashrag(url, [], 5) == []
 
 

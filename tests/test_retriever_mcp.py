@@ -1,4 +1,5 @@
-"""The retriever as an MCP server, asked by the official client: over HTTP, and over stdin and stdout of the command."""
+"""The retriever as an MCP server, asked by the official client: over HTTP, and over stdin and stdout of the
+command."""
 
 import sys
 from pathlib import Path
@@ -39,6 +40,8 @@ async def test_a_client_searches_over_http(small_index):
 
 async def test_a_client_that_starts_the_command_searches_over_stdin_and_stdout(small_index):
     words = ["-m", "retriever_service", "serve", "--index", str(small_index), "--mcp"]
-    started = StdioServerParameters(command=sys.executable, args=words, env={"PYTHONPATH": str(ROOT)}, cwd=ROOT)
+    started = StdioServerParameters(
+        command=sys.executable, args=words, env={"PYTHONPATH": str(ROOT)}, cwd=ROOT
+    )
     async with Client(stdio_client(started)) as client:
         check(*await asked(client))

@@ -1,4 +1,5 @@
-"""One process of a training with TRL's callback: what GRPOTrainer would call, with a tiny model. Started by torchrun."""
+"""One process of a training with TRL's callback: what GRPOTrainer would call, with a tiny model. Started by
+torchrun."""
 
 import importlib.util
 import os

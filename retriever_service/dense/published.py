@@ -45,7 +45,8 @@ class CorpusDocuments(Documents):
 
 
 def open_corpus_documents(corpus: Path) -> CorpusDocuments:
-    """Random access to a plain JSONL file. Raises BadSetting for one of another layout, which has no positions."""
+    """Random access to a plain JSONL file. Raises BadSetting for one of another layout, which has no
+    positions."""
     kind = layout(corpus)
     if kind.format == "empty":
         raise CorpusError(f"corpus {corpus}: holds no passage")

@@ -2,11 +2,11 @@
 
 | client | asks | reads |
 | --- | --- | --- |
-| Search-R1, verl, SkyRL, slime | `/retrieve`: `queries` or `query`, `topk`, `return_scores` | `{"result": [[...]]}` |
+| Search-R1, verl, SkyRL, slime | `/retrieve`: `queries` or `query`, `topk` | `{"result": [[...]]}` |
 | rLLM | `/retrieve`: `query`, `top_k` | `{"results": [{"document", "score"}]}` |
 | ZeroSearch | `/retrieve` on port 6002: `query`, `top_k` | `[{"text"}]` |
-| ASearcher | `/retrieve`: `queries`; `/access`: `urls` | `url` in each document; `{"result": [row or null]}` |
-| FlashRAG, ReSearch | `/search`: `query`; `/batch_search`: a list as `query`; `top_n`, `return_score` | `[...]`, or `[[...], [scores]]` |
+| ASearcher | `/retrieve`: `queries`; `/access`: `urls` | `url` in documents; `{"result": [row or null]}` |
+| FlashRAG, ReSearch | `/search`, `/batch_search`: `query`, `top_n`, `return_score` | `[...]` or `[[...], [scores]]` |
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _BATCH_SEARCH, _ACCESS = TypeAdapter(BatchSearchRequest), TypeAdapter(AccessRequ
 
 
 class Dialects:
-    """The endpoints that search, over one service: each from the body of a request to the body of its answer."""
+    """The endpoints that search, over one service: each from the body of a request to the body of its
+    answer."""
 
     def __init__(self, service: Service) -> None:
         self._service, self._settings = service, service.settings
@@ -109,7 +110,11 @@ class Dialects:
         return Reply(b'{"result":[%b]}' % b",".join(found), changed)
 
     async def _searched(
-        self, asked: SearchRequest | BatchSearchRequest, queries: list[str], seconds: float, changed: list[str]
+        self,
+        asked: SearchRequest | BatchSearchRequest,
+        queries: list[str],
+        seconds: float,
+        changed: list[str],
     ) -> list[Hits]:
         topk = self._topk(*asked.limit(), len(queries), SEARCH_DEFAULT, changed)
         return await self._service.search(queries, topk, seconds) if queries else []
@@ -120,7 +125,8 @@ class Dialects:
             raise BadRequest(422, f"{field}: {len(texts)} given, at most {limit} are accepted", field, limit)
 
     def _topk(self, name: str, topk: int | None, queries: int, default: int, changed: list[str]) -> int:
-        """The number of documents meant: null and 0 are the default; what is too high, alone or with so many queries, is lowered."""
+        """The number of documents meant: null and 0 are the default; what is too high, alone or with so many
+        queries, is lowered."""
         settings = self._settings
         most = min(settings.max_topk, settings.max_passages // max(queries, 1))
         return clamped(topk, most, name, changed) if topk else min(default, most)
@@ -138,7 +144,9 @@ class Dialects:
         for number, (document, score) in enumerate(hits, 1):
             row = rows.whole(document)
             if wanted != "all":
-                row = {name: value for name, value in row.items() if name in ("id", "contents") or name in wanted}
+                row = {
+                    name: value for name, value in row.items() if name in ("id", "contents") or name in wanted
+                }
             found.append((encode_fields(row), score))
             if number % _ROWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -149,7 +157,8 @@ class Dialects:
             return b"[%b]" % b",".join(_as_text(document, score) for document, score in hits[0])
         if asked.top_k is None:
             return await encode_answer(hits, asked.return_scores)
-        # rLLM's name of the limit: its server gives scores unless told otherwise, and one query a flat list besides.
+        # rLLM's name of the limit: its server gives scores unless told otherwise, and one query a flat list
+        # besides.
         scored = asked.return_scores or "return_scores" not in asked.model_fields_set
         result = await encode_answer(hits, scored)
         method = orjson.dumps(self._service.loaded().info.backend)

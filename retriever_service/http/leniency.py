@@ -1,6 +1,8 @@
-"""What a request may have wrong and is answered all the same, as the servers that this one replaces answer it.
+"""What a request may have wrong and is answered all the same, as the servers that this one replaces answer
+it.
 
-Numbers and flags written as text are read, characters that are no text are replaced, long queries are cut, a limit that is too
+Numbers and flags written as text are read, characters that are no text are replaced, long queries are cut, a
+limit that is too
 high is lowered. Each such change is noted, and the header `X-Unspiral-Changed` of the answer names them.
 """
 
@@ -15,11 +17,12 @@ from pydantic_core import PydanticCustomError
 
 CHANGED_HEADER = b"x-unspiral-changed"
 LIMIT_NAMES = frozenset({
-    "k", "n", "limit", "num", "size", "count", "top", "topn", "top_results", "num_results", "n_results", "max_results", "num_docs",
-    "n_docs", "max_docs", "num_documents", "max_documents", "num_passages", "retrieval_topk", "search_topk", "max_num_results",
-    "rows", "per_page", "page_size",
+    "k", "n", "limit", "num", "size", "count", "top", "topn", "top_results", "num_results", "n_results",
+    "max_results", "num_docs", "n_docs", "max_docs", "num_documents", "max_documents", "num_passages", "retrieval_topk",
+    "search_topk", "max_num_results", "rows", "per_page", "page_size",
 })  # fmt: skip
-"""Names that other search services give the number of documents: refused by name, where they would be overlooked."""
+"""Names that other search services give the number of documents: refused by name, where they would be
+overlooked."""
 _NAMED = 5
 """Most changes that the header names."""
 _UNFIT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -54,7 +57,9 @@ Count = Annotated[
     StrictInt,
     Field(ge=0),
     BeforeValidator(_count),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]{1,18}$"}]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]{1,18}$"}]}
+    ),
 ]
 """A number of documents, also as text or as a whole float."""
 Flag = Annotated[
@@ -69,8 +74,11 @@ Flag = Annotated[
 """True or false, also as text or as 0 and 1."""
 
 
-def cleaned(texts: list[str], field: str, max_chars: int, changed: list[str], alone: bool = False) -> list[str]:
-    """The texts without what is no text, and no longer than `max_chars`. `alone`: `field` is one text and no list."""
+def cleaned(
+    texts: list[str], field: str, max_chars: int, changed: list[str], alone: bool = False
+) -> list[str]:
+    """The texts without what is no text, and no longer than `max_chars`. `alone`: `field` is one text and no
+    list."""
     kept = texts
     for i, text in enumerate(texts):
         if len(text) <= max_chars and (text.isprintable() or not _UNFIT.search(text)):
@@ -89,12 +97,17 @@ def cleaned(texts: list[str], field: str, max_chars: int, changed: list[str], al
 def clamped(asked: int, maximum: int, field: str, changed: list[str]) -> int:
     """The number asked for, or the limit."""
     if asked > maximum:
-        changed.append(f"{field}: lowered from {asked} to {maximum}" if asked < 10**9 else f"{field}: lowered to {maximum}")
+        changed.append(
+            f"{field}: lowered from {asked} to {maximum}"
+            if asked < 10**9
+            else f"{field}: lowered to {maximum}"
+        )
     return min(asked, maximum)
 
 
 def header_of(changed: list[str]) -> tuple[bytes, bytes]:
-    """The header that names what was changed, ASCII alone: `queries[3]: cut from 9000 to 8192 characters; topk: lowered ...`."""
+    """The header that names what was changed, ASCII alone: `queries[3]: cut from 9000 to 8192 characters;
+    topk: lowered ...`."""
     named = changed[:_NAMED]
     more = [f"{len(changed) - _NAMED} more"] if len(changed) > _NAMED else []
     return CHANGED_HEADER, "; ".join([*named, *more]).encode("ascii", "replace")

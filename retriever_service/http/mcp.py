@@ -1,4 +1,5 @@
-"""The retriever as a server of the Model Context Protocol: one tool, `search`, over HTTP at `/mcp` or over stdin and stdout.
+"""The retriever as a server of the Model Context Protocol: one tool, `search`, over HTTP at `/mcp` or over
+stdin and stdout.
 
 Needs the package `mcp`. Over HTTP it stands behind the same gate as every other route.
 """
@@ -23,7 +24,7 @@ from retriever_service.http.service import Service
 from retriever_service.settings import ServerSettings
 
 PATH = "/mcp"
-_ABOUT = "Searches a corpus of passages and returns the best ones, best first, each with its id, its contents and its score."
+_ABOUT = "Searches a corpus and returns the best passages, best first, each with its id, contents and score."
 
 
 def require_mcp() -> type:
@@ -31,7 +32,9 @@ def require_mcp() -> type:
     try:
         from mcp.server import MCPServer
     except ImportError:
-        raise EnvironmentLacks("--mcp needs the package mcp, version 2: pip install 'unspiral[mcp]'") from None
+        raise EnvironmentLacks(
+            "--mcp needs the package mcp, version 2: pip install 'unspiral[mcp]'"
+        ) from None
     return MCPServer
 
 
@@ -55,7 +58,8 @@ def mcp_server(service: Service) -> Any:
 
 @asynccontextmanager
 async def mounted(app: FastAPI, service: Service) -> AsyncIterator[None]:
-    """Serve it over HTTP at `/mcp` of the application, without sessions, so that any worker answers any request."""
+    """Serve it over HTTP at `/mcp` of the application, without sessions, so that any worker answers any
+    request."""
     server = mcp_server(service)
     # Behind the package's own check of Host and Origin too, where the server listens on this machine alone.
     inner = server.streamable_http_app(
@@ -67,13 +71,15 @@ async def mounted(app: FastAPI, service: Service) -> AsyncIterator[None]:
 
 
 def is_started_by_client() -> bool:
-    """Whether stdin and stdout are both pipes or sockets, as an MCP client that starts a server makes them."""
+    """Whether stdin and stdout are both pipes or sockets, as an MCP client that starts a server makes
+    them."""
     modes = [os.fstat(number).st_mode for number in (0, 1)]
     return all(stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) for mode in modes)
 
 
 def run_stdio(settings: ServerSettings) -> int:
-    """Serve over stdin and stdout until stdin ends, and return the exit status. Raises what is wrong with the index."""
+    """Serve over stdin and stdout until stdin ends, and return the exit status. Raises what is wrong with the
+    index."""
     opening.check_settings(settings)
     service = Service(settings, lambda: opening.open_index(settings))
 

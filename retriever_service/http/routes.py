@@ -37,7 +37,7 @@ _ERRORS = {
 ERROR_RESPONSES = {status: {"description": text, "model": ErrorBody} for status, text in _ERRORS.items()}
 _CHANGED = {
     CHANGED_HEADER.decode(): {
-        "description": "What of the request was changed before it was carried out: a query cut, a limit lowered.",
+        "description": "What was changed of the request: a query cut, a limit lowered.",
         "schema": {"type": "string"},
     }
 }
@@ -47,13 +47,18 @@ def add_routes(app: RetrieverApp, service: Service) -> None:
     """Add the routes that search, order and look up passages."""
     dialects = Dialects(service)
 
-    def add(path: str, answer: Any, asked: type[BaseModel], answered: Any, more: dict | None = None, **texts: str) -> None:
+    def add(
+        path: str, answer: Any, asked: type[BaseModel], answered: Any, more: dict | None = None, **texts: str
+    ) -> None:
         whole = {"model": answered, "description": "The answer.", "headers": _CHANGED}
         app.add_endpoint(
             JsonEndpoint(path, answer, service.settings, service.metrics),
             responses={200: whole, **(more or {}), **ERROR_RESPONSES},
             openapi_extra={
-                "requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(asked)}}}
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": schema_of(asked)}},
+                }
             },
             **texts,
         )
@@ -65,7 +70,8 @@ def add_routes(app: RetrieverApp, service: Service) -> None:
         FlatResponse | RetrieveResponse | list[TextDocument],
         summary="Search",
         description=(
-            "The best passages for each query, best first. `queries` takes a list, `query` one string; a blank query finds nothing.\n\n"
+            "The best passages for each query, best first. `queries` takes a list, `query` one string; "
+            "a blank query finds nothing.\n\n"
             "```\ncurl -s localhost:8000/retrieve -H 'content-type: application/json' \\\n"
             '  -d \'{"queries": ["capital of Assyria"], "topk": 3, "return_scores": true}\'\n```'
         ),
@@ -78,8 +84,8 @@ def add_routes(app: RetrieverApp, service: Service) -> None:
         {404: {"description": "No reranker is configured.", "model": ErrorBody}},
         summary="Order given passages",
         description=(
-            "Orders the passages of list i by query i with a cross-encoder, best first. Takes what `/retrieve` returns. "
-            "404 where the server was started without `--reranker`."
+            "Orders the passages of list i by query i with a cross-encoder, best first. "
+            "Takes what `/retrieve` returns. 404 where the server was started without `--reranker`."
         ),
     )
     add(
@@ -88,7 +94,9 @@ def add_routes(app: RetrieverApp, service: Service) -> None:
         SearchRequest,
         list[Document] | list[list[Document] | list[float]],
         summary="Search, as FlashRAG's server answers it",
-        description="A list of passages for one query; with `return_score` a list of passages and a list of their scores.",
+        description=(
+            "A list of passages for one query; with `return_score` a list of passages and a list of their scores."
+        ),
     )
     add(
         "/batch_search",
@@ -105,8 +113,8 @@ def add_routes(app: RetrieverApp, service: Service) -> None:
         AccessResponse,
         summary="Whole rows of the corpus, by url or id",
         description=(
-            "One row for each url, with all fields that the corpus has; null for an unknown one. Several passages with one url are one row "
-            "with the contents of all. 422 where the index holds no whole rows."
+            "One row for each url, with all fields that the corpus has; null for an unknown one. "
+            "Several passages with one url are one row with the contents of all. 422 where the index holds no whole rows."
         ),
     )
 

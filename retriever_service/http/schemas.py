@@ -21,23 +21,33 @@ class Reply(NamedTuple):
 
 
 class Limited(BaseModel):
-    """The number of documents, under any of its names. Other names for it are refused; other unknown fields are ignored."""
+    """The number of documents, under any of its names. Other names for it are refused; other unknown fields
+    are ignored."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, extra="allow")
 
     topk: Count | None = None
-    """Documents for each query; null or 0 is the server's default, and a number above the server's limit means that limit."""
+    """Documents for each query; null or 0 is the server's default, and a number above the server's limit
+    means that limit."""
     top_k: Count | None = None
     """As `topk`."""
     top_n: Count | None = None
     """As `topk`."""
 
     def limit(self) -> tuple[str, int | None]:
-        """The name that was used and the number. Raises BadRequest for several that differ, and for a name of another service."""
+        """The name that was used and the number. Raises BadRequest for several that differ, and for a name of
+        another service."""
         accepted = "topk, top_k or top_n"
         if unknown := refused_limit(self.model_extra):
-            raise BadRequest(422, f"{unknown}: no name for the number of documents here; expected {accepted}", unknown, accepted)
-        given = {name: value for name in ("topk", "top_k", "top_n") if (value := getattr(self, name)) is not None}
+            raise BadRequest(
+                422,
+                f"{unknown}: no name for the number of documents here; expected {accepted}",
+                unknown,
+                accepted,
+            )
+        given = {
+            name: value for name in ("topk", "top_k", "top_n") if (value := getattr(self, name)) is not None
+        }
         if len({*given.values()}) > 1:
             names = " and ".join(given)
             raise BadRequest(422, f"{names}: differ; expected one of {accepted}", next(iter(given)), accepted)
@@ -67,7 +77,8 @@ class RetrieveRequest(Limited):
     return_scores: Flag = False
     """Wrap each document as `{"document": ..., "score": ...}`; with `top_k` true unless it is given."""
     return_fields: Literal["all"] | list[StrictStr] | None = None
-    """Fields of the corpus that each document has besides id and contents: `all`, or their names. Null is `url`, where there is one."""
+    """Fields of the corpus that each document has besides id and contents: `all`, or their names. Null is
+    `url`, where there is one."""
 
 
 class SearchRequest(Limited):
@@ -127,7 +138,8 @@ class RetrieveResponse(BaseModel):
 
 
 class FlatResponse(RetrieveResponse):
-    """What rLLM's client reads: the documents of its one query, besides the nested list. It is the answer where `top_k` was the limit's name."""
+    """What rLLM's client reads: the documents of its one query, besides the nested list. It is the answer
+    where `top_k` was the limit's name."""
 
     query: str | None = None
     method: str
@@ -138,7 +150,8 @@ class FlatResponse(RetrieveResponse):
 
 
 class TextDocument(BaseModel):
-    """What ZeroSearch's client reads; a server of `--dialect zerosearch`, or on port 6002, answers one `query` with a list of these."""
+    """What ZeroSearch's client reads; a server of `--dialect zerosearch`, or on port 6002, answers one
+    `query` with a list of these."""
 
     text: str
     id: str

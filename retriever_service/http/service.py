@@ -123,8 +123,7 @@ class Service:
                 )
         topk = clamped(asked.rerank_topk or settings.topk, settings.max_topk, "rerank_topk", changed)
         items = [
-            (q, tuple(contents for _, contents in one))
-            for q, one in zip(queries, documents, strict=True)
+            (q, tuple(contents for _, contents in one)) for q, one in zip(queries, documents, strict=True)
         ]
         orders = await self._rerankings.submit(items, topk, timeout_seconds) if items else []
         hits = [

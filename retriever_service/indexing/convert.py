@@ -122,11 +122,14 @@ def convert_index(
 
 
 def read_questions(path: Path, limit: int) -> list[str]:
-    """Questions of a file: records of any layout with a column `question` (or query, problem), or one question a line."""
+    """Questions of a file: records of any layout with a column `question` (or query, problem), or one
+    question a line."""
     if not path.is_file():
         raise CorpusError(f"{path}: no such file")
     try:
-        found = list(islice(_questions_of_lines(path) if _is_text(path) else _questions_of_records(path), limit))
+        found = list(
+            islice(_questions_of_lines(path) if _is_text(path) else _questions_of_records(path), limit)
+        )
     except ValueError as error:
         raise CorpusError(str(error)) from None
     if not found:
@@ -135,7 +138,8 @@ def read_questions(path: Path, limit: int) -> list[str]:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether each line is a question; one with commas in it looks like the header of a table, but names no such column."""
+    """Whether each line is a question; one with commas in it looks like the header of a table, but names no
+    such column."""
     try:
         kind = layout_of(path)
     except ValueError:
@@ -159,7 +163,9 @@ def _questions_of_records(path: Path) -> Iterator[str]:
             raise ValueError(f"{record.place}: {record.problem}")
         found = field_of(record.fields, QUESTION)
         if found is None or not isinstance(found[1], str):
-            raise ValueError(f'{record.place}: no "question"; expected records with "question", or one question a line')
+            raise ValueError(
+                f'{record.place}: no "question"; expected records with "question", or one question a line'
+            )
         yield found[1].strip()
 
 

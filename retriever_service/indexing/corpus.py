@@ -1,4 +1,5 @@
-"""Reading a corpus of any layout (`services.common.records`), one passage per record; JSON Lines by their byte positions."""
+"""Reading a corpus of any layout (`services.common.records`), one passage per record; JSON Lines by their
+byte positions."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Passage:
     line: int
     """Line or row in the file, from 1; in a folder of several files the number of the record."""
     end: int
-    """Where reading goes on after it: in JSON Lines a byte position (unpacked), otherwise the number of records."""
+    """Where reading goes on after it: in JSON Lines a byte position (unpacked), otherwise the number of
+    records."""
     fields: dict[str, Any] = field(default_factory=dict)
     """The row's other fields."""
 
@@ -64,7 +66,8 @@ def layout(path: Path) -> Layout:
 def read_corpus(
     path: str | Path, *, skip_bad: bool = False, skipped: Skipped | None = None, line: int = 0, start: int = 0
 ) -> Iterator[Passage]:
-    """Passages of a corpus from `start` (as `Passage.end`), which lies behind `line` lines. Blank lines are passed over.
+    """Passages of a corpus from `start` (as `Passage.end`), which lies behind `line` lines. Blank lines are
+    passed over.
 
     Raises CorpusError at the first malformed line, or counts it in `skipped` where `skip_bad` is set.
     """
@@ -121,7 +124,9 @@ def _row(record: Record) -> Row:
 
 
 def _place(record: Record) -> str:
-    return f"{record.file}:{record.number}" if record.unit == "line" else f"{record.file}: row {record.number}"
+    return (
+        f"{record.file}:{record.number}" if record.unit == "line" else f"{record.file}: row {record.number}"
+    )
 
 
 def extent(path: Path) -> int:
@@ -132,7 +137,8 @@ def extent(path: Path) -> int:
 
 
 def estimate(path: Path) -> tuple[int, int]:
-    """(bytes of unpacked text, passages), by the first 8 MiB of text of each file as if all of it were such; of Parquet what it says."""
+    """(bytes of unpacked text, passages), by the first 8 MiB of text of each file as if all of it were such;
+    of Parquet what it says."""
     sizes = [_estimate_file(file) for file in corpus_files(path)]
     return sum(text for text, _ in sizes), sum(passages for _, passages in sizes)
 
@@ -156,7 +162,8 @@ def _estimate_file(path: Path) -> tuple[int, int]:
 
 
 def _read_of(file: Any, packed: Any, size: int) -> int:
-    """Bytes of the packed file that lie behind what was read; a quarter of the text where the unpacker does not say."""
+    """Bytes of the packed file that lie behind what was read; a quarter of the text where the unpacker does
+    not say."""
     inner = getattr(file, "fileobj", None) or getattr(file, "_fp", None)
     return inner.tell() if inner is not None else min(size, _SAMPLE // 4)
 
@@ -186,7 +193,8 @@ def corpus_bytes(path: str | Path) -> int:
 
 
 def checksum(path: str | Path, progress: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file, as `sha256sum` prints it; of a folder, of the names and checksums of its files. `progress` is told the bytes done."""
+    """SHA-256 of a file, as `sha256sum` prints it; of a folder, of the names and checksums of its files.
+    `progress` is told the bytes done."""
     path, done = Path(path), 0
     files = corpus_files(path)
     digests: dict[str, str] = {}
@@ -201,4 +209,6 @@ def checksum(path: str | Path, progress: Callable[[int], None] | None = None) ->
         digests[str(part.relative_to(path))] = digest.hexdigest()
     if path.is_file():
         return digests["."]
-    return hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode()).hexdigest()
+    return hashlib.sha256(
+        "".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode()
+    ).hexdigest()

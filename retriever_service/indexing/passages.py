@@ -1,4 +1,5 @@
-"""From one row of a corpus, as any of the field's corpora has it, to a passage: its id, contents and other fields."""
+"""From one row of a corpus, as any of the field's corpora has it, to a passage: its id, contents and other
+fields."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Row(NamedTuple):
 
 
 def row_of(row: Mapping[str, Any]) -> Row:
-    """Id, contents and other fields of one row. Raises ValueError that says what is missing and which columns are there.
+    """Id, contents and other fields of one row. Raises ValueError that says what is missing and which columns
+    are there.
 
     A title that stands apart comes before the text: `"Title"`, a line break, the text.
     """

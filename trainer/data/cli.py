@@ -30,9 +30,13 @@ def validate_command(
     typer.echo(f"{'total':{width}}  {report.good:8,}")
     for (question, answers), count in report.read_from.most_common():
         if (question, answers) != ("question", "golden_answers"):
-            typer.echo(f"in {count:,} rows the question was read from `{question}` and the answers from `{answers}`")
+            typer.echo(
+                f"in {count:,} rows the question was read from `{question}` and the answers from `{answers}`"
+            )
     if report.emptied:
-        typer.echo(f"{len(report.emptied):,} rows have a golden answer of which scoring by em, f1 and subem leaves nothing")
+        typer.echo(
+            f"{len(report.emptied):,} rows have a golden answer of which scoring by em, f1 and subem leaves nothing"
+        )
     if report.problems:
         raise DataError(f"{path}: {report.total_line}")
 
@@ -46,11 +50,15 @@ def _list(lines: list[str]) -> None:
 
 @data_app.command("convert")
 def convert_command(
-    src: Annotated[Path, typer.Argument(help="Question file or folder to read, of any layout in docs/data.md.")],
+    src: Annotated[
+        Path, typer.Argument(help="Question file or folder to read, of any layout in docs/data.md.")
+    ],
     dst: Annotated[
         Path, typer.Argument(help="File to write: .parquet (Search-R1), .jsonl or .jsonl.gz (FlashRAG).")
     ],
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed rows out and count them.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave malformed rows out and count them.")
+    ] = False,
 ) -> None:
     """Write the questions in another format, by the file's ending."""
     from trainer.data.convert import convert

@@ -1,4 +1,5 @@
-"""From one row, as any of the field's data sets has it, to a question: its text, answers, prompt, source and id."""
+"""From one row, as any of the field's data sets has it, to a question: its text, answers, prompt, source and
+id."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ from trainer.data.errors import DataError
 REWARD = ("reward_model", "reward_spec")
 """Columns of verl and SkyRL: `{"style": "rule", "ground_truth": ...}`."""
 ANSWERS = (
-    "golden_answers", "gold_answers", "golden_answer", "gold_answer", "answers", "answer", "possible_answers", "ground_truth",
-    "ground_truths", "target", "targets", "final_answer", "correct_answer", "expected_answer", "reference_answer", "short_answers",
+    "golden_answers", "gold_answers", "golden_answer", "gold_answer", "answers", "answer", "possible_answers",
+    "ground_truth", "ground_truths", "target", "targets", "final_answer", "correct_answer", "expected_answer",
+    "reference_answer", "short_answers",
 )  # fmt: skip
 """Columns that hold the golden answers; the first that has one counts."""
 ALIASES = ("answer_aliases", "aliases")
@@ -56,13 +58,18 @@ def is_wanted(name: str) -> bool:
 def question_of(
     row: Mapping[str, Any], number: int, default_source: str, names: Iterable[str] | None = None
 ) -> Parsed:
-    """The question of one row. Raises DataError that says what was expected (without the place, which the caller knows).
+    """The question of one row. Raises DataError that says what was expected (without the place, which the
+    caller knows).
 
     names: all columns of the file, for that message; None where the row has them all.
     """
     names = ", ".join(map(str, row if names is None else names)) or "none"
     row = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
-    if field_of(row, ["answerable"]) is not None and field_of(row, ["answerable"])[1] in (False, "false", "False"):
+    if field_of(row, ["answerable"]) is not None and field_of(row, ["answerable"])[1] in (
+        False,
+        "false",
+        "False",
+    ):
         raise DataError("is marked as not answerable")
     answers_from, golden = _golden(row, names)
     system, user = _prompt(row)
@@ -72,12 +79,15 @@ def question_of(
     if not isinstance(source, str):
         raise DataError(f"expected `{given[0]}`: a text, got {type(source).__name__}")
     kept = None if user is None or user.strip() == text or _is_for_others(user) else user
-    question = Question(_id(row, number, source), text, golden, source, kept, system if kept is not None else None)
+    question = Question(
+        _id(row, number, source), text, golden, source, kept, system if kept is not None else None
+    )
     return Parsed(question, (text_from, answers_from))
 
 
 def _golden(row: Mapping[str, Any], names: str) -> tuple[str, tuple[str, ...]]:
-    """The column and the golden answers. What Search-R1 and verl score by goes before other columns; blank answers do not count."""
+    """The column and the golden answers. What Search-R1 and verl score by goes before other columns; blank
+    answers do not count."""
     for name in (*REWARD, *ANSWERS):
         found = field_of(row, [name])
         if found is None:
@@ -96,8 +106,8 @@ def _golden(row: Mapping[str, Any], names: str) -> tuple[str, tuple[str, ...]]:
     if empty is not None:
         raise DataError(f"expected `{empty}`: a list of at least one text, got none")
     raise DataError(
-        "expected `golden_answers` (or answers, answer, possible_answers, ground_truth, reward_model.ground_truth): a list "
-        f"of texts; it has none, its columns are {names}"
+        "expected `golden_answers` (or answers, answer, possible_answers, ground_truth, reward_model.ground_truth): "
+        f"a list of texts; it has none, its columns are {names}"
     )
 
 
@@ -111,7 +121,8 @@ def _ground_truth(own: str, value: Any) -> tuple[str, Any]:
 
 
 def _texts(value: Any, column: str) -> list[str]:
-    """Answers in a value: a text, a number, a list of these, a list written as text, or a dict that holds one of them."""
+    """Answers in a value: a text, a number, a list of these, a list written as text, or a dict that holds one
+    of them."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if is_missing(value):
@@ -142,7 +153,9 @@ def _texts_of_dict(value: dict[str, Any], column: str) -> list[str]:
     if found is None and more is None:
         if any(plain_name(key) in _INSIDE for key in value):
             return []
-        raise DataError(f"expected `{column}`: a list of texts, got an object with {', '.join(map(str, value))}")
+        raise DataError(
+            f"expected `{column}`: a list of texts, got an object with {', '.join(map(str, value))}"
+        )
     return [text for one in (found, more) if one is not None for text in _texts(one[1], f"{column}.{one[0]}")]
 
 
@@ -158,22 +171,29 @@ def _texts_of_text(text: str, column: str) -> list[str]:
         return [text]
     held = list_in(stripped)
     if held is not None:
-        return [str(one) if isinstance(one, str) else _number(one, column) for one in held if not is_missing(one)]
+        return [
+            str(one) if isinstance(one, str) else _number(one, column) for one in held if not is_missing(one)
+        ]
     if stripped[0] == "[" and re.search(r"^[\[\s]+[\"']|[\"'][\s\]]+$", stripped):
-        raise DataError(f"`{column}` looks like a list written as text that can't be read: {stripped[:_SHOWN]}")
+        raise DataError(
+            f"`{column}` looks like a list written as text that can't be read: {stripped[:_SHOWN]}"
+        )
     return [text]
 
 
 def list_in(text: str) -> list[str | int | float] | None:
-    """The texts and numbers of a list that was written as text, by JSON, Python or NumPy; None where it is no such list.
+    """The texts and numbers of a list that was written as text, by JSON, Python or NumPy; None where it is no
+    such list.
 
-    NumPy writes no commas (`['Rome' 'Roma']`), which Python would read as one text: so it is read sign by sign.
+    NumPy writes no commas (`['Rome' 'Roma']`), which Python would read as one text: so it is read word by word.
     """
     try:
         held = json.loads(text)
     except (ValueError, RecursionError):
         held = None
-    if isinstance(held, list) and all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in held):
+    if isinstance(held, list) and all(
+        isinstance(one, str | int | float) and not isinstance(one, bool) for one in held
+    ):
         return held
     items: list[str | int | float] = []
     quoted = False
@@ -206,13 +226,16 @@ def _text(row: Mapping[str, Any], user: str | None, names: str) -> tuple[str, st
 
 
 def _prompt(row: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """(system turn, user turn) of a prompt: a text, or `[{"role": "user", "content": ...}]` with a system turn before it or not."""
+    """(system turn, user turn) of a prompt: a text, or `[{"role": "user", "content": ...}]` with a system
+    turn before it or not."""
     found = field_of(row, PROMPT)
     if found is None:
         return None, None
     own, prompt = found
-    expected = f'expected `{own}`: one user turn, [{{"role": "user", "content": ...}}], after a system turn or not, or a text'
-    if isinstance(prompt, str) and not (prompt.lstrip().startswith("[") and isinstance(_unpacked(prompt), list)):
+    expected = f'expected `{own}`: one user turn, [{{"role": "user", "content": ...}}], or a text'
+    if isinstance(prompt, str) and not (
+        prompt.lstrip().startswith("[") and isinstance(_unpacked(prompt), list)
+    ):
         return None, prompt
     turns = _unpacked(prompt)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
@@ -227,7 +250,8 @@ def _prompt(row: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 
 def _is_for_others(prompt: str) -> bool:
-    """Whether a prompt tells the model to search by tags that the rollout does not act on, as verl's preprocessing of Search-R1 does.
+    """Whether a prompt tells the model to search by tags that the rollout does not act on, as verl's
+    preprocessing of Search-R1 does.
 
     Such a prompt is left to the template, which writes its own.
     """
@@ -253,7 +277,8 @@ def _unpacked(value: Any) -> Any:
 
 
 def _id(row: Mapping[str, Any], number: int, source: str) -> str:
-    """The row's id; without one, source, split and index of `extra_info`; without that, the row's number in the file, from 0."""
+    """The row's id; without one, source, split and index of `extra_info`; without that, the row's number in
+    the file, from 0."""
     found = field_of(row, IDENTITY)
     if found is not None and not isinstance(found[1], dict | list):
         return str(found[1])

@@ -1,4 +1,5 @@
-"""Question files of any layout (`services.common.records`), told apart by their content and each row's own columns."""
+"""Question files of any layout (`services.common.records`), told apart by their content and each row's own
+columns."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ class Report:
 
 
 def load_questions(path: str | Path, *, skip_bad: bool = False) -> Questions:
-    """Read a question file or folder. A malformed row raises DataError; with `skip_bad` such rows are left out and counted.
+    """Read a question file or folder. A malformed row raises DataError; with `skip_bad` such rows are left
+    out and counted.
 
     A file without a single good row is refused either way.
     """
@@ -96,7 +98,9 @@ def validate(path: str | Path) -> Report:
         report.sources[found.question.data_source] += 1
         report.read_from[found.read_from] += 1
         if emptied := emptied_answers(found.question.golden_answers):
-            report.emptied.append(f"{record.place}: of the answer {emptied[0]!r} scoring by em, f1 and subem leaves nothing")
+            report.emptied.append(
+                f"{record.place}: of the answer {emptied[0]!r} scoring by em, f1 and subem leaves nothing"
+            )
     if not report.good and not report.problems:
         raise DataError(nothing_in(path, []))
     return report
@@ -115,7 +119,8 @@ def nothing_in(path: Path, problems: list[BadRow]) -> str:
 
 
 def parsed(path: Path, *, all_columns: bool = False) -> Iterator[tuple[Record, Parsed] | BadRow]:
-    """Each row with its question, or what is wrong with it. Columns of Parquet that no question needs are read only on request."""
+    """Each row with its question, or what is wrong with it. Columns of Parquet that no question needs are
+    read only on request."""
     try:
         files = data_files(path)
     except ValueError as error:
@@ -146,7 +151,10 @@ def _refuse_several_splits(path: Path, files: list[Path]) -> None:
     train = [file.name for file in files if _split_of(file) in TRAIN]
     held_out = [file.name for file in files if _split_of(file) in HELD_OUT]
     if train and held_out:
-        raise DataError(f"{path}: holds questions to train on ({train[0]}) and held-out ones ({held_out[0]}); name one of the files")
+        raise DataError(
+            f"{path}: holds questions to train on ({train[0]}) and held-out ones ({held_out[0]}); "
+            "name one of the files"
+        )
 
 
 def _split_of(file: Path) -> str:

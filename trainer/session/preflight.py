@@ -37,7 +37,9 @@ def check_retrievers(config: Config) -> None:
             )
         corpus = settings.corpus if settings else None
         if corpus and not corpus.startswith("lab:") and not Path(corpus).exists():
-            raise ConfigError(f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read")
+            raise ConfigError(
+                f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read"
+            )
 
 
 def check_prompts(key: str, questions: list[Question], tokenizer: Any, settings: RolloutSettings) -> None:

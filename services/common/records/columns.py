@@ -16,12 +16,14 @@ _APART = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s.-]+")
 
 
 def plain_name(name: str) -> str:
-    """A column's name in one spelling: `Golden Answers`, `goldenAnswers` and `golden-answers` are `golden_answers`."""
+    """A column's name in one spelling: `Golden Answers`, `goldenAnswers` and `golden-answers` are
+    `golden_answers`."""
     return _APART.sub("_", str(name).strip()).lower()
 
 
 def field_of(row: Mapping[str, Any], names: Iterable[str]) -> tuple[str, Any] | None:
-    """The row's own name and value of the first of `names` (plain ones) that it has with a value; None where it has none."""
+    """The row's own name and value of the first of `names` (plain ones) that it has with a value; None where
+    it has none."""
     spelt: dict[str, str] = {}
     for name in row:
         spelt.setdefault(plain_name(name), name)

@@ -22,12 +22,45 @@ HEAD_BYTES = 1 << 20
 """What is looked at to tell a layout."""
 DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
 """What the unpackers raise in the middle of a file."""
-_MAGIC: dict[bytes, Packing] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
-_MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))  # fmt: skip
+_MAGIC: dict[bytes, Packing] = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+}
+_MARKS = (
+    (b"\xef\xbb\xbf", "utf-8-sig"),
+    (b"\xff\xfe\0\0", "utf-32"),
+    (b"\0\0\xfe\xff", "utf-32"),
+    (b"\xff\xfe", "utf-16"),
+    (b"\xfe\xff", "utf-16"),
+)
 _ARROW_STREAM = b"\xff\xff\xff\xff"
-_BESIDE = {".md", ".txt", ".py", ".sh", ".yaml", ".yml", ".toml", ".lock", ".html", ".pdf", ".png", ".jpg", ".svg"}
+_BESIDE = {
+    ".md",
+    ".txt",
+    ".py",
+    ".sh",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".lock",
+    ".html",
+    ".pdf",
+    ".png",
+    ".jpg",
+    ".svg",
+}
 """Endings of what lies beside data in a folder."""
-_ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "license", "readme", "makefile"}
+_ABOUT = {
+    "dataset_info.json",
+    "dataset_infos.json",
+    "dataset_dict.json",
+    "state.json",
+    "license",
+    "readme",
+    "makefile",
+}
 """Names of files that say something of the data."""
 
 
@@ -120,7 +153,8 @@ def layout_of(path: Path) -> Layout:
 
 
 def encoding_of(head: bytes) -> str:
-    """By the byte order mark; without one UTF-16 where every other byte is 0, as in text of Latin letters, otherwise UTF-8."""
+    """By the byte order mark; without one UTF-16 where every other byte is 0, as in text of Latin letters,
+    otherwise UTF-8."""
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding
@@ -133,7 +167,8 @@ def encoding_of(head: bytes) -> str:
 
 
 def _is_one_list(text: str) -> bool:
-    """Whether text that begins with `[` is one list of rows; otherwise each line is a list, which no row is."""
+    """Whether text that begins with `[` is one list of rows; otherwise each line is a list, which no row
+    is."""
     first, *others = text.splitlines()
     try:
         json.loads(first)
@@ -143,7 +178,8 @@ def _is_one_list(text: str) -> bool:
 
 
 def _is_one_document(text: str, whole: bool) -> bool:
-    """Whether text that begins with `{` is one JSON document over several lines, or a line that holds all rows, and not a row per line."""
+    """Whether text that begins with `{` is one JSON document over several lines, or a line that holds all
+    rows, and not a row per line."""
     lines = text.splitlines()
     try:
         row = json.loads(lines[0])
@@ -155,7 +191,8 @@ def _is_one_document(text: str, whole: bool) -> bool:
 
 
 def _begins_as_document(text: str) -> bool:
-    """Whether the first value ends beyond its first line, or beyond what was looked at: a damaged line in a file of lines does neither."""
+    """Whether the first value ends beyond its first line, or beyond what was looked at: a damaged line in a
+    file of lines does neither."""
     first = text.find("\n")
     try:
         _, end = json.JSONDecoder().raw_decode(text)
@@ -172,8 +209,15 @@ def _is_object(line: str) -> bool:
 
 
 def holds_rows(row: object) -> bool:
-    """Whether an object is no row itself but holds a list of rows, such as `{"version": 1, "data": [{...}, ...]}`."""
-    if not isinstance(row, dict) or {plain_name(k) for k in row} & {*QUESTION, *CONTENTS, "prompt", "id", "_id"}:
+    """Whether an object is no row itself but holds a list of rows, such as `{"version": 1, "data": [{...},
+    ...]}`."""
+    if not isinstance(row, dict) or {plain_name(k) for k in row} & {
+        *QUESTION,
+        *CONTENTS,
+        "prompt",
+        "id",
+        "_id",
+    }:
         return False
     return any(isinstance(v, list) and v and all(isinstance(one, dict) for one in v) for v in row.values())
 

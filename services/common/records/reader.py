@@ -14,7 +14,10 @@ from typing import Any, TextIO
 
 from services.common.records.files import DAMAGED, Layout, data_files, holds_rows, layout_of, open_unpacked
 
-ACCEPTED = "JSON Lines, JSON (a list, or an object that holds one), CSV, TSV, Parquet or Arrow, also packed with gzip, zstd, bzip2 or xz, or a folder of these"  # fmt: skip
+ACCEPTED = (
+    "JSON Lines, JSON (a list, or an object that holds one), CSV, TSV, Parquet or Arrow, also packed with gzip, zstd, "
+    "bzip2 or xz, or a folder of these"
+)
 BATCH_ROWS = 4096
 _BLOCK_CHARS = 1 << 16
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
@@ -44,7 +47,8 @@ class Record:
 
 
 def read_records(path: str | Path, wanted: Wanted | None = None) -> Iterator[Record]:
-    """All records of a file, or of the files of a folder. `wanted` chooses columns of Parquet and Arrow; the others give all.
+    """All records of a file, or of the files of a folder. `wanted` chooses columns of Parquet and Arrow; the
+    others give all.
 
     A record that is damaged alone comes with its problem. Raises ValueError where a file itself is.
     """
@@ -64,7 +68,8 @@ def _read_file(file: Path, layout: Layout, wanted: Wanted | None) -> Iterator[Re
         with open_unpacked(file) as lines:
             yield from _json_lines(file, lines)
     elif layout.format != "empty":
-        # Bytes that are no text of the encoding become surrogates, so that the record that holds them can be named.
+        # Bytes that are no text of the encoding become surrogates, so that the record that holds them can be
+        # named.
         with io.TextIOWrapper(open_unpacked(file), layout.encoding, _errors(layout), newline="") as text:
             try:
                 yield from _of_text(file, text, layout)
@@ -96,7 +101,10 @@ def _json_lines(file: Path, lines: Iterable[bytes]) -> Iterator[Record]:
             fields = json.loads(text)
             if _HALF_PAIR.search(text):
                 json.dumps(fields, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError, UnicodeEncodeError
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # JSONDecodeError, UnicodeDecodeError, UnicodeEncodeError
             yield Record(file, "line", number, None, f"expected a JSON object: {error}")
         else:
             yield _object(file, "line", number, fields)
@@ -109,7 +117,8 @@ def _object(file: Path, unit: str, number: int, fields: Any) -> Record:
 
 
 def _json(file: Path, text: TextIO) -> Iterator[Record]:
-    """A list, read piece by piece; an object that holds a list; or objects one after the other, each over several lines."""
+    """A list, read piece by piece; an object that holds a list; or objects one after the other, each over
+    several lines."""
     items = _values(file, text)
     number = 0
     for value in items:
@@ -124,14 +133,21 @@ def _json(file: Path, text: TextIO) -> Iterator[Record]:
 
 
 def _rows_in(file: Path, value: dict[str, Any]) -> list[dict[str, Any]]:
-    lists = {k: v for k, v in value.items() if isinstance(v, list) and v and all(isinstance(one, dict) for one in v)}
+    lists = {
+        k: v
+        for k, v in value.items()
+        if isinstance(v, list) and v and all(isinstance(one, dict) for one in v)
+    }
     if len(lists) > 1:
-        raise ValueError(f"{file}: holds several lists of rows ({', '.join(lists)}); expected one list in a file")
+        raise ValueError(
+            f"{file}: holds several lists of rows ({', '.join(lists)}); expected one list in a file"
+        )
     return next(iter(lists.values()))
 
 
 def _values(file: Path, text: TextIO) -> Iterator[Any]:
-    """The items of a list, or the values of a stream, with no more of the text in memory than the largest of them."""
+    """The items of a list, or the values of a stream, with no more of the text in memory than the largest of
+    them."""
     decoder = json.JSONDecoder()
     buffer = text.read(_BLOCK_CHARS).removeprefix("\ufeff")
     at = len(buffer) - len(buffer.lstrip())
@@ -188,7 +204,13 @@ def _table(file: Path, text: TextIO, delimiter: str) -> Iterator[Record]:
                 raise ValueError(f"{file}: two columns are called {twice!r}")
             continue
         if len(row) != len(names):
-            yield Record(file, "line", number, None, f"{len(row)} columns, the header has {len(names)} ({', '.join(names)})")
+            yield Record(
+                file,
+                "line",
+                number,
+                None,
+                f"{len(row)} columns, the header has {len(names)} ({', '.join(names)})",
+            )
             continue
         try:
             "".join(row).encode()
