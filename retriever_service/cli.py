@@ -52,7 +52,7 @@ def _report(out: Path, info) -> None:
 
 
 Corpus = Annotated[
-    Path, typer.Option("--corpus", "--corpus_path", help="Corpus file: JSONL, gzipped or not, or Parquet.")
+    Path, typer.Option("--corpus", "--corpus_path", help="Corpus file or folder, of any layout in docs/data.md.")
 ]
 Model = Annotated[
     str | None, typer.Option("--model", "--retriever_model", help="Encoder: folder or hub name.")

@@ -169,7 +169,7 @@ def encoding_of(head: bytes) -> str:
 def _is_one_list(text: str) -> bool:
     """Whether text that begins with `[` is one list of rows; otherwise each line is a list, which no row
     is."""
-    first, *others = text.splitlines()
+    first, *others = text.split("\n")
     try:
         json.loads(first)
     except (ValueError, RecursionError):
@@ -180,11 +180,11 @@ def _is_one_list(text: str) -> bool:
 def _is_one_document(text: str, whole: bool) -> bool:
     """Whether text that begins with `{` is one JSON document over several lines, or a line that holds all
     rows, and not a row per line."""
-    lines = text.splitlines()
+    lines = text.split("\n")
     try:
         row = json.loads(lines[0])
     except (ValueError, RecursionError):
-        if len(lines) == 1:
+        if not any(line.strip() for line in lines[1:]):
             return not whole  # a line longer than what was looked at: of one document, unless it is damaged
         return _begins_as_document(text)
     return len([line for line in lines if line.strip()]) == 1 and whole and holds_rows(row)
@@ -197,7 +197,7 @@ def _begins_as_document(text: str) -> bool:
     try:
         _, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError) as error:
-        return getattr(error, "pos", 0) > first and not any(map(_is_object, text.splitlines()[1:20]))
+        return getattr(error, "pos", 0) > first and not any(map(_is_object, text.split("\n")[1:20]))
     return end > first
 
 
