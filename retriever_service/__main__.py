@@ -7,7 +7,7 @@ import sys
 import typer
 
 from retriever_service.cli import index_app, serve_retriever
-from retriever_service.errors import RetrieverError
+from services.common.http.errors import OneLineError
 
 app = typer.Typer(help="A retrieval service that speaks Search-R1's interface.", no_args_is_help=True)
 app.add_typer(index_app, name="index")
@@ -17,7 +17,7 @@ app.command("serve")(serve_retriever)
 def main() -> None:
     try:
         app()
-    except RetrieverError as error:
+    except OneLineError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 

@@ -311,6 +311,11 @@ def serve_retriever(
     ] = 1_000_000,
     max_queries: Annotated[int, typer.Option(min=1, help="Most queries of one request.")] = 16_384,
     max_query_chars: Annotated[int, typer.Option(min=1, help="Longest query, in characters.")] = 8192,
+    max_connections: Annotated[int, typer.Option(min=1, help="Most open connections of a process.")] = 4000,
+    max_bodies_bytes: Annotated[
+        int,
+        typer.Option(min=1024, help="Most bytes of request bodies in flight; past it 503 with Retry-After."),
+    ] = 512 << 20,
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Largest request body.")] = 32 << 20,
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="At a stop, how long requests in flight may go on.")
@@ -318,6 +323,14 @@ def serve_retriever(
     token_env: Annotated[
         str | None, typer.Option(help="Ask for the token that is in this environment variable.")
     ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            envvar="UNSPIRAL_RETRIEVER_INSECURE",
+            help="Listen beyond this machine without a token, inside a private network.",
+        ),
+    ] = False,
 ) -> None:
     """Serve an index over HTTP: Search-R1's /retrieve and /rerank, a search page, /healthz, /readyz, /metrics, /docs."""
     from pydantic import ValidationError
@@ -340,7 +353,8 @@ def serve_retriever(
             rerank_depth=rerank_depth, dialect=dialect, mcp=mcp, workers=workers,
             batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued, cache_size=cache_size,
             request_timeout_seconds=timeout_seconds, max_topk=max_topk, max_passages=max_passages, max_queries=max_queries,
-            max_query_chars=max_query_chars, max_body_bytes=max_body_bytes, drain_seconds=drain_seconds, token=os.environ[token_env] if token_env else None,
+            max_query_chars=max_query_chars, max_body_bytes=max_body_bytes, max_bodies_bytes=max_bodies_bytes,
+            max_connections=max_connections, insecure=insecure, drain_seconds=drain_seconds, token=os.environ[token_env] if token_env else None,
         )  # fmt: skip
     except ValidationError as error:
         first = error.errors()[0]

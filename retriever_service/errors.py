@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from services.common.http.errors import OneLineError
 
-class RetrieverError(Exception):
+
+class RetrieverError(OneLineError):
     """Base of this package's errors. `exit_code`: 2 bad usage or data, 3 the environment lacks something, 1 anything else."""
 
     exit_code = 1

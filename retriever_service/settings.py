@@ -50,6 +50,10 @@ class ServerSettings(BaseModel):
     """Longest query, in characters; a longer one is cut."""
     max_body_bytes: int = Field(32 << 20, ge=1024)
     """Largest request body; more is a 413."""
+    max_bodies_bytes: int = Field(512 << 20, ge=1024)
+    """Most bytes of the bodies of all requests in flight; more is a 503 with Retry-After (a request alone is always taken)."""
+    max_connections: int = Field(4000, ge=1)
+    """Most open connections of a process. A further one takes the place of an idle one, or gets a 503."""
     batch_size: int = Field(256, ge=1)
     """Most queries searched together; 1 handles them one at a time. With a reranker, most passages that it reads together."""
     batch_wait_ms: float = Field(0.0, ge=0, allow_inf_nan=False)
@@ -73,6 +77,8 @@ class ServerSettings(BaseModel):
     """At a stop, how long requests that are in flight may go on."""
     token: SecretStr | None = Field(None, min_length=1)
     """If set, every route but the health ones wants `Authorization: Bearer TOKEN`. Existing clients send none."""
+    insecure: bool = False
+    """Listen beyond this machine without a token: inside a private network, for clients that send none."""
 
     @model_validator(mode="after")
     def _default_is_within_the_limit(self) -> ServerSettings:

@@ -34,7 +34,9 @@ class _RetrieverActor:
         from retriever_service.http.launch import serve_in_thread
         from retriever_service.settings import ServerSettings
 
-        self._server = serve_in_thread(ServerSettings(index=index, host=host, port=port, topk=topk))
+        # On a cluster its workers ask from other nodes, and as Search-R1's clients do they send no token.
+        settings = ServerSettings(index=index, host=host, port=port, topk=topk, insecure=True)
+        self._server = serve_in_thread(settings)
 
     def url(self) -> str:
         return self._server.url

@@ -22,9 +22,10 @@ import pytest
 from pydantic import ValidationError
 
 from retriever_service.__main__ import main
-from retriever_service.errors import BadSetting, EnvironmentLacks
+from retriever_service.errors import BadSetting
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
+from services.common.http.serving import CannotServe
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
@@ -141,7 +142,7 @@ def test_a_port_in_use_is_one_line_and_exit_status_3(small_index, command):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(EnvironmentLacks, match=f"port {port} on 127.0.0.1 is in use") as error:
+        with pytest.raises(CannotServe, match=f"port {port} of 127.0.0.1 is in use") as error:
             serve_in_thread(ServerSettings(index=str(small_index), port=port))
         assert error.value.exit_code == 3
         status, _, text = command("serve", "--index", small_index, "--port", port)
@@ -209,7 +210,8 @@ def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
         "corpus": "c", "host": "0.0.0.0", "port": 1, "topk": 4, "retriever_name": "e5", "retriever_model": "m",
         "encoder_dtype": "float16", "faiss_gpu": True, "reranker": "r", "rerank_depth": 5, "workers": 6, "batch_size": 7,
         "batch_wait_ms": 8.5, "max_queued": 9, "cache_size": 10, "request_timeout_seconds": 11.5, "max_topk": 12, "max_queries": 13,
-        "max_passages": 17, "max_query_chars": 14, "max_body_bytes": 1500, "drain_seconds": 16.5, "token": "s3cret", "index": "i",
+        "max_passages": 17, "max_query_chars": 14, "max_body_bytes": 1500, "max_bodies_bytes": 1600, "max_connections": 18, "insecure": True,
+         "drain_seconds": 16.5, "token": "s3cret", "index": "i",
         "dialect": "zerosearch", "mcp": True,
     }  # fmt: skip
     assert given.keys() == ServerSettings.model_fields.keys()
@@ -280,7 +282,7 @@ def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index,
             body = b'{"query": "Mina Frost"}'
             with socket.create_connection((host, int(port))) as asking:
                 asking.sendall(
-                    b"POST /retrieve HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+                    b"POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
                 )
                 assert wait_for_queued("1.0")
                 for worker in workers():
@@ -340,7 +342,7 @@ def test_the_search_page_shows_passages_with_the_words_marked(small_index):
         page.fill("#query", "Mina Frost <b>")
         page.press("#query", "Enter")
         page.wait_for_selector("#token:visible")
-        assert "token is required" in page.inner_text("#state")
+        assert "token is needed" in page.inner_text("#state")
         page.fill("#token", "s3cret")
         page.click("button")
         page.wait_for_selector("li")

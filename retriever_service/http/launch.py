@@ -2,97 +2,49 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import signal
 import socket
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable
-from types import FrameType
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 
-import uvicorn
 from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.config import STARTUP_FAILURE
-from uvicorn.supervisors import Multiprocess
-from uvicorn.supervisors.multiprocess import Process
 
-from retriever_service.errors import EnvironmentLacks, RetrieverUnavailable
 from retriever_service.http.server import create_app
 from retriever_service.opening import check_settings
 from retriever_service.settings import ServerSettings
+from services.common.http.auth import refuse_wide_without_token
+from services.common.http.connections import Limits
+from services.common.http.serving import (
+    Manner,
+    RunningServer,
+    bind,
+    exit_status,
+    remembered_signals,
+    run_in_thread,
+    run_until_signal,
+    url_of,
+)
+from services.common.http.workers import run_workers
 
 _SETTINGS_VARIABLE = "UNSPIRAL_RETRIEVER_SETTINGS"
 _TOKEN_VARIABLE = "UNSPIRAL_RETRIEVER_TOKEN"
-_ANSWER_SECONDS = 60
-"""A worker that reads a vocabulary of ten million terms answers nobody for that long, and is well."""
+WHAT = "retriever"
+REMEDY = "ask for a token with --token-env, or say --insecure inside a private network"
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises EnvironmentLacks with one line where the port is taken or the host is not ours."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        sock.bind((host, port))
-        sock.listen(2048)
-    except OSError as error:
-        sock.close()
-        reason = "is in use" if error.errno == errno.EADDRINUSE else f"can't be listened on ({error})"
-        raise EnvironmentLacks(
-            f"port {port} on {host} {reason}; give another with --port (0 is any free one)"
-        ) from None
-    sock.setblocking(False)
-    return sock
+def _manner(settings: ServerSettings) -> Manner:
+    return Manner(Limits(connections=settings.max_connections), settings.drain_seconds, lifespan="on")
 
 
-def url_of(sock: socket.socket, host: str) -> str:
-    """The address of a listening socket, as a client on this machine would write it."""
-    port = sock.getsockname()[1]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(
-        host, f"[{host}]" if ":" in host else host
-    )
-    return f"http://{shown}:{port}"
-
-
-def _config(app, settings: ServerSettings, **options) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,  # a line for each search slows the server and says nothing that /metrics does not
-        timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
-        timeout_keep_alive=75,
-        timeout_worker_healthcheck=_ANSWER_SECONDS,
-        backlog=2048,
-        **options,
-    )
-
-
-class RunningServer:
-    """A server in a background thread. `url` is its address; a context manager that stops it."""
-
-    def __init__(
-        self, url: str, server: uvicorn.Server, thread: threading.Thread, sock: socket.socket
-    ) -> None:
-        self.url, self._server, self._thread, self._sock = url, server, thread, sock
-
-    def stop(self, timeout_seconds: float = 30.0) -> None:
-        """Answer what is in flight, then end the thread and free the port. May be called twice."""
-        self._server.should_exit = True
-        self._thread.join(timeout_seconds)
-        self._sock.close()
-        if self._thread.is_alive():
-            raise RetrieverUnavailable(f"retriever at {self.url}: did not stop within {timeout_seconds:g} s")
-
-    def __enter__(self) -> RunningServer:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
+def _check_host(settings: ServerSettings) -> None:
+    if not settings.insecure:
+        token = settings.token.get_secret_value() if settings.token is not None else None
+        refuse_wide_without_token(settings.host, token, REMEDY)
 
 
 def serve_in_thread(
@@ -100,164 +52,86 @@ def serve_in_thread(
 ) -> RunningServer:
     """Start the server in a thread of this process and return once its index is loaded (`settings.workers` is not looked at).
 
-    Raises IndexInvalid for an index that is missing or torn, EnvironmentLacks for a port in use, RetrieverUnavailable when it is not
-    ready in time. `open_index` is for `create_app`.
+    Raises IndexInvalid for an index that is missing or torn, CannotServe for a port in use or a server that is not ready in time,
+    TokenRequired for a wider host without token. `open_index` is for `create_app`.
     """
+    _check_host(settings)
     app = create_app(settings, open_index)
     service = app.state.service
-    sock = bind(settings.host, settings.port)
-    server = uvicorn.Server(_config(app, settings))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="retriever", daemon=True)
-    running = RunningServer(url_of(sock, settings.host), server, thread, sock)
-    thread.start()
-    until = time.monotonic() + start_timeout_seconds
-    while service.index is None or not server.started:
-        if service.failure or not thread.is_alive() or time.monotonic() > until:
-            running.stop()
-            raise service.failure or RetrieverUnavailable(
-                f"retriever at {running.url}: not ready within {start_timeout_seconds:g} s"
-            )
-        time.sleep(0.01)
-    return running
+
+    def assembled(parts: ExitStack) -> tuple[FastAPI, socket.socket]:
+        return app, parts.enter_context(closing(bind(settings.host, settings.port, WHAT)))
+
+    def is_ready() -> bool:
+        if service.failure:
+            raise service.failure
+        return service.index is not None
+
+    return run_in_thread(assembled, settings.host, WHAT, start_timeout_seconds, _manner(settings), is_ready)
+
+
+@dataclass
+class _Started:
+    app: FastAPI | None = None
 
 
 def run(settings: ServerSettings, on_start: Callable[[str, str], None] = lambda url, what: None) -> int:
     """Serve in this process, or under it, until SIGINT or SIGTERM, and return the exit status (130, 143).
 
-    `on_start` is told the address and what is searched, when it listens. Raises IndexInvalid and EnvironmentLacks before it listens,
-    or later if the index turns out not to open.
+    `on_start` is told the address and what is searched, when it listens. Raises TokenRequired, IndexInvalid and CannotServe before it
+    listens, or later if the index turns out not to open.
     """
+    _check_host(settings)
     what = check_settings(settings)
-    sock = bind(settings.host, settings.port)
-    received: list[int] = []
-    servers: list[uvicorn.Server] = []
 
-    def remember(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        for server in servers:  # the signal came before uvicorn took over: it must not be lost
-            server.should_exit = True
+    def announce(sock: socket.socket) -> None:
+        on_start(url_of(settings.host, sock), what)
 
-    # uvicorn handles both signals while it runs, and raises them again after the drain: then they land here.
-    before = {s: signal.signal(s, remember) for s in (signal.SIGINT, signal.SIGTERM)}
-    left_running = False
-    try:
-        on_start(url_of(sock, settings.host), what)
-        if settings.workers > 1 and not received:
-            received += _run_workers(settings, sock)
-        elif not received:
-            app = create_app(settings)
-            servers.append(uvicorn.Server(_config(app, settings)))
-            if not received:
-                _run_one(app, servers[0], sock)
-            left_running = app.state.service.left_running
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        sock.close()
+    return _run_workers(settings, announce) if settings.workers > 1 else _run_one(settings, announce)
+
+
+def _run_one(settings: ServerSettings, announce: Callable[[socket.socket], None]) -> int:
+    started = _Started()
+
+    def assembled(parts: ExitStack) -> tuple[FastAPI, socket.socket]:
+        sock = parts.enter_context(closing(bind(settings.host, settings.port, WHAT)))
+        app = started.app = create_app(settings)
+        app.state.on_failure = lambda error: app.state.end()
+        return app, sock
+
+    status = run_until_signal(assembled, announce, _manner(settings))
+    service = started.app.state.service
+    if service.failure:
+        raise service.failure
     if (
-        left_running
+        service.left_running
     ):  # a search or the loading of an index goes on past the drain: the interpreter would wait for its end
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(128 + received[-1] if received else 0)
-    return 128 + received[-1] if received else 0
+        os._exit(status)
+    return status
 
 
-def _run_one(app: FastAPI, server: uvicorn.Server, sock: socket.socket) -> None:
-    def give_up(error: Exception) -> None:
-        server.should_exit = True
-
-    app.state.on_failure = give_up
-    server.run(sockets=[sock])
-    if failure := app.state.service.failure:
-        raise failure
-
-
-class _Workers(Multiprocess):
-    """uvicorn's supervisor, remembering the signal that ended it, and taking the gauges of workers that are gone out of /metrics.
-
-    A stop waits neither for a worker's sign of life nor without end for its drain.
-    """
-
-    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
-        super().__init__(config, sockets=sockets)
-        self.ended_by: list[int] = []
-        self._counted: set[int | None] = set()
-
-    def keep_subprocess_alive(self) -> None:
-        for process in self.processes:
-            if process.process.is_alive() and not self._answers(process):
-                process.kill()  # and another one starts below
-        if self._stopping():
-            return
-        super().keep_subprocess_alive()
-        running = {process.pid for process in self.processes}
-        for pid in self._counted - running:
-            mark_process_dead(pid)
-        self._counted = running
-
-    def _answers(self, process: Process) -> bool:
-        """As uvicorn's `ping`, which would look at a signal to stop, or at a worker that died meanwhile, only when the time is up."""
-        until = time.monotonic() + _ANSWER_SECONDS
-        try:
-            process.parent_conn.send(b"ping")
-            while not process.parent_conn.poll(0.2):
-                if self._stopping() or not process.process.is_alive():
-                    return True
-                if time.monotonic() > until:
-                    return False
-            process.parent_conn.recv()
-        except (OSError, EOFError):
-            return False
-        return True
-
-    def _stopping(self) -> bool:
-        return self.should_exit.is_set() or bool({signal.SIGINT, signal.SIGTERM} & {*self.signal_queue})
-
-    def join_all(self) -> None:
-        until = time.monotonic() + 2 * self.config.timeout_graceful_shutdown + 5
-        for process in self.processes:
-            process.process.join(max(0.0, until - time.monotonic()))
-            if process.process.is_alive():
-                process.process.kill()
-        super().join_all()
-
-    def handle_int(self) -> None:
-        self._stop(signal.SIGINT)
-        super().handle_int()
-
-    def handle_term(self) -> None:
-        self._stop(signal.SIGTERM)
-        super().handle_term()
-
-    def _stop(self, number: int) -> None:
-        self.ended_by.append(number)
-        for sock in (
-            self.sockets
-        ):  # the workers close theirs: open here, it would take connections that nobody answers
-            sock.close()
-
-
-def _run_workers(settings: ServerSettings, sock: socket.socket) -> list[int]:
-    with tempfile.TemporaryDirectory(prefix="retriever-metrics-") as metrics:
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
-        os.environ[_SETTINGS_VARIABLE] = settings.model_dump_json(exclude={"token"})
-        if settings.token is not None:
-            os.environ[_TOKEN_VARIABLE] = settings.token.get_secret_value()
-        workers = _Workers(
-            _config(
-                "retriever_service.http.launch:worker_app", settings, factory=True, workers=settings.workers
+def _run_workers(settings: ServerSettings, announce: Callable[[socket.socket], None]) -> int:
+    with ExitStack() as parts:
+        received = parts.enter_context(remembered_signals(lambda: None))
+        sock = parts.enter_context(closing(bind(settings.host, settings.port, WHAT)))
+        announce(sock)
+        if received:
+            return exit_status(received)
+        environment = {
+            "PROMETHEUS_MULTIPROC_DIR": parts.enter_context(
+                tempfile.TemporaryDirectory(prefix="retriever-metrics-")
             ),
-            [sock],
+            _SETTINGS_VARIABLE: settings.model_dump_json(exclude={"token"}),
+        }
+        if settings.token is not None:
+            environment[_TOKEN_VARIABLE] = settings.token.get_secret_value()
+        factory = "retriever_service.http.launch:worker_app"
+        received += run_workers(
+            factory, settings.workers, sock, WHAT, _manner(settings), environment, mark_process_dead
         )
-        try:
-            workers.run()
-        finally:
-            for name in ("PROMETHEUS_MULTIPROC_DIR", _SETTINGS_VARIABLE, _TOKEN_VARIABLE):
-                os.environ.pop(name, None)
-    if not workers.ended_by:
-        raise EnvironmentLacks("retriever: a worker could not start; its reason is in the lines above")
-    return workers.ended_by
+        return exit_status(received)
 
 
 def _end_worker(error: Exception) -> None:
@@ -265,7 +139,7 @@ def _end_worker(error: Exception) -> None:
     os._exit(STARTUP_FAILURE)
 
 
-def worker_app():
+def worker_app() -> FastAPI:
     """The application of one of several workers, its settings from the environment that `run` makes for it."""
     settings = ServerSettings.model_validate_json(os.environ[_SETTINGS_VARIABLE])
     settings.token = os.environ.get(_TOKEN_VARIABLE)

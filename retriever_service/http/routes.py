@@ -23,18 +23,24 @@ from retriever_service.http.schemas import (
 )
 from retriever_service.http.service import Service
 from retriever_service.http.web import JsonEndpoint, RetrieverApp
+from services.common.http.bodies import Room, schema_of
 
 _ERRORS = {
     400: "The body is not JSON.",
     401: "A token is configured and was not sent.",
+    403: "A foreign page sent the request, or it came under a name that is not the server's.",
+    408: "Head or body did not come in time.",
     413: "The body is too large.",
     415: "The body is declared as something else than JSON in UTF-8.",
     422: "A field is wrong; the answer names it and what is accepted.",
+    431: "The head of the request is too large.",
     500: "An error of the server itself.",
     503: "The index is loading, or the queue is full; the header Retry-After says when to try again.",
     504: "The deadline passed.",
 }
 ERROR_RESPONSES = {status: {"description": text, "model": ErrorBody} for status, text in _ERRORS.items()}
+ALWAYS = {status: ERROR_RESPONSES[status] for status in (400, 401, 403, 422, 431, 500, 503)}
+"""What any route may answer."""
 _CHANGED = {
     CHANGED_HEADER.decode(): {
         "description": "What was changed of the request: a query cut, a limit lowered.",
@@ -43,8 +49,8 @@ _CHANGED = {
 }
 
 
-def add_routes(app: RetrieverApp, service: Service) -> None:
-    """Add the routes that search, order and look up passages."""
+def add_routes(app: RetrieverApp, service: Service, bodies: Room) -> None:
+    """Add the routes that search, order and look up passages. `bodies` is the room for what is in flight."""
     dialects = Dialects(service)
 
     def add(
@@ -52,7 +58,7 @@ def add_routes(app: RetrieverApp, service: Service) -> None:
     ) -> None:
         whole = {"model": answered, "description": "The answer.", "headers": _CHANGED}
         app.add_endpoint(
-            JsonEndpoint(path, answer, service.settings, service.metrics),
+            JsonEndpoint(path, answer, service.settings, service.metrics, bodies),
             responses={200: whole, **(more or {}), **ERROR_RESPONSES},
             openapi_extra={
                 "requestBody": {
@@ -117,18 +123,3 @@ def add_routes(app: RetrieverApp, service: Service) -> None:
             "Several passages with one url are one row with the contents of all. 422 where the index holds no whole rows."
         ),
     )
-
-
-def schema_of(model: type[BaseModel]) -> dict:
-    """The JSON schema of a request, its definitions written out (OpenAPI looks for them elsewhere)."""
-    schema = model.model_json_schema()
-    definitions = schema.pop("$defs", {})
-
-    def resolve(node):
-        if isinstance(node, dict):
-            if reference := node.get("$ref"):
-                return resolve(definitions[reference.rpartition("/")[2]])
-            return {key: resolve(value) for key, value in node.items()}
-        return [resolve(item) for item in node] if isinstance(node, list) else node
-
-    return resolve(schema)

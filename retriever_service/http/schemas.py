@@ -6,7 +6,7 @@ import json
 import re
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictStr, TypeAdapter, ValidationError
 
 from retriever_service.http.leniency import Count, Flag, refused_limit
 
@@ -70,7 +70,7 @@ class RetrieveRequest(Limited):
         },
     )
 
-    queries: list[Query] | None = None
+    queries: list[Query] | None = Field(None, fail_fast=True)
     """Questions to search for. An empty list gets an empty answer."""
     query: Query | None = None
     """One question; the answer still nests twice."""
@@ -203,9 +203,9 @@ class RerankRequest(BaseModel):
         },
     )
 
-    queries: list[Query]
+    queries: list[Query] = Field(fail_fast=True)
     """Questions."""
-    documents: list[list[GivenDocument]]
+    documents: list[Annotated[list[GivenDocument], FailFast()]] = Field(fail_fast=True)
     """For each question the passages to order."""
     rerank_topk: Count | None = None
     """Passages returned for each question; null or 0 is the server's default."""

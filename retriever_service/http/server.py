@@ -19,11 +19,13 @@ from starlette.exceptions import HTTPException
 from retriever_service import opening
 from retriever_service.http.mcp import mounted
 from retriever_service.http.metrics import Metrics
-from retriever_service.http.routes import ERROR_RESPONSES, add_routes
+from retriever_service.http.routes import ALWAYS, ERROR_RESPONSES, add_routes
 from retriever_service.http.service import Service
 from retriever_service.http.web import RetrieverApp, install_error_handlers
 from retriever_service.index import Index
 from retriever_service.settings import ServerSettings
+from services.common.http.bodies import Room
+from services.common.http.pages import add_pages
 
 log = logging.getLogger("retriever_service")
 _PAGE = Path(__file__).with_name("search.html")
@@ -34,6 +36,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
 
     `open_index` gives the index (anything with the attributes of `retriever_service.index.Index`); None opens `settings.index`.
     """
+    bodies = Room(settings.max_bodies_bytes)
     service = Service(settings, open_index or (lambda: opening.open_index(settings)))
 
     @asynccontextmanager
@@ -56,11 +59,16 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
         version="1",
         summary="Searches a corpus of passages. Speaks the interface of Search-R1 and its forks.",
         lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=ALWAYS,
     )
     app.state.service = service
     app.state.on_failure, app.state.load_first = None, False
     install_error_handlers(app, service.metrics)
-    add_routes(app, service)
+    add_pages(app, "Unspiral retriever: API", "Retriever: API")
+    add_routes(app, service, bodies)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

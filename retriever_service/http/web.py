@@ -7,7 +7,6 @@ everything else (and for the documentation of these two) FastAPI is used as usua
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import math
 import time
@@ -25,10 +24,13 @@ from retriever_service.http.leniency import header_of
 from retriever_service.http.metrics import Metrics
 from retriever_service.http.schemas import BadRequest, Reply, field_path
 from retriever_service.settings import ServerSettings
+from services.common.http.bodies import Room
+from services.common.http.gate import HEALTH, Gate
+from services.common.http.stopping import AnswerWhenStopped
 
 log = logging.getLogger("retriever_service")
-OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/readyz"})
-"""Asked for no token: health, and the search page, which holds no data and sends the token that its user types in."""
+OPEN_PATHS = HEALTH | {"/", "/health"}
+"""Asked for no token beside health: the search page, which holds no data and sends the token that its user types in."""
 _JSON = (b"content-type", b"application/json")
 Answer = Callable[[bytes, float], Awaitable[Reply]]
 """From the body of a request and the seconds it may take to the answer."""
@@ -37,12 +39,16 @@ Answer = Callable[[bytes, float], Awaitable[Reply]]
 class JsonEndpoint:
     """One POST route: reads the body within its limit, calls `answer`, and turns every error into JSON."""
 
-    def __init__(self, path: str, answer: Answer, settings: ServerSettings, metrics: Metrics) -> None:
+    def __init__(
+        self, path: str, answer: Answer, settings: ServerSettings, metrics: Metrics, bodies: Room
+    ) -> None:
         self.path, self._answer, self._settings, self._metrics = path, answer, settings, metrics
+        self._bodies = bodies
         self._ok = metrics.requests.labels(path, "200")
 
     async def respond(self, scope: Scope, receive: Receive) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Status, headers and body of the answer."""
+        held = 0
         try:
             content_type, length, timeout = (
                 b"application/json",
@@ -63,7 +69,8 @@ class JsonEndpoint:
             until = time.monotonic() + seconds
             try:
                 async with asyncio.timeout(seconds):
-                    asked = await _read(receive, length, self._settings.max_body_bytes)
+                    asked = await _read(receive, length, self._settings.max_body_bytes, self._bodies)
+                held = len(asked)
             except TimeoutError:
                 raise DeadlinePassed(f"body: it did not come whole within {seconds:g} s") from None
             body, changed = await self._answer(asked, max(0.0, until - time.monotonic()))
@@ -75,37 +82,30 @@ class JsonEndpoint:
             status, body, headers = error_answer(error)
             self._metrics.requests.labels(self.path, str(status)).inc()
             return status, [_JSON, (b"content-length", b"%d" % len(body)), *headers], body
+        finally:
+            self._bodies.give(held)
 
 
 class RetrieverApp(FastAPI):
-    """FastAPI with a short way to the endpoints in `fast` and a token for all but the health routes."""
+    """FastAPI with a short way to the endpoints in `fast` and the gate before all of them."""
 
     def __init__(self, *, token: str | None, **options) -> None:
         super().__init__(**options)
         self.fast: dict[str, JsonEndpoint] = {}
-        self._bearer = b"Bearer " + token.encode() if token is not None else None
+        gate = Gate(self._route, token, OPEN_PATHS, login=False, fault=error_body)
+        self._gated = AnswerWhenStopped(gate, error_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            path = scope["path"]
-            if self._bearer is not None and path not in OPEN_PATHS and not self._allowed(scope):
-                body = error_body(
-                    "a token is required: Authorization: Bearer TOKEN", "authorization", "Bearer TOKEN"
-                )
-                answer = Response(body, 401, {"WWW-Authenticate": "Bearer"}, "application/json")
-                await answer(scope, receive, send)
-                return
-            endpoint = self.fast.get(path)
-            if endpoint is not None and scope["method"] == "POST":
-                status, headers, body = await endpoint.respond(scope, receive)
-                await send({"type": "http.response.start", "status": status, "headers": headers})
-                await send({"type": "http.response.body", "body": body})
-                return
-        await super().__call__(scope, receive, send)
+        await self._gated(scope, receive, send)
 
-    def _allowed(self, scope: Scope) -> bool:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return hmac.compare_digest(given, self._bearer)
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self.fast.get(scope["path"]) if scope["type"] == "http" else None
+        if endpoint is None or scope["method"] != "POST":
+            await super().__call__(scope, receive, send)
+            return
+        status, headers, body = await endpoint.respond(scope, receive)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     def add_endpoint(self, endpoint: JsonEndpoint, **options) -> None:
         """Make a POST route of the endpoint; `options` are those of FastAPI's `add_api_route`."""
@@ -154,7 +154,7 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         detail = str(error.detail)
         if error.status_code in (404, 405):
-            detail = f"{request.method} {request.url.path}: {detail}; /docs lists the routes"
+            detail = f"{request.method} {request.scope['path']}: {detail}; /docs lists the routes"
         return counted(request, error.status_code, error_body(detail), error.headers)
 
     @app.exception_handler(RequestValidationError)
@@ -168,26 +168,32 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
         return counted(request, 500, error_body(f"internal error: {type(error).__name__}"))
 
 
-async def _read(receive: Receive, declared: bytes, max_bytes: int) -> bytes:
-    """The whole body; a 413 as soon as it is known to be too large."""
+async def _read(receive: Receive, declared: bytes, max_bytes: int, bodies: Room) -> bytes:
+    """The whole body, held in `bodies`; a 413 as soon as it is known to be too large."""
     if declared.isdigit() and int(declared) > max_bytes:
         raise BadRequest(
             413, f"body: {declared.decode()[:20]} bytes, at most {max_bytes} are accepted", "body", max_bytes
         )
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        part = message.get("body", b"")
-        size += len(part)
-        if size > max_bytes:
-            raise BadRequest(
-                413, f"body: more than the {max_bytes} bytes that are accepted", "body", max_bytes
-            )
-        parts.append(part)
-        if not message.get("more_body", False):
-            return part if len(parts) == 1 else b"".join(parts)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            part = message.get("body", b"")
+            if size + len(part) > max_bytes:
+                limit = f"body: more than the {max_bytes} bytes that are accepted"
+                raise BadRequest(413, limit, "body", max_bytes)
+            if not bodies.try_take(len(part), own=size):
+                raise QueueFull(f"{bodies.limit} bytes of bodies are in flight, the most that are accepted")
+            size += len(part)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return part if len(parts) == 1 else b"".join(parts)
+    except BaseException:
+        bodies.give(size)
+        raise
 
 
 def _require_json(content_type: bytes) -> None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import fastapi
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from fastapi.responses import RedirectResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from pydantic import ValidationError
-from starlette.exceptions import HTTPException
 
-from services.common.http.auth import TokenGate
+from services.common.http.app import new_app
 from services.common.http.bodies import json_body, read_body
-from services.common.http.errors import OneLineError
-from services.common.http.pages import docs_page
+from services.common.http.faults import WITH_BODY, described, text_answer
 from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Control, ControlError, Done, RunStatus, Scale
 
 MAX_BODY_BYTES = 4096
+AWAY = described(504)
+TO_A_RUN = AWAY | WITH_BODY | described(409)
 SCALE_ACCEPTS = f'expected {{"n": N}} with N a whole number from 1 to {MAX_WORKERS}, or "all", and optionally "ahead": true'
 WORKER_STATES = ("starting", "waiting", "ready", "syncing", "draining", "failed")
 
@@ -26,45 +25,26 @@ Worker = Annotated[str, fastapi.Path(max_length=64, description="a worker's id, 
 
 
 def create_app(control: Control, token: str | None = None, id: str | None = None) -> FastAPI:
-    """The control plane of `control`. With a token, everything but health needs it (services.common.http.auth).
+    """The control plane of `control`. With a token, everything but health needs it (services.common.http.gate).
 
     id: of a run, given back by the health check so that a gateway knows it again; a gateway has none.
     """
-    app = FastAPI(
-        title="Unspiral control plane", version="1", description=__doc__, docs_url=None, redoc_url=None
-    )
-    app.add_middleware(TokenGate, token=token)
     seen = ControlMetrics()
+    app = new_app(
+        "Unspiral control plane",
+        __doc__,
+        "Unspiral control: API",
+        "Control plane: API",
+        token,
+        lambda status: seen.refused.labels(str(status)).inc(),
+    )
 
-    def refuse(detail: str, status: int, headers: Any = None) -> JSONResponse:
-        seen.refused.labels(str(status)).inc()
-        return JSONResponse({"detail": detail}, status, headers)
-
-    @app.exception_handler(OneLineError)
-    async def _mistake(request: Request, error: OneLineError) -> JSONResponse:
-        return refuse(str(error), error.status)
-
-    @app.exception_handler(RequestValidationError)
-    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        return refuse(f"{'.'.join(str(p) for p in first['loc'][1:])}: {first['msg']}", 422)
-
-    @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: HTTPException) -> JSONResponse:
-        return refuse(
-            f"{request.method} {request.url.path}: {error.detail}", error.status_code, error.headers
-        )
-
-    @app.exception_handler(Exception)
-    async def _broken(request: Request, error: Exception) -> JSONResponse:
-        return refuse(f"internal error: {type(error).__name__}", 500)
-
-    @app.get("/v1/status")
+    @app.get("/v1/status", responses=AWAY)
     async def status() -> RunStatus:
         """What the run is doing; `state` is `no run` where none is."""
         return await control.status()
 
-    @app.post("/v1/workers/scale", status_code=202, openapi_extra=json_body(Scale))
+    @app.post("/v1/workers/scale", status_code=202, openapi_extra=json_body(Scale), responses=TO_A_RUN)
     async def scale(request: Request) -> Done:
         """Want another number of rollout workers. Answers at once: workers join when they hold the weights, and leave when they are idle.
 
@@ -80,19 +60,19 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
             ) from e
         return await control.scale(wanted.n, wanted.ahead)
 
-    @app.post("/v1/workers/{worker}/drain", status_code=202)
+    @app.post("/v1/workers/{worker}/drain", status_code=202, responses=TO_A_RUN | described(404))
     async def drain(worker: Worker, request: Request) -> Done:
         """Let a worker finish what it runs, then end it; one fewer is wanted from now on. 404 for an unknown worker, 422 for the last one."""
         await read_body(request, MAX_BODY_BYTES)
         return await control.drain(worker)
 
-    @app.post("/v1/pause")
+    @app.post("/v1/pause", responses=TO_A_RUN)
     async def pause(request: Request) -> Done:
         """Begin no further step. The step in hand ends; workers stay, idle."""
         await read_body(request, MAX_BODY_BYTES)
         return await control.pause()
 
-    @app.post("/v1/resume")
+    @app.post("/v1/resume", responses=TO_A_RUN)
     async def resume(request: Request) -> Done:
         """Go on after a pause."""
         await read_body(request, MAX_BODY_BYTES)
@@ -103,13 +83,13 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
         """The process is up. `run`: the random id of the run that this serves; left out by a gateway."""
         return {"status": "ok"} | ({"run": id} if id else {})
 
-    @app.get("/readyz")
+    @app.get("/readyz", responses=AWAY)
     async def readyz() -> dict[str, str]:
         """Requests can be answered: the run's loop does, or for a gateway the cluster; 503 or 504 if not."""
         await control.ready()
         return {"status": "ready"}
 
-    @app.get("/metrics", response_class=Response)
+    @app.get("/metrics", response_class=Response, responses=AWAY | text_answer())
     async def metrics() -> Response:
         """Prometheus: the run's state, its workers and its speed."""
         return Response(
@@ -119,10 +99,6 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
     @app.get("/", include_in_schema=False)
     async def root() -> RedirectResponse:
         return RedirectResponse("/docs")
-
-    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return docs_page("Unspiral control: API", "Control plane: API")
 
     return app
 

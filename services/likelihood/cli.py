@@ -35,6 +35,9 @@ def serve_likelihood(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8100,
     token_steps: Annotated[int, typer.Option(min=1, help="Steps whose token arrays are kept.")] = 8,
+    memory_mib: Annotated[
+        int, typer.Option(min=64, help="Memory that requests in flight may hold together, in MiB.")
+    ] = 1024,
     rules: Rules = None,
     tensorboard: Annotated[
         Path | None, typer.Option(help="Mirror every step to TensorBoard files in this folder.")
@@ -48,7 +51,7 @@ def serve_likelihood(
     from services.likelihood.launch import ServeSettings, serve_forever
 
     settings = ServeSettings(
-        store=store, host=host, port=port, token_steps=token_steps, rules=read_rules(rules),
+        store=store, host=host, port=port, token_steps=token_steps, memory_mib=memory_mib, rules=read_rules(rules),
         tensorboard=str(tensorboard) if tensorboard else None, wandb=wandb,
     )  # fmt: skip
     raise typer.Exit(serve_forever(settings, announce=lambda line: typer.echo(line, err=True)))

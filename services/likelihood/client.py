@@ -27,6 +27,9 @@ log = logging.getLogger("unspiral.likelihood")
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 PART = 10_000
 """Most trajectories of one message; a larger step goes in parts."""
+POISON = {408, 500}
+"""Answers that a message itself may be the cause of, as of a connection that breaks while it is sent."""
+POISON_TRIES = 8
 AGAIN = {401, 403, 408, 425, 429, 500, 502, 503, 504}
 """Answers after which the same message is sent again: the service, a proxy or a token may be put right."""
 
@@ -62,6 +65,8 @@ class LikelihoodClient:
         self._closing = self._away = False
         self.refused = 0
         """Messages that the service refused for good (a superseded attempt, a bad record); each is logged."""
+        self._suspect = (-1, 0)
+        """Number of the message that is tried, and how often it failed in a way that it may be the cause of."""
         self._thread = threading.Thread(target=self._send_all, name="likelihood-client", daemon=True)
         self._thread.start()
 
@@ -248,12 +253,16 @@ class LikelihoodClient:
             answer = self._http.request(
                 message.method, message.path, content=body, headers={"Content-Type": kind}
             )
-        except httpx.HTTPError as e:
+        except (httpx.ConnectError, httpx.ConnectTimeout) as e:
             return f"cannot be reached ({type(e).__name__})"
+        except httpx.HTTPError as e:
+            problem = f"breaks off ({type(e).__name__})"
+            return None if self._is_poison(message, problem) else problem
         if answer.is_success:
             return None
         if answer.status_code in AGAIN:
-            return _reason(answer)
+            problem = _reason(answer)
+            return None if answer.status_code in POISON and self._is_poison(message, problem) else problem
         self.refused += 1
         level = logging.INFO if answer.status_code == 409 else logging.ERROR
         log.log(
@@ -266,6 +275,26 @@ class LikelihoodClient:
             _reason(answer),
         )
         return None
+
+
+    def _is_poison(self, message: Message, problem: str) -> bool:
+        """Put a message aside that fails again and again although the service is well: those behind it must not wait for ever."""
+        tries = self._suspect[1] + 1 if self._suspect[0] == message.seq else 1
+        self._suspect = message.seq, tries
+        if tries < POISON_TRIES or not self._is_well():
+            return False
+        with self._changed:
+            bad = self._spool.put_aside(message)
+        self.refused += 1
+        about = (self.url, message.kind, message.run, message.step, tries, problem, bad)
+        log.error("likelihood service %s: %s of run %s, step %d failed %d times (%s); put aside as %s", *about)
+        return True
+
+    def _is_well(self) -> bool:
+        try:
+            return self._http.get("/healthz").is_success
+        except httpx.HTTPError:
+            return False
 
 
 def _actions(trajectory: Any) -> list:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from pydantic import Field
 
 from services.common.http.auth import required_token
-from services.common.http.serving import RunningServer, bind, run_in_thread, run_until_signal, url_of
+from services.common.http.serving import Manner, RunningServer, bind, run_in_thread, run_until_signal, url_of
 from services.common.redaction import address_without_secrets
 from services.likelihood.exports.mirrors import Mirror, Mirroring, TensorBoardMirror, WandbMirror
 from services.likelihood.server import create_app
@@ -18,6 +18,7 @@ from services.likelihood.store.base import open_store
 from services.settings import MonitorRules, Settings
 
 WHAT = "likelihood service"
+MANNER = Manner(lifespan="on")
 
 
 class ServeSettings(Settings):
@@ -31,6 +32,8 @@ class ServeSettings(Settings):
     """0 takes any free port."""
     token_steps: int = Field(8, ge=1)
     """Steps whose token arrays are kept."""
+    memory_mib: int = Field(1024, ge=64)
+    """Memory that requests in flight may hold together; past it they wait for 10 s, then get a 503."""
     token: str | None = Field(None, repr=False)
     """Bearer token to ask for; UNSPIRAL_API_TOKEN if left out."""
     tensorboard: str | None = None
@@ -46,7 +49,7 @@ class ServeSettings(Settings):
 def serve_in_thread(settings: ServeSettings) -> RunningServer:
     """Start the service and return once it answers. Raises CannotServe, StoreError, TokenRequired, MirrorError."""
     return run_in_thread(
-        lambda parts: _assembled(settings, parts), settings.host, WHAT, settings.start_timeout_seconds
+        lambda parts: _assembled(settings, parts), settings.host, WHAT, settings.start_timeout_seconds, MANNER
     )
 
 
@@ -73,7 +76,7 @@ def _assembled(settings: ServeSettings, parts: ExitStack) -> tuple[FastAPI, sock
     mirroring = Mirroring(mirrors) if mirrors else None
     if mirroring:
         parts.callback(mirroring.close)
-    return create_app(store, token, settings.rules, mirroring), sock
+    return create_app(store, token, settings.rules, mirroring, settings.memory_mib << 20), sock
 
 
 def without_password(store: str) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from services.common.http.errors import OneLineError
 
@@ -21,7 +22,12 @@ MAX_METRICS = 2000
 MAX_TRAJECTORIES = 50_000
 MAX_ACTIONS = 1000
 MAX_DOCUMENTS = 1000
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MAX_KEYS = 64
+"""Most keys of one object, beside the metrics: a mistake is kept for each wrong one until all are read."""
+MAX_INTEGER = 2**63 - 1
+MAX_DATA_DEPTH = 32
+RUN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+RUN_NAME = re.compile(RUN_PATTERN)
 _ROUNDING = 1e-3  # a sum of log-probs near 0 may come out a little above it
 
 
@@ -59,6 +65,21 @@ def _metrics(values: dict[str, float | None]) -> dict[str, float | None]:
     return {k: v if v is not None and math.isfinite(v) else None for k, v in values.items()}
 
 
+def _json_data(values: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what a store could not write as JSON."""
+    waiting: list[tuple[Any, int]] = [(values, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER:
+            raise ValueError(f"integer of {value.bit_length()} bits; at most 64 bits accepted")
+        if isinstance(value, dict | list):
+            if depth == MAX_DATA_DEPTH:
+                raise ValueError(f"nested too deep; at most {MAX_DATA_DEPTH} levels accepted")
+            inside = value.values() if isinstance(value, dict) else value
+            waiting += [(one, depth + 1) for one in inside]
+    return values
+
+
 LogProb = Annotated[float, AfterValidator(_log_prob)]
 Finite = Annotated[float, AfterValidator(_finite)]
 
@@ -78,7 +99,7 @@ class ActionRecord(Record):
     """Summed log-prob under the weights before the update, in nats."""
     logp_after: LogProb | None = None
     """The same after the update; null where it was not scored again."""
-    documents: list[str] | None = Field(None, max_length=MAX_DOCUMENTS)
+    documents: list[str] | None = Field(None, max_length=MAX_DOCUMENTS, fail_fast=True)
     """Ids of the documents that its search returned, best first; null where it did not search."""
 
 
@@ -93,7 +114,7 @@ class TrajectoryRecord(Record):
     advantage: Finite
     tool_rounds: int = Field(0, ge=0, le=MAX_COUNT)
     """Searches (or other tool calls) that were carried out."""
-    actions: list[ActionRecord] = Field(max_length=MAX_ACTIONS)
+    actions: list[ActionRecord] = Field(max_length=MAX_ACTIONS, fail_fast=True)
 
 
 class StepRecord(Record):
@@ -106,7 +127,9 @@ class StepRecord(Record):
     """Version of the weights that the step started from."""
     metrics: Annotated[dict[str, float | None], AfterValidator(_metrics)] = Field(default_factory=dict)
     """By name. A value that is not finite is stored as null."""
-    trajectories: list[TrajectoryRecord] = Field(default_factory=list, max_length=MAX_TRAJECTORIES)
+    trajectories: list[TrajectoryRecord] = Field(
+        default_factory=list, max_length=MAX_TRAJECTORIES, fail_fast=True
+    )
 
 
 class EventRecord(Record):
@@ -116,7 +139,8 @@ class EventRecord(Record):
     kind: str = Field(min_length=1, max_length=100)
     text: str = Field(max_length=2000)
     """One line for people."""
-    data: dict[str, Any] = Field(default_factory=dict)
+    data: Annotated[dict[str, Any], AfterValidator(_json_data)] = Field(default_factory=dict)
+    """Whatever belongs to it; integers of 64 bits at most."""
 
 
 class StepReceipt(Record):
@@ -158,6 +182,47 @@ class StoredStep(Record):
     trajectories: int
 
 
+R = TypeVar("R", bound=Record)
+
+
+def parsed(model: type[R], body: bytes) -> R:
+    """The record in a body. Raises LikelihoodError for what is not JSON, and for the first value that is not accepted.
+
+    The objects' sizes are looked at first: a mistake is kept for each wrong key, so that a few megabytes of them would cost gigabytes.
+    """
+    try:
+        raw = from_json(body)
+    except ValueError as e:
+        raise LikelihoodError(f"body: not JSON ({e})") from e
+    _check_sizes(raw)
+    try:
+        return model.model_validate(raw)
+    except ValidationError as e:
+        raise LikelihoodError(one_line(e)) from e
+
+
+def _check_sizes(raw: Any) -> None:
+    if not isinstance(raw, dict):
+        return  # refused by its kind
+    metrics = raw.get("metrics")
+    if isinstance(metrics, dict) and len(metrics) > MAX_METRICS:
+        raise LikelihoodError(f"metrics: {len(metrics)} given; at most {MAX_METRICS} a step accepted")
+    trajectories = _dicts_of(raw, "trajectories")
+    for place, objects in (
+        ("body", [raw]),
+        ("trajectories", trajectories),
+        ("actions", [a for t in trajectories for a in _dicts_of(t, "actions")]),
+    ):
+        most = max(map(len, objects), default=0)
+        if most > MAX_KEYS:
+            raise LikelihoodError(f"{place}: an object of {most} keys; at most {MAX_KEYS} accepted")
+
+
+def _dicts_of(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    held = holder.get(name)
+    return [one for one in held if isinstance(one, dict)] if isinstance(held, list) else []
+
+
 def one_line(error: ValidationError) -> str:
     """The first mistake, as `trajectories.3.actions.0.logp_before: what is accepted (got ...)`."""
     first = error.errors(include_url=False)[0]
@@ -170,6 +235,8 @@ def one_line(error: ValidationError) -> str:
     if first["type"] == "json_invalid":
         return f"body: not JSON ({first['ctx']['error']})"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "model_type":
+        message = "Input should be an object"
     shown = "" if isinstance(given, dict | list | BaseModel) else f" (got {str(given)[:60]})"
     more = error.error_count() - 1
     return f"{key or 'body'}: {message}{shown}" + (f"; {more} more of the kind" if more else "")

@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from services.likelihood.exports.mirrors import Mirroring
 from services.likelihood.monitor.phases import PHASES, PhaseMonitor, PhaseState
-from services.likelihood.records import MAX_STEP, EventRecord, StepReceipt, StepRecord, StoredStep
+from services.likelihood.records import (
+    MAX_METRICS,
+    MAX_STEP,
+    EventRecord,
+    LikelihoodError,
+    StepReceipt,
+    StepRecord,
+    StoredStep,
+)
 from services.likelihood.store import series
-from services.likelihood.store.base import LikelihoodStore
+from services.likelihood.store.base import LikelihoodStore, UnknownRun
 from services.settings import MonitorRules
 
-REPLAY = 1000  # stored steps read at a time
+REPLAY = 100  # stored steps read at a time; each may hold thousands of metrics
+MAX_VALUES = 500_000
+"""Most points of one answer, over all its curves."""
+WATCHED_RUNS = 128
+"""Runs whose monitors are kept in memory, the latest posted to; others are restored from the store."""
+MAX_NAMES = 5000
+"""Most names of metrics of one run."""
+MAX_LISTENERS = 256
+LOCKS = 64
+
+
+class TooManyListeners(LikelihoodError):
+    """No further event stream is served; worth another try."""
+
+    status = 503
 
 
 @dataclass
@@ -55,14 +77,17 @@ class LikelihoodService:
         self, store: LikelihoodStore, rules: MonitorRules | None = None, mirroring: Mirroring | None = None
     ):
         self.store, self.rules, self.mirroring = store, rules, mirroring
-        self._watches: dict[str, RunWatch] = {}
-        self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._watches: OrderedDict[str, RunWatch] = OrderedDict()
+        self._names: OrderedDict[str, set[str]] = OrderedDict()
+        self._locks = [threading.Lock() for _ in range(LOCKS)]
         self._listeners: dict[str | None, set[Listener]] = defaultdict(set)
         self._guard = threading.Lock()
 
     def put_step(self, run: str, record: StepRecord) -> StepReceipt:
         with self._lock(run):
+            names = self._names_with(run, record)
             receipt = self.store.put_step(run, record)
+            _remember(self._names, run, names, self._guard)
             seen = self._observe(run, record.step)
         if seen is None:  # another service has already given the step to a higher attempt
             return receipt
@@ -98,19 +123,32 @@ class LikelihoodService:
     def series(
         self, run: str, names: list[str] | None, first: int | None, last: int | None, points: int
     ) -> dict[str, Any]:
-        """Curves of a run, thinned to at most `points` points each."""
+        """Curves of a run, thinned to at most `points` points each, and to MAX_VALUES over all."""
         info = self.store.info(run)
         begin = max(first or 0, info.first_step or 0)
         end = min(MAX_STEP if last is None else last, -1 if info.last_step is None else info.last_step)
         chosen = names if names is not None else [n for n in self.store.metric_names(run) if n != "phase"]
-        columns = self.store.columns(run, chosen, begin, end) if end >= begin else {}
+        chosen = chosen[:MAX_METRICS]
+        points = max(2, min(points, MAX_VALUES // max(1, len(chosen))))
+        curves = ((name, self.store.curve(run, name, begin, end)) for name in chosen if end >= begin)
         return {
             "run": run,
             "attempt": info.attempt,
             "first": info.first_step,
             "last": info.last_step,
-            **series.thinned(columns, begin, points),
+            **series.thinned_curves(curves, begin, max(begin, end), points),
         }
+
+    def steps(self, run: str, first: int, limit: int) -> list[StoredStep]:
+        """At most `limit` stored steps from `first` on; fewer where they hold many metrics."""
+        found: list[StoredStep] = []
+        values = 0
+        for step in self._stored_from(run, first):
+            found.append(step)
+            values += len(step.metrics)
+            if len(found) == limit or values > MAX_VALUES // 2:
+                break
+        return found
 
     def summary(self, run: str) -> dict[str, Any]:
         """What the head of the page shows: the run, its phase, its latest metrics and its alarms that stand."""
@@ -125,6 +163,21 @@ class LikelihoodService:
             "metric_names": self.store.metric_names(run),
             "alarms": [a for a in self.store.alarms(run) if a["cleared"] is None],
         }
+
+    def _names_with(self, run: str, record: StepRecord) -> set[str]:
+        """Names of the run's metrics after this post. Raises LikelihoodError for more than a run may have."""
+        known = self._names.get(run)
+        if known is None:
+            try:
+                known = set(self.store.metric_names(run))
+            except UnknownRun:
+                known = set()
+        names = known | record.metrics.keys()
+        if len(names) > MAX_NAMES and len(names) > len(known):
+            raise LikelihoodError(
+                f"run {run}: {len(names)} names of metrics; at most {MAX_NAMES} a run accepted"
+            )
+        return names
 
     # ---- the monitor
 
@@ -156,9 +209,9 @@ class LikelihoodService:
                 )
             watch.last = stored.step
         if not phases:
-            self._watches.pop(run, None)
+            _forget(self._watches, run, self._guard)
             return None
-        self._watches[run] = watch
+        _remember(self._watches, run, watch, self._guard)
         self.store.save_monitor(run, watch.last, watch.monitor.state_dict(), watch.alarms, phases)
         return stored, state
 
@@ -178,10 +231,17 @@ class LikelihoodService:
             yield from page
 
     def _lock(self, run: str) -> threading.Lock:
-        with self._guard:
-            return self._locks[run]
+        return self._locks[hash(run) % LOCKS]
 
     # ---- listeners
+
+    def check_listeners(self) -> None:
+        """Raise TooManyListeners where no further one is served."""
+        with self._guard:
+            if sum(map(len, self._listeners.values())) >= MAX_LISTENERS:
+                raise TooManyListeners(
+                    f"{MAX_LISTENERS} streams of events are open, the most that are served"
+                )
 
     def listen(self, run: str | None) -> Listener:
         """A stream of what happens in a run; None: in all runs."""
@@ -193,12 +253,28 @@ class LikelihoodService:
     def leave(self, run: str | None, listener: Listener) -> None:
         with self._guard:
             self._listeners[run].discard(listener)
+            if not self._listeners[run]:
+                del self._listeners[run]
 
     def publish(self, run: str, kind: str, data: dict[str, Any]) -> None:
         with self._guard:
             listeners = [*self._listeners.get(run, ()), *self._listeners.get(None, ())]
         for listener in listeners:
             listener.put(kind, {"run": run, **data})
+
+
+def _remember(kept: OrderedDict[str, Any], run: str, value: Any, guard: threading.Lock) -> None:
+    """Keep the value of the runs that were posted to last."""
+    with guard:
+        kept[run] = value
+        kept.move_to_end(run)
+        if len(kept) > WATCHED_RUNS:
+            kept.popitem(last=False)
+
+
+def _forget(kept: OrderedDict[str, Any], run: str, guard: threading.Lock) -> None:
+    with guard:
+        kept.pop(run, None)
 
 
 def _as_of(alarms: list[dict], step: int) -> list[dict]:

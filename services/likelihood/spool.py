@@ -117,6 +117,20 @@ class Spool:
         elif self.files and _number(self.files[0]) == message.seq:
             self.files.popleft().unlink()
 
+    def put_aside(self, message: Message) -> Path:
+        """Take the oldest message out of the queue, and keep it on disk as `.bad`. Raises SpoolError."""
+        path = self._path(message)
+        if not path.exists():
+            self._save(message, path)
+        bad = path.with_name(path.name + ".bad")
+        path.rename(bad)
+        if self.memory and self.memory[0] is message:
+            self.memory.popleft()
+            self.held -= message.size
+        elif self.files and self.files[0] == path:
+            self.files.popleft()
+        return bad
+
     def oldest(self) -> int | None:
         """Number of the oldest message that waits."""
         if self.memory:
@@ -140,26 +154,13 @@ class Spool:
 
     def _write(self, message: Message) -> None:
         try:
-            body = message.body
-        except (
-            Exception
-        ) as e:  # whatever it is, it would be the same next time: the record is lost, those behind it are not
-            log.error(
-                "%s of run %s, step %d cannot be written out: %r", message.kind, message.run, message.step, e
-            )
+            message.body  # noqa: B018  (made now)
+        except Exception as e:  # it would be the same next time: the record is lost, those behind it are not
+            about = (message.kind, message.run, message.step)
+            log.error("%s of run %s, step %d cannot be written out: %r", *about, e)
             return
-        path = self.folder / f"{message.seq:016d}-{message.kind}.msg"
-        head = orjson.dumps([message.kind, message.run, message.step, message.method, message.path])
-        try:
-            with open(path.with_suffix(".tmp"), "wb") as out:
-                out.write(len(head).to_bytes(4, "big") + head + body)
-                out.flush()
-                os.fsync(out.fileno())
-            path.with_suffix(".tmp").rename(path)
-        except OSError as e:
-            raise SpoolError(
-                f"spool folder {self.folder}: cannot be written ({e.strerror}), and the service is away"
-            ) from e
+        path = self._path(message)
+        self._save(message, path)
         self.files.append(path)
         if message.kind == "tokens":  # the service keeps those of the newest steps only
             waiting = [
@@ -168,6 +169,22 @@ class Spool:
             for old in waiting[: -self.token_steps]:
                 self.files.remove(old)
                 old.unlink()
+
+    def _path(self, message: Message) -> Path:
+        return self.folder / f"{message.seq:016d}-{message.kind}.msg"
+
+    def _save(self, message: Message, path: Path) -> None:
+        head = orjson.dumps([message.kind, message.run, message.step, message.method, message.path])
+        try:
+            with open(path.with_suffix(".tmp"), "wb") as out:
+                out.write(len(head).to_bytes(4, "big") + head + message.body)
+                out.flush()
+                os.fsync(out.fileno())
+            path.with_suffix(".tmp").rename(path)
+        except OSError as e:
+            raise SpoolError(
+                f"spool folder {self.folder}: cannot be written ({e.strerror}), and the service is away"
+            ) from e
 
     def _read(self, path: Path) -> Message:
         raw = path.read_bytes()

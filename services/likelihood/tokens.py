@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
-import zipfile
 
 import numpy as np
 
 from services.contracts import TokenBatch
+from services.likelihood.npz import read_arrays
 from services.likelihood.records import LikelihoodError
 
 NEEDED = {"offsets": np.integer, "token_ids": np.integer, "action_ids": np.integer, "logp_old": np.floating}
-MAX_UNPACKED = 1 << 30
-"""Most bytes that a body may unpack to."""
+LARGEST = {"token_ids": np.iinfo(np.int32), "action_ids": np.iinfo(np.int16)}
+"""The integers that are kept: others would wrap."""
 
 
 def pack_tokens(batch: TokenBatch) -> bytes:
@@ -33,27 +33,20 @@ def pack_tokens(batch: TokenBatch) -> bytes:
 
 def unpack_tokens(body: bytes) -> TokenBatch:
     """The arrays of one body. Raises LikelihoodError naming the array that is missing or does not fit."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(body)) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > MAX_UNPACKED:
-            raise LikelihoodError(
-                f"token arrays: {size} bytes when unpacked; at most {MAX_UNPACKED} accepted"
-            )
-        with np.load(io.BytesIO(body), allow_pickle=False) as archive:
-            columns = {name: archive[name] for name in archive.files}
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError, KeyError) as e:
-        raise LikelihoodError("token arrays: expected an npz body (numpy.savez, no pickled objects)") from e
-    if "uid" not in columns or columns["uid"].ndim != 1 or columns["uid"].dtype.kind not in "US":
+    columns = read_arrays(body)
+    if "uid" not in columns or columns["uid"].dtype.kind not in "US":
         raise LikelihoodError("token arrays: uid: expected a one-dimensional array of strings")
     for name, kind in NEEDED.items():
         if name not in columns:
             raise LikelihoodError(f"token arrays: {name}: missing; expected uid, {', '.join(NEEDED)}")
-        if columns[name].ndim != 1 or not np.issubdtype(columns[name].dtype, kind):
+        if not np.issubdtype(columns[name].dtype, kind):
             raise LikelihoodError(
                 f"token arrays: {name}: expected one dimension of {kind.__name__}, got {columns[name].dtype}"
             )
-    uid = [str(u) for u in columns.pop("uid")]
+    for name, kept in LARGEST.items():
+        _check_range(name, columns[name], int(kept.min), int(kept.max))
+    _check_range("offsets", columns["offsets"], 0, len(columns["token_ids"]))
+    uid = _strings(columns.pop("uid"))
     offsets, tokens = columns.pop("offsets").astype(np.int64), columns.pop("token_ids").astype(np.int32)
     if (
         len(offsets) != len(uid) + 1
@@ -72,9 +65,26 @@ def unpack_tokens(body: bytes) -> TokenBatch:
     if not np.isfinite(inside).all() or (inside > 1e-3).any():
         raise LikelihoodError("token arrays: logp_old: expected finite log-probs <= 0 on every action token")
     sampler = columns.pop("logp_sampler", None)
+    if sampler is not None and (len(sampler) != len(tokens) or sampler.dtype.kind != "f"):
+        raise LikelihoodError(f"token arrays: logp_sampler: expected {len(tokens)} floating numbers")
     for name, array in columns.items():
-        if array.ndim != 1 or len(array) not in (len(uid), len(tokens)):
+        if len(array) not in (len(uid), len(tokens)):
             raise LikelihoodError(
                 f"token arrays: {name}: expected {len(uid)} values (one a trajectory) or {len(tokens)} (one a token)"
             )
     return TokenBatch(uid, offsets, tokens, actions, logp_sampler=sampler, logp_old=logp, extra=columns)
+
+
+def _strings(array: np.ndarray) -> list[str]:
+    try:
+        return array.astype(np.str_).tolist()
+    except ValueError as e:  # bytes that are not ASCII, or code points that no text has
+        raise LikelihoodError("token arrays: uid: expected text") from e
+
+
+def _check_range(name: str, array: np.ndarray, least: int, most: int) -> None:
+    if len(array) and not (least <= int(array.min()) and int(array.max()) <= most):
+        bad = int(array.min()) if int(array.min()) < least else int(array.max())
+        raise LikelihoodError(
+            f"token arrays: {name}: {bad}; whole numbers from {least} to {most} are accepted"
+        )

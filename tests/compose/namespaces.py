@@ -130,7 +130,7 @@ def main() -> None:
         processes.start(
             "services",
             "retriever",
-            f"{index} && exec python -m trainer serve retriever --index {work}/index --host 0.0.0.0",
+            f"{index} && exec python -m trainer serve retriever --index {work}/index --host 0.0.0.0 --insecure",
         )
         processes.start(
             "services", "likelihood", "sleep 2; exec python -m trainer serve likelihood --host 0.0.0.0"

@@ -7,111 +7,194 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any, Literal
 
 import uvicorn
 from fastapi import FastAPI
 
+from services.common.http.connections import Config, Limits
 from services.common.http.errors import OneLineError
 
+BACKLOG = 2048
 Assembled = Callable[[ExitStack], tuple[FastAPI, socket.socket]]
 """Makes an application and its bound socket; what must be closed in the end goes onto the stack."""
 
 
 class CannotServe(OneLineError):
-    """The address cannot be bound, or the server did not come up."""
+    """The address cannot be bound, or the server did not come up or end in time."""
 
     exit_code = 3
 
 
+@dataclass(frozen=True)
+class Manner:
+    """How an application is served."""
+
+    limits: Limits = field(default_factory=Limits)
+    drain_seconds: float = 3.0
+    """At a stop, how long requests that are in flight may go on."""
+    lifespan: Literal["on", "off"] = "off"
+    """Whether the application is to be told of its start and end."""
+
+    def config(self, app: Any, **options: Any) -> Config:
+        """uvicorn's configuration of a server that is served so."""
+        return Config(
+            app,
+            self.limits,
+            log_level="warning",
+            access_log=False,  # a line per request slows the server and says nothing that /metrics does not
+            timeout_graceful_shutdown=max(1, round(self.drain_seconds)),
+            backlog=BACKLOG,
+            lifespan=self.lifespan,
+            server_header=False,
+            **options,
+        )
+
+
 class RunningServer:
-    """A service in a thread of this process."""
+    """A service in a thread of this process. `url` is its address; a context manager that stops it."""
 
-    def __init__(self, url: str, server: uvicorn.Server, thread: threading.Thread, parts: ExitStack):
-        self.url, self._server, self._thread, self._parts = url, server, thread, parts
+    def __init__(
+        self,
+        url: str,
+        what: str,
+        server: uvicorn.Server,
+        thread: threading.Thread,
+        parts: ExitStack,
+        drain_seconds: float,
+    ):
+        self.url, self._what, self._server = url, what, server
+        self._thread, self._parts, self._drain = thread, parts, drain_seconds
 
-    def stop(self, timeout: float = 10.0) -> None:
-        """End the server, then close what it holds. Safe to call twice."""
+    def stop(self, timeout: float | None = None) -> None:
+        """Answer what is in flight, end the server, then close what it holds. Safe to call twice.
+
+        timeout: seconds; by default twice the time to drain, and 10 more. Raises CannotServe where the server goes on past it.
+        """
+        timeout = 2 * self._drain + 10 if timeout is None else timeout
         self._server.should_exit = True
         self._thread.join(timeout / 2)
         if self._thread.is_alive():  # open event streams
             self._server.force_exit = True
             self._thread.join(timeout / 2)
         self._parts.close()
+        if self._thread.is_alive():
+            raise CannotServe(f"{self._what} at {self.url}: did not stop within {timeout:g} s")
+
+    def __enter__(self) -> RunningServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
 
 
 def bind(host: str, port: int, what: str) -> socket.socket:
-    """A bound socket for `what`. Raises CannotServe with one line."""
+    """A listening socket for `what`. Raises CannotServe with one line."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         sock.bind((host, port))
-        sock.listen(512)  # so that nobody is turned away before the server is up
+        sock.listen(BACKLOG)  # so that nobody is turned away before the server is up
     except OSError as e:
         sock.close()
-        why = (
-            "in use; choose another with --port, 0 for any free one"
-            if e.errno == errno.EADDRINUSE
-            else e.strerror or str(e)
-        )
+        why = f"not one to listen on ({e.strerror or e})"
+        if e.errno == errno.EADDRINUSE:
+            why = "in use; choose another with --port, 0 for any free one"
         raise CannotServe(f"{what}: port {port} of {host} is {why}") from e
+    sock.setblocking(False)
     return sock
-
-
-def run_in_thread(assembled: Assembled, host: str, what: str, timeout_seconds: float) -> RunningServer:
-    """Assemble a service, run it in a thread, and return once it answers. Raises CannotServe, and what assembling raises."""
-    parts = ExitStack()
-    try:
-        app, sock = assembled(parts)
-        server = uvicorn.Server(_config(app))
-        thread = threading.Thread(
-            target=server.run, kwargs={"sockets": [sock]}, name=what.replace(" ", "-"), daemon=True
-        )
-        thread.start()
-        deadline = time.monotonic() + timeout_seconds
-        while not server.started:
-            if not thread.is_alive() or time.monotonic() > deadline:
-                server.should_exit = True
-                raise CannotServe(f"{what} on {host}: not up within {timeout_seconds:g} s")
-            time.sleep(0.02)
-    except BaseException:
-        parts.close()
-        raise
-    return RunningServer(url_of(host, sock), server, thread, parts)
-
-
-def run_until_signal(assembled: Assembled, announce: Callable[[socket.socket], None]) -> int:
-    """Assemble a service, announce its socket, and run it in the foreground until SIGINT or SIGTERM. Returns the exit status (130, 143)."""
-    received: list[int] = []
-    servers: list[uvicorn.Server] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        for server in servers:  # one that is starting has no handlers of its own yet
-            server.should_exit = True
-
-    with ExitStack() as parts:
-        # uvicorn handles both signals while it runs, and raises them again after the drain: then they land here, and all is closed.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            parts.callback(signal.signal, number, signal.signal(number, remember))
-        app, sock = assembled(parts)
-        announce(sock)
-        servers.append(uvicorn.Server(_config(app)))
-        if not received:
-            servers[0].run(sockets=[sock])
-    return 128 + received[-1] if received else 0
 
 
 def url_of(host: str, sock: socket.socket) -> str:
     """The address of a bound socket, as a client on this machine writes it."""
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    wide = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
+    shown = wide.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{sock.getsockname()[1]}"
 
 
-def _config(app: FastAPI) -> uvicorn.Config:
-    return uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, lifespan="off"
-    )
+def run_in_thread(
+    assembled: Assembled,
+    host: str,
+    what: str,
+    timeout_seconds: float,
+    manner: Manner | None = None,
+    is_ready: Callable[[], bool] = lambda: True,
+) -> RunningServer:
+    """Assemble a service, run it in a thread, and return once it answers and `is_ready` says so.
+
+    Raises CannotServe, and what assembling and `is_ready` raise.
+    """
+    manner = manner or Manner()
+    parts = ExitStack()
+    running = None
+    try:
+        app, sock = assembled(parts)
+        server = uvicorn.Server(manner.config(app))
+        name = what.replace(" ", "-")
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name=name, daemon=True)
+        running = RunningServer(url_of(host, sock), what, server, thread, parts, manner.drain_seconds)
+        thread.start()
+        deadline = time.monotonic() + timeout_seconds
+        while not (server.started and is_ready()):
+            if not thread.is_alive() or time.monotonic() > deadline:
+                raise CannotServe(f"{what} at {running.url}: not up within {timeout_seconds:g} s")
+            time.sleep(0.01)
+    except BaseException:
+        parts.close() if running is None else running.stop()
+        raise
+    return running
+
+
+@contextmanager
+def remembered_signals(on_signal: Callable[[], None]) -> Iterator[list[int]]:
+    """The SIGINTs and SIGTERMs that came; `on_signal` is called at each.
+
+    uvicorn handles both while it runs, and raises them again after the drain: then they land here, and all is closed.
+    """
+    received: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        on_signal()
+
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def exit_status(received: list[int]) -> int:
+    """Of a process that these signals ended: 130, 143, or 0 for none."""
+    return 128 + received[-1] if received else 0
+
+
+def run_until_signal(
+    assembled: Assembled, announce: Callable[[socket.socket], None], manner: Manner | None = None
+) -> int:
+    """Assemble a service, announce its socket, and run it in the foreground until SIGINT or SIGTERM.
+
+    `app.state.end` is set to a function that ends it from within. Returns the exit status (130, 143, else 0).
+    """
+    servers: list[uvicorn.Server] = []
+
+    def end() -> None:
+        for server in servers:  # one that is starting has no handlers of its own yet
+            server.should_exit = True
+
+    with ExitStack() as parts:
+        received = parts.enter_context(remembered_signals(end))
+        app, sock = assembled(parts)
+        app.state.end = end
+        announce(sock)
+        servers.append(uvicorn.Server((manner or Manner()).config(app)))
+        if not received:
+            servers[0].run(sockets=[sock])
+    return exit_status(received)

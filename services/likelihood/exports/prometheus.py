@@ -59,10 +59,10 @@ class ServiceMetrics:
         alarms = GaugeMetricFamily("unspiral_run_alarms", "Alarms of a run that stand", labels=["run"])
         alive = [
             r
-            for r in self.service.store.runs()
+            for r in self.service.store.runs(MOST_RUNS)
             if r.updated > time.time() - ALIVE_SECONDS and r.last_step is not None
         ]
-        for run in alive[:MOST_RUNS]:
+        for run in alive:
             summary = self.service.summary(run.run)
             step.add_metric([run.run], run.last_step)
             alarms.add_metric([run.run], len(summary["alarms"]))

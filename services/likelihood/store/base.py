@@ -31,6 +31,12 @@ class UnknownRun(LikelihoodError):
     status = 404
 
 
+class NoTokens(LikelihoodError):
+    """No token arrays of that step are kept."""
+
+    status = 404
+
+
 class Superseded(LikelihoodError):
     """A higher attempt has taken over the step: nothing was stored."""
 
@@ -39,6 +45,22 @@ class Superseded(LikelihoodError):
 
 MONITOR_SPACING = 500
 """Steps between monitor states that are kept for good (the newest is kept besides): a superseded step replays at most so many."""
+
+
+MAX_RUNS = 100_000
+"""Most runs that a list names."""
+MAX_STEP_TRAJECTORIES = 200_000
+MAX_STEP_PACKED = 128 << 20
+"""Most bytes of the packed actions of one step: every post to a step works out its metrics anew."""
+
+
+def refuse_overfull(run: str, step: int, trajectories: int, packed: int) -> None:
+    """Raise LikelihoodError for a step that would hold more than it may."""
+    if trajectories > MAX_STEP_TRAJECTORIES or packed > MAX_STEP_PACKED:
+        raise LikelihoodError(
+            f"run {run}: step {step} would hold {trajectories} trajectories, {packed} bytes of actions; at most "
+            f"{MAX_STEP_TRAJECTORIES} and {MAX_STEP_PACKED} accepted"
+        )
 
 
 def superseded_message(run: str, step: int, attempt: int, later: int, began: int) -> str:
@@ -67,8 +89,8 @@ class LikelihoodStore(Protocol):
         """The npz body, or None if that step has none (any more)."""
         ...
 
-    def runs(self) -> list[RunInfo]:
-        """All runs, the latest updated first."""
+    def runs(self, limit: int = MAX_RUNS) -> list[RunInfo]:
+        """The runs that were updated last, the latest first."""
         ...
 
     def info(self, run: str) -> RunInfo: ...
@@ -77,6 +99,13 @@ class LikelihoodStore(Protocol):
 
     def columns(self, run: str, names: Iterable[str], first: int, last: int) -> dict[str, np.ndarray]:
         """float64 [last - first + 1] for each name that has a value somewhere; NaN where a step has none."""
+        ...
+
+    def curve(self, run: str, name: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Steps (int64, rising) and values (float64, no NaN) of what is stored of a metric in the range.
+
+        The cost grows with what is stored, not with the range.
+        """
         ...
 
     def steps(self, run: str, first: int, last: int, limit: int = 1000) -> list[StoredStep]:

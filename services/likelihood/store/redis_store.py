@@ -42,10 +42,12 @@ from services.likelihood.records import (
 from services.likelihood.store import series
 from services.likelihood.store.action_arrays import pack_actions, unpack_trajectory
 from services.likelihood.store.base import (
+    MAX_RUNS,
     MONITOR_SPACING,
     StoreError,
     Superseded,
     UnknownRun,
+    refuse_overfull,
     superseded_message,
 )
 
@@ -121,6 +123,13 @@ class RedisStore:
             old = orjson.loads(pipe.hget(at("steps"), step) or b"null") if step not in gone.steps else None
             held = pipe.hgetall(at("trajectories", step)) if old else {}
             new = {uid: body for uid, body in packed.items() if uid.encode() not in held}
+            if old:
+                refuse_overfull(
+                    run,
+                    step,
+                    len(held) + len(new),
+                    sum(map(len, held.values())) + sum(map(len, new.values())),
+                )
             everything = [_unpack(u, b) for u, b in held.items()] + [
                 t for t in record.trajectories if t.uid in new
             ]
@@ -259,9 +268,9 @@ class RedisStore:
             self._known(run)
             return self._redis.get(self._keys(run)("tokens", step))
 
-    def runs(self) -> list[RunInfo]:
+    def runs(self, limit: int = MAX_RUNS) -> list[RunInfo]:
         with self._talking():
-            names = self._redis.zrevrange(f"{PREFIX}:runs", 0, -1)
+            names = self._redis.zrevrange(f"{PREFIX}:runs", 0, limit - 1)
         return [self.info(name.decode()) for name in names]
 
     def info(self, run: str) -> RunInfo:
@@ -303,6 +312,22 @@ class RedisStore:
             if not np.isnan(column).all():
                 out[name] = column
         return out
+
+    def curve(self, run: str, name: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        at = self._keys(run)
+        with self._talking():
+            self._known(run)
+            chunks = self._chunks(at("order"), first, last)
+            bodies = self._redis.mget([at("curve", name, chunk) for chunk in chunks]) if chunks else []
+        held = [(chunk, _decoded(body)) for chunk, body in zip(chunks, bodies, strict=True) if body]
+        return series.stored(held, first, last)
+
+    def _chunks(self, order: str, first: int, last: int) -> list[int]:
+        """Numbers of the chunks that may hold something: all of a short range, those of the stored steps in a sparse one."""
+        every = range(series.place(first)[0], series.place(max(first, last))[0] + 1)
+        if self._redis.zcount(order, first, last) >= len(every):
+            return list(every)
+        return sorted({series.place(int(step))[0] for step in self._redis.zrangebyscore(order, first, last)})
 
     def steps(self, run: str, first: int, last: int, limit: int = 1000) -> list[StoredStep]:
         at = self._keys(run)

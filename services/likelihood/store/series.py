@@ -6,7 +6,7 @@ here before it leaves the server.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -44,42 +44,60 @@ def dense(chunks: Iterable[tuple[int, bytes]], first: int, last: int) -> np.ndar
     return out
 
 
+def stored(chunks: Sequence[tuple[int, bytes]], first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    """Steps (int64) and values (float64) out of (chunk number, bytes) in order, where there is a value."""
+    if not chunks:
+        return np.zeros(0, np.int64), np.zeros(0)
+    values = np.concatenate([np.frombuffer(blob, np.float64) for _, blob in chunks])
+    numbers = np.array([number for number, _ in chunks], np.int64)
+    lengths = [len(blob) // 8 for _, blob in chunks]
+    inside = np.arange(len(values)) - np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
+    steps = np.repeat(numbers * CHUNK, lengths) + inside
+    keep = ~np.isnan(values) & (steps >= first) & (steps <= last)
+    return steps[keep], values[keep]
+
+
 def thinned(columns: Mapping[str, np.ndarray], first: int, points: int) -> dict:
+    """`thinned_curves` of columns [N] with NaN where a step has no value; the first belongs to step `first`."""
+    size = max((len(c) for c in columns.values()), default=0)
+    curves = ((n, (first + np.flatnonzero(~np.isnan(c)), c[~np.isnan(c)])) for n, c in columns.items())
+    return thinned_curves(curves, first, first + size - 1, points)
+
+
+def thinned_curves(
+    curves: Iterable[tuple[str, tuple[np.ndarray, np.ndarray]]], first: int, last: int, points: int
+) -> dict:
     """At most `points` points a curve: the mean, least and largest value of each bucket of `stride` steps.
 
-    Buckets start at multiples of the stride, so that a curve that grows keeps its points. Columns are [N], the first belongs
-    to step `first`; buckets in which no column has a value are left out. Lists hold None for "no value".
+    curves: (name, (steps [N] rising, values [N] without NaN)), read one after the other; those without a value are left out. Buckets
+    start at multiples of the stride, so that a curve that grows keeps its points; buckets in which no curve has a value are left
+    out. Lists hold None for "no value".
     """
-    size = max((len(c) for c in columns.values()), default=0)
-    stride = max(1, -(-size // max(1, points - 1)))
-    if stride == 1:
-        keep = np.zeros(size, bool)
-        for column in columns.values():
-            keep |= ~np.isnan(column)
-        steps = first + np.flatnonzero(keep)
-        series = {name: {"mean": listed(column[keep])} for name, column in columns.items()}
-        return {"step": steps.tolist(), "stride": 1, "series": series}
-    pad_left = first % stride
-    buckets = -(-(pad_left + size) // stride)
-    keep, stats = np.zeros(buckets, bool), {}
-    for name, column in columns.items():
-        table = np.full(buckets * stride, np.nan)
-        table[pad_left : pad_left + size] = column
-        table = table.reshape(buckets, stride)
-        missing = np.isnan(table)
-        count = stride - missing.sum(1)
-        some = count > 0
-        mean = np.where(some, np.where(missing, 0.0, table).sum(1) / np.maximum(count, 1), np.nan)
-        low = np.where(some, np.where(missing, np.inf, table).min(1), np.nan)
-        high = np.where(some, np.where(missing, -np.inf, table).max(1), np.nan)
-        keep |= some
-        stats[name] = (mean, low, high)
-    steps = first - pad_left + stride * np.flatnonzero(keep)
-    series = {
-        name: {key: listed(values[keep]) for key, values in zip(("mean", "min", "max"), three, strict=True)}
-        for name, three in stats.items()
-    }
-    return {"step": np.maximum(steps, first).tolist(), "stride": stride, "series": series}
+    stride = max(1, -(-(last - first + 1) // max(1, points - 1)))
+    base = first // stride
+    found: dict[str, tuple[np.ndarray, list[np.ndarray]]] = {}
+    taken = np.zeros(0, np.int64)
+    for name, (steps, values) in curves:
+        if len(steps):
+            bucket = steps // stride - base
+            starts = np.flatnonzero(np.diff(bucket, prepend=-1))
+            buckets, counts = bucket[starts], np.diff(starts, append=len(bucket))
+            stats = [np.add.reduceat(values, starts) / counts]
+            if stride > 1:
+                stats += [np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)]
+            found[name] = buckets, stats
+            taken = np.union1d(taken, buckets)
+    series = {}
+    for name, (buckets, stats) in found.items():
+        at = np.searchsorted(taken, buckets)
+        lists = []
+        for values in stats:
+            column = np.full(len(taken), np.nan)
+            column[at] = values
+            lists.append(listed(column))
+        series[name] = dict(zip(("mean", "min", "max"), lists, strict=False))
+    steps = np.maximum((taken + base) * stride, first)
+    return {"step": steps.tolist(), "stride": stride if found else 1, "series": series}
 
 
 def listed(values: np.ndarray) -> list[float | None]:

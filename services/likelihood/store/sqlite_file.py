@@ -14,7 +14,7 @@ from services.likelihood.store.base import StoreError
 PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=FULL",
-    "cache_size=-65536",
+    "cache_size=-16384",
     "temp_store=MEMORY",
     "mmap_size=1073741824",
 )

@@ -27,7 +27,14 @@ from services.likelihood.records import (
 )
 from services.likelihood.store import series
 from services.likelihood.store.action_arrays import pack_actions, unpack_trajectory
-from services.likelihood.store.base import MONITOR_SPACING, Superseded, UnknownRun, superseded_message
+from services.likelihood.store.base import (
+    MAX_RUNS,
+    MONITOR_SPACING,
+    Superseded,
+    UnknownRun,
+    refuse_overfull,
+    superseded_message,
+)
 from services.likelihood.store.sqlite_file import SQLiteFile
 
 SCHEMA_VERSION = 1
@@ -67,6 +74,8 @@ class SQLiteStore:
             run_id, superseded = self._enter(db, run, record.step, record.attempt)
             key = (run_id, record.step)
             old = db.execute("SELECT posted, policy_version FROM step WHERE run=? AND step=?", key).fetchone()
+            if old:
+                self._refuse_overfull(db, run, key, packed)
             before = db.total_changes
             db.executemany(
                 "INSERT OR IGNORE INTO trajectory (run, step, uid, grp, reward, advantage, tool_rounds, actions) VALUES (?,?,?,?,?,?,?,?)",
@@ -225,6 +234,13 @@ class SQLiteStore:
                 [(series.cleared(data, positions), run_id, name, chunk) for name, data in held],
             )
 
+    @staticmethod
+    def _refuse_overfull(db: sqlite3.Connection, run: str, key: tuple[int, int], packed: list[tuple]) -> None:
+        held, size = db.execute(
+            "SELECT count(*), coalesce(sum(length(actions)), 0) FROM trajectory WHERE run=? AND step=?", key
+        ).fetchone()
+        refuse_overfull(run, key[1], held + len(packed), size + sum(len(row[-1]) for row in packed))
+
     # ---- reading
 
     def get_tokens(self, run: str, step: int) -> bytes | None:
@@ -234,9 +250,11 @@ class SQLiteStore:
             ).fetchone()
         return row[0] if row else None
 
-    def runs(self) -> list[RunInfo]:
+    def runs(self, limit: int = MAX_RUNS) -> list[RunInfo]:
         with self._file.reading() as db:
-            names = [row[0] for row in db.execute("SELECT name FROM run ORDER BY updated DESC")]
+            names = [
+                row[0] for row in db.execute("SELECT name FROM run ORDER BY updated DESC LIMIT ?", (limit,))
+            ]
         return [self.info(name) for name in names]
 
     def info(self, run: str) -> RunInfo:
@@ -277,6 +295,14 @@ class SQLiteStore:
                 if not np.isnan(column).all():
                     out[name] = column
         return out
+
+    def curve(self, run: str, name: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        with self._file.reading() as db:
+            chunks = db.execute(
+                "SELECT chunk, data FROM chunk WHERE run=? AND name=? AND chunk BETWEEN ? AND ? ORDER BY chunk",
+                (self._id(db, run), name, series.place(first)[0], series.place(max(first, last))[0]),
+            ).fetchall()
+        return series.stored(chunks, first, last)
 
     def steps(self, run: str, first: int, last: int, limit: int = 1000) -> list[StoredStep]:
         with self._file.reading() as db:

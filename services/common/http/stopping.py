@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.common.http.gate import Fault, plain_fault
 
 
 class AnswerWhenStopped:
-    """ASGI middleware. A request that is cancelled gets a 503; a stream of events that breaks off is ended as HTTP wants it."""
+    """ASGI middleware, the outermost.
 
-    def __init__(self, app: ASGIApp):
-        self.app = app
+    A request that is cancelled gets a 503; a stream of events that breaks off is ended as HTTP wants it.
+    """
+
+    def __init__(self, app: ASGIApp, fault: Fault = plain_fault):
+        self.app, self.fault = app, fault
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun: Message | None = None
@@ -31,9 +36,8 @@ class AnswerWhenStopped:
         except asyncio.CancelledError:
             # uvicorn cancels what outlives its grace, and would log each as a failure of the program.
             if scope["type"] == "http" and begun is None:
-                answer = JSONResponse(
-                    {"detail": "the service is stopping"}, 503, {"Retry-After": "1", "Connection": "close"}
-                )
-                await answer(scope, receive, send)
+                headers = {"Retry-After": "1", "Connection": "close"}
+                body = self.fault("the service is stopping", None, None)
+                await Response(body, 503, headers, "application/json")(scope, receive, send)
         if begun is not None and not ended and all(name != b"content-length" for name, _ in begun["headers"]):
             await send({"type": "http.response.body", "body": b"", "more_body": False})

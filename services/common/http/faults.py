@@ -1,0 +1,88 @@
+"""What a service answers when something is wrong: one line of JSON with a 4xx or 5xx, as its OpenAPI description says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from services.common.http.errors import OneLineError
+
+CLIENT_LEFT = 499
+WORDS = {
+    400: "The request itself is malformed.",
+    401: "A token is asked for and was not sent.",
+    403: "A foreign page sent the request, or it came under a name that is not the service's.",
+    404: "There is none of that name.",
+    408: "Head or body did not come in time.",
+    409: "What is there does not allow it.",
+    413: "The body is too large.",
+    422: "A value is wrong; the line names it and what is accepted.",
+    431: "The head of the request is too large.",
+    500: "An error of the service itself.",
+    503: "The service cannot answer now; the header Retry-After says when to try again.",
+    504: "The run does not answer.",
+}
+
+
+class Fault(BaseModel):
+    """Every error."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    detail: str
+    """What is wrong, in one line."""
+
+
+def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route, or of a whole application, that may answer these errors."""
+    return {status: {"description": WORDS[status], "model": Fault} for status in statuses}
+
+
+def text_answer(kind: str = "text/plain") -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route whose answer is no JSON."""
+    return {200: {"description": "Successful Response", "content": {kind: {"schema": {"type": "string"}}}}}
+
+
+ALWAYS = described(400, 401, 403, 422, 431, 500, 503)
+"""What any route may answer."""
+WITH_BODY = described(408, 413)
+"""What a route that reads a body may answer besides."""
+
+
+def install_faults(app: FastAPI, refused: Callable[[int], None]) -> None:
+    """Make each error one line of JSON. `refused` is told the status, and counts it."""
+
+    def refuse(detail: str, status: int, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        refused(status)
+        return JSONResponse({"detail": detail}, status, headers)
+
+    @app.exception_handler(OneLineError)
+    async def _mistake(request: Request, error: OneLineError) -> JSONResponse:
+        return refuse(str(error), error.status, {"Retry-After": "1"} if error.status == 503 else None)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"][1:])
+        return refuse(f"{place}: {first['msg']} (got {str(first.get('input'))[:60]!r})", 422)
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        where = f"{request.method} {request.scope['path']}"
+        return refuse(f"{where}: {error.detail}", error.status_code, error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def _left(request: Request, error: ClientDisconnect) -> Response:
+        refused(CLIENT_LEFT)
+        return Response(status_code=CLIENT_LEFT)  # nobody reads it
+
+    @app.exception_handler(Exception)
+    async def _broken(request: Request, error: Exception) -> JSONResponse:
+        return refuse(f"internal error: {type(error).__name__}", 500)

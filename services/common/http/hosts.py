@@ -1,0 +1,73 @@
+"""Under which names a service may be asked for while nothing but its address protects it.
+
+A foreign page can make a name of its own mean this machine (DNS rebinding), and a browser then lets it read whatever answers. It cannot
+choose what the browser writes into `Host`: its own name. So a service without a token answers only to names that no stranger can own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from urllib.parse import urlsplit
+
+ALLOWED_VARIABLE = "UNSPIRAL_ALLOWED_HOSTS"
+"""Further names that services may be asked for by, separated by commas."""
+RESERVED = (".localhost", ".local", ".internal", ".home.arpa", ".lan", ".svc", ".test")
+"""Ends of names that no registry sells."""
+
+
+def allowed_hosts() -> frozenset[str]:
+    """The names in UNSPIRAL_ALLOWED_HOSTS."""
+    names = os.environ.get(ALLOWED_VARIABLE, "").lower().split(",")
+    return frozenset(name.strip() for name in names if name.strip())
+
+
+def name_of(header: str) -> str | None:
+    """The lower-case name in a `Host` header, without its port; None for what is no host."""
+    try:
+        parts = urlsplit(f"//{header}")
+        _ = parts.port
+    except ValueError:
+        return None
+    return (
+        None if parts.username is not None or parts.path or parts.query or parts.fragment else parts.hostname
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host or address means this machine alone."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_ours(header: str, server: str, allowed: frozenset[str]) -> bool:
+    """Whether a request with this `Host`, which arrived at address `server`, is meant for this service.
+
+    At a loopback address: loopback names. At any other: addresses, names of one label, names with a reserved end, and this
+    machine's own. Anywhere: those in `allowed`.
+    """
+    name = name_of(header)
+    if not name:
+        return False
+    if name in allowed or is_loopback(name):
+        return True
+    if is_loopback(server):
+        return False
+    return "." not in name or name.endswith(RESERVED) or _is_address(name) or name in _own_names()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _own_names() -> set[str]:
+    return {socket.gethostname().lower(), socket.getfqdn().lower()}

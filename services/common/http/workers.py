@@ -1,0 +1,112 @@
+"""Running an application in several processes that share a socket, until a signal ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Process
+
+from services.common.http.serving import CannotServe, Manner
+
+ANSWER_SECONDS = 60
+"""A worker that reads a vocabulary of ten million terms answers nobody for that long, and is well."""
+
+
+class Workers(Multiprocess):
+    """uvicorn's supervisor, remembering the signal that ended it, and telling `on_gone` which processes are no more.
+
+    A stop waits neither for a worker's sign of life nor without end for its drain.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, sockets: list[socket.socket], on_gone: Callable[[int], None]
+    ) -> None:
+        super().__init__(config, sockets=sockets)
+        self.ended_by: list[int] = []
+        self._on_gone = on_gone
+        self._counted: set[int | None] = set()
+
+    def keep_subprocess_alive(self) -> None:
+        for process in self.processes:
+            if process.process.is_alive() and not self._answers(process):
+                process.kill()  # and another one starts below
+        if self._stopping():
+            return
+        super().keep_subprocess_alive()
+        running = {process.pid for process in self.processes}
+        for pid in self._counted - running:
+            self._on_gone(pid)
+        self._counted = running
+
+    def _answers(self, process: Process) -> bool:
+        """As uvicorn's `ping`, which would look at a signal to stop, or at a worker that died meanwhile, only when the time is up."""
+        until = time.monotonic() + ANSWER_SECONDS
+        try:
+            process.parent_conn.send(b"ping")
+            while not process.parent_conn.poll(0.2):
+                if self._stopping() or not process.process.is_alive():
+                    return True
+                if time.monotonic() > until:
+                    return False
+            process.parent_conn.recv()
+        except (OSError, EOFError):
+            return False
+        return True
+
+    def _stopping(self) -> bool:
+        return self.should_exit.is_set() or bool({signal.SIGINT, signal.SIGTERM} & {*self.signal_queue})
+
+    def join_all(self) -> None:
+        until = time.monotonic() + 2 * self.config.timeout_graceful_shutdown + 5
+        for process in self.processes:
+            process.process.join(max(0.0, until - time.monotonic()))
+            if process.process.is_alive():
+                process.process.kill()
+        super().join_all()
+
+    def handle_int(self) -> None:
+        self._stop(signal.SIGINT)
+        super().handle_int()
+
+    def handle_term(self) -> None:
+        self._stop(signal.SIGTERM)
+        super().handle_term()
+
+    def _stop(self, number: int) -> None:
+        self.ended_by.append(number)
+        for sock in (
+            self.sockets
+        ):  # the workers close theirs: open here, it would take connections that nobody answers
+            sock.close()
+
+
+def run_workers(
+    factory: str,
+    count: int,
+    sock: socket.socket,
+    what: str,
+    manner: Manner,
+    environment: Mapping[str, str],
+    on_gone: Callable[[int], None],
+) -> list[int]:
+    """Serve what `factory` (`module:function`) makes in `count` processes with these variables. Returns the signals that ended them.
+
+    Raises CannotServe where a process cannot start.
+    """
+    os.environ.update(environment)
+    config = manner.config(factory, factory=True, workers=count, timeout_worker_healthcheck=ANSWER_SECONDS)
+    workers = Workers(config, [sock], on_gone)
+    try:
+        workers.run()
+    finally:
+        for name in environment:
+            os.environ.pop(name, None)
+    if not workers.ended_by:
+        raise CannotServe(f"{what}: a worker could not start; its reason is in the lines above")
+    return workers.ended_by

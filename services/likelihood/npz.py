@@ -1,0 +1,95 @@
+"""Arrays out of an npz body that a stranger sent: what it claims is checked against limits before anything is inflated."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib import format as npy
+
+from services.likelihood.records import LikelihoodError
+
+MAX_UNPACKED = 512 << 20
+"""Most bytes that a body may unpack to."""
+MAX_RATIO = 200
+"""Most bytes that a byte of the body may unpack to, over all of it (padding and repeated ids pack well; bombs pack a thousandfold) ..."""
+SPARE_UNPACKED = 1 << 20
+"""... beyond this."""
+MAX_ARRAYS = 64
+MAX_HEADER = 4096
+ACCEPTED = "expected an npz body (numpy.savez, no pickled objects)"
+KINDS = "biufUS"
+"""Of accepted arrays: booleans, integers, floats and strings."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array of an archive, as it is claimed to be."""
+
+    name: str
+    file: zipfile.ZipInfo
+
+
+def unpacked_size(body: bytes) -> int:
+    """Bytes that the body claims to unpack to. Raises LikelihoodError for what is no npz, or claims too much."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(body)) as archive:
+            return _claimed(archive, len(body))
+    except LikelihoodError:
+        raise
+    except Exception as e:  # whatever a damaged archive brings up in zipfile
+        raise LikelihoodError(f"token arrays: {ACCEPTED}") from e
+
+
+def read_arrays(body: bytes) -> dict[str, np.ndarray]:
+    """The arrays by name, each of one dimension. Raises LikelihoodError for a body that is not whole, or claims too much."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(body)) as archive:
+            _claimed(archive, len(body))
+            return {file.filename.removesuffix(".npy"): _array(archive, file) for file in archive.infolist()}
+    except LikelihoodError:
+        raise
+    except (
+        Exception
+    ) as e:  # zlib, struct, the parser of NumPy's headers, and what else a damaged archive meets
+        raise LikelihoodError(f"token arrays: {ACCEPTED}") from e
+
+
+def _claimed(archive: zipfile.ZipFile, packed: int) -> int:
+    files = archive.infolist()
+    if len(files) > MAX_ARRAYS:
+        raise LikelihoodError(f"token arrays: {len(files)} arrays; at most {MAX_ARRAYS} accepted")
+    size = sum(file.file_size for file in files)
+    most = min(MAX_UNPACKED, SPARE_UNPACKED + MAX_RATIO * packed)
+    if size > most:
+        raise LikelihoodError(
+            f"token arrays: {size} bytes when unpacked; at most {most} accepted for {packed} bytes"
+        )
+    return size
+
+
+def _array(archive: zipfile.ZipFile, file: zipfile.ZipInfo) -> np.ndarray:
+    name = file.filename.removesuffix(".npy")
+    with archive.open(file) as entry:
+        read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[
+            npy.read_magic(entry)
+        ]
+        shape, _, dtype = read_header(entry, max_header_size=MAX_HEADER)
+        if len(shape) != 1 or dtype.kind not in KINDS:
+            accepted = "one dimension of booleans, numbers or strings"
+            raise LikelihoodError(
+                f"token arrays: {name[:40]}: expected {accepted}, got {dtype} of shape {shape}"
+            )
+        needed = shape[0] * dtype.itemsize
+        if not 0 <= needed <= file.file_size:
+            raise LikelihoodError(
+                f"token arrays: {name[:40]}: {needed} bytes claimed, {file.file_size} there"
+            )
+        data = entry.read(needed)
+        if len(data) != needed or entry.read(
+            1
+        ):  # the second read sees the end, and checks the archive's checksum
+            raise LikelihoodError(f"token arrays: {name[:40]}: {needed} bytes claimed, others there")
+    return np.frombuffer(data, dtype) if needed else np.zeros(shape, dtype)
