@@ -99,7 +99,7 @@ class SearchRequest(Limited):
 class BatchSearchRequest(SearchRequest):
     """FlashRAG's request for several queries. Without a limit it is 10."""
 
-    query: list[Query]
+    query: list[Query] = Field(fail_fast=True)
     """What to search for."""
 
 
@@ -108,7 +108,7 @@ class AccessRequest(BaseModel):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    urls: list[StrictStr]
+    urls: list[StrictStr] = Field(fail_fast=True)
     """Urls of passages as the corpus has them, or ids."""
 
 
