@@ -5,9 +5,12 @@
     trainer.train()
 
 The batch is scored just before and just after each optimiser step (displacement), and the right answers of five steps ago are scored
-again (the lag probe, the earliest sign). The cost is about two forward passes a step. Run as a script it trains a tiny model on CPU:
+again (the lag probe, the earliest sign). The cost is about two forward passes per step. Run as a script it
+trains a tiny model on CPU,
+in one process or several:
 
     python examples/trl_callback.py http://127.0.0.1:8100 [steps]
+    torchrun --nproc_per_node 2 examples/trl_callback.py http://127.0.0.1:8100 [steps]
 """
 
 from __future__ import annotations
@@ -33,17 +36,26 @@ KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 
 
 class LikelihoodCallback(TrainerCallback):
-    """Posts every optimiser step to a likelihood service. Set `.trainer` once the trainer exists."""
+    """Posts every optimiser step to a likelihood service. Set `.trainer` once the trainer exists.
+
+    Under `torchrun` or `accelerate launch` each process posts its own rows, through a spool folder of its
+    own; metrics come from the
+    first process alone, the lag probe over its rows.
+    """
 
     trainer: Any = None
+    client: LikelihoodClient | None = None
 
     def __init__(self, url: str, run: str, spool_dir: str = ".likelihood-spool", attempt: int = 0):
-        self.client, self.run, self.attempt, self.lag = (
-            LikelihoodClient(url, spool_dir=spool_dir),
-            run,
-            attempt,
-            LagMemory(),
-        )
+        self.url = url
+        self.run = run
+        self.spool_dir = spool_dir
+        self.attempt = attempt
+        self.lag = LagMemory()
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.rank = args.process_index
+        self.client = LikelihoodClient(self.url, spool_dir=f"{self.spool_dir}/rank-{self.rank}")
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self.batch = self.joined()
@@ -51,18 +63,23 @@ class LikelihoodCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         b, mask = self.batch, self.batch["mask"]
-        groups = [str(hash(tuple(row.tolist()))) for row in b["prompt_ids"]]
-        records = padded_records(mask, self.before, b["advantages"], groups, after=self.score(b))
+        # Without padding, which differs between processes: the samples of one prompt may lie on several.
+        prompts = [row[kept.bool()] for row, kept in zip(b["prompt_ids"], b["prompt_mask"], strict=True)]
+        groups = [str(hash(tuple(prompt.tolist()))) for prompt in prompts]
+        uids = [f"{self.rank}-{row}" for row in range(len(groups))]
+        records = padded_records(mask, self.before, b["advantages"], groups, after=self.score(b), uids=uids)
         lag = self.lag.probe(b, mask, self.before, b["advantages"], self.score)
         self.post(state.global_step, {} if lag is None else {"probe/lag": lag}, records)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        self.post(state.global_step, {NAMES[k]: float(v) for k, v in logs.items() if k in NAMES}, [])
+        if self.rank == 0:
+            self.post(state.global_step, {NAMES[k]: float(v) for k, v in logs.items() if k in NAMES}, [])
 
     def on_train_end(self, args, state, control, **kwargs):
         self.client.close()
 
     def post(self, step: int, metrics: dict, records: list) -> None:
+        metrics = metrics if self.rank == 0 else {}
         self.client.post_step(
             self.run,
             StepRecord.model_construct(

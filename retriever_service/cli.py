@@ -52,7 +52,7 @@ def _report(out: Path, info) -> None:
 
 
 Corpus = Annotated[
-    Path, typer.Option("--corpus", "--corpus_path", help="Corpus file: JSONL, gzipped or not, or Parquet.")
+    Path, typer.Option("--corpus", "--corpus_path", help="Corpus file or folder, of any layout in docs/data.md.")
 ]
 Model = Annotated[
     str | None, typer.Option("--model", "--retriever_model", help="Encoder: folder or hub name.")
@@ -272,6 +272,20 @@ def serve_retriever(
     rerank_depth: Annotated[
         int, typer.Option(min=1, help="Passages of each query that the reranker reads.")
     ] = 20,
+    dialect: Annotated[
+        str,
+        typer.Option(
+            help="Whose answer `query` with `top_k` gets: zerosearch, or auto (rLLM's but on port 6002)."
+        ),
+    ] = "auto",
+    mcp: Annotated[
+        bool,
+        typer.Option(
+            "--mcp",
+            help="Serve the tool `search` of the Model Context Protocol: at /mcp too, or on stdin and stdout "
+            "alone, where a client started this with pipes.",
+        ),
+    ] = False,
     workers: Annotated[
         int, typer.Option(min=1, help="Processes that serve, sharing the memory-mapped index.")
     ] = 1,
@@ -336,7 +350,7 @@ def serve_retriever(
         settings = ServerSettings(
             index=index, corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk, retriever_name=retriever_name,
             retriever_model=retriever_model, encoder_dtype=encoder_dtype, faiss_gpu=faiss_gpu, reranker=reranker,
-            rerank_depth=rerank_depth, workers=workers,
+            rerank_depth=rerank_depth, dialect=dialect, mcp=mcp, workers=workers,
             batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued, cache_size=cache_size,
             request_timeout_seconds=timeout_seconds, max_topk=max_topk, max_passages=max_passages, max_queries=max_queries,
             max_query_chars=max_query_chars, max_body_bytes=max_body_bytes, max_bodies_bytes=max_bodies_bytes,
@@ -355,4 +369,10 @@ def serve_retriever(
             markup=False,
         )
 
+    if mcp:
+        from retriever_service.http.mcp import is_started_by_client, require_mcp, run_stdio
+
+        require_mcp()
+        if is_started_by_client():
+            raise typer.Exit(run_stdio(settings))
     raise typer.Exit(run(settings, started))

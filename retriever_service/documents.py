@@ -1,6 +1,7 @@
 """The passages of an index on disk, memory-mapped: any number of them, and no text held in memory.
 
-`documents.jsonl` has one passage a line, already in the JSON form in which it is sent (`{"id": ..., "contents": ...}`), so that
+`documents.jsonl` has one passage per line, already in the JSON form in which it is sent (`{"id",
+"contents"}`, and `url` where its row has one), so that
 an answer is made by joining bytes. `documents.offsets` has the byte position of each line, and the end, as little-endian uint64.
 """
 
@@ -18,9 +19,10 @@ TEXT_FILE, OFFSETS_FILE = "documents.jsonl", "documents.offsets"
 assert sys.byteorder == "little"
 
 
-def encode_document(identity: str, contents: str) -> bytes:
-    """The JSON form of one passage."""
-    return orjson.dumps({"id": identity, "contents": contents})
+def encode_document(identity: str, contents: str, url: object = None) -> bytes:
+    """The JSON form of one passage, with its url where that is a text."""
+    document = {"id": identity, "contents": contents}
+    return orjson.dumps(document | {"url": url} if isinstance(url, str) else document)
 
 
 class Documents:

@@ -15,8 +15,9 @@ import orjson
 
 from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents
 from retriever_service.errors import CorpusError, IndexInvalid, OtherFormat
-from retriever_service.indexing.corpus import checksum
+from retriever_service.indexing.corpus import checksum, corpus_bytes
 from retriever_service.ranking import HybridRanker, Ranker, Reranker
+from retriever_service.rows import Rows
 
 FORMAT = 2
 META_FILE = "meta.json"
@@ -106,9 +107,9 @@ def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
             )
     if corpus is not None:
         corpus = Path(corpus)
-        if not corpus.is_file():
+        if not corpus.exists():
             raise CorpusError(f"corpus {corpus}: no such file")
-        if corpus.stat().st_size != info.corpus_bytes or checksum(corpus) != info.corpus_sha256:
+        if corpus_bytes(corpus) != info.corpus_bytes or checksum(corpus) != info.corpus_sha256:
             raise IndexInvalid(
                 f"index {folder} was built from another corpus ({info.corpus}) than {corpus}; build it again"
             )
@@ -116,7 +117,8 @@ def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
 
 
 class Index:
-    """An open index folder. `search` must be called from one thread at a time.
+    """An open index folder. `search` must be called from one thread at a time. `rows` gives whole rows of the
+    corpus, or is None.
 
     `model` names another place of the encoder of a dense index, or, where the index does not say what it is, the encoder, and `name` its family; `dtype` its numbers, `gpu` searches it on the GPUs, `reranker` is a cross-encoder that
     orders the best `rerank_depth` passages anew.
@@ -137,6 +139,7 @@ class Index:
         folder = Path(folder)
         self.info = verify(folder, corpus)
         self.documents = Documents(folder / TEXT_FILE, folder / OFFSETS_FILE)
+        self.rows = Rows.of(folder, self.documents)
         self.ranker = _open_ranker(folder, self.info, name, model, gpu, dtype)
         self.reranker, self._depth = reranker, rerank_depth
         self.quick = self.ranker.quick and reranker is None

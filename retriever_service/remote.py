@@ -56,6 +56,7 @@ class QdrantIndex:
     """As `Index`, over a collection. An engine that does not answer raises RetrieverUnavailable (a 503), never an empty result."""
 
     quick = False
+    rows = None
 
     def __init__(
         self,
@@ -113,13 +114,13 @@ class QdrantIndex:
         for i, answer in zip(asked, answers, strict=True):
             found = self._with_text(answer.points)
             if self.reranker:
-                (order,) = self.reranker.order([(queries[i], [contents for _, contents, _ in found])], topk)
-                found = [(*found[at][:2], score) for at, score in order]
-            hits[i] = [(encode_document(id, contents), score) for id, contents, score in found]
+                (order,) = self.reranker.order([(queries[i], [contents for _, contents, *_ in found])], topk)
+                found = [(*found[at][:3], float(score)) for at, score in order]
+            hits[i] = [(encode_document(id, contents, url), score) for id, contents, url, score in found]
         return hits
 
-    def _with_text(self, points: list) -> list[tuple[str, str, float]]:
-        """(id, contents, score) of the points that have text: others write into the same collections. A point without an id of ours is known
+    def _with_text(self, points: list) -> list[tuple[str, str, str | None, float]]:
+        """(id, contents, url, score) of the points that have text: others write into the same collections. A point without an id of ours is known
         by its own. Raises RetrieverUnavailable where none of them has text."""
         found = []
         for point in points:
@@ -127,7 +128,7 @@ class QdrantIndex:
             contents = payload.get("contents")
             if isinstance(contents, str):
                 id = payload.get("id", point.id)
-                found.append((clean_text(str(id)), clean_text(contents), float(point.score)))
+                found.append((clean_text(str(id)), clean_text(contents), payload.get("url"), float(point.score)))
         if points and not found:
             raise RetrieverUnavailable(
                 f"qdrant at {self._address}: point {points[0].id} has no text under `contents`, as "

@@ -41,13 +41,13 @@ class ServerSettings(BaseModel):
     topk: int = Field(3, ge=1)
     """Documents returned when a request names no number."""
     max_topk: int = Field(1000, ge=1)
-    """Most documents that one request may ask for; more is a 422."""
+    """Most documents that one request may ask for; more means this number."""
     max_passages: int = Field(1_000_000, ge=1)
     """Most passages of one answer, queries times `topk`: with passages of 600 bytes that is 600 MB."""
     max_queries: int = Field(16_384, ge=1)
     """Most queries of one request; more is a 422."""
     max_query_chars: int = Field(8192, ge=1)
-    """Longest query, in characters; longer is a 422."""
+    """Longest query, in characters; a longer one is cut."""
     max_body_bytes: int = Field(32 << 20, ge=1024)
     """Largest request body; more is a 413."""
     max_bodies_bytes: int = Field(512 << 20, ge=1024)
@@ -65,6 +65,12 @@ class ServerSettings(BaseModel):
     passages and about 120 bytes for each."""
     request_timeout_seconds: float = Field(30.0, gt=0, allow_inf_nan=False)
     """Deadline of one request, a 504 after it; a client may ask for a shorter one with the header X-Timeout-Seconds."""
+    dialect: Literal["auto", "zerosearch"] = "auto"
+    """Whose answer a `query` with `top_k` gets: `zerosearch` is a list of `{"text"}`; `auto` is that on port
+    6002, where ZeroSearch's
+    client asks, and rLLM's otherwise."""
+    mcp: bool = False
+    """Whether the tool `search` of the Model Context Protocol is served at `/mcp`; needs the package mcp."""
     workers: int = Field(1, ge=1)
     """Processes that serve; they share the memory-mapped index."""
     drain_seconds: float = Field(10.0, ge=0, allow_inf_nan=False)

@@ -26,6 +26,8 @@ class Question:
     data_source: str
     prompt: str | None = None
     """The full user turn, where the data file carries one (Search-R1 parquet); None: the template writes it."""
+    system: str | None = None
+    """The system turn that stands before `prompt` in the data file, if any."""
 
 
 @dataclass(frozen=True)

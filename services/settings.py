@@ -40,14 +40,14 @@ class Settings(BaseModel):
 
 
 class RetrieverSettings(Settings):
-    """Where searches go. One of `url` (a running service), `index` (a folder of `unspiral index build`) or `corpus` (JSONL)."""
+    """Where searches go. One of `url` (a running service), `index` (a folder of `unspiral index build`) or `corpus`."""
 
     url: str | None = None
     """Address of a running retriever, e.g. http://127.0.0.1:8000."""
     index: str | None = None
     """Folder of a built index; the driver starts the service on it."""
     corpus: str | None = None
-    """Corpus file (JSONL, optionally gzip); the driver indexes it (BM25), then starts the service."""
+    """Corpus file or folder, of any layout in docs/data.md; the driver indexes it (BM25), then starts the service."""
     skip_bad: bool = False
     """Leave out malformed lines of `corpus`, counted, instead of stopping at the first."""
     timeout_seconds: float = Field(60.0, gt=0)

@@ -107,21 +107,27 @@ BAD = [
     ("[1]", "expected a JSON object, got list"),
     (
         {"question": "who?"},
-        "expected `golden_answers` (or `reward_model.ground_truth.target`): a list of texts; it has none",
+        "reward_model.ground_truth): a list of texts; it has none, its columns are question",
     ),
     ({"question": "who?", "golden_answers": []}, "a list of at least one text, got none"),
     ({"question": "who?", "golden_answers": [" "]}, "a list of at least one text, got none"),
-    ({"question": "who?", "golden_answers": [1999]}, "a list of texts, got [1999]"),
-    ({"question": "who?", "golden_answers": {"a": 1}}, 'a list of texts, got {"a": 1}'),
+    (
+        {"question": "who?", "golden_answers": [True]},
+        '`golden_answers` is true; expected a text, such as "yes"',
+    ),
+    ({"question": "who?", "golden_answers": [float("nan")]}, "`golden_answers` is nan, which is no number"),
+    ({"question": "who?", "golden_answers": {"a": 1}}, "a list of texts, got an object with a"),
+    ({"question": "who?", "golden_answers": "['Rome', 'Roma]"}, "a list written as text that can't be read"),
     ({"question": " ", "golden_answers": ["x"]}, "expected `question`: a text"),
     ({"golden_answers": ["x"]}, "expected `question`: a text"),
     ({**GOOD, "data_source": 3}, "expected `data_source`: a text, got int"),
-    ({**GOOD, "prompt": "who?"}, "expected `prompt`: one user turn"),
+    ({**GOOD, "prompt": [{"role": "system", "content": "be brief"}]}, "expected `prompt`: one user turn"),
     (
-        {**GOOD, "prompt": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "who?"}]},
+        {**GOOD, "prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]},
         "one user turn",
     ),
-    ({"question": "who?", "reward_model": {"ground_truth": {"target": []}}}, "a list of texts; it has none"),
+    ({**GOOD, "answerable": False}, "is marked as not answerable"),
+    ({"question": "who?", "reward_model": {"ground_truth": {"target": []}}}, "at least one text, got none"),
     ({"question": "who?", "reward_model": {"ground_truth": {"target": [" "]}}}, "at least one text"),
 ]
 
@@ -152,7 +158,10 @@ def test_a_line_that_is_no_utf8_is_named(tmp_path):
 
 def test_a_parquet_row_without_answers_is_named(tmp_path):
     path = parquet(tmp_path / "q.parquet", [search_r1_row(0), search_r1_row(1, target=())])
-    with pytest.raises(DataError, match=r"q\.parquet, row 2: expected `golden_answers`"):
+    with pytest.raises(
+        DataError,
+        match=r"q\.parquet, row 2: expected `golden_answers`: a list of at least one text, got none",
+    ):
         load_questions(path)
 
 
@@ -163,9 +172,10 @@ def test_a_parquet_row_without_answers_is_named(tmp_path):
         ("q.jsonl", b"\n \n", "empty; expected at least one question"),
         ("q.jsonl", b"{}\n[]\n", "none of its 2 rows is good; the first: "),
         ("q.parquet", b"PAR1 no", "not a readable parquet file"),
-        ("q.parquet", b"", "not a readable parquet file"),
-        ("q.jsonl.gz", b"not gzip", "cannot be read"),
-        ("q.csv", b"a,b", "unknown kind of question file; accepted are .parquet, .jsonl, .jsonl.gz"),
+        ("q.parquet", b"", "empty; expected at least one question"),
+        ("q.jsonl.gz", b"not gzip", "neither JSON, CSV, TSV, Parquet nor Arrow: it begins with 'not gzip'"),
+        ("q.csv", b"a,b", "empty; expected at least one question"),
+        ("q.jsonl.gz", gzip.compress(b"{}")[:-9], "damaged gzip file: "),
     ],
 )
 def test_a_file_with_nothing_in_it_is_refused(tmp_path, name, content, says):
@@ -180,15 +190,17 @@ def test_a_file_with_nothing_in_it_is_refused(tmp_path, name, content, says):
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     (tmp_path / "folder.jsonl").mkdir()
-    for name in ("none.jsonl", "none.parquet", "folder.jsonl"):
-        with pytest.raises(DataError, match="no such file"):
+    for name in ("none.jsonl", "none.parquet"):
+        with pytest.raises(DataError, match="no such file or folder; expected questions as JSON Lines"):
             load_questions(tmp_path / name)
+    with pytest.raises(DataError, match=r"folder\.jsonl: a folder without data files"):
+        load_questions(tmp_path / "folder.jsonl")
 
 
 def test_a_parquet_file_of_another_kind_is_told_by_its_columns(tmp_path):
     path = parquet(tmp_path / "q.parquet", [{"text": "a", "label": 1}])
     with pytest.raises(
-        DataError, match="expected a column golden_answers or reward_model; it has text, label"
+        DataError, match=r"row 1: expected `golden_answers` .* it has none, its columns are text, label"
     ):
         load_questions(path)
     empty = pa.table(
@@ -284,7 +296,9 @@ def test_the_commands_print_counts_and_exit_with_2_on_a_malformed_row(tmp_path, 
     with pytest.raises(SystemExit) as e:
         main(["data", "validate", str(bad)])
     out, err = capsys.readouterr()
-    assert (e.value.code, err) == (2, f"unspiral: {bad}: 1 of 2 rows are malformed\n")
+    reason = "expected `golden_answers` (or answers, answer, possible_answers, ground_truth, reward_model.ground_truth): "
+    reason += "a list of texts; it has none, its columns are question"
+    assert (e.value.code, err) == (2, f"unspiral: {bad}: 1 of 2 rows are malformed: {reason}\n")
     assert f"{bad}, line 2: expected `golden_answers`" in out
     with pytest.raises(SystemExit) as e:
         main(["data", "convert", str(bad), str(tmp_path / "x.parquet"), "--skip-bad"])

@@ -154,8 +154,9 @@ def test_the_retriever_loads_neither_torch_nor_ray_nor_anything_of_the_trainer(s
         "import sys; from retriever_service.http.launch import serve_in_thread; from retriever_service.settings import ServerSettings\n"
         "import retriever_service.client, retriever_service.cli\n"
         "serve_in_thread(ServerSettings(index=sys.argv[1], port=0)).stop()\n"
-        "absent = ('torch', 'ray', 'vllm', 'transformers', 'trainer', 'faiss', 'services.likelihood', 'services.control')\n"
-        "print([m for m in absent if m in sys.modules])"
+        "names = ('torch', 'ray', 'vllm', 'transformers', 'trainer', 'faiss', 'mcp')\n"
+        "ours = [m for m in sys.modules if m.startswith('services.') and not m.startswith('services.common')]\n"
+        "print([m for m in names if m in sys.modules] + ours)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(small_index)],
@@ -211,6 +212,7 @@ def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
         "batch_wait_ms": 8.5, "max_queued": 9, "cache_size": 10, "request_timeout_seconds": 11.5, "max_topk": 12, "max_queries": 13,
         "max_passages": 17, "max_query_chars": 14, "max_body_bytes": 1500, "max_bodies_bytes": 1600, "max_connections": 18, "insecure": True,
          "drain_seconds": 16.5, "token": "s3cret", "index": "i",
+        "dialect": "zerosearch", "mcp": True,
     }  # fmt: skip
     assert given.keys() == ServerSettings.model_fields.keys()
     underscored = {"retriever_name", "retriever_model", "faiss_gpu"}

@@ -90,22 +90,24 @@ def test_more_than_the_corpus_holds_is_all_that_match(http):
     ("body", "status", "field", "limit"),
     [
         ({"queries": ["a"], "topk": -1}, 422, "topk", 0),
-        ({"queries": ["a"], "topk": 10**9}, 422, "topk", 1000),
-        ({"queries": ["a"], "topk": "3"}, 422, "topk", "an integer"),
+        ({"queries": ["a"], "topk": "three"}, 422, "topk", "an integer"),
+        ({"queries": ["a"], "topk": "-3"}, 422, "topk", "an integer"),
+        ({"queries": ["a"], "topk": [3]}, 422, "topk", "an integer"),
         ({"queries": ["a"], "topk": True}, 422, "topk", "an integer"),
         ({"queries": ["a"], "topk": 1.5}, 422, "topk", "an integer"),
         ({"queries": ["a"] * 100_000}, 422, "queries", 16384),
-        ({"queries": ["a"] * 2000, "topk": 501}, 422, "topk", 500),
-        ({"queries": ["a", "b" * 2**20]}, 422, "queries[1]", 8192),
-        ({"queries": ["a", "nul \0"]}, 422, "queries[1]", "no NUL characters"),
-        ({"query": "nul \0"}, 422, "query", "no NUL characters"),
-        ({"query": "b" * 8193}, 422, "query", 8192),
+        ({"queries": ["a"], "topk": 3, "top_k": 4}, 422, "topk", "topk, top_k or top_n"),
+        ({"queries": ["a"], "k": 3}, 422, "k", "topk, top_k or top_n"),
+        ({"queries": ["a"], "limit": 3}, 422, "limit", "topk, top_k or top_n"),
+        ({"query": "a", "num_results": 3}, 422, "num_results", "topk, top_k or top_n"),
+        ({"query": "a", "n": 3}, 422, "n", "topk, top_k or top_n"),
         ({"queries": "a"}, 422, "queries", "a list"),
         ({"queries": ["a", 7]}, 422, "queries[1]", "a string"),
         ({"query": ["a"]}, 422, "query", "a string"),
         ({"queries": ["a"], "query": "a"}, 422, "queries", "one of queries and query"),
         ({"topk": 3}, 422, "queries", "one of queries and query"),
-        ({"queries": ["a"], "return_scores": "yes"}, 422, "return_scores", "true or false"),
+        ({"queries": ["a"], "return_scores": "maybe"}, 422, "return_scores", "true or false"),
+        ({"queries": ["a"], "return_scores": 2}, 422, "return_scores", "true or false"),
         ([], 422, "body", "an object"),
         ("a", 422, "body", "an object"),
     ],
@@ -116,6 +118,48 @@ def test_bad_input_is_json_that_names_field_and_limit(http, body, status, field,
     error = answer.json()
     assert (answer.status_code, error["field"]) == (status, field) and field.split("[")[0] in error["detail"]
     assert limit is None or error["limit"] == limit
+
+
+@pytest.mark.parametrize(
+    ("more", "expected", "changed"),
+    [
+        ({"topk": "2"}, 2, None),
+        ({"topk": 2.0}, 2, None),
+        ({"topk": 2000}, 186, "topk: lowered from 2000 to 1000"),
+        ({"topk": 10**30}, 186, "topk: lowered to 1000"),
+        ({"topk": 2, "return_scores": "true"}, 2, None),
+        ({"topk": 2, "return_scores": "False"}, 2, None),
+        ({"topk": 2, "queries": ["river\0Foss", "a"]}, 2, "queries[0]: control characters replaced"),
+        ({"topk": 2, "queries": ["river\x1b[0m", "a"]}, 2, "queries[0]: control characters replaced"),
+        ({"topk": 2, "queries": ["river " * 1400, "a"]}, 2, "queries[0]: cut from 8400 to 8192 characters"),
+        (
+            {"topk": 2, "queries": ["river"] + ["\0"] * 7},
+            2,
+            "...; queries[5]: control characters replaced; 2 more",
+        ),
+    ],
+    ids=lambda v: str(v)[:40],
+)
+def test_what_search_r1s_server_takes_is_taken_and_what_was_changed_is_in_a_header(
+    http, more, expected, changed
+):
+    answer = http.post("/retrieve", json={"queries": ["river", "a"]} | more)
+    assert answer.status_code == 200
+    first, *_ = answer.json()["result"]
+    assert len(first) <= expected and len(first) > expected * 0.1
+    assert ("document" in first[0]) == (more.get("return_scores") == "true")
+    header = answer.headers.get("x-unspiral-changed")
+    if changed and changed.startswith("..."):
+        assert header.endswith(changed[3:]) and header.startswith("queries[1]: ")
+    else:
+        assert header == changed
+
+
+def test_one_query_that_is_cut_or_cleaned_fails_no_other_of_its_batch(http):
+    queries = ["Mina Frost", "\0", "x" * 9000, "river Foss bridge"]
+    got = http.post("/retrieve", json={"queries": queries, "topk": 3}).json()["result"]
+    alone = [http.post("/retrieve", json={"query": q, "topk": 3}).json()["result"][0] for q in queries]
+    assert got == alone and got[0] and got[3] and got[1] == []
 
 
 @pytest.mark.parametrize(

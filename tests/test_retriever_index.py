@@ -299,9 +299,11 @@ def test_parquet_gives_the_same_index_and_a_broken_build_of_it_goes_on(tmp_path,
     with pytest.raises(KeyboardInterrupt):
         build_index(path, tmp_path / "i")
     build_index(path, tmp_path / "i")
-    assert chunks == [50, 50, 50, 50, 36] and verify(tmp_path / "i").files == verify(small_index).files
-    pq.write_table(pa.table({"id": ["1"], "body": ["x"]}), path)
-    with pytest.raises(CorpusError, match="columns id, body; expected id and contents"):
+    made = dict(verify(tmp_path / "i").files)
+    assert {made.pop(name)["bytes"] > 0 for name in ("fields.blocks", "fields.places")} == {True}  # `other`
+    assert chunks == [50, 50, 50, 50, 36] and made == verify(small_index).files
+    pq.write_table(pa.table({"id": ["1"], "words": ["x"]}), path)
+    with pytest.raises(CorpusError, match=r'no "contents" .*; its columns are id, words; expected'):
         build_index(path, tmp_path / "j")
     pq.write_table(pa.table({"id": ["1", None], "contents": ["x", "y"]}), path)
     with pytest.raises(CorpusError, match=r'row 2: no "id"'):

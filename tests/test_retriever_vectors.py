@@ -84,7 +84,13 @@ def test_what_another_build_left_is_no_part_of_the_index(tmp_path, vectors, monk
     (work / "bm25" / "data.npy").write_bytes(b"half")
     assert (work / "documents.jsonl").stat().st_size
     convert_index(file, out, "Flat", corpus=CORPUS)
-    assert sorted(read_info(out).files) == ["dense/faiss.index", "documents.jsonl", "documents.offsets"]
+    assert sorted(read_info(out).files) == [
+        "dense/faiss.index",
+        "documents.jsonl",
+        "documents.offsets",
+        "lookup.keys",
+        "lookup.rows",
+    ]
     assert not (out / "bm25").exists() and json.loads((out / "meta.json").read_text())["passages"] == PASSAGES
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from retriever_service.documents import Documents, encode_document
 from retriever_service.errors import BadSetting, CorpusError, EnvironmentLacks
 from retriever_service.index import FORMAT, Index, IndexInfo
-from retriever_service.indexing.corpus import EXPECTED, is_parquet, parse_passage
+from retriever_service.indexing.corpus import layout
+from retriever_service.indexing.passages import EXPECTED, Row, parse_row
 from services.common.files import written_aside
 from services.common.private_folder import is_own_file, private_folder
 
@@ -31,26 +32,33 @@ class CorpusDocuments(Documents):
         self.get(self.count - 1)
 
     def raw(self, row: int) -> bytes:
-        return encode_document(*self.get(row))
+        found = self._row(row)
+        return encode_document(found.id, found.contents, found.fields.get("url"))
 
     def get(self, row: int) -> tuple[str, str]:
         """Id and contents of one passage. Raises CorpusError, with its line, for one that is malformed."""
+        found = self._row(row)
+        return found.id, found.contents
+
+    def _row(self, row: int) -> Row:
         line = super().raw(row)
         try:
-            return parse_passage(line.removeprefix(codecs.BOM_UTF8) if row == 0 else line)
+            return parse_row(line.removeprefix(codecs.BOM_UTF8) if row == 0 else line)
         except ValueError as error:
             raise CorpusError(f"corpus {self._path}:{row + 1}: {error}") from None
 
 
 def open_corpus_documents(corpus: Path) -> CorpusDocuments:
-    """Random access to a plain JSONL file. Raises BadSetting for a compressed or Parquet one, which has no positions."""
-    if is_parquet(corpus) or corpus.open("rb").read(2) == b"\x1f\x8b":
+    """Random access to a plain JSONL file. Raises BadSetting for one of another layout, which has no
+    positions."""
+    kind = layout(corpus)
+    if kind.format == "empty":
+        raise CorpusError(f"corpus {corpus}: holds no passage")
+    if not kind.plain_lines or kind.packing:
         raise BadSetting(
             f"corpus {corpus}: a FAISS file is served beside plain JSONL only; `unspiral index convert` takes other corpora"
         )
     stat = corpus.stat()
-    if not stat.st_size:
-        raise CorpusError(f"corpus {corpus}: holds no passage")
     name = f"{corpus.name}.{stat.st_size}.{stat.st_mtime_ns}.offsets"
     places = [corpus.with_name(name)]
     with contextlib.suppress(OSError):  # without a folder of its own, the corpus's folder is the only place
@@ -78,7 +86,7 @@ def line_offsets(path: Path) -> array[int]:
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             try:
-                parse_passage(raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw)
+                parse_row(raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw)
             except ValueError as error:
                 raise CorpusError(f"corpus {path}:{number}: {error}; expected {EXPECTED}") from None
             position += len(raw)
@@ -122,6 +130,7 @@ class PublishedIndex(Index):
             )
         self.documents = open_corpus_documents(Path(corpus))
         encoder = Encoder(EncoderSettings(model, family_of(name, model)), dtype=dtype)
+        self.rows = None
         self.ranker = DenseRanker(Path(path), encoder, self.documents.count, gpu=gpu)
         self.reranker, self._depth, self.quick = reranker, rerank_depth, False
         size = Path(path).stat().st_size

@@ -4,28 +4,60 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    FailFast,
-    Field,
-    StrictBool,
-    StrictInt,
-    StrictStr,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictStr, TypeAdapter, ValidationError
+
+from retriever_service.http.leniency import Count, Flag, refused_limit
 
 Query = Annotated[StrictStr, Field(examples=["who founded the First Bank of the United States?"])]
 
 
-class RetrieveRequest(BaseModel):
+class Reply(NamedTuple):
+    """An answer: its body, and what of the request was changed before it was carried out."""
+
+    body: bytes
+    changed: list[str]
+
+
+class Limited(BaseModel):
+    """The number of documents, under any of its names. Other names for it are refused; other unknown fields
+    are ignored."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="allow")
+
+    topk: Count | None = None
+    """Documents for each query; null or 0 is the server's default, and a number above the server's limit
+    means that limit."""
+    top_k: Count | None = None
+    """As `topk`."""
+    top_n: Count | None = None
+    """As `topk`."""
+
+    def limit(self) -> tuple[str, int | None]:
+        """The name that was used and the number. Raises BadRequest for several that differ, and for a name of
+        another service."""
+        accepted = "topk, top_k or top_n"
+        if unknown := refused_limit(self.model_extra):
+            raise BadRequest(
+                422,
+                f"{unknown}: no name for the number of documents here; expected {accepted}",
+                unknown,
+                accepted,
+            )
+        given = {
+            name: value for name in ("topk", "top_k", "top_n") if (value := getattr(self, name)) is not None
+        }
+        if len({*given.values()}) > 1:
+            names = " and ".join(given)
+            raise BadRequest(422, f"{names}: differ; expected one of {accepted}", next(iter(given)), accepted)
+        return next(iter(given.items()), ("topk", None))
+
+
+class RetrieveRequest(Limited):
     """`queries` (a list) or `query` (one string), never both. Unknown fields are ignored, as existing clients send some."""
 
     model_config = ConfigDict(
-        use_attribute_docstrings=True,
         json_schema_extra={
             "oneOf": [
                 {"required": ["queries"], "properties": {"queries": {"type": "array"}}},
@@ -46,20 +78,54 @@ class RetrieveRequest(BaseModel):
     """Questions to search for. An empty list gets an empty answer."""
     query: Query | None = None
     """One question; the answer still nests twice."""
-    topk: StrictInt | None = Field(None, ge=0)
-    """Documents for each query; null or 0 is the server's default."""
-    return_scores: StrictBool = False
-    """Wrap each document as `{"document": ..., "score": ...}`."""
+    return_scores: Flag = False
+    """Wrap each document as `{"document": ..., "score": ...}`; with `top_k` true unless it is given."""
+    return_fields: Literal["all"] | list[StrictStr] | None = None
+    """Fields of the corpus that each document has besides id and contents: `all`, or their names. Null is
+    `url`, where there is one."""
+
+
+class SearchRequest(Limited):
+    """FlashRAG's request for one query. Without a limit it is 10."""
+
+    query: Query
+    """What to search for."""
+    return_score: Flag = False
+    """Answer with a list of documents and a list of their scores."""
+    return_scores: Flag = False
+    """As `return_score`."""
+
+    def scores(self) -> bool:
+        """Whether scores are asked for."""
+        return self.return_score or self.return_scores
+
+
+class BatchSearchRequest(SearchRequest):
+    """FlashRAG's request for several queries. Without a limit it is 10."""
+
+    query: list[Query] = Field(fail_fast=True)
+    """What to search for."""
+
+
+class AccessRequest(BaseModel):
+    """ASearcher's request for pages."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    urls: list[StrictStr] = Field(fail_fast=True)
+    """Urls of passages as the corpus has them, or ids."""
 
 
 class Document(BaseModel):
     """One passage of the corpus."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="allow")
 
     id: str
     contents: str
     """The title in quotes, a line break, then the text."""
+    url: Any = None
+    """Where the passage is from, if the corpus says so."""
 
 
 class ScoredDocument(BaseModel):
@@ -73,6 +139,33 @@ class RetrieveResponse(BaseModel):
     """One list for each query, in the order of the queries, best document first; shorter where fewer documents match."""
 
     result: list[list[ScoredDocument] | list[Document]]
+
+
+class FlatResponse(RetrieveResponse):
+    """What rLLM's client reads: the documents of its one query, besides the nested list. It is the answer
+    where `top_k` was the limit's name."""
+
+    query: str | None = None
+    method: str
+    """The index's backend."""
+    results: list[ScoredDocument] | None = None
+    num_results: int | None = None
+    batch_size: int | None = None
+
+
+class TextDocument(BaseModel):
+    """What ZeroSearch's client reads; a server of `--dialect zerosearch`, or on port 6002, answers one
+    `query` with a list of these."""
+
+    text: str
+    id: str
+    score: float
+
+
+class AccessResponse(BaseModel):
+    """One row of the corpus for each url, with all its fields; null for what the corpus does not hold."""
+
+    result: list[Document | None]
 
 
 class GivenContents(BaseModel):
@@ -118,9 +211,9 @@ class RerankRequest(BaseModel):
     """Questions."""
     documents: list[Annotated[list[GivenDocument], FailFast()]] = Field(fail_fast=True)
     """For each question the passages to order."""
-    rerank_topk: StrictInt | None = Field(None, ge=0)
+    rerank_topk: Count | None = None
     """Passages returned for each question; null or 0 is the server's default."""
-    return_scores: StrictBool = False
+    return_scores: Flag = False
     """Wrap each document as `{"document": ..., "score": ...}`."""
 
 
@@ -155,6 +248,7 @@ _ACCEPTED = {
     "bool_type": "true or false",
     "model_type": "an object",
     "missing": "a value",
+    "literal_error": "all, or a list of names",
 }
 """What a field takes, for the errors whose own account of it is a name of the validation library."""
 
@@ -210,33 +304,3 @@ def _lone_surrogate(body: bytes) -> str | None:
         )
         waiting += reversed([((*path, key), one) for key, one in inside])
     return None
-
-
-def check_texts(texts: list[str], field: str, max_count: int, max_chars: int) -> None:
-    """Refuse too many texts, and what `check_text` refuses."""
-    if len(texts) > max_count:
-        raise BadRequest(
-            422, f"{field}: {len(texts)} given, at most {max_count} are accepted", field, max_count
-        )
-    for i, text in enumerate(texts):
-        if len(text) > max_chars or "\0" in text:  # the name of a field is made for a wrong one alone
-            check_text(text, f"{field}[{i}]", max_chars)
-
-
-def check_text(text: str, field: str, max_chars: int) -> None:
-    """Refuse a text that is too long, and NUL characters (no text has them, and they break tokenizers in C)."""
-    if len(text) > max_chars:
-        raise BadRequest(
-            422, f"{field}: {len(text)} characters, at most {max_chars} are accepted", field, max_chars
-        )
-    if "\0" in text:
-        raise BadRequest(422, f"{field}: holds a NUL character", field, "no NUL characters")
-
-
-def check_topk(topk: int | None, default: int, maximum: int, field: str = "topk") -> int:
-    """The number of documents meant: null and 0 are the default."""
-    if not topk:
-        return min(default, maximum)
-    if topk > maximum:
-        raise BadRequest(422, f"{field}: {topk}, at most {maximum} is accepted", field, maximum)
-    return topk

@@ -8,42 +8,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 from fastapi import FastAPI, Response
 from starlette.exceptions import HTTPException
 
 from retriever_service import opening
+from retriever_service.http.mcp import mounted
 from retriever_service.http.metrics import Metrics
-from retriever_service.http.schemas import ErrorBody, RerankRequest, RetrieveRequest, RetrieveResponse
+from retriever_service.http.routes import ALWAYS, ERROR_RESPONSES, add_routes
 from retriever_service.http.service import Service
-from retriever_service.http.web import JsonEndpoint, RetrieverApp, install_error_handlers
+from retriever_service.http.web import RetrieverApp, install_error_handlers
 from retriever_service.index import Index
 from retriever_service.settings import ServerSettings
 from services.common import signals
-from services.common.http.bodies import Room, schema_of
+from services.common.http.bodies import Room
 from services.common.http.pages import add_pages
 
 log = logging.getLogger("retriever_service")
 _PAGE = Path(__file__).with_name("search.html")
-_ERRORS = {
-    400: "The body is not JSON.",
-    401: "A token is configured and was not sent.",
-    413: "The body is too large.",
-    403: "A foreign page sent the request, or it came under a name that is not the server's.",
-    408: "Head or body did not come in time.",
-    431: "The head of the request is too large.",
-    415: "The body is declared as something else than JSON in UTF-8.",
-    422: "A field is wrong; the answer names it and what is accepted.",
-    500: "An error of the server itself.",
-    503: "The index is loading, or the queue is full; the header Retry-After says when to try again.",
-    504: "The deadline passed.",
-}
-ERROR_RESPONSES = {status: {"description": text, "model": ErrorBody} for status, text in _ERRORS.items()}
-
-
-ALWAYS = {status: ERROR_RESPONSES[status] for status in (400, 401, 403, 422, 431, 500, 503)}
 
 
 def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None = None) -> FastAPI:
@@ -61,7 +45,8 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
             with signals.ending_at_once():
                 await loading
         try:
-            yield
+            async with mounted(app, service) if settings.mcp else nullcontext():
+                yield
         finally:
             await asyncio.wait({loading}, timeout=settings.drain_seconds)
             loading.cancel()
@@ -82,45 +67,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
     app.state.on_failure, app.state.load_first = None, False
     install_error_handlers(app, service.metrics)
     add_pages(app, "Unspiral retriever: API", "Retriever: API")
-    app.add_endpoint(
-        JsonEndpoint("/retrieve", service.retrieve, settings, service.metrics, bodies),
-        summary="Search",
-        description=(
-            "The best passages for each query, best first. `queries` takes a list, `query` one string; a blank query finds nothing.\n\n"
-            "```\ncurl -s localhost:8000/retrieve -H 'content-type: application/json' \\\n"
-            '  -d \'{"queries": ["capital of Assyria"], "topk": 3, "return_scores": true}\'\n```'
-        ),
-        responses={
-            200: {"model": RetrieveResponse, "description": "One list of passages for each query."},
-            **ERROR_RESPONSES,
-        },
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": schema_of(RetrieveRequest)}},
-            }
-        },
-    )
-
-    app.add_endpoint(
-        JsonEndpoint("/rerank", service.rerank, settings, service.metrics, bodies),
-        summary="Order given passages",
-        description=(
-            "Orders the passages of list i by query i with a cross-encoder, best first. Takes what `/retrieve` returns. "
-            "404 where the server was started without `--reranker`."
-        ),
-        responses={
-            200: {"model": RetrieveResponse, "description": "One list of passages for each query."},
-            404: {"description": "No reranker is configured.", "model": ErrorBody},
-            **ERROR_RESPONSES,
-        },
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": schema_of(RerankRequest)}},
-            }
-        },
-    )
+    add_routes(app, service, bodies)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -129,6 +76,10 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
     @app.get("/healthz", summary="Is the process up?")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
+
+    @app.get("/health", summary="As /healthz, under the name that rLLM's and FlashRAG's clients ask")
+    async def health() -> dict[str, str | bool]:
+        return {"status": "healthy", "index_loaded": service.index is not None}
 
     @app.get("/readyz", summary="Is the index loaded?", responses={503: ERROR_RESPONSES[503]})
     async def readyz() -> dict[str, str | int]:

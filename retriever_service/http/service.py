@@ -15,22 +15,15 @@ from pydantic import TypeAdapter
 from retriever_service.documents import encode_document
 from retriever_service.errors import QueueFull
 from retriever_service.http.batcher import Batcher, Hits, Search
+from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.metrics import Metrics
-from retriever_service.http.schemas import (
-    BadRequest,
-    RerankRequest,
-    RetrieveRequest,
-    check_text,
-    check_texts,
-    check_topk,
-    parse_body,
-)
+from retriever_service.http.schemas import BadRequest, Reply, RerankRequest, parse_body
 from retriever_service.index import Index
 from retriever_service.settings import ServerSettings
 
 _ENCODED_AT_ONCE = 2000
 """Passages of an answer that are written before others have their turn: some milliseconds."""
-_RETRIEVE, _RERANK = TypeAdapter(RetrieveRequest), TypeAdapter(RerankRequest)
+_RERANK = TypeAdapter(RerankRequest)
 
 
 class Service:
@@ -87,51 +80,24 @@ class Service:
             batch_wait_ms=settings.batch_wait_ms, max_queued=settings.max_queued, weight=weight,
         )  # fmt: skip
 
-    async def retrieve(self, body: bytes, timeout_seconds: float) -> bytes:
-        """`POST /retrieve`: from the body of the request to the body of the answer."""
-        started, settings = time.perf_counter(), self.settings
-        asked: RetrieveRequest = parse_body(_RETRIEVE, body)
-        queries = asked.queries
-        if (queries is None) == (asked.query is None):
-            given = "both are" if queries is not None else "neither is"
-            raise BadRequest(
-                422,
-                f"queries: one of queries and query is expected, {given} given",
-                "queries",
-                "one of queries and query",
-            )
-        if queries is None:
-            queries = [asked.query]
-            check_text(asked.query, "query", settings.max_query_chars)
-        else:
-            check_texts(queries, "queries", settings.max_queries, settings.max_query_chars)
-        topk = check_topk(asked.topk, settings.topk, settings.max_topk)
-        if len(queries) > settings.max_passages:
-            limit = settings.max_passages
-            raise BadRequest(
-                422, f"queries: {len(queries)} given, at most {limit} are accepted", "queries", limit
-            )
-        if len(queries) * topk > settings.max_passages:
-            limit = settings.max_passages // len(queries)
-            raise BadRequest(
-                422,
-                f"topk: {topk} for {len(queries)} queries, at most {limit} are accepted for so many",
-                "topk",
-                limit,
-            )
-        hits = await self.search(queries, topk, timeout_seconds) if queries else []
-        answer = await encode_answer(hits, asked.return_scores)
-        self.metrics.latency.observe(time.perf_counter() - started)
-        return answer
+    def loaded(self) -> Index:
+        """The index. Raises QueueFull while it is loading."""
+        if self.index is None:
+            raise QueueFull("the index is still loading")
+        return self.index
 
-    async def rerank(self, body: bytes, timeout_seconds: float) -> bytes:
+    async def rerank(self, body: bytes, timeout_seconds: float) -> Reply:
         """`POST /rerank`: from the body of the request to the body of the answer."""
+        changed: list[str] = []
         settings, asked = self.settings, parse_body(_RERANK, body)
         if self.index is not None and self._rerankings is None:
             raise BadRequest(404, "no reranker is configured: start the server with --reranker MODEL")
         if self._rerankings is None:
             raise QueueFull("the index is still loading")
-        check_texts(asked.queries, "queries", settings.max_queries, settings.max_query_chars)
+        if len(asked.queries) > settings.max_queries:
+            counts = f"{len(asked.queries)} given, at most {settings.max_queries} are accepted"
+            raise BadRequest(422, f"queries: {counts}", "queries", settings.max_queries)
+        queries = cleaned(asked.queries, "queries", settings.max_query_chars, changed)
         if len(asked.documents) != len(asked.queries):
             counts = f"{len(asked.documents)} lists for {len(asked.queries)} queries"
             raise BadRequest(
@@ -155,17 +121,16 @@ class Service:
                 raise BadRequest(
                     422, f"{field}: no contents", field, "an object with contents, or with document"
                 )
-        topk = check_topk(asked.rerank_topk, settings.topk, settings.max_topk, "rerank_topk")
+        topk = clamped(asked.rerank_topk or settings.topk, settings.max_topk, "rerank_topk", changed)
         items = [
-            (q, tuple(contents for _, contents in one))
-            for q, one in zip(asked.queries, documents, strict=True)
+            (q, tuple(contents for _, contents in one)) for q, one in zip(queries, documents, strict=True)
         ]
         orders = await self._rerankings.submit(items, topk, timeout_seconds) if items else []
         hits = [
             [(encode_document(*one[i]), score) for i, score in order]
             for one, order in zip(documents, orders, strict=True)
         ]
-        return await encode_answer(hits, asked.return_scores)
+        return Reply(await encode_answer(hits, asked.return_scores), changed)
 
     async def search(self, queries: list[str], topk: int, timeout_seconds: float) -> list[Hits]:
         """Hits of each query; a blank one has none."""

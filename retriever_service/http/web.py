@@ -20,8 +20,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from retriever_service.errors import CorpusError, DeadlinePassed, QueueFull, RetrieverUnavailable
+from retriever_service.http.leniency import header_of
 from retriever_service.http.metrics import Metrics
-from retriever_service.http.schemas import BadRequest, field_path
+from retriever_service.http.schemas import BadRequest, Reply, field_path
 from retriever_service.settings import ServerSettings
 from services.common.http.bodies import Room
 from services.common.http.faults import allowed_methods
@@ -29,11 +30,11 @@ from services.common.http.gate import HEALTH, Gate
 from services.common.http.stopping import AnswerWhenStopped
 
 log = logging.getLogger("retriever_service")
-OPEN_PATHS = HEALTH | {"/"}
+OPEN_PATHS = HEALTH | {"/", "/health"}
 """Asked for no token beside health: the search page, which holds no data and sends the token that its user types in."""
 _JSON = (b"content-type", b"application/json")
-Answer = Callable[[bytes, float], Awaitable[bytes]]
-"""From the body of a request and the seconds it may take to the body of the answer."""
+Answer = Callable[[bytes, float], Awaitable[Reply]]
+"""From the body of a request and the seconds it may take to the answer."""
 
 
 class JsonEndpoint:
@@ -73,9 +74,10 @@ class JsonEndpoint:
                 held = len(asked)
             except TimeoutError:
                 raise DeadlinePassed(f"body: it did not come whole within {seconds:g} s") from None
-            body = await self._answer(asked, max(0.0, until - time.monotonic()))
+            body, changed = await self._answer(asked, max(0.0, until - time.monotonic()))
             self._ok.inc()
-            return 200, [_JSON, (b"content-length", b"%d" % len(body))], body
+            more = [header_of(changed)] if changed else []
+            return 200, [_JSON, (b"content-length", b"%d" % len(body)), *more], body
         except (Exception, asyncio.CancelledError) as error:
             # Cancelled is what uvicorn does to requests that are still in flight when the time to drain is up: they get an answer.
             status, body, headers = error_answer(error)

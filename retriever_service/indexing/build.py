@@ -14,9 +14,10 @@ import orjson
 
 from retriever_service.errors import BadSetting, EnvironmentLacks, IndexInvalid
 from retriever_service.index import FORMAT, META_FILE, IndexInfo, file_digest, read_info, verify
-from retriever_service.indexing.corpus import checksum, estimate, extent
+from retriever_service.indexing.corpus import checksum, corpus_bytes, estimate, extent
 from retriever_service.indexing.scan import PROGRESS_FILE, SCRATCH_FILES, Scanner, ScanState
 from retriever_service.indexing.sinks import PostingsSink, VectorSink
+from retriever_service.rows import BLOCKS_FILE, PLACES_FILE
 from services.common.files import lock, put_folder, write_atomically
 
 Progress = Callable[[str, float, str], None]
@@ -48,7 +49,7 @@ def build_index(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> IndexInfo:
-    """Index `corpus` (JSONL, gzipped or not, or Parquet) into the folder `out`.
+    """Index `corpus` (a file or folder of any layout in docs/data.md) into the folder `out`.
 
     A build that was interrupted goes on where it was; an index that is already there with the same corpus and settings is kept as
     it is. Memory is bounded by the vocabulary, not by the passages. The options from `language` to `b`
@@ -157,13 +158,15 @@ class Build:
         work, key, state = self.work, self.key, self.state
         left_out = {"lock", META_FILE, *SCRATCH_FILES, *(name for sink in self._sinks for name in sink.files)}
         found = {str(p.relative_to(work)): p for p in sorted(work.rglob("*")) if p.is_file()}
+        if not (work / BLOCKS_FILE).stat().st_size:  # no row has other fields
+            left_out |= {BLOCKS_FILE, PLACES_FILE}
         files = {name: p for name, p in found.items() if name not in left_out and not name.endswith(".tmp")}
         meta = {
             "format": FORMAT,
             "backend": key["backend"],
             "corpus": str(self.corpus.resolve()),
             "corpus_sha256": key["corpus_sha256"],
-            "corpus_bytes": self.corpus.stat().st_size,
+            "corpus_bytes": corpus_bytes(self.corpus),
             "passages": state.passages,
             "skipped": state.skipped,
             "skipped_reasons": state.reasons,
@@ -194,7 +197,7 @@ def build_folder(
     `by` is what builds: a build never goes on from what another way of building left, even of an index with the same settings.
     `vector_bytes` is what one passage's vectors take on disk while it builds.
     """
-    size = corpus.stat().st_size if corpus.is_file() else 0
+    size = corpus_bytes(corpus)
     sha256 = checksum(corpus, lambda done: tell("checksum", done / max(size, 1), corpus.name))
     key = {
         "format": FORMAT,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import orjson
 
 from retriever_service.dense.build import convert, recall, sample_queries, stored_bytes
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
@@ -15,7 +16,8 @@ from retriever_service.dense.search import FOLDER, INDEX_FILE, open_faiss, set_s
 from retriever_service.errors import BadSetting, CorpusError, IndexInvalid
 from retriever_service.index import IndexInfo, read_info, verify
 from retriever_service.indexing.build import Progress, build_folder
-from retriever_service.indexing.corpus import open_corpus
+from services.common.records import field_of, layout_of, open_unpacked, plain_name, read_records
+from services.common.records.columns import QUESTION
 
 RECALL_AT = (1, 3, 10)
 
@@ -49,7 +51,7 @@ def convert_index(
             raise BadSetting(f"index {source}: is {kind_of}; only vectors of type Flat convert")
         flat_path, corpus = source / FOLDER / INDEX_FILE, Path(corpus or info.corpus)
         settings = {name: info.settings[name] for name in ("encoder", "fingerprint")}
-        if not corpus.is_file():
+        if not corpus.exists():
             raise CorpusError(
                 f"corpus {corpus} of index {source}: no such file; give its place with --corpus"
             )
@@ -120,28 +122,51 @@ def convert_index(
 
 
 def read_questions(path: Path, limit: int) -> list[str]:
-    """Questions of a file: JSONL with `question` (or `query`), or one a line."""
-    questions = []
-    with open_corpus(path) as file:
-        for number, raw in enumerate(file, 1):
-            text = raw.decode("utf-8", "replace").strip()
-            if text.startswith("{"):
-                try:
-                    row = orjson.loads(text)
-                    text = row.get("question", row.get("query"))
-                except orjson.JSONDecodeError as error:
-                    raise CorpusError(f"{path}:{number}: not JSON ({error})") from None
-                if not isinstance(text, str):
-                    raise CorpusError(
-                        f'{path}:{number}: no "question"; expected JSONL with "question", or one question a line'
-                    )
-            if text:
-                questions.append(text)
-            if len(questions) == limit:
-                break
-    if not questions:
+    """Questions of a file: records of any layout with a column `question` (or query, problem), or one
+    question a line."""
+    if not path.is_file():
+        raise CorpusError(f"{path}: no such file")
+    try:
+        found = list(
+            islice(_questions_of_lines(path) if _is_text(path) else _questions_of_records(path), limit)
+        )
+    except ValueError as error:
+        raise CorpusError(str(error)) from None
+    if not found:
         raise CorpusError(f"{path}: holds no question")
-    return questions
+    return found
+
+
+def _is_text(path: Path) -> bool:
+    """Whether each line is a question; one with commas in it looks like the header of a table, but names no
+    such column."""
+    try:
+        kind = layout_of(path)
+    except ValueError:
+        return True
+    if kind.format != "table":
+        return False
+    with open_unpacked(path) as file:
+        header = file.readline().decode(kind.encoding, "replace")
+    return not {plain_name(name.strip(' "\r\n')) for name in header.split(kind.delimiter)} & {*QUESTION}
+
+
+def _questions_of_lines(path: Path) -> Iterator[str]:
+    with open_unpacked(path) as file:
+        lines = (line.decode("utf-8", "replace").strip() for line in file)
+        yield from (line for line in lines if line)
+
+
+def _questions_of_records(path: Path) -> Iterator[str]:
+    for record in read_records(path):
+        if record.fields is None:
+            raise ValueError(f"{record.place}: {record.problem}")
+        found = field_of(record.fields, QUESTION)
+        if found is None or not isinstance(found[1], str):
+            raise ValueError(
+                f'{record.place}: no "question"; expected records with "question", or one question a line'
+            )
+        yield found[1].strip()
 
 
 def link_or_copy(source: Path, target: Path) -> None:

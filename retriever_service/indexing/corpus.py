@@ -1,20 +1,22 @@
-"""Reading a corpus: JSONL, gzipped or not, one passage a line: `{"id": "0", "contents": "\\"Title\\"\\ntext"}`, or Parquet with those columns."""
+"""Reading a corpus of any layout (`services.common.records`), one passage per record; JSON Lines by their
+byte positions."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import orjson
+from typing import Any
 
 from retriever_service.errors import CorpusError
+from retriever_service.indexing.passages import EXPECTED, Row, parse_row, row_of
+from services.common.records import Layout, Record, data_files, layout_of, open_unpacked, read_records
+from services.common.records.files import DAMAGED
 
-EXPECTED = '{"id": "0", "contents": "\\"Title\\"\\ntext"}'
 _BLOCK, _SAMPLE = 4 << 20, 8 << 20
+_ROW_BYTES_GUESSED = 500
+"""Of a passage where a sample does not show where one ends."""
 
 
 @dataclass
@@ -37,61 +39,51 @@ class Passage:
     id: str
     contents: str
     line: int
-    """Line number in the file, from 1."""
+    """Line or row in the file, from 1; in a folder of several files the number of the record."""
     end: int
-    """Where reading goes on after it: a byte position (uncompressed), or in Parquet the number of rows."""
+    """Where reading goes on after it: in JSON Lines a byte position (unpacked), otherwise the number of
+    records."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """The row's other fields."""
 
 
-def parse_passage(raw: bytes) -> tuple[str, str]:
-    """Id and contents of one line. Also takes `title` and `text` in place of `contents`. Raises ValueError saying what is wrong."""
+def corpus_files(path: str | Path) -> list[Path]:
+    """The files of a corpus. Raises CorpusError where there is none."""
     try:
-        row = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error})") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"{type(row).__name__} instead of an object")
-    return passage_of(row)
+        return data_files(Path(path))
+    except ValueError as error:
+        raise CorpusError(f"corpus {error}") from None
 
 
-def passage_of(row: dict) -> tuple[str, str]:
-    """Id and contents of one row, as `parse_passage`."""
-    identity, contents = row.get("id"), row.get("contents")
-    if isinstance(identity, int) and not isinstance(identity, bool):
-        identity = str(identity)
-    if not isinstance(identity, str) or not identity:
-        raise ValueError('no "id" (a string that is not empty, or an integer)')
-    if contents is None and isinstance(row.get("text"), str):
-        title = row.get("title")
-        contents = f'"{title}"\n{row["text"]}' if isinstance(title, str) else row["text"]
-    if not isinstance(contents, str):
-        raise ValueError('no "contents" (a string)')
-    return identity, contents
-
-
-def open_corpus(path: Path):
-    """The uncompressed bytes of a corpus file."""
-    if not path.is_file():
-        raise CorpusError(f"corpus {path}: no such file")
-    with path.open("rb") as file:
-        gzipped = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if gzipped else path.open("rb")
+def layout(path: Path) -> Layout:
+    """The layout of one file of a corpus. Raises CorpusError."""
+    try:
+        return layout_of(path)
+    except ValueError as error:
+        raise CorpusError(f"corpus {error}") from None
 
 
 def read_corpus(
     path: str | Path, *, skip_bad: bool = False, skipped: Skipped | None = None, line: int = 0, start: int = 0
 ) -> Iterator[Passage]:
-    """Passages of a corpus from byte `start`, which lies behind `line` lines. Blank lines are passed over.
+    """Passages of a corpus from `start` (as `Passage.end`), which lies behind `line` lines. Blank lines are
+    passed over.
 
     Raises CorpusError at the first malformed line, or counts it in `skipped` where `skip_bad` is set.
     """
-    path, skipped = Path(path), skipped if skipped is not None else Skipped()
-    if is_parquet(path):
-        yield from _read_parquet(path, skip_bad, skipped, start)
-        return
-    with open_corpus(path) as file:
-        if start:
-            file.seek(start)
-        position = start
+    skipped = skipped if skipped is not None else Skipped()
+    files = corpus_files(path)
+    if len(files) == 1 and layout(files[0]).plain_lines:
+        yield from _read_lines(files[0], skip_bad, skipped, line, start)
+    else:
+        yield from _read_records(Path(path), len(files) == 1, skip_bad, skipped, start)
+
+
+def _read_lines(path: Path, skip_bad: bool, skipped: Skipped, line: int, start: int) -> Iterator[Passage]:
+    with open_unpacked(path) as file:
+        position = 0
+        while position < start:  # not every unpacked file can seek
+            position += len(file.read(min(_BLOCK, start - position)))
         try:
             for raw in file:
                 line += 1
@@ -100,99 +92,92 @@ def read_corpus(
                 if not text:
                     continue
                 try:
-                    identity, contents = parse_passage(text)
+                    row = parse_row(text)
                 except ValueError as error:
                     _bad(f"{path}:{line}: {error}; expected {EXPECTED}", skip_bad, skipped)
                     continue
-                yield Passage(identity, contents, line, position)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise CorpusError(f"{path}: damaged gzip file after line {line}: {error}") from None
+                yield Passage(row.id, row.contents, line, position, row.fields)
+        except DAMAGED as error:
+            packing = layout(path).packing
+            raise CorpusError(f"{path}: damaged {packing} file after line {line}: {error}") from None
 
 
-def is_parquet(path: Path) -> bool:
-    """Whether a file starts as Parquet does."""
-    if not path.is_file():
-        raise CorpusError(f"corpus {path}: no such file")
-    with path.open("rb") as file:
-        return file.read(4) == b"PAR1"
+def _read_records(path: Path, alone: bool, skip_bad: bool, skipped: Skipped, start: int) -> Iterator[Passage]:
+    try:
+        for number, record in enumerate(read_records(path), 1):
+            if number <= start:
+                continue
+            try:
+                row = _row(record)
+            except ValueError as error:
+                _bad(f"{_place(record)}: {error}; expected {EXPECTED}", skip_bad, skipped)
+                continue
+            yield Passage(row.id, row.contents, record.number if alone else number, number, row.fields)
+    except ValueError as error:
+        raise CorpusError(str(error)) from None
+
+
+def _row(record: Record) -> Row:
+    if record.fields is None:
+        raise ValueError(record.problem)
+    return row_of(record.fields)
+
+
+def _place(record: Record) -> str:
+    return (
+        f"{record.file}:{record.number}" if record.unit == "line" else f"{record.file}: row {record.number}"
+    )
 
 
 def extent(path: Path) -> int:
-    """About the `end` of the last passage, for progress: exact but for gzip, where it is estimated from its start."""
+    """About the `end` of the last passage, for progress: exact for plain JSON Lines and Parquet."""
     text, passages = estimate(path)
-    return passages if is_parquet(path) else text
+    files = corpus_files(path)
+    return text if len(files) == 1 and layout(files[0]).plain_lines else passages
 
 
 def estimate(path: Path) -> tuple[int, int]:
-    """(bytes of uncompressed text, passages), from the first 8 MiB of text as if all of it were such; in Parquet what the file says."""
-    if is_parquet(path):
-        metadata = _open_parquet(path).metadata
-        groups = (metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-        return max(1, sum(groups)), max(1, metadata.num_rows)
-    size = path.stat().st_size
-    with path.open("rb") as raw:
-        gzipped = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
+    """(bytes of unpacked text, passages), by the first 8 MiB of text of each file as if all of it were such;
+    of Parquet what it says."""
+    sizes = [_estimate_file(file) for file in corpus_files(path)]
+    return sum(text for text, _ in sizes), sum(passages for _, passages in sizes)
+
+
+def _estimate_file(path: Path) -> tuple[int, int]:
+    kind, size = layout(path), path.stat().st_size
+    if kind.format == "parquet":
+        return _estimate_parquet(path)
+    if kind.format == "arrow":
+        return max(1, size), max(1, size // _ROW_BYTES_GUESSED)
+    with path.open("rb") as packed, open_unpacked(path) as file:
         try:
-            head = (gzip.GzipFile(fileobj=raw) if gzipped else raw).read(_SAMPLE)
-        except (EOFError, gzip.BadGzipFile, zlib.error):  # the scan says where it is damaged
+            head = file.read(_SAMPLE)
+        except DAMAGED:  # the scan says where it is damaged
             return 3 * size, max(1, size // 200)
-        text = (
-            size
-            if not gzipped
-            else len(head)
-            if len(head) < _SAMPLE
-            else len(head) * size // max(raw.tell(), 1)
-        )
-    return max(1, text), max(1, round(text * head.count(b"\n") / max(len(head), 1)))
+        text = size if not kind.packing else len(head)
+        if kind.packing and len(head) == _SAMPLE:
+            text = len(head) * size // max(_read_of(file, packed, size), 1)
+    ends = head.count(b"\n") if kind.format != "json" else len(head) // _ROW_BYTES_GUESSED
+    return max(1, text), max(1, round(text * ends / max(len(head), 1)))
 
 
-def _open_parquet(path: Path):
+def _read_of(file: Any, packed: Any, size: int) -> int:
+    """Bytes of the packed file that lie behind what was read; a quarter of the text where the unpacker does
+    not say."""
+    inner = getattr(file, "fileobj", None) or getattr(file, "_fp", None)
+    return inner.tell() if inner is not None else min(size, _SAMPLE // 4)
+
+
+def _estimate_parquet(path: Path) -> tuple[int, int]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(path)
+        metadata = pq.ParquetFile(path).metadata
     except (pa.ArrowException, OSError) as error:
         raise CorpusError(f"{path}: damaged Parquet file: {' '.join(str(error).split())}") from None
-
-
-def _read_parquet(path: Path, skip_bad: bool, skipped: Skipped, start: int) -> Iterator[Passage]:
-    file = _open_parquet(path)
-    columns = [name for name in ("id", "contents", "title", "text") if name in file.schema_arrow.names]
-    if "id" not in columns or not {"contents", "text"} & set(columns):
-        raise CorpusError(
-            f"{path}: columns {', '.join(file.schema_arrow.names)}; expected id and contents (or title and text)"
-        )
-    row = 0
-    for group in range(file.num_row_groups):
-        rows = file.metadata.row_group(group).num_rows
-        if row + rows <= start:
-            row += rows
-            continue
-        for rows_read in _batches(path, file, group, columns):
-            for values in rows_read:
-                row += 1
-                if row <= start:
-                    continue
-                try:
-                    identity, contents = passage_of(values)
-                except ValueError as error:
-                    _bad(f"{path}: row {row}: {error}; expected {EXPECTED}", skip_bad, skipped)
-                    continue
-                yield Passage(identity, contents, row, row)
-
-
-def _batches(path: Path, file, group: int, columns: list[str]) -> Iterator[list[dict]]:
-    import pyarrow as pa
-
-    try:
-        for batch in file.iter_batches(4096, row_groups=[group], columns=columns):
-            yield batch.to_pylist()
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise CorpusError(
-            f"{path}: damaged Parquet file, row group {group + 1}: {' '.join(str(error).split())}"
-        ) from None
+    groups = (metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    return max(1, sum(groups)), max(1, metadata.num_rows)
 
 
 def _bad(reason: str, skip_bad: bool, skipped: Skipped) -> None:
@@ -201,16 +186,29 @@ def _bad(reason: str, skip_bad: bool, skipped: Skipped) -> None:
     skipped.add(reason)
 
 
-def checksum(path: str | Path, progress: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file, as `sha256sum` prints it. `progress` is told the bytes done."""
+def corpus_bytes(path: str | Path) -> int:
+    """Size on disk of the files of a corpus; 0 where there is none."""
     path = Path(path)
-    if not path.is_file():
-        raise CorpusError(f"corpus {path}: no such file")
-    digest, done = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            done += len(block)
-            if progress:
-                progress(done)
-    return digest.hexdigest()
+    return sum(file.stat().st_size for file in corpus_files(path)) if path.exists() else 0
+
+
+def checksum(path: str | Path, progress: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file, as `sha256sum` prints it; of a folder, of the names and checksums of its files.
+    `progress` is told the bytes done."""
+    path, done = Path(path), 0
+    files = corpus_files(path)
+    digests: dict[str, str] = {}
+    for part in files:
+        digest = hashlib.sha256()
+        with part.open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                done += len(block)
+                if progress:
+                    progress(done)
+        digests[str(part.relative_to(path))] = digest.hexdigest()
+    if path.is_file():
+        return digests["."]
+    return hashlib.sha256(
+        "".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode()
+    ).hexdigest()

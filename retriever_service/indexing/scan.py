@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -22,10 +21,12 @@ from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents, enco
 from retriever_service.errors import CorpusError
 from retriever_service.indexing.corpus import Passage, Skipped, read_corpus
 from retriever_service.indexing.sinks import Sink
+from retriever_service.rows import BLOCKS_FILE, PLACES_FILE, hash_of, write_fields, write_lookup
 from services.common.files import write_atomically
 
 PROGRESS_FILE = "progress.json"
-SCRATCH_FILES = ("hashes", "lines", PROGRESS_FILE)
+SCRATCH_FILES = ("hashes", "urls", "lines", PROGRESS_FILE)
+_OWN_FILES = (TEXT_FILE, OFFSETS_FILE, BLOCKS_FILE, PLACES_FILE, "hashes", "urls", "lines")
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Scanner:
 
     def __init__(self, corpus: Path, folder: Path, sinks: list[Sink], key: dict, *, skip_bad: bool) -> None:
         self.corpus, self.folder, self.sinks, self.skip_bad = corpus, folder, sinks, skip_bad
-        names = (TEXT_FILE, OFFSETS_FILE, "hashes", "lines", *(name for sink in sinks for name in sink.files))
+        names = (*_OWN_FILES, *(name for sink in sinks for name in sink.files))
         found = self._resume(key, names)
         if found is None:
             self._clear()
@@ -64,6 +65,7 @@ class Scanner:
         if not self.state.sizes:
             self._files[OFFSETS_FILE].write(np.zeros(1, np.uint64).tobytes())
         self._text_end = self.state.sizes.get(TEXT_FILE, 0)
+        self._fields_end = self.state.sizes.get(BLOCKS_FILE, 0)
         for sink in sinks:
             sink.open(folder, self._files)
 
@@ -102,16 +104,23 @@ class Scanner:
             self._commit()
         for file in self._files.values():
             file.close()
+        ids, urls = (np.fromfile(self.folder / name, np.uint64) for name in ("hashes", "urls"))
+        write_lookup(self.folder, ids, urls)
         return state
 
     def _write(self, chunk: list[Passage]) -> None:
         files = self._files
-        lines = [encode_document(p.id, p.contents) + b"\n" for p in chunk]
+        urls = [p.fields.pop("url", None) for p in chunk]
+        lines = [encode_document(p.id, p.contents, url) + b"\n" for p, url in zip(chunk, urls, strict=True)]
         ends = self._text_end + np.cumsum([len(line) for line in lines], dtype=np.uint64)
         self._text_end = int(ends[-1])
         files[TEXT_FILE].write(b"".join(lines))
         files[OFFSETS_FILE].write(ends.astype(np.uint64).tobytes())
-        files["hashes"].write(np.array([_hash(p.id) for p in chunk], np.uint64).tobytes())
+        files["hashes"].write(np.array([hash_of(p.id) for p in chunk], np.uint64).tobytes())
+        hashes = [hash_of(url) if isinstance(url, str) else 0 for url in urls]
+        files["urls"].write(np.array(hashes, np.uint64).tobytes())
+        fields = [p.fields for p in chunk]
+        self._fields_end = write_fields(fields, files[BLOCKS_FILE], files[PLACES_FILE], self._fields_end)
         files["lines"].write(np.array([p.line for p in chunk], np.uint64).tobytes())
         for sink in self.sinks:
             sink.write([p.contents for p in chunk])
@@ -162,8 +171,3 @@ class Scanner:
                 raise CorpusError(
                     f"{self.corpus}:{lines[second]}: id {identity!r} again, as on line {lines[first]}; expected unique ids"
                 )
-
-
-def _hash(identity: str) -> int:
-    """64 bits that depend on the id alone."""
-    return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little")

@@ -49,7 +49,7 @@ class ModelSettings(Settings):
 
 
 class DataSettings(Settings):
-    """Question files: Search-R1 parquet, FlashRAG JSONL or plain JSONL."""
+    """Question files or folders, of any layout in docs/data.md."""
 
     train: str
     """Questions to train on."""

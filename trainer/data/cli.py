@@ -16,29 +16,43 @@ SHOWN_PROBLEMS = 10
 
 @data_app.command("validate")
 def validate_command(
-    path: Annotated[Path, typer.Argument(help="Question file: .parquet, .jsonl or .jsonl.gz.")],
+    path: Annotated[Path, typer.Argument(help="Question file or folder, of any layout in docs/data.md.")],
 ) -> None:
     """Read every row and count the questions of each data source. Malformed rows are listed, and make the exit status 2."""
     from trainer.data.questions import validate
 
     report = validate(path)
-    for problem in report.problems[:SHOWN_PROBLEMS]:
-        typer.echo(problem)
-    if len(report.problems) > SHOWN_PROBLEMS:
-        typer.echo(f"... and {len(report.problems) - SHOWN_PROBLEMS} more")
+    _list(report.problems)
+    _list(report.emptied)
     width = max(map(len, [*report.sources, "total"]))
     for source, count in sorted(report.sources.items()):
         typer.echo(f"{source:{width}}  {count:8,}")
     typer.echo(f"{'total':{width}}  {report.good:8,}")
-    if report.problems:
-        raise DataError(
-            f"{path}: {len(report.problems):,} of {len(report.problems) + report.good:,} rows are malformed"
+    for (question, answers), count in report.read_from.most_common():
+        if (question, answers) != ("question", "golden_answers"):
+            typer.echo(
+                f"in {count:,} rows the question was read from `{question}` and the answers from `{answers}`"
+            )
+    if report.emptied:
+        typer.echo(
+            f"{len(report.emptied):,} rows have a golden answer of which scoring by em, f1 and subem leaves nothing"
         )
+    if report.problems:
+        raise DataError(f"{path}: {report.total_line}")
+
+
+def _list(lines: list[str]) -> None:
+    for line in lines[:SHOWN_PROBLEMS]:
+        typer.echo(line)
+    if len(lines) > SHOWN_PROBLEMS:
+        typer.echo(f"... and {len(lines) - SHOWN_PROBLEMS:,} more")
 
 
 @data_app.command("convert")
 def convert_command(
-    src: Annotated[Path, typer.Argument(help="Question file to read.")],
+    src: Annotated[
+        Path, typer.Argument(help="Question file or folder to read, of any layout in docs/data.md.")
+    ],
     dst: Annotated[
         Path, typer.Argument(help="File to write: .parquet (Search-R1), .jsonl or .jsonl.gz (FlashRAG).")
     ],

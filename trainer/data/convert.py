@@ -10,8 +10,9 @@ from typing import Any
 
 from services.common.files import written_aside
 from services.contracts import Question
+from services.rollout.worker.templates.search_r1 import user_turn
 from trainer.data.errors import DataError
-from trainer.data.questions import Questions, nothing_in, parsed, suffix_of
+from trainer.data.questions import BadRow, Questions, nothing_in, parsed
 
 SEARCH_R1_COLUMNS = (
     "data_source",
@@ -24,6 +25,8 @@ SEARCH_R1_COLUMNS = (
     "golden_answers",
 )
 """What every row of a parquet file that we write has; the source's other columns follow."""
+SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
+"""Endings of files that are written."""
 
 
 def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False) -> Questions:
@@ -37,14 +40,14 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False) -> Ques
     if dst.exists() and src.exists() and dst.samefile(src):
         raise DataError(f"{dst}: is the source itself; give another file to write")
     rows: list[tuple[dict[str, Any], Question]] = []
-    problems: list[str] = []
+    problems: list[BadRow] = []
     for item in parsed(src, all_columns=True):
-        if isinstance(item, str):
+        if isinstance(item, BadRow):
             if not skip_bad:
-                raise DataError(item)
+                raise DataError(str(item))
             problems.append(item)
         else:
-            rows.append((item[0].fields, item[1]))
+            rows.append((item[0].fields, item[1].question))
     if not rows:
         raise DataError(nothing_in(src, problems))
     try:
@@ -59,6 +62,14 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False) -> Ques
     return Questions([q for _, q in rows], len(problems))
 
 
+def suffix_of(path: Path) -> str:
+    """`.parquet`, `.jsonl` or `.jsonl.gz`. Raises DataError."""
+    for suffix in SUFFIXES:
+        if path.name.lower().endswith(suffix):
+            return suffix
+    raise DataError(f"{path}: unknown kind of question file to write; accepted are {', '.join(SUFFIXES)}")
+
+
 def _write_json(rows: list[tuple[dict[str, Any], Question]], path: Path, suffix: str) -> None:
     with (gzip.open if suffix.endswith(".gz") else open)(path, "wt", encoding="utf-8") as f:
         for fields, question in rows:
@@ -66,15 +77,11 @@ def _write_json(rows: list[tuple[dict[str, Any], Question]], path: Path, suffix:
 
 
 def _flash_rag(fields: dict[str, Any], question: Question) -> dict[str, Any]:
-    from services.rollout.worker.templates.search_r1 import user_turn
-
     row = {"id": question.id, "question": question.text, "golden_answers": list(question.golden_answers)}
     row["data_source"] = question.data_source
     row |= {k: v for k, v in fields.items() if k not in SEARCH_R1_COLUMNS and v is not None}
     if question.prompt is not None and question.prompt != user_turn(question.text):
-        row["prompt"] = [
-            {"role": "user", "content": question.prompt}
-        ]  # another wording than the template's: it must not be lost
+        row["prompt"] = _turns(question)  # another wording than the template's: it must not be lost
     return row
 
 
@@ -103,16 +110,19 @@ def _write_parquet(rows: list[tuple[dict[str, Any], Question]], path: Path) -> N
     parquet.write_table(pyarrow.table(arrays), path)
 
 
-def _search_r1(fields: dict[str, Any], question: Question, *, number: int) -> tuple[Any, ...]:
-    from services.rollout.worker.templates.search_r1 import user_turn
+def _turns(question: Question) -> list[dict[str, str]]:
+    system = [] if question.system is None else [{"role": "system", "content": question.system}]
+    return [*system, {"role": "user", "content": question.prompt or user_turn(question.text)}]
 
+
+def _search_r1(fields: dict[str, Any], question: Question, *, number: int) -> tuple[Any, ...]:
     golden = list(question.golden_answers)
     info = fields.get("extra_info") if isinstance(fields.get("extra_info"), dict) else {}
     index = info.get("index")
     kept = isinstance(index, int) and abs(index) < 2**63
     return (
         question.data_source,
-        [{"role": "user", "content": question.prompt or user_turn(question.text)}],
+        _turns(question),
         str(fields.get("ability") or "fact-reasoning"),
         {"style": "rule", "ground_truth": {"target": golden}},
         {"split": str(info.get("split") or "train"), "index": index if kept else number},

@@ -36,9 +36,9 @@ def check_retrievers(config: Config) -> None:
                 f"{key}.index: {settings.index}: no such folder; expected one that `unspiral index build` made"
             )
         corpus = settings.corpus if settings else None
-        if corpus and not corpus.startswith("lab:") and not Path(corpus).is_file():
+        if corpus and not corpus.startswith("lab:") and not Path(corpus).exists():
             raise ConfigError(
-                f"{key}.corpus: {corpus}: no such file; expected JSONL, gzipped or not, or Parquet"
+                f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read"
             )
 
 

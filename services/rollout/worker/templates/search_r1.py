@@ -40,10 +40,13 @@ class SearchR1Template(TagTemplate):
 
     def prompt_ids(self, question: Question) -> list[int]:
         turn = question.prompt if question.prompt is not None else user_turn(question.text)
+        system = [] if question.system is None else [{"role": "system", "content": question.system}]
         if self.tokenizer.chat_template:
             turn = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": turn}], tokenize=False, add_generation_prompt=True
+                [*system, {"role": "user", "content": turn}], tokenize=False, add_generation_prompt=True
             )
+        elif system:
+            turn = f"{question.system}\n\n{turn}"
         return self.encode(turn)
 
     def documents(self, hits: Sequence[Hit]) -> str:

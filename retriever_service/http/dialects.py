@@ -1,0 +1,191 @@
+"""The requests of the field's clients, and the forms in which each of them reads its answer.
+
+| client | asks | reads |
+| --- | --- | --- |
+| Search-R1, verl, SkyRL, slime | `/retrieve`: `queries` or `query`, `topk` | `{"result": [[...]]}` |
+| rLLM | `/retrieve`: `query`, `top_k` | `{"results": [{"document", "score"}]}` |
+| ZeroSearch | `/retrieve` on port 6002: `query`, `top_k` | `[{"text"}]` |
+| ASearcher | `/retrieve`: `queries`; `/access`: `urls` | `url` in documents; `{"result": [row or null]}` |
+| FlashRAG, ReSearch | `/search`, `/batch_search`: `query`, `top_n`, `return_score` | `[...]` or `[[...], [scores]]` |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter
+
+from retriever_service.http.batcher import Hits
+from retriever_service.http.leniency import clamped, cleaned
+from retriever_service.http.schemas import (
+    AccessRequest,
+    BadRequest,
+    BatchSearchRequest,
+    Reply,
+    RetrieveRequest,
+    SearchRequest,
+    parse_body,
+)
+from retriever_service.http.service import Service, encode_answer
+from retriever_service.rows import Rows, encode_fields
+
+ZEROSEARCH_PORT = 6002
+"""The port that ZeroSearch's client has written into it."""
+SEARCH_DEFAULT = 10
+"""Documents of `/search` and `/batch_search` where no number is asked for, as FlashRAG's server has it."""
+_ROWS_AT_ONCE = 50
+"""Whole rows that are read before others have their turn: some milliseconds."""
+_RETRIEVE, _SEARCH = TypeAdapter(RetrieveRequest), TypeAdapter(SearchRequest)
+_BATCH_SEARCH, _ACCESS = TypeAdapter(BatchSearchRequest), TypeAdapter(AccessRequest)
+
+
+class Dialects:
+    """The endpoints that search, over one service: each from the body of a request to the body of its
+    answer."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._settings = service, service.settings
+        dialect, port = service.settings.dialect, service.settings.port
+        self._zerosearch = dialect == "zerosearch" or (dialect == "auto" and port == ZEROSEARCH_PORT)
+
+    async def retrieve(self, body: bytes, timeout_seconds: float) -> Reply:
+        """`POST /retrieve`."""
+        started, settings = time.perf_counter(), self._settings
+        changed: list[str] = []
+        asked: RetrieveRequest = parse_body(_RETRIEVE, body)
+        queries = asked.queries
+        if (queries is None) == (asked.query is None):
+            given = "both are" if queries is not None else "neither is"
+            expected = "one of queries and query"
+            raise BadRequest(422, f"queries: {expected} is expected, {given} given", "queries", expected)
+        if queries is None:
+            queries = cleaned([asked.query], "query", settings.max_query_chars, changed, alone=True)
+        else:
+            self._check_count(queries, "queries")
+            queries = cleaned(queries, "queries", settings.max_query_chars, changed)
+        topk = self._topk(*asked.limit(), len(queries), settings.topk, changed)
+        hits = await self._service.search(queries, topk, timeout_seconds) if queries else []
+        if asked.return_fields is not None:
+            hits = [await self._whole(one, asked.return_fields) for one in hits]
+        answer = await self._shaped(asked, hits)
+        self._service.metrics.latency.observe(time.perf_counter() - started)
+        return Reply(answer, changed)
+
+    async def search(self, body: bytes, timeout_seconds: float) -> Reply:
+        """`POST /search`."""
+        changed: list[str] = []
+        asked: SearchRequest = parse_body(_SEARCH, body)
+        queries = cleaned([asked.query], "query", self._settings.max_query_chars, changed, alone=True)
+        (hits,) = await self._searched(asked, queries, timeout_seconds, changed)
+        documents, scores = _apart(hits)
+        return Reply(b"[%b,%b]" % (documents, scores) if asked.scores() else documents, changed)
+
+    async def batch_search(self, body: bytes, timeout_seconds: float) -> Reply:
+        """`POST /batch_search`."""
+        changed: list[str] = []
+        asked: BatchSearchRequest = parse_body(_BATCH_SEARCH, body)
+        self._check_count(asked.query, "query")
+        queries = cleaned(asked.query, "query", self._settings.max_query_chars, changed)
+        found = await self._searched(asked, queries, timeout_seconds, changed)
+        parts = [_apart(hits) for hits in found]
+        documents = b"[%b]" % b",".join(documents for documents, _ in parts)
+        scores = b"[%b]" % b",".join(scores for _, scores in parts)
+        return Reply(b"[%b,%b]" % (documents, scores) if asked.scores() else documents, changed)
+
+    async def access(self, body: bytes, timeout_seconds: float) -> Reply:
+        """`POST /access`: whole rows by url or id; null for what the corpus does not hold."""
+        changed: list[str] = []
+        asked: AccessRequest = parse_body(_ACCESS, body)
+        self._check_count(asked.urls, "urls")
+        urls = cleaned(asked.urls, "urls", self._settings.max_query_chars, changed)
+        rows = self._rows("urls")
+        found = []
+        for number, url in enumerate(urls, 1):
+            found.append(encode_fields(page) if (page := _page(rows, url)) is not None else b"null")
+            if number % _ROWS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return Reply(b'{"result":[%b]}' % b",".join(found), changed)
+
+    async def _searched(
+        self,
+        asked: SearchRequest | BatchSearchRequest,
+        queries: list[str],
+        seconds: float,
+        changed: list[str],
+    ) -> list[Hits]:
+        topk = self._topk(*asked.limit(), len(queries), SEARCH_DEFAULT, changed)
+        return await self._service.search(queries, topk, seconds) if queries else []
+
+    def _check_count(self, texts: list[str], field: str) -> None:
+        limit = min(self._settings.max_queries, self._settings.max_passages)
+        if len(texts) > limit:
+            raise BadRequest(422, f"{field}: {len(texts)} given, at most {limit} are accepted", field, limit)
+
+    def _topk(self, name: str, topk: int | None, queries: int, default: int, changed: list[str]) -> int:
+        """The number of documents meant: null and 0 are the default; what is too high, alone or with so many
+        queries, is lowered."""
+        settings = self._settings
+        most = min(settings.max_topk, settings.max_passages // max(queries, 1))
+        return clamped(topk, most, name, changed) if topk else min(default, most)
+
+    def _rows(self, field: str) -> Rows:
+        index = self._service.loaded()
+        rows = getattr(index, "rows", None)
+        if rows is None:
+            what = "holds no whole rows; `unspiral index build --corpus FILE --out DIR` makes one that does"
+            raise BadRequest(422, f"{field}: the index {what}", field, "an index with whole rows")
+        return rows
+
+    async def _whole(self, hits: Hits, wanted: str | list[str]) -> Hits:
+        rows, found = self._rows("return_fields"), []
+        for number, (document, score) in enumerate(hits, 1):
+            row = rows.whole(document)
+            if wanted != "all":
+                row = {
+                    name: value for name, value in row.items() if name in ("id", "contents") or name in wanted
+                }
+            found.append((encode_fields(row), score))
+            if number % _ROWS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return found
+
+    async def _shaped(self, asked: RetrieveRequest, hits: list[Hits]) -> bytes:
+        if self._zerosearch and asked.query is not None:
+            return b"[%b]" % b",".join(_as_text(document, score) for document, score in hits[0])
+        if asked.top_k is None:
+            return await encode_answer(hits, asked.return_scores)
+        # rLLM's name of the limit: its server gives scores unless told otherwise, and one query a flat list
+        # besides.
+        scored = asked.return_scores or "return_scores" not in asked.model_fields_set
+        result = await encode_answer(hits, scored)
+        method = orjson.dumps(self._service.loaded().info.backend)
+        if asked.query is None:
+            return b'{"method":%b,"batch_size":%d,%b' % (method, len(hits), result[1:])
+        flat = b",".join(b'{"document":%b,"score":%b}' % (d, orjson.dumps(s)) for d, s in hits[0])
+        query = orjson.dumps(asked.query)
+        return b'{"query":%b,"method":%b,"results":[%b],"num_results":%d,%b' % (
+            query, method, flat, len(hits[0]), result[1:]
+        )  # fmt: skip
+
+
+def _apart(hits: Hits) -> tuple[bytes, bytes]:
+    """The JSON lists of documents and of scores."""
+    return b"[%b]" % b",".join(document for document, _ in hits), orjson.dumps([score for _, score in hits])
+
+
+def _as_text(document: bytes, score: float) -> bytes:
+    found = orjson.loads(document)
+    return orjson.dumps({"text": found["contents"], "id": found["id"], "score": score})
+
+
+def _page(rows: Rows, url: str) -> dict[str, Any] | None:
+    """The row of a url or id; of several passages with one url the first, with the contents of all."""
+    for key in dict.fromkeys([url, url.replace("index.php/", "index.php?title="), url.strip().rstrip("/")]):
+        if found := rows.find(key):
+            pages = [rows.row(number) for number in found]
+            contents = "\n".join(page["contents"] for page in pages)
+            return pages[0] | {"contents": contents}
+    return None

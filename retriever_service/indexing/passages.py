@@ -1,0 +1,66 @@
+"""From one row of a corpus, as any of the field's corpora has it, to a passage: its id, contents and other
+fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from services.common.records import field_of
+from services.common.records.columns import CONTENTS, IDENTITY
+
+EXPECTED = '{"id": "0", "contents": "\\"Title\\"\\ntext"}'
+
+
+class Row(NamedTuple):
+    """One row of a corpus."""
+
+    id: str
+    contents: str
+    fields: dict[str, Any]
+    """The other columns that have a value."""
+
+
+def row_of(row: Mapping[str, Any]) -> Row:
+    """Id, contents and other fields of one row. Raises ValueError that says what is missing and which columns
+    are there.
+
+    A title that stands apart comes before the text: `"Title"`, a line break, the text.
+    """
+    identity = field_of(row, IDENTITY)
+    name, given = identity if identity is not None else ("", None)
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = str(given)
+    if not isinstance(given, str) or not given:
+        raise ValueError(f'no "id" (a string that is not empty, or an integer){_columns(row)}')
+    contents = field_of(row, CONTENTS)
+    if contents is None and isinstance(row.get("contents"), str):
+        contents = ("contents", row["contents"])
+    if contents is None or not isinstance(contents[1], str):
+        raise ValueError(f'no "contents" (a string){_columns(row)}')
+    rest = {key: value for key, value in row.items() if key != name and value is not None}
+    text = contents[1]
+    title = field_of(row, ["title"])
+    if contents[0].lower() not in ("contents", "content"):
+        if title is not None and isinstance(title[1], str):
+            text = f'"{title[1]}"\n{text}'
+    else:
+        rest.pop(contents[0], None)
+    return Row(given, text, rest)
+
+
+def _columns(row: Mapping[str, Any]) -> str:
+    return f"; its columns are {', '.join(map(str, row))}" if row else ""
+
+
+def parse_row(raw: bytes) -> Row:
+    """The row of one JSON line. Raises ValueError saying what is wrong."""
+    try:
+        row = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{type(row).__name__} instead of an object")
+    return row_of(row)

@@ -1,0 +1,43 @@
+"""Names of columns, as different data sets spell them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+QUESTION = ("question", "query", "problem", "question_text")
+"""Columns that hold a question's text, the first that is there counts."""
+IDENTITY = ("id", "_id", "docid", "doc_id", "pid", "passage_id", "idx", "uid", "qid", "question_id")
+"""Columns that hold an id."""
+CONTENTS = ("contents", "content", "text", "passage", "passage_text", "body", "document")
+"""Columns that hold a passage's text."""
+_APART = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s.-]+")
+
+
+def plain_name(name: str) -> str:
+    """A column's name in one spelling: `Golden Answers`, `goldenAnswers` and `golden-answers` are
+    `golden_answers`."""
+    return _APART.sub("_", str(name).strip()).lower()
+
+
+def field_of(row: Mapping[str, Any], names: Iterable[str]) -> tuple[str, Any] | None:
+    """The row's own name and value of the first of `names` (plain ones) that it has with a value; None where
+    it has none."""
+    spelt: dict[str, str] = {}
+    for name in row:
+        spelt.setdefault(plain_name(name), name)
+    for name in names:
+        own = spelt.get(name)
+        if own is not None and not is_missing(row[own]):
+            return own, row[own]
+    return None
+
+
+def is_missing(value: Any) -> bool:
+    """None, a blank text, an empty list or dict: what a data set has where it has nothing."""
+    if value is None:
+        return True
+    if isinstance(value, str):
+        return not value.strip()
+    return isinstance(value, list | tuple | dict) and not value

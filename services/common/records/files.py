@@ -1,0 +1,232 @@
+"""The files of a path, unpacked, and the layout that their first bytes show."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from services.common.records.columns import CONTENTS, QUESTION, plain_name
+
+Format = Literal["parquet", "arrow", "jsonl", "json", "table", "empty"]
+Packing = Literal["", "gzip", "zstd", "bzip2", "xz"]
+
+HEAD_BYTES = 1 << 20
+"""What is looked at to tell a layout."""
+DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
+"""What the unpackers raise in the middle of a file."""
+_MAGIC: dict[bytes, Packing] = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+}
+_MARKS = (
+    (b"\xef\xbb\xbf", "utf-8-sig"),
+    (b"\xff\xfe\0\0", "utf-32"),
+    (b"\0\0\xfe\xff", "utf-32"),
+    (b"\xff\xfe", "utf-16"),
+    (b"\xfe\xff", "utf-16"),
+)
+_ARROW_STREAM = b"\xff\xff\xff\xff"
+_BESIDE = {
+    ".md",
+    ".txt",
+    ".py",
+    ".sh",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".lock",
+    ".html",
+    ".pdf",
+    ".png",
+    ".jpg",
+    ".svg",
+}
+"""Endings of what lies beside data in a folder."""
+_ABOUT = {
+    "dataset_info.json",
+    "dataset_infos.json",
+    "dataset_dict.json",
+    "state.json",
+    "license",
+    "readme",
+    "makefile",
+}
+"""Names of files that say something of the data."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a file holds its records."""
+
+    format: Format
+    packing: Packing = ""
+    encoding: str = "utf-8"
+    delimiter: str = ""
+    """Of a table: a comma, a tab or a semicolon."""
+
+    @property
+    def plain_lines(self) -> bool:
+        """Whether it is JSON Lines in UTF-8, packed or not: one record per line, at a byte position."""
+        return self.format == "jsonl" and self.encoding in ("utf-8", "utf-8-sig")
+
+
+def data_files(path: Path) -> list[Path]:
+    """The file itself, or the data files below a folder, by name. Raises ValueError where there is none."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such file or folder")
+    found = [p for p in sorted(path.rglob("*")) if p.is_file() and _holds_data(p.relative_to(path))]
+    if not found:
+        raise ValueError(f"{path}: a folder without data files")
+    return found
+
+
+def _holds_data(inside: Path) -> bool:
+    if any(part.startswith((".", "_")) for part in inside.parts):
+        return False
+    return inside.suffix.lower() not in _BESIDE and inside.name.lower() not in _ABOUT
+
+
+def packing_of(head: bytes) -> Packing:
+    """How a file is packed, by its first bytes."""
+    return next((packing for magic, packing in _MAGIC.items() if head.startswith(magic)), "")
+
+
+def open_unpacked(path: Path) -> BinaryIO:
+    """The file's bytes, unpacked."""
+    with path.open("rb") as file:
+        packing = packing_of(file.read(8))
+    if packing == "gzip":
+        return gzip.open(path, "rb")
+    if packing == "bzip2":
+        return bz2.open(path, "rb")
+    if packing == "xz":
+        return lzma.open(path, "rb")
+    if packing == "zstd":
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+    return path.open("rb")
+
+
+def layout_of(path: Path) -> Layout:
+    """The layout of one file. Raises ValueError, with what it begins with, where it is none that is read."""
+    with path.open("rb") as file:
+        packing = packing_of(file.read(8))
+    try:
+        with open_unpacked(path) as file:
+            head = file.read(HEAD_BYTES)
+    except DAMAGED as error:
+        what = f"damaged {packing} file" if packing else "cannot be read"
+        raise ValueError(f"{path}: {what}: {error}") from None
+    if head.startswith((b"PAR1", b"ARROW1", _ARROW_STREAM)):
+        if packing:
+            raise ValueError(f"{path}: Parquet or Arrow packed with {packing}; unpack it")
+        return Layout("parquet" if head.startswith(b"PAR1") else "arrow")
+    if head.startswith(b"PK\x03\x04"):
+        raise ValueError(f"{path}: a zip archive; unpack it and give the folder")
+    encoding = encoding_of(head)
+    text = head.decode(encoding, "replace").lstrip("\ufeff").lstrip()
+    if not text:
+        return Layout("empty", packing, encoding)
+    whole = len(head) < HEAD_BYTES
+    if text[0] == "[":
+        return Layout("json" if _is_one_list(text) else "jsonl", packing, encoding)
+    if text[0] == "{":
+        return Layout("json" if _is_one_document(text, whole) else "jsonl", packing, encoding)
+    delimiter = _delimiter(text)
+    if not delimiter:
+        shown = text.splitlines()[0][:40]
+        raise ValueError(f"{path}: neither JSON, CSV, TSV, Parquet nor Arrow: it begins with {shown!r}")
+    return Layout("table", packing, encoding, delimiter)
+
+
+def encoding_of(head: bytes) -> str:
+    """By the byte order mark; without one UTF-16 where every other byte is 0, as in text of Latin letters,
+    otherwise UTF-8."""
+    for mark, encoding in _MARKS:
+        if head.startswith(mark):
+            return encoding
+    start = head[:400]
+    if len(start) >= 4 and start[1::2].count(0) > len(start) // 4 and not start[::2].count(0):
+        return "utf-16-le"
+    if len(start) >= 4 and start[::2].count(0) > len(start) // 4 and not start[1::2].count(0):
+        return "utf-16-be"
+    return "utf-8"
+
+
+def _is_one_list(text: str) -> bool:
+    """Whether text that begins with `[` is one list of rows; otherwise each line is a list, which no row
+    is."""
+    first, *others = text.split("\n")
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        return True
+    return not any(line.strip() for line in others)
+
+
+def _is_one_document(text: str, whole: bool) -> bool:
+    """Whether text that begins with `{` is one JSON document over several lines, or a line that holds all
+    rows, and not a row per line."""
+    lines = text.split("\n")
+    try:
+        row = json.loads(lines[0])
+    except (ValueError, RecursionError):
+        if not any(line.strip() for line in lines[1:]):
+            return not whole  # a line longer than what was looked at: of one document, unless it is damaged
+        return _begins_as_document(text)
+    return len([line for line in lines if line.strip()]) == 1 and whole and holds_rows(row)
+
+
+def _begins_as_document(text: str) -> bool:
+    """Whether the first value ends beyond its first line, or beyond what was looked at: a damaged line in a
+    file of lines does neither."""
+    first = text.find("\n")
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError) as error:
+        return getattr(error, "pos", 0) > first and not any(map(_is_object, text.split("\n")[1:20]))
+    return end > first
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def holds_rows(row: object) -> bool:
+    """Whether an object is no row itself but holds a list of rows, such as `{"version": 1, "data": [{...},
+    ...]}`."""
+    if not isinstance(row, dict) or {plain_name(k) for k in row} & {
+        *QUESTION,
+        *CONTENTS,
+        "prompt",
+        "id",
+        "_id",
+    }:
+        return False
+    return any(isinstance(v, list) and v and all(isinstance(one, dict) for one in v) for v in row.values())
+
+
+def _delimiter(text: str) -> str:
+    """The sign between the columns of a table, by its header; empty where the first line is no header."""
+    header = text.splitlines()[0]
+    if "\0" in header:
+        return ""
+    counts = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in "\t,;"}
+    sign = max(counts, key=lambda s: counts[s])
+    return sign if counts[sign] > 1 else ""

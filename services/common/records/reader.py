@@ -1,0 +1,264 @@
+"""Records of a file or folder, one after the other, with the place of each."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from services.common.records.files import DAMAGED, Layout, data_files, holds_rows, layout_of, open_unpacked
+
+ACCEPTED = (
+    "JSON Lines, JSON (a list, or an object that holds one), CSV, TSV, Parquet or Arrow, also packed with gzip, zstd, "
+    "bzip2 or xz, or a folder of these"
+)
+BATCH_ROWS = 4096
+_BLOCK_CHARS = 1 << 16
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+"""Escapes of surrogates: half a pair alone is no text, and can't be written again."""
+_APART = re.compile(r"[\s,]*")
+Wanted = Callable[[str], bool]
+"""Whether a column of a Parquet file is read."""
+
+
+@dataclass(slots=True)
+class Record:
+    """One record as its file has it: where it stands, and its fields, or what is wrong with it."""
+
+    file: Path
+    unit: str
+    """What `number` counts in the file, from 1: `line` or `row`."""
+    number: int
+    fields: dict[str, Any] | None
+    problem: str = ""
+    names: list[str] | None = None
+    """All columns of the file, where only some were read."""
+
+    @property
+    def place(self) -> str:
+        """For messages: `FILE, line 3`."""
+        return f"{self.file}, {self.unit} {self.number}"
+
+
+def read_records(path: str | Path, wanted: Wanted | None = None) -> Iterator[Record]:
+    """All records of a file, or of the files of a folder. `wanted` chooses columns of Parquet and Arrow; the
+    others give all.
+
+    A record that is damaged alone comes with its problem. Raises ValueError where a file itself is.
+    """
+    for file in data_files(Path(path)):
+        try:
+            yield from _read_file(file, layout_of(file), wanted)
+        except DAMAGED as error:
+            raise ValueError(f"{file}: cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _read_file(file: Path, layout: Layout, wanted: Wanted | None) -> Iterator[Record]:
+    if layout.format == "parquet":
+        yield from _parquet(file, wanted)
+    elif layout.format == "arrow":
+        yield from _arrow(file, wanted)
+    elif layout.plain_lines:
+        with open_unpacked(file) as lines:
+            yield from _json_lines(file, lines)
+    elif layout.format != "empty":
+        # Bytes that are no text of the encoding become surrogates, so that the record that holds them can be
+        # named.
+        with io.TextIOWrapper(open_unpacked(file), layout.encoding, _errors(layout), newline="") as text:
+            try:
+                yield from _of_text(file, text, layout)
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{file}: damaged {layout.encoding} text: {error.reason}") from None
+
+
+def _errors(layout: Layout) -> str:
+    return "surrogateescape" if layout.encoding.startswith("utf-8") else "strict"
+
+
+def _of_text(file: Path, text: TextIO, layout: Layout) -> Iterator[Record]:
+    if layout.format == "table":
+        yield from _table(file, text, layout.delimiter)
+    elif layout.format == "jsonl":
+        yield from _json_lines(file, (line.encode("utf-8", "surrogatepass") for line in text))
+    else:
+        yield from _json(file, text)
+
+
+def _json_lines(file: Path, lines: Iterable[bytes]) -> Iterator[Record]:
+    for number, line in enumerate(lines, 1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if not line.strip():
+            continue
+        try:
+            text = line.decode()
+            fields = json.loads(text)
+            if _HALF_PAIR.search(text):
+                json.dumps(fields, ensure_ascii=False).encode()
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # JSONDecodeError, UnicodeDecodeError, UnicodeEncodeError
+            yield Record(file, "line", number, None, f"expected a JSON object: {error}")
+        else:
+            yield _object(file, "line", number, fields)
+
+
+def _object(file: Path, unit: str, number: int, fields: Any) -> Record:
+    if isinstance(fields, dict):
+        return Record(file, unit, number, fields)
+    return Record(file, unit, number, None, f"expected a JSON object, got {type(fields).__name__}")
+
+
+def _json(file: Path, text: TextIO) -> Iterator[Record]:
+    """A list, read piece by piece; an object that holds a list; or objects one after the other, each over
+    several lines."""
+    items = _values(file, text)
+    number = 0
+    for value in items:
+        for row in _rows_in(file, value) if isinstance(value, dict) and holds_rows(value) else (value,):
+            number += 1
+            try:
+                json.dumps(row, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                yield Record(file, "row", number, None, f"not UTF-8 text: {error.reason}")
+            else:
+                yield _object(file, "row", number, row)
+
+
+def _rows_in(file: Path, value: dict[str, Any]) -> list[dict[str, Any]]:
+    lists = {
+        k: v
+        for k, v in value.items()
+        if isinstance(v, list) and v and all(isinstance(one, dict) for one in v)
+    }
+    if len(lists) > 1:
+        raise ValueError(
+            f"{file}: holds several lists of rows ({', '.join(lists)}); expected one list in a file"
+        )
+    return next(iter(lists.values()))
+
+
+def _values(file: Path, text: TextIO) -> Iterator[Any]:
+    """The items of a list, or the values of a stream, with no more of the text in memory than the largest of
+    them."""
+    decoder = json.JSONDecoder()
+    buffer = text.read(_BLOCK_CHARS).removeprefix("\ufeff")
+    at = len(buffer) - len(buffer.lstrip())
+    in_list = buffer[at : at + 1] == "["
+    at += in_list
+    block, more = _BLOCK_CHARS, True
+    while True:
+        at = _APART.match(buffer, at).end()
+        ended = in_list and buffer[at : at + 1] == "]"
+        if ended:
+            if buffer[at + 1 :].strip() or text.read(_BLOCK_CHARS).strip():
+                raise ValueError(f"{file}: damaged JSON: something stands behind the end of its list")
+            return
+        try:
+            value, end = decoder.raw_decode(buffer, at)
+        except (ValueError, RecursionError) as error:
+            value, end, problem = None, len(buffer), error
+        else:
+            problem = None
+        if end < len(buffer) or not more:
+            if problem is None:
+                yield value
+                at = end
+                continue
+            if at == len(buffer) and not in_list:
+                return
+            what = "it ends in the middle" if at == len(buffer) else str(problem)
+            raise ValueError(f"{file}: damaged JSON: {what}")
+        read = text.read(block)
+        more = len(read) > 0
+        buffer = buffer[at:] + read
+        at = 0
+        block = min(2 * block, 1 << 26) if problem is not None else _BLOCK_CHARS
+
+
+def _table(file: Path, text: TextIO, delimiter: str) -> Iterator[Record]:
+    csv.field_size_limit(sys.maxsize)
+    rows = csv.reader(text, delimiter=delimiter)
+    names: list[str] | None = None
+    while True:
+        number = rows.line_num + 1
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise ValueError(f"{file}, line {number}: damaged table: {error}") from None
+        if row is None:
+            return
+        if not any(cell.strip() for cell in row):
+            continue
+        if names is None:
+            names = [name.strip().removeprefix("\ufeff") for name in row]
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise ValueError(f"{file}: two columns are called {twice!r}")
+            continue
+        if len(row) != len(names):
+            yield Record(
+                file,
+                "line",
+                number,
+                None,
+                f"{len(row)} columns, the header has {len(names)} ({', '.join(names)})",
+            )
+            continue
+        try:
+            "".join(row).encode()
+        except UnicodeEncodeError:
+            yield Record(file, "line", number, None, "not UTF-8 text; save the file as UTF-8")
+            continue
+        yield Record(file, "line", number, dict(zip(names, row, strict=True)))
+
+
+def _parquet(file: Path, wanted: Wanted | None) -> Iterator[Record]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(file) as table:
+            columns = _chosen(table.schema_arrow.names, wanted)
+            names = table.schema_arrow.names
+            yield from _numbered(file, names, table.iter_batches(batch_size=BATCH_ROWS, columns=columns))
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{file}: not a readable parquet file: {' '.join(str(error).split())}") from None
+
+
+def _arrow(file: Path, wanted: Wanted | None) -> Iterator[Record]:
+    """What `datasets` saves to disk is a stream; Feather is a file."""
+    import pyarrow
+    from pyarrow import ipc
+
+    try:
+        with pyarrow.memory_map(str(file)) as source:
+            is_file = source.read(6) == b"ARROW1"
+            source.seek(0)
+            opened = ipc.open_file(source) if is_file else ipc.open_stream(source)
+            columns = _chosen(opened.schema.names, wanted)
+            batches = (opened.get_batch(i) for i in range(opened.num_record_batches)) if is_file else opened
+            chosen = (batch if columns is None else batch.select(columns) for batch in batches)
+            yield from _numbered(file, opened.schema.names, chosen)
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{file}: not a readable Arrow file: {' '.join(str(error).split())}") from None
+
+
+def _chosen(names: list[str], wanted: Wanted | None) -> list[str] | None:
+    """The columns to read; all where none is wanted, so that a message can name them."""
+    return None if wanted is None else [name for name in names if wanted(name)] or None
+
+
+def _numbered(file: Path, names: list[str], batches: Iterable[Any]) -> Iterator[Record]:
+    number = 0
+    for batch in batches:
+        for fields in batch.to_pylist():
+            number += 1
+            yield Record(file, "row", number, fields, names=names)

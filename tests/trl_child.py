@@ -1,0 +1,67 @@
+"""One process of a training with TRL's callback: what GRPOTrainer would call, with a tiny model. Started by
+torchrun."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+ROWS, PARTS, STEPS, WORDS = 16, 2, 7, 11
+
+
+class Policy(torch.nn.Module):
+    """Logits [B, T, WORDS] from the token before."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(WORDS, WORDS)
+
+    def forward(self, input_ids, attention_mask):
+        return SimpleNamespace(logits=self.table(input_ids))
+
+
+def part(rank, step):
+    """Half of a process's batch. The padding of the prompts differs between processes, the prompts do not."""
+    draw = torch.Generator().manual_seed(100 * step + rank)
+    width = 3 + rank
+    prompts = torch.zeros(ROWS, width, dtype=torch.long)
+    mask = torch.zeros(ROWS, width, dtype=torch.long)
+    prompts[:, -2], prompts[:, -1] = 2, 3 + torch.arange(ROWS) % 4
+    mask[:, -2:] = 1
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": mask,
+        "completion_ids": torch.randint(3, WORDS, (ROWS, 5), generator=draw),
+        "completion_mask": torch.ones(ROWS, 5, dtype=torch.long),
+        "advantages": torch.where(torch.arange(ROWS) % 2 == 0, 1.0, -1.0),
+    }
+
+
+def main(url, spool):
+    file = Path(__file__).parent.parent / "examples" / "trl_callback.py"
+    spec = importlib.util.spec_from_file_location("trl_callback", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(0)
+    args = SimpleNamespace(process_index=rank, per_device_train_batch_size=8)
+    callback = module.LikelihoodCallback(url, run="two", spool_dir=spool)
+    callback.trainer = SimpleNamespace(model=Policy(), args=args, temperature=1.0)
+    state = SimpleNamespace(global_step=0)
+    callback.on_train_begin(args, state, None)
+    for step in range(1, STEPS + 1):
+        callback.trainer._buffered_inputs = [part(rank, step) for _ in range(PARTS)]
+        callback.on_pre_optimizer_step(args, state, None)
+        with torch.no_grad():
+            callback.trainer.model.table.weight.mul_(0.9)
+        state.global_step = step
+        callback.on_step_end(args, state, None)
+        callback.on_log(args, state, None, logs={"reward": 0.25 + rank, "epoch": 1.0})
+    callback.on_train_end(args, state, None)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,288 @@
+"""From one row, as any of the field's data sets has it, to a question: its text, answers, prompt, source and
+id."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import math
+import re
+import tokenize
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.common.records import field_of
+from services.common.records.columns import IDENTITY, QUESTION, is_missing, plain_name
+from services.contracts import Question
+from trainer.data.errors import DataError
+
+REWARD = ("reward_model", "reward_spec")
+"""Columns of verl and SkyRL: `{"style": "rule", "ground_truth": ...}`."""
+ANSWERS = (
+    "golden_answers", "gold_answers", "golden_answer", "gold_answer", "answers", "answer", "possible_answers",
+    "ground_truth", "ground_truths", "target", "targets", "final_answer", "correct_answer", "expected_answer",
+    "reference_answer", "short_answers",
+)  # fmt: skip
+"""Columns that hold the golden answers; the first that has one counts."""
+ALIASES = ("answer_aliases", "aliases")
+"""Columns with other spellings of the answer, as MuSiQue and 2WikiMultihopQA have them."""
+SOURCE = ("data_source", "dataset")
+PROMPT = ("prompt", "messages", "conversations")
+_INSIDE = ("target", "targets", "golden_answers", "answers", "answer", "value", "text", "ground_truth")
+"""Keys under which a dict keeps its answers."""
+_WANTED = {*REWARD, *ANSWERS, *ALIASES, *SOURCE, *PROMPT, *QUESTION, *IDENTITY, "extra_info", "answerable"}
+_SPLIT = "<|answer_split|>"
+"""What some data sets put between answers in one text."""
+_NUMPY = re.compile(r"array\(\s*(\[.*\])\s*(?:,\s*dtype=\w+\s*)?\)", re.DOTALL)
+_LIST = re.compile(r"\[.*\]|\(.*,.*\)", re.DOTALL)
+_OTHER_TAGS = re.compile(r"</?(?:tool_call|tool_response|tool|function|python|code)\b")
+_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A question, and the row's own names of the columns that it was read from."""
+
+    question: Question
+    read_from: tuple[str, str]
+    """Of the question's text and of the answers."""
+
+
+def is_wanted(name: str) -> bool:
+    """Whether a question may be made from a column of that name."""
+    return plain_name(name) in _WANTED
+
+
+def question_of(
+    row: Mapping[str, Any], number: int, default_source: str, names: Iterable[str] | None = None
+) -> Parsed:
+    """The question of one row. Raises DataError that says what was expected (without the place, which the
+    caller knows).
+
+    names: all columns of the file, for that message; None where the row has them all.
+    """
+    names = ", ".join(map(str, row if names is None else names)) or "none"
+    row = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
+    if field_of(row, ["answerable"]) is not None and field_of(row, ["answerable"])[1] in (
+        False,
+        "false",
+        "False",
+    ):
+        raise DataError("is marked as not answerable")
+    answers_from, golden = _golden(row, names)
+    system, user = _prompt(row)
+    text_from, text = _text(row, user, names)
+    given = field_of(row, SOURCE)
+    source = given[1] if given is not None else default_source
+    if not isinstance(source, str):
+        raise DataError(f"expected `{given[0]}`: a text, got {type(source).__name__}")
+    kept = None if user is None or user.strip() == text or _is_for_others(user) else user
+    question = Question(
+        _id(row, number, source), text, golden, source, kept, system if kept is not None else None
+    )
+    return Parsed(question, (text_from, answers_from))
+
+
+def _golden(row: Mapping[str, Any], names: str) -> tuple[str, tuple[str, ...]]:
+    """The column and the golden answers. What Search-R1 and verl score by goes before other columns; blank
+    answers do not count."""
+    for name in (*REWARD, *ANSWERS):
+        found = field_of(row, [name])
+        if found is None:
+            continue
+        own, value = found
+        if name in REWARD:
+            own, value = _ground_truth(own, value)
+        golden = _texts(value, own)
+        if not golden:
+            continue
+        for alias in ALIASES:
+            more = field_of(row, [alias])
+            golden += _texts(more[1], more[0]) if more is not None else []
+        return own, tuple(dict.fromkeys(golden))
+    empty = next((name for name in row if plain_name(name) in (*REWARD, *ANSWERS)), None)
+    if empty is not None:
+        raise DataError(f"expected `{empty}`: a list of at least one text, got none")
+    raise DataError(
+        "expected `golden_answers` (or answers, answer, possible_answers, ground_truth, reward_model.ground_truth): "
+        f"a list of texts; it has none, its columns are {names}"
+    )
+
+
+def _ground_truth(own: str, value: Any) -> tuple[str, Any]:
+    """What a reward column holds: `ground_truth`, whatever it is, in a dict or in the JSON text of one."""
+    value = _unpacked(value)
+    if not isinstance(value, dict):
+        raise DataError(f"expected `{own}`: an object with ground_truth, got {type(value).__name__}")
+    found = field_of(value, ["ground_truth", "target", "answer"])
+    return (f"{own}.{found[0]}", found[1]) if found is not None else (own, None)
+
+
+def _texts(value: Any, column: str) -> list[str]:
+    """Answers in a value: a text, a number, a list of these, a list written as text, or a dict that holds one
+    of them."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if is_missing(value):
+        return []
+    if isinstance(value, bool):
+        raise DataError(f'`{column}` is {json.dumps(value)}; expected a text, such as "yes" or "no"')
+    if isinstance(value, int | float):
+        return [_number(value, column)]
+    if isinstance(value, str):
+        return _texts_of_text(value, column)
+    if isinstance(value, list | tuple | set):
+        return [text for one in value for text in _texts(one, column)]
+    if isinstance(value, dict):
+        return _texts_of_dict(value, column)
+    raise DataError(f"expected `{column}`: a list of texts, got {type(value).__name__}")
+
+
+def _number(value: int | float, column: str) -> str:
+    """As it is written: a table's 1955.0 was 1955."""
+    if not math.isfinite(value):
+        raise DataError(f"`{column}` is {value}, which is no number")
+    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
+
+
+def _texts_of_dict(value: dict[str, Any], column: str) -> list[str]:
+    found = field_of(value, _INSIDE)
+    more = field_of(value, ALIASES)
+    if found is None and more is None:
+        if any(plain_name(key) in _INSIDE for key in value):
+            return []
+        raise DataError(
+            f"expected `{column}`: a list of texts, got an object with {', '.join(map(str, value))}"
+        )
+    return [text for one in (found, more) if one is not None for text in _texts(one[1], f"{column}.{one[0]}")]
+
+
+def _texts_of_text(text: str, column: str) -> list[str]:
+    if _SPLIT in text:
+        return [part.strip() for part in text.split(_SPLIT) if part.strip()]
+    stripped = text.strip()
+    inner = _NUMPY.fullmatch(stripped)
+    stripped = inner[1] if inner else stripped
+    if stripped.startswith("{") and isinstance(held := _unpacked(stripped), dict):
+        return _texts_of_dict(held, column)
+    if not _LIST.fullmatch(stripped):
+        return [text]
+    held = list_in(stripped)
+    if held is not None:
+        return [
+            str(one) if isinstance(one, str) else _number(one, column) for one in held if not is_missing(one)
+        ]
+    if stripped[0] == "[" and re.search(r"^[\[\s]+[\"']|[\"'][\s\]]+$", stripped):
+        raise DataError(
+            f"`{column}` looks like a list written as text that can't be read: {stripped[:_SHOWN]}"
+        )
+    return [text]
+
+
+def list_in(text: str) -> list[str | int | float] | None:
+    """The texts and numbers of a list that was written as text, by JSON, Python or NumPy; None where it is no
+    such list.
+
+    NumPy writes no commas (`['Rome' 'Roma']`), which Python would read as one text: so it is read word by word.
+    """
+    try:
+        held = json.loads(text)
+    except (ValueError, RecursionError):
+        held = None
+    if isinstance(held, list) and all(
+        isinstance(one, str | int | float) and not isinstance(one, bool) for one in held
+    ):
+        return held
+    items: list[str | int | float] = []
+    quoted = False
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text.replace("\n", " ")).readline):
+            if token.type in (tokenize.STRING, tokenize.NUMBER):
+                items.append(ast.literal_eval(token.string))
+                quoted |= token.type == tokenize.STRING
+            elif token.string not in "[](),":  # the end is an empty text
+                return None
+    except (tokenize.TokenError, SyntaxError, ValueError):
+        return None
+    is_text = [isinstance(one, str | int | float) for one in items]
+    return items if items and all(is_text) and (quoted or text[0] == "[") else None
+
+
+def _text(row: Mapping[str, Any], user: str | None, names: str) -> tuple[str, str]:
+    """The column and the question's text."""
+    info = _unpacked(row.get("extra_info"))
+    for own, found in (("", field_of(row, QUESTION)), ("extra_info.", _of_dict(info, QUESTION))):
+        if found is not None and isinstance(found[1], str):
+            return own + found[0], found[1].strip()
+        if found is not None and not own:
+            raise DataError(f"expected `{found[0]}`: a text, got {type(found[1]).__name__}")
+    if user is not None:
+        return "prompt", user.rpartition("Question:")[2].strip() or user.strip()
+    raise DataError(
+        f"expected `question`: a text (or query, problem, prompt, ...); it has none, its columns are {names}"
+    )
+
+
+def _prompt(row: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """(system turn, user turn) of a prompt: a text, or `[{"role": "user", "content": ...}]` with a system
+    turn before it or not."""
+    found = field_of(row, PROMPT)
+    if found is None:
+        return None, None
+    own, prompt = found
+    expected = f'expected `{own}`: one user turn, [{{"role": "user", "content": ...}}], or a text'
+    if isinstance(prompt, str) and not (
+        prompt.lstrip().startswith("[") and isinstance(_unpacked(prompt), list)
+    ):
+        return None, prompt
+    turns = _unpacked(prompt)
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise DataError(expected)
+    plain = [(turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))) for turn in turns]
+    system = plain.pop(0)[1] if plain and plain[0][0] == "system" else None
+    asked = plain[0][1] if plain and plain[0][0] in ("user", "human") else None
+    answered = len(plain) > 1 and own != "prompt" and plain[1][0] in ("assistant", "gpt")
+    if not isinstance(asked, str) or not asked.strip() or (len(plain) > 1 and not answered):
+        raise DataError(expected)
+    return system if isinstance(system, str) and system.strip() else None, asked
+
+
+def _is_for_others(prompt: str) -> bool:
+    """Whether a prompt tells the model to search by tags that the rollout does not act on, as verl's
+    preprocessing of Search-R1 does.
+
+    Such a prompt is left to the template, which writes its own.
+    """
+    return "<search>" not in prompt and _OTHER_TAGS.search(prompt) is not None
+
+
+def _of_dict(value: Any, names: tuple[str, ...]) -> tuple[str, Any] | None:
+    return field_of(value, names) if isinstance(value, dict) else None
+
+
+def _unpacked(value: Any) -> Any:
+    """The value, or what its JSON or Python text stands for (columns of a table hold both)."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if not isinstance(value, str) or not value.strip().startswith(("{", "[")):
+        return value
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(value)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return value
+
+
+def _id(row: Mapping[str, Any], number: int, source: str) -> str:
+    """The row's id; without one, source, split and index of `extra_info`; without that, the row's number in
+    the file, from 0."""
+    found = field_of(row, IDENTITY)
+    if found is not None and not isinstance(found[1], dict | list):
+        return str(found[1])
+    info = _unpacked(row.get("extra_info"))
+    if isinstance(info, dict) and info.get("index") is not None:
+        return f"{source}_{info.get('split') or 'row'}_{info['index']}"
+    return f"{source}_row_{number}"
