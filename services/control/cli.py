@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Annotated, Any, TypeVar
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,6 +18,9 @@ from services.control.records import (
     Done,
     RunStatus,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 A = TypeVar("A", bound=Answer)
 
@@ -50,14 +54,14 @@ def serve_control(
 
 
 def status(url: Url = URL, as_json: AsJson = False) -> None:
-    """What the running system is doing."""
+    """Show what the running system is doing."""
     answer = ask(RunStatus, "GET", url, "/v1/status")
     typer.echo(answer.model_dump_json(indent=1)) if as_json else show(answer)
 
 
 @workers_app.command("list")
 def list_workers(url: Url = URL, as_json: AsJson = False) -> None:
-    """The rollout workers."""
+    """List the rollout workers."""
     answer = ask(RunStatus, "GET", url, "/v1/status")
     if as_json:
         typer.echo(json.dumps([w.model_dump() for w in answer.workers], indent=1))
@@ -73,7 +77,7 @@ def scale(
     ] = False,
     url: Url = URL,
 ) -> None:
-    """Want another number of rollout workers, or `all`: as many as the cluster has room for. For no work at all, use `unspiral pause`."""
+    """Ask for another number of rollout workers, or `all`: as many as the cluster has room for. For no work at all, use `unspiral pause`."""
     if n.isascii() and n.isdigit() and int(n) == 0:
         raise ControlError(f"workers scale {n}: {PAUSE_INSTEAD}")
     if n != "all" and not (n.isascii() and n.isdigit() and int(n) <= MAX_WORKERS):
@@ -160,8 +164,14 @@ def show(status: RunStatus) -> None:
     show_workers(status)
 
 
-def show_workers(status: RunStatus) -> None:
+def console_for_tables() -> Console:
+    """Of the terminal's width; in a pipe wide enough for one line per row."""
     from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def show_workers(status: RunStatus) -> None:
     from rich.table import Table
 
     wanted = (
@@ -182,7 +192,7 @@ def show_workers(status: RunStatus) -> None:
             w.node,
             str(w.pid or "-"),
         )
-    console = Console(highlight=False)
+    console = console_for_tables()
     console.print(table)
     if status.problem:
         console.print(status.problem, markup=False, soft_wrap=True)

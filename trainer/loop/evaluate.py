@@ -59,7 +59,7 @@ async def evaluate(
 def run_eval(
     config: Config,
     *,
-    checkpoint: Path | None = None,
+    checkpoint: str | Path | None = None,
     data: Path | None = None,
     limit: int | None = None,
     say: Callable[[str], None] = print,
@@ -69,7 +69,7 @@ def run_eval(
     Raises Stopped after a clean stop by SIGINT or SIGTERM.
     """
     from trainer.data import models
-    from trainer.learner.checkpoint import export_checkpoint
+    from trainer.learner.checkpoint import export_checkpoint, find
     from trainer.session.signals import cancelled_by_signals, raised_by_signals
     from trainer.session.system import start_serving
 
@@ -101,5 +101,7 @@ def run_eval(
         return asyncio.run(score(models.resolve(config.model.path)))
     with tempfile.TemporaryDirectory(prefix="unspiral-eval-") as folder:
         with raised_by_signals():
-            export_checkpoint(checkpoint, Path(folder) / "model")
+            found = find(checkpoint, config.run_dir)
+            say(f"weights of {found}")
+            export_checkpoint(found, Path(folder) / "model")
         return asyncio.run(score(Path(folder) / "model"))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from trainer.config.schema import Config, ConfigError
 from trainer.data import models
-from trainer.learner.checkpoint import latest
+from trainer.learner.checkpoint import find, latest
 from trainer.loop.driver import Driver
 from trainer.loop.progress import Progress
 from trainer.loop.run_folder import RunFolder
@@ -24,15 +24,14 @@ from trainer.session.watchdog import watched
 
 
 def checkpoint_of(resume: str, folder: Path) -> Path | None:
-    """`latest` (None where the run has no checkpoint yet: it starts anew) or a path. Raises ConfigError."""
+    """`latest` (None where the run has no checkpoint yet: it starts anew) or a path. Raises ConfigError, CheckpointError."""
     if resume == "latest":
         return latest(folder)
-    path = Path(resume)
-    if not path.is_dir():
+    if not Path(resume).is_dir():
         raise ConfigError(
-            f"--resume {resume}: no such checkpoint folder; accepted: latest, or a folder such as {folder}/checkpoints/step_000010"
+            f"--resume {resume}: no such checkpoint folder; accepted: latest, a run's folder, or one such as {folder}/checkpoints/step_000010"
         )
-    return path
+    return find(resume)
 
 
 def train(config: Config, *, resume: str | None = None, console: Console | None = None) -> dict[str, Any]:
