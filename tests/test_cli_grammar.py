@@ -172,6 +172,10 @@ def test_a_checkpoint_is_found_by_its_folder_its_run_or_latest(runs, monkeypatch
             ("likelihood", "export", "out", "--store", "runs/demo-1"),
             "--store runs/demo-1: no likelihood.db in runs/demo-1",
         ),
+        (
+            ("status", "--url", "runs/demo-1"),
+            "--url runs/demo-1: no control plane is named in runs/demo-1/control.json",
+        ),
         (("index", "info"), "index info: --index is missing; expected `index info INDEX`"),
         (("index", "info", "a", "--index", "b"), "index info: two indexes given, a and b"),
         (

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from services.common.run_paths import LATEST, run_folder
 from services.control.records import (
     MAX_WORKERS,
     PAUSE_INSTEAD,
@@ -31,7 +33,7 @@ Url = Annotated[
     str,
     typer.Option(
         envvar="UNSPIRAL_CONTROL_URL",
-        help="Address of the control plane; a run's own is in runs/NAME/control.json.",
+        help="Address of the control plane, or the folder of the run that serves it (latest: the newest in runs/).",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
@@ -113,6 +115,7 @@ def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
 
     from services.control.gateway import read_answer
 
+    url = address_of(url)
     token = os.environ.get("UNSPIRAL_API_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
@@ -132,6 +135,19 @@ def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
             "give it by --url or UNSPIRAL_CONTROL_URL"
         ) from e
     return read_answer(answer, kind, url)
+
+
+def address_of(url: str) -> str:
+    """The address, where it may have been given as a run's folder or `latest`. Raises ControlError for a run that serves none now."""
+    if url != LATEST and not Path(url).is_dir():
+        return url
+    run = run_folder(url)
+    try:
+        return json.loads((run / "control.json").read_text(encoding="utf-8"))["url"]
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise ControlError(
+            f"--url {url}: no control plane is named in {run / 'control.json'}; does the run go on?"
+        ) from e
 
 
 def show(status: RunStatus) -> None:
