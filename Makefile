@@ -1,9 +1,10 @@
 # make setup   .venv with everything (CPU)          make demo    watch a search agent learn
 # make test    the test suite                       make study   GRPO without and with LLDS, side by side
+# make test-oldest   the plain install's tests with the lowest versions that pyproject.toml allows (2 minutes)
 # make test-compose   the stack of docker-compose.yml: built, used, broken in every way (21 minutes; docs/deploy.md)
 # make test-hosts     hosts as network namespaces, without containers; two are cut off for 30 s (7 minutes, root)
 # make test-chaos     runs in which everything is broken on purpose (an hour and more; docs/reliability.md)
-.PHONY: setup demo test test-chaos test-compose test-hosts study lint clean
+.PHONY: setup demo test test-oldest test-chaos test-compose test-hosts study lint clean
 PY := .venv/bin/python
 
 setup: .venv/.ready
@@ -19,6 +20,9 @@ study: setup
 
 test: setup lint
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-oldest: setup
+	deploy/test_oldest.sh
 
 # Less of it: CHAOS_STEPS=40 CHAOS_KILLS=5 make test-chaos; another seed: CHAOS_SEED=1.
 test-chaos: setup
@@ -40,4 +44,4 @@ lint: setup
 	.venv/bin/lint-imports
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .venv-oldest build *.egg-info
