@@ -22,6 +22,7 @@ from trainer.commands import version
 from trainer.commands.examples import give_examples
 from trainer.data.cli import data_app
 from trainer.data.models import model_app
+from trainer.lab import demo as _lab  # noqa: F401  # its names (lab:0) become known
 from trainer.session.output import complain, last_words, unhurried
 
 app = typer.Typer(
@@ -141,7 +142,7 @@ def evaluate(
     from trainer.config.schema import ConfigError, load_config
 
     settings = load_config(config, overrides or [])
-    from trainer.loop.evaluate import run_eval
+    from trainer.commands.evaluate import run_eval
 
     if out:  # before the scoring, not after it
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.names import nearest
-from trainer.data.models import cache_dir
+from trainer.data.models import ModelError, Scheme, cache_dir, register_scheme
 from trainer.lab.warm_start import Progress, WarmStart, warm_start
 from trainer.lab.world import make_world
 
@@ -136,3 +136,14 @@ def collapse_config(
     raw["algorithm"] = {"loss": "grpo", "llds": {"lambda": llds_lambda}}
     raw["evaluation"] |= {"limit": 100}
     return raw | {"trainer": {"steps": steps or 90, "checkpoint_every": 0, "eval_every": 15}}
+
+
+def named_model(name: str) -> Path:
+    """Folder of `lab:SEED`, the warm-started model. Raises ModelError."""
+    seed = name.removeprefix("lab:")
+    if not seed.isdecimal():
+        raise ModelError(f"model.path {name}: expected lab:SEED with a whole number, such as lab:0")
+    return lab_model(int(seed))
+
+
+register_scheme("lab", Scheme(model=named_model, file=lab_path))
