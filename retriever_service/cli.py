@@ -20,7 +20,10 @@ _out, _err = Console(), Console(stderr=True)
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, float, str], None]]:
-    """Bars on the terminal, one a stage; nothing where the output is no terminal."""
+    """Bars on the terminal, one per stage; nothing where the output is no terminal (some versions of rich print an empty line there)."""
+    if not _err.is_terminal:
+        yield lambda stage, share, note: None
+        return
     columns = (
         TextColumn("{task.description:9}"),
         BarColumn(),
@@ -28,7 +31,7 @@ def _progress() -> Iterator[Callable[[str, float, str], None]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=_err, transient=True, disable=not _err.is_terminal) as bars:
+    with Progress(*columns, console=_err, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
         def tell(stage: str, share: float, note: str) -> None:
