@@ -153,7 +153,9 @@ def test_the_retriever_loads_neither_torch_nor_ray_nor_anything_of_the_trainer(s
         "import sys; from retriever_service.http.launch import serve_in_thread; from retriever_service.settings import ServerSettings\n"
         "import retriever_service.client, retriever_service.cli\n"
         "serve_in_thread(ServerSettings(index=sys.argv[1], port=0)).stop()\n"
-        "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'trainer', 'services', 'faiss') if m in sys.modules])"
+        "heavy = [m for m in ('torch', 'ray', 'vllm', 'transformers', 'trainer', 'faiss') if m in sys.modules]\n"
+        "rooms = [m for m in sys.modules if m.startswith('services.') and not m.startswith('services.common')]\n"
+        "print(heavy + rooms)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(small_index)],
