@@ -1,10 +1,11 @@
 # make setup   .venv with everything (CPU)          make demo    watch a search agent learn
 # make check   lint and the fast half of the tests     make study   GRPO without and with LLDS, side by side
 # make test    the whole test suite                    make docs    the pages as a site, in build/site
+# make test-oldest   the plain install's tests with the lowest versions that pyproject.toml allows (2 minutes)
 # make test-compose   the stack of docker-compose.yml: built, used, broken in every way (21 minutes; docs/deploy.md)
 # make test-hosts     hosts as network namespaces, without containers; two are cut off for 30 s (7 minutes, root)
 # make test-chaos     runs in which everything is broken on purpose (an hour and more; docs/reliability.md)
-.PHONY: setup demo check test test-chaos test-compose test-hosts study docs lint clean
+.PHONY: setup demo check test test-oldest test-chaos test-compose test-hosts study docs lint clean
 PY := .venv/bin/python
 
 setup: .venv/.ready
@@ -24,6 +25,9 @@ check: setup lint
 
 test: setup lint
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-oldest: setup
+	deploy/test_oldest.sh
 
 # Less of it: CHAOS_STEPS=40 CHAOS_KILLS=5 make test-chaos; another seed: CHAOS_SEED=1.
 test-chaos: setup
@@ -48,4 +52,4 @@ lint: setup
 	.venv/bin/lint-imports --no-cache
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .venv-oldest build *.egg-info

@@ -20,7 +20,10 @@ _out, _err = Console(), Console(stderr=True)
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, float, str], None]]:
-    """Bars on the terminal, one a stage; nothing where the output is no terminal."""
+    """Bars on the terminal, one per stage; nothing where the output is no terminal (some versions of rich print an empty line there)."""
+    if not _err.is_terminal:
+        yield lambda stage, share, note: None
+        return
     columns = (
         TextColumn("{task.description:9}"),
         BarColumn(),
@@ -28,7 +31,7 @@ def _progress() -> Iterator[Callable[[str, float, str], None]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=_err, transient=True, disable=not _err.is_terminal) as bars:
+    with Progress(*columns, console=_err, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
         def tell(stage: str, share: float, note: str) -> None:
@@ -51,6 +54,23 @@ def _report(out: Path, info) -> None:
         _err.print(text, markup=False, soft_wrap=True)
 
 
+def _one_index(command: str, positional: str | None, option: str | None) -> str:
+    """The index, which may stand alone or behind `--index`. Raises BadSetting where it does neither, or both."""
+    given = [value for value in (positional, option) if value is not None]
+    if len(given) != 1:
+        what = "--index is missing" if not given else f"two indexes given, {' and '.join(given)}"
+        raise BadSetting(
+            f"{command}: {what}; expected `{command} INDEX`, a folder made by `unspiral index build`"
+        )
+    return given[0]
+
+
+IndexPlace = Annotated[
+    str | None, typer.Argument(metavar="INDEX", help="Folder of an index; --index takes it too.")
+]
+IndexOption = Annotated[
+    str | None, typer.Option("--index", "--index_path", help="The index, if not given alone.")
+]
 Corpus = Annotated[
     Path, typer.Option("--corpus", "--corpus_path", help="Corpus file or folder, of any layout in docs/data.md.")
 ]
@@ -115,14 +135,13 @@ def build(
 
 @index_app.command("convert")
 def convert(
-    index: Annotated[
-        Path,
-        typer.Option(
-            "--index", "--index_path", help="A dense index of type Flat, or a FAISS file (with --corpus)."
-        ),
-    ],
     out: Annotated[Path, typer.Option(help="Folder of the index to be made.")],
     vector_type: VectorType,
+    place: Annotated[
+        str | None,
+        typer.Argument(metavar="INDEX", help="A dense index of type Flat, or a FAISS file (with --corpus)."),
+    ] = None,
+    index: IndexOption = None,
     corpus: Annotated[
         Path | None,
         typer.Option("--corpus", "--corpus_path", help="The corpus that a FAISS file was made from."),
@@ -142,9 +161,10 @@ def convert(
     """Make a smaller or faster index from an exact one, and print the recall that it keeps."""
     from retriever_service.indexing.convert import as_percent, convert_index
 
+    exact = Path(_one_index("index convert", place, index))
     with _progress() as tell:
         info, measured = convert_index(
-            index, out, vector_type, corpus=corpus, model=model, family=family, nprobe=nprobe, ef_search=ef_search, queries=queries,
+            exact, out, vector_type, corpus=corpus, model=model, family=family, nprobe=nprobe, ef_search=ef_search, queries=queries,
             sample=sample, skip_bad=skip_bad, overwrite=overwrite, progress=tell,
         )  # fmt: skip
     _report(out, info)
@@ -160,22 +180,25 @@ def convert(
 
 @index_app.command("push")
 def push(
-    index: Annotated[Path, typer.Option(help="Folder of a dense index.")],
     to: Annotated[
         str, typer.Option(help="qdrant+http://HOST:PORT/COLLECTION; an API key is read from QDRANT_API_KEY.")
     ],
+    place: IndexPlace = None,
+    index: IndexOption = None,
 ) -> None:
     """Copy a dense index into a Qdrant collection, which `serve retriever --index qdrant+...` then searches."""
     from retriever_service.remote import push as push_index
 
+    dense = Path(_one_index("index push", place, index))
     with _progress() as tell:
-        points = push_index(index, to, lambda done, of: tell("push", done / of, f"{done:,} points"))
+        points = push_index(dense, to, lambda done, of: tell("push", done / of, f"{done:,} points"))
     _out.print(f"{to}: {points:,} points", soft_wrap=True, markup=False)
 
 
 @index_app.command("info")
 def info(
-    index: Annotated[Path, typer.Option("--index", "--index_path", help="Folder of an index.")],
+    place: IndexPlace = None,
+    index: IndexOption = None,
     corpus: Annotated[
         Path | None,
         typer.Option("--corpus", "--corpus_path", help="Check that the index was built from this file."),
@@ -186,7 +209,7 @@ def info(
 
     from retriever_service.index import verify
 
-    _out.print_json(data=asdict(verify(index, corpus)))
+    _out.print_json(data=asdict(verify(Path(_one_index("index info", place, index)), corpus)))
 
 
 @index_app.command("search")
@@ -234,6 +257,7 @@ def search(
 
 
 def serve_retriever(
+    place: Annotated[str | None, typer.Argument(metavar="INDEX", help="What --index takes.")] = None,
     index: Annotated[
         str | None,
         typer.Option(
@@ -338,10 +362,7 @@ def serve_retriever(
     from retriever_service.http.launch import run
     from retriever_service.settings import ServerSettings
 
-    if index is None:
-        raise BadSetting(
-            "serve retriever: --index is missing; expected a folder made by `unspiral index build`"
-        )
+    index = _one_index("serve retriever", place, index)
     if topk > max_topk:
         raise BadSetting(f"--topk {topk}: at most --max-topk, {max_topk}, passages are answered")
     if token_env and not os.environ.get(token_env):

@@ -21,6 +21,7 @@ from retriever_service.errors import BadSetting, EnvironmentLacks, RetrieverUnav
 from retriever_service.index import FORMAT, IndexInfo, verify
 from retriever_service.ranking import Reranker
 from services.common.answers import clean_text
+from services.common.extras import not_imported
 
 PREFIX = "qdrant+"
 API_KEY_VARIABLE = "QDRANT_API_KEY"
@@ -31,10 +32,8 @@ def connect(address: str, timeout_seconds: int = 30):
     """(client, collection) of an address. The API key, if any, comes from the environment."""
     try:
         from qdrant_client import QdrantClient
-    except ImportError:
-        raise EnvironmentLacks(
-            "a qdrant address needs the package qdrant-client: pip install 'unspiral[qdrant]'"
-        ) from None
+    except ImportError as error:
+        raise EnvironmentLacks(f"{address}: {not_imported(error, 'qdrant')}") from None
     parts = urlsplit(address.removeprefix(PREFIX))
     folder, _, collection = parts.path.rstrip("/").rpartition("/")
     if parts.scheme not in ("http", "https", "file") or not collection:

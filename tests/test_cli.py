@@ -57,6 +57,7 @@ def test_the_resolved_configuration_holds_the_override(run, config):
 
 
 def test_a_model_folder_that_is_none_stops_a_run_before_anything_starts(run, config, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)
     status, _, err = run("train", "--config", config, "model.path=./nowhere")
     assert status == 2

@@ -125,7 +125,7 @@ def test_rules_in_a_file_change_the_replay_and_a_bad_key_is_named(tmp_path):
     )
     (tmp_path / "rules.yaml").write_text("lag_nat: -0.05\n")
     error = unspiral("monitor", "replay", tmp_path, "--rules", tmp_path / "rules.yaml").exception
-    assert str(error) == f"{tmp_path / 'rules.yaml'}: lag_nat: unknown key"
+    assert str(error) == f"{tmp_path / 'rules.yaml'}: lag_nat: unknown key; did you mean lag_nats?"
 
 
 def test_the_service_runs_alone_says_where_it_is_and_ends_cleanly(tmp_path):

@@ -63,9 +63,9 @@ def test_what_is_needed_grows_with_workers(model, config):
         check_room(config, model, disk_free=64 * GIB, memory_free=4 * GIB)
 
 
-def test_without_a_terminal_each_step_is_a_line(config):
+def test_without_a_terminal_each_step_is_a_line_and_the_columns_line_up_within_80(config):
     out = io.StringIO()
-    with Progress(10, Console(file=out, width=200)) as progress:
+    with Progress(2000, Console(file=out)) as progress:
         progress.stage("rollout", 1)
         metrics = {
             "step": 1,
@@ -75,12 +75,30 @@ def test_without_a_terminal_each_step_is_a_line(config):
             "phase": "healthy",
             "time/step": 2.0,
         }
+        full = {
+            "displacement/mean": -0.0123,
+            "probe/lag": -0.125,
+            "llds/active_tokens": 12345,
+            "rollout/tokens_per_s": 3400.0,
+            "phase": "acceleration",
+            "time/step": 338.2,
+        }
         progress.step(metrics, [])
-        progress.step(metrics | {"step": 2}, [])
-    lines = out.getvalue().splitlines()
-    assert lines[0].startswith("step  reward  logp right  logp wrong")
-    assert lines[1].split() == ["1", "0.500", "-0.250", "-", "-", "-", "-", "-", "2.0", "healthy", "0m18s"]
-    assert lines[2].endswith("0m16s")
+        progress.step(metrics | full | {"step": 1999, "logp/wrong": -1.5}, [])
+    header, first, second = out.getvalue().splitlines()
+    assert first.split() == ["1", "0.500", "-0.250", "-", "-", "-", "-", "-", "2.0", "1h06m", "healthy"]
+    assert second.endswith("338.2  2m50s acceleration")
+    assert max(map(len, (header, first, second))) <= 80
+    for name in ("reward", "right", "wrong", "s/step", "left"):
+        end = header.index(name) + len(name)
+        assert all(row[end] == " " and row[end - 1] != " " for row in (first, second)), name
+
+
+def test_a_line_in_a_pipe_is_not_broken_where_a_terminal_would_end():
+    out, path = io.StringIO(), "/a/path/" + "long/" * 30
+    with Progress(2, Console(file=out)) as progress:
+        progress.say(f"run folder: {path}")
+    assert out.getvalue() == f"run folder: {path}\n"
 
 
 def test_on_a_terminal_there_is_a_live_table():

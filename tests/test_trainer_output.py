@@ -125,7 +125,7 @@ def test_what_is_unhurried_already_stays_so():
 @pytest.mark.parametrize("terminal", [False, True])
 def test_what_a_run_says_is_printed_as_it_is_with_its_brackets(terminal):
     said = [
-        "warning: pip install 'unspiral[cpu]'",
+        "warning: pip install '.[cpu]'",
         "rank 0 died: cannot open [/usr/lib/x.so]",
         "run folder: /runs/[red]",
     ]

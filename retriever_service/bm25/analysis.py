@@ -12,6 +12,7 @@ import Stemmer
 from bm25s import stopwords
 
 from retriever_service.errors import BadSetting
+from services.common.names import accepted
 
 _WORD = re.compile(r"\w+")
 _MAY_HAVE_MARKS = re.compile("[^\x00-\u02ff\u2000-\u20cf]")
@@ -51,7 +52,7 @@ class Analyzer:
     def __init__(self, settings: AnalyzerSettings) -> None:
         known = ["none", *Stemmer.algorithms()]
         if settings.language not in known:
-            raise BadSetting(f"language {settings.language!r}: accepted are {', '.join(known)}")
+            raise BadSetting(f"language {settings.language!r}: {accepted(settings.language, known)}")
         self.settings = settings
         plain, self._turkish = settings.language == "none", settings.language == "turkish"
         self._stop = frozenset(

@@ -17,6 +17,8 @@ import numpy as np
 
 from retriever_service.dense.model_files import loading
 from retriever_service.errors import BadSetting, EnvironmentLacks
+from services.common.extras import not_imported
+from services.common.names import accepted
 
 BGE_QUERY = "Represent this sentence for searching relevant passages: "
 FAMILIES: dict[str, tuple[str, str, str | None]] = {
@@ -58,7 +60,7 @@ def family_of(name: str | None, model: str) -> str:
             return found
         if name == "auto":
             return "auto"
-        raise BadSetting(f"retriever_name {name!r}: accepted for a dense index are {', '.join(FAMILIES)}")
+        raise BadSetting(f"retriever_name {name!r}, for a dense index: {accepted(name, FAMILIES)}")
     words = re.split(r"[-_.]+", model_name(model).lower())
     if "mistral" in words or {"e5", "instruct"} <= set(
         words
@@ -92,13 +94,11 @@ class Encoder:
             from sentence_transformers.base.modules import Transformer
             from sentence_transformers.sentence_transformer.modules import Pooling
         except ImportError as error:
-            raise EnvironmentLacks(
-                f"dense search needs the package {error.name}: pip install 'unspiral[dense]'"
-            ) from None
+            raise EnvironmentLacks(f"dense search: {not_imported(error, 'dense')}") from None
         if settings.family not in FAMILIES:
-            raise BadSetting(f"encoder family {settings.family!r}: accepted are {', '.join(FAMILIES)}")
+            raise BadSetting(f"encoder family {settings.family!r}: {accepted(settings.family, FAMILIES)}")
         if dtype not in DTYPES:
-            raise BadSetting(f"encoder dtype {dtype!r}: accepted are {', '.join(DTYPES)}")
+            raise BadSetting(f"encoder dtype {dtype!r}: {accepted(dtype, DTYPES)}")
         self.settings = settings
         self._query_prefix, self._passage_prefix, pooling = FAMILIES[settings.family]
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from retriever_service.dense.model_files import loading
 from retriever_service.errors import BadSetting, EnvironmentLacks
+from services.common.extras import not_imported
 
 MAX_TOKENS = 512
 
@@ -15,9 +16,7 @@ class CrossEncoderReranker:
         try:
             from sentence_transformers import CrossEncoder
         except ImportError as error:
-            raise EnvironmentLacks(
-                f"reranking needs the package {error.name}: pip install 'unspiral[dense]'"
-            ) from None
+            raise EnvironmentLacks(f"reranking: {not_imported(error, 'dense')}") from None
         with loading("reranker", model):
             self._model = CrossEncoder(model)
         if self._model.num_labels != 1:

@@ -11,6 +11,7 @@ import numpy as np
 
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
 from retriever_service.errors import BadSetting, EnvironmentLacks, IndexInvalid
+from services.common.extras import not_imported
 
 FOLDER, INDEX_FILE = "dense", "faiss.index"
 
@@ -19,10 +20,8 @@ def import_faiss():
     """The module `faiss`, or EnvironmentLacks saying how to get it."""
     try:
         import faiss
-    except ImportError:
-        raise EnvironmentLacks(
-            "dense search needs the package faiss: pip install 'unspiral[dense]'"
-        ) from None
+    except ImportError as error:
+        raise EnvironmentLacks(f"dense search: {not_imported(error, 'dense')}") from None
     return faiss
 
 

@@ -19,6 +19,7 @@ from retriever_service.indexing.scan import PROGRESS_FILE, SCRATCH_FILES, Scanne
 from retriever_service.indexing.sinks import PostingsSink, VectorSink
 from retriever_service.rows import BLOCKS_FILE, PLACES_FILE
 from services.common.files import lock, put_folder, write_atomically
+from services.common.names import accepted
 
 Progress = Callable[[str, float, str], None]
 """Told the stage, the share done (0 to 1) and a short text."""
@@ -62,7 +63,7 @@ def build_index(
 
     corpus, out, tell = Path(corpus), Path(out), progress or (lambda stage, share, text: None)
     if backend not in BACKENDS:
-        raise BadSetting(f"backend {backend!r}: accepted are {', '.join(BACKENDS)}")
+        raise BadSetting(f"backend {backend!r}: {accepted(backend, BACKENDS)}")
     settings: dict = {}
     sinks: dict[str, PostingsSink | VectorSink] = {}
     vector_bytes = 0

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Annotated, Any, TypeVar
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from services.common.run_paths import LATEST, run_folder
 from services.control.records import (
     MAX_WORKERS,
     PAUSE_INSTEAD,
@@ -18,6 +21,9 @@ from services.control.records import (
     RunStatus,
 )
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 A = TypeVar("A", bound=Answer)
 
 workers_app = typer.Typer(no_args_is_help=True, help="The rollout workers of a running system.")
@@ -27,7 +33,7 @@ Url = Annotated[
     str,
     typer.Option(
         envvar="UNSPIRAL_CONTROL_URL",
-        help="Address of the control plane; a run's own is in runs/NAME/control.json.",
+        help="Address of the control plane, or the folder of the run that serves it (latest: the newest in runs/).",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
@@ -50,14 +56,14 @@ def serve_control(
 
 
 def status(url: Url = URL, as_json: AsJson = False) -> None:
-    """What the running system is doing."""
+    """Show what the running system is doing."""
     answer = ask(RunStatus, "GET", url, "/v1/status")
     typer.echo(answer.model_dump_json(indent=1)) if as_json else show(answer)
 
 
 @workers_app.command("list")
 def list_workers(url: Url = URL, as_json: AsJson = False) -> None:
-    """The rollout workers."""
+    """List the rollout workers."""
     answer = ask(RunStatus, "GET", url, "/v1/status")
     if as_json:
         typer.echo(json.dumps([w.model_dump() for w in answer.workers], indent=1))
@@ -73,7 +79,7 @@ def scale(
     ] = False,
     url: Url = URL,
 ) -> None:
-    """Want another number of rollout workers, or `all`: as many as the cluster has room for. For no work at all, use `unspiral pause`."""
+    """Ask for another number of rollout workers, or `all`: as many as the cluster has room for. For no work at all, use `unspiral pause`."""
     if n.isascii() and n.isdigit() and int(n) == 0:
         raise ControlError(f"workers scale {n}: {PAUSE_INSTEAD}")
     if n != "all" and not (n.isascii() and n.isdigit() and int(n) <= MAX_WORKERS):
@@ -109,6 +115,7 @@ def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
 
     from services.control.gateway import read_answer
 
+    url = address_of(url)
     token = os.environ.get("UNSPIRAL_API_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
@@ -128,6 +135,19 @@ def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
             "give it by --url or UNSPIRAL_CONTROL_URL"
         ) from e
     return read_answer(answer, kind, url)
+
+
+def address_of(url: str) -> str:
+    """The address, where it may have been given as a run's folder or `latest`. Raises ControlError for a run that serves none now."""
+    if url != LATEST and not Path(url).is_dir():
+        return url
+    run = run_folder(url)
+    try:
+        return json.loads((run / "control.json").read_text(encoding="utf-8"))["url"]
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise ControlError(
+            f"--url {url}: no control plane is named in {run / 'control.json'}; does the run go on?"
+        ) from e
 
 
 def show(status: RunStatus) -> None:
@@ -160,8 +180,14 @@ def show(status: RunStatus) -> None:
     show_workers(status)
 
 
-def show_workers(status: RunStatus) -> None:
+def console_for_tables() -> Console:
+    """Of the terminal's width; in a pipe wide enough for one line per row."""
     from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def show_workers(status: RunStatus) -> None:
     from rich.table import Table
 
     wanted = (
@@ -182,7 +208,7 @@ def show_workers(status: RunStatus) -> None:
             w.node,
             str(w.pid or "-"),
         )
-    console = Console(highlight=False)
+    console = console_for_tables()
     console.print(table)
     if status.problem:
         console.print(status.problem, markup=False, soft_wrap=True)

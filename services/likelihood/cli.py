@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from services.common.names import accepted
+from services.common.run_paths import LATEST, run_folder
 from services.likelihood.records import LikelihoodError
+
+if TYPE_CHECKING:
+    from services.likelihood.store.base import LikelihoodStore
 
 likelihood_app = typer.Typer(help="The likelihood store's upkeep.", no_args_is_help=True)
 monitor_app = typer.Typer(help="The phase monitor.", no_args_is_help=True)
@@ -16,7 +21,7 @@ Store = Annotated[
     str,
     typer.Option(
         envvar="UNSPIRAL_STORE",
-        help="File path, sqlite:PATH or redis://HOST:PORT/DB; a password belongs into the variable.",
+        help="File, sqlite:PATH, redis://HOST:PORT/DB, a run's folder, or latest; a password belongs into the variable.",
     ),
 ]
 RunName = Annotated[str | None, typer.Option("--run", help="One run; all if left out.")]
@@ -51,7 +56,7 @@ def serve_likelihood(
     from services.likelihood.launch import ServeSettings, serve_forever
 
     settings = ServeSettings(
-        store=store, host=host, port=port, token_steps=token_steps, memory_mib=memory_mib, rules=read_rules(rules),
+        store=_store_of(store), host=host, port=port, token_steps=token_steps, memory_mib=memory_mib, rules=read_rules(rules),
         tensorboard=str(tensorboard) if tensorboard else None, wandb=wandb,
     )  # fmt: skip
     raise typer.Exit(serve_forever(settings, announce=lambda line: typer.echo(line, err=True)))
@@ -59,7 +64,10 @@ def serve_likelihood(
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run folders (or metrics.jsonl files); several are overlaid.")
+        list[Path],
+        typer.Argument(
+            help="Runs: a folder, its metrics.jsonl, a checkpoint in it, or latest; several are overlaid."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="File to write; report.html in the first run's folder if left out.")
@@ -68,8 +76,9 @@ def report(
     """Write one self-contained HTML page with the curves, phases and alarms of recorded runs."""
     from services.likelihood.exports.report import write_report
 
-    first = runs[0] if runs[0].is_dir() else runs[0].parent
-    typer.echo(write_report(runs, out or first / "report.html"))
+    found = [run_folder(run) for run in runs]
+    first = found[0] if found[0].is_dir() else found[0].parent
+    typer.echo(write_report(found, out or first / "report.html"))
 
 
 @likelihood_app.command("prune")
@@ -90,7 +99,7 @@ def prune(
     if keep_steps is None and older_than_days is None:
         raise LikelihoodError("likelihood prune: expected --keep-steps or --older-than-days")
     with _opened(store) as opened:
-        names = [run] if run else [info.run for info in opened.runs()]
+        names = _chosen(opened, run)
         gone = upkeep.prune(opened, names, keep_steps=keep_steps, older_than_days=older_than_days)
     typer.echo(f"{gone['runs']} runs and {gone['trajectories']} trajectories forgotten")
 
@@ -108,7 +117,7 @@ def export(
     from services.likelihood.exports import mirrors, upkeep
 
     with _opened(store) as opened:
-        for name in [run] if run else [info.run for info in opened.runs()]:
+        for name in _chosen(opened, run):
             if to == "parquet":
                 for path in upkeep.export_parquet(opened, name, Path(out)):
                     typer.echo(path)
@@ -119,7 +128,9 @@ def export(
 
 @monitor_app.command("replay")
 def replay(
-    metrics: Annotated[Path, typer.Argument(help="metrics.jsonl of a run, or the run's folder.")],
+    metrics: Annotated[
+        Path, typer.Argument(help="A run's folder, its metrics.jsonl, a checkpoint in it, or latest.")
+    ],
     rules: Rules = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
@@ -158,7 +169,31 @@ def _opened(url: str):
 
     from services.likelihood.store.base import open_store
 
+    url = _store_of(url)
     path = Path(url.removeprefix("sqlite:"))
     if "://" not in url and not path.exists():
         raise LikelihoodError(f"likelihood store {path}: no such file; give it with --store")
     return closing(open_store(url))
+
+
+def _store_of(url: str) -> str:
+    """Address of a store, where it may have been given as a run's folder or `latest`."""
+    if url != LATEST and not Path(url).is_dir():
+        return url
+    run = run_folder(url)
+    store = run / "likelihood.db"
+    if not store.is_file():
+        raise LikelihoodError(
+            f"--store {url}: no likelihood.db in {run}; a run with a store.url keeps it there"
+        )
+    return str(store)
+
+
+def _chosen(store: LikelihoodStore, run: str | None) -> list[str]:
+    """Names of the runs to work on: one, which must be there, or all."""
+    names = [info.run for info in store.runs()]
+    if run is None:
+        return names
+    if run not in names:
+        raise LikelihoodError(f"--run {run}: no such run in the store; {accepted(run, names)}")
+    return [run]

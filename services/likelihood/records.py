@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from services.common.http.errors import OneLineError
+from services.common.names import accepted
 
 MAX_STEP = 1_000_000
 """A curve is held densely, 8 bytes a step: one post of a far-off step must not cost gigabytes."""
@@ -260,13 +262,13 @@ def _dicts_of(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return [one for one in held if isinstance(one, dict)] if isinstance(held, list) else []
 
 
-def one_line(error: ValidationError) -> str:
-    """The first mistake, as `trajectories.3.actions.0.logp_before: what is accepted (got ...)`."""
+def one_line(error: ValidationError, known: Collection[str] = ()) -> str:
+    """The first mistake, as `trajectories.3.actions.0.logp_before: what is accepted (got ...)`. `known`: the accepted keys, for a guess."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     given = first.get("input")
     if first["type"] == "extra_forbidden":
-        return f"{key}: unknown key"
+        return f"{key}: unknown key" + (f"; {accepted(key, known)}" if known else "")
     if first["type"] == "missing":
         return f"{key}: required, and not given"
     if first["type"] == "json_invalid":

@@ -15,9 +15,12 @@ from typing import Annotated, Any, Literal
 import typer
 
 from retriever_service.cli import index_app, serve_retriever
+from services.common.extras import not_imported
 from services.common.files import write_atomically
 from services.control.cli import pause, resume, serve_control, status, workers_app
 from services.likelihood.cli import likelihood_app, monitor_app, report, serve_likelihood
+from trainer.commands import version
+from trainer.commands.examples import give_examples
 from trainer.data.cli import data_app
 from trainer.data.models import model_app
 from trainer.lab import demo as _lab  # noqa: F401  # its names (lab:0) become known
@@ -59,6 +62,22 @@ MACHINE_FULL = (
 )
 """Errors of the machine, not of the path that was given."""
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo("\n".join(version.lines()))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print versions and exit."),
+    ] = False,
+) -> None:
+    """Train search agents with GRPO + LLDS, and watch likelihood while it happens."""
+
+
 ConfigFile = Annotated[Path, typer.Option("--config", help="Configuration file (YAML).")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Changes to it, such as learner.lr=1e-5 run.name=mine.")
@@ -70,14 +89,14 @@ def train(
     config: ConfigFile,
     overrides: Overrides = None,
     resume: Annotated[
-        str | None, typer.Option(help="Go on with the run: latest, or a checkpoint folder.")
+        str | None, typer.Option(help="Go on with the run: latest, a checkpoint, or a run's folder.")
     ] = None,
     allow_changed: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY", help="With --resume: go on though this key has changed. Repeatable."),
     ] = None,
 ) -> None:
-    """Train. The run's files go to run.dir/run.name."""
+    """Train a policy. The run's files go to run.dir/run.name."""
     from trainer.config.schema import load_config
 
     settings = load_config(config, overrides or [])
@@ -123,7 +142,8 @@ def evaluate(
     config: ConfigFile,
     overrides: Overrides = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Checkpoint folder of a run; none: model.path itself.")
+        str | None,
+        typer.Option(help="A checkpoint, a run's folder, or latest (of this run); none: model.path itself."),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Question file; none: data.eval of the configuration.")
@@ -184,7 +204,7 @@ def demo(
         ),
     ] = False,
 ) -> None:
-    """The whole system on this machine: a tiny model learns to search a made-up encyclopaedia."""
+    """Run the whole system on this machine: a tiny model learns to search a made-up encyclopaedia."""
     from rich.console import Console
 
     from trainer.lab.show import run_collapse, run_demo
@@ -199,14 +219,18 @@ def demo(
 
 @app.command()
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder of a run.")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(help="A checkpoint, a run's folder (its newest), or latest (of the runs in runs/)."),
+    ],
     out: Annotated[Path, typer.Argument(help="Folder to make.")],
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder."""
-    from trainer.learner.checkpoint import export_checkpoint
+    from trainer.learner.checkpoint import export_checkpoint, find
 
-    export_checkpoint(checkpoint, out)
-    typer.echo(f"written to {out}")
+    found = find(checkpoint)
+    export_checkpoint(found, out)
+    typer.echo(f"{found} written to {out}")
 
 
 @app.command()
@@ -246,6 +270,9 @@ def config_schema() -> None:
     typer.echo(json.dumps(Config.model_json_schema(by_alias=True), indent=1))
 
 
+give_examples(app)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command; a mistake of the user's becomes one line on stderr and its exit status."""
     try:
@@ -261,10 +288,13 @@ def main(argv: list[str] | None = None) -> int:
             complain(f"unspiral: {error}")
             code = error.exit_code
         elif isinstance(error, ModuleNotFoundError):
-            what = "is not installed; this command needs the extra cpu or gpu: pip install 'unspiral[cpu]'"
+            what = not_imported(error)
             if (error.name or "").split(".")[0] in ("trainer", "services", "retriever_service"):
-                what = f"is a part of Unspiral and is not in {Path(__file__).parents[2]}: the code there is not whole, or was replaced in mid-run"
-            complain(f"unspiral: {error.name} {what}")
+                what = (
+                    f"{error.name} is a part of Unspiral and is not in {Path(__file__).parents[2]}: "
+                    "the code there is not whole, or was replaced in mid-run"
+                )
+            complain(f"unspiral: {what}")
             code = 3
         elif (
             isinstance(error, OSError) and error.filename is not None

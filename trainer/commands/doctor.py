@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from services.common.extras import how_to_install
 from trainer.commands import listeners
 from trainer.commands.leftovers import find_leftovers
 
@@ -29,6 +30,8 @@ PACKAGES = {
     "dense retrieval": ("faiss-cpu", "sentence-transformers"),
     "Redis store": ("redis",),
 }
+EXTRA_OF = {"training": "cpu", "dense retrieval": "dense", "Redis store": "redis"}
+"""What is installed for a row of `PACKAGES`; a plain install brings the first."""
 GIB = 1 << 30
 ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 """Opens an address. By no proxy, like the clients of these services."""
@@ -69,7 +72,7 @@ def check_packages(rooms: tuple[str, ...] = tuple(PACKAGES)) -> Iterator[Finding
             room,
             "good" if not missing else "bad" if needed else "note",
             seen,
-            f"not installed: {', '.join(missing)}" if missing else "",
+            f"not installed: {', '.join(missing)}; {how_to_install(EXTRA_OF.get(room))}" if missing else "",
         )
     if "training" in rooms:
         yield from check_engine()
@@ -81,9 +84,7 @@ def check_engine() -> Iterator[Finding]:
         "vLLM",
         "good" if engine else "note",
         engine or "none",
-        ""
-        if engine
-        else "pip install 'unspiral[cpu]' or 'unspiral[gpu]'; until then rollout.engine=transformers",
+        "" if engine else f"{how_to_install('cpu')}; until then rollout.engine=transformers",
     )
     for name in ("torchvision", "torchaudio"):
         torch = version("torch") or ""

@@ -8,6 +8,7 @@ import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
+from services.common.extras import EXTRAS, how_to_install
 from trainer.commands.doctor import GIB, Finding, ask, version
 
 READY = {
@@ -126,7 +127,9 @@ def check_store() -> Iterator[Finding]:
             f"{' '.join(str(e).split())[:200]} (is redis up, and REDIS_PASSWORD the same on both sides?)",
         )
     except ModuleNotFoundError as e:
-        yield Finding("store", "bad", shown, f"{e.name} is not installed: build the image with EXTRAS=redis")
+        yield Finding(
+            "store", "bad", shown, f"{e.name} is not installed: build the image with EXTRAS={EXTRAS['redis']}"
+        )
     else:
         yield Finding("store", "good", f"{shown}: {runs} runs")
 
@@ -142,7 +145,7 @@ def check_cluster() -> Iterator[Finding]:
         "Ray",
         "good" if ray else "bad",
         ray or "none",
-        "" if ray else "pip install 'unspiral[cpu]' or 'unspiral[gpu]'",
+        "" if ray else how_to_install("cpu"),
     )
     token = os.environ.get("UNSPIRAL_API_TOKEN", "")
     url = READY["control"].replace("/readyz", "/v1/status")

@@ -11,7 +11,7 @@ from typing import Any
 from services.common import signals
 from trainer.config.schema import Config, ConfigError
 from trainer.data import models
-from trainer.learner.checkpoint import export_checkpoint
+from trainer.learner.checkpoint import export_checkpoint, find
 from trainer.loop.evaluate import evaluate
 from trainer.session.system import start_serving
 
@@ -19,7 +19,7 @@ from trainer.session.system import start_serving
 def run_eval(
     config: Config,
     *,
-    checkpoint: Path | None = None,
+    checkpoint: str | Path | None = None,
     data: Path | None = None,
     limit: int | None = None,
     say: Callable[[str], None] = print,
@@ -56,5 +56,7 @@ def run_eval(
         return asyncio.run(score(models.resolve(config.model.path)))
     with tempfile.TemporaryDirectory(prefix="unspiral-eval-") as folder:
         with signals.raised():
-            export_checkpoint(checkpoint, Path(folder) / "model")
+            found = find(checkpoint, config.run_dir)
+            say(f"weights of {found}")
+            export_checkpoint(found, Path(folder) / "model")
         return asyncio.run(score(Path(folder) / "model"))

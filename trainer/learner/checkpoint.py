@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.common.files import move, put_folder, readable_as_usual, sync
+from services.common.run_paths import LATEST, METRICS, is_run, near_run, newest_run, run_folder
 from trainer.learner.model_identity import weights_digest
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ ASIDE = ".tmp-"
 """What the names of folders that are being written begin with."""
 NEEDED = ("state.json", "learner.json", "model/config.json", "weights/", "rng/")
 """Files of every checkpoint, and folders that hold at least one."""
+ACCEPTED = "RUN, RUN/checkpoints/step_000010 or latest"
 _NAME = re.compile(r"^step_(\d+)(\.old)?$")
 _WEIGHTS = re.compile(r"\.(safetensors|bin|gguf|pt|pth|h5|msgpack|onnx)$|\.index\.json$")
 
@@ -143,6 +145,31 @@ def require_whole(path: Path) -> None:
         raise CheckpointError(f"checkpoint {path}: no such folder")
     if problem := fault(path):
         raise CheckpointError(f"checkpoint {path} is torn or changed: {problem}")
+
+
+def find(given: str | Path, run: Path | None = None) -> Path:
+    """The checkpoint that a user names: its folder, a run's (the newest whole one of it), or `latest`, which is that of `run`, or, with
+    none given, of the run in `runs/` that was written to last. It may be torn where its own folder is named. Raises CheckpointError."""
+    path = Path(given)
+    path = path.parent if path.name == METRICS else path
+    if str(given) == LATEST and not path.exists():
+        run = run or newest_run()
+    else:
+        if not path.is_dir():
+            raise CheckpointError(f"checkpoint {given}: no such folder{near_run(path)}")
+        if (path / MANIFEST).exists() or _NAME.match(path.name):
+            return path
+        run = run_folder(path)
+        if not is_run(run) and not (run / "checkpoints").is_dir():
+            raise CheckpointError(
+                f"checkpoint {given}: neither a checkpoint nor a run's folder; expected {ACCEPTED}"
+            )
+    found = latest(run)
+    if found is None:
+        raise CheckpointError(
+            f"checkpoint {given}: {run} has no whole checkpoint (see trainer.checkpoint_every)"
+        )
+    return found
 
 
 def latest(run_dir: str | Path, *, before: int | None = None, checksums: bool = True) -> Path | None:
@@ -297,10 +324,11 @@ def exported(out: Path, model_files: Path, *, dtype: str, about: dict[str, Any])
 
 
 def export_checkpoint(checkpoint: str | Path, out: str | Path) -> Path:
-    """A checkpoint's policy as a plain Hugging Face folder with tokenizer, in the run's compute dtype. Raises CheckpointError."""
+    """A checkpoint's policy as a plain Hugging Face folder with tokenizer, in the run's compute dtype. `checkpoint` is what `find` takes.
+    Raises CheckpointError."""
     import torch
 
-    checkpoint, out = Path(checkpoint), Path(out)
+    checkpoint, out = find(checkpoint), Path(out)
     require_whole(checkpoint)
     about = json.loads((checkpoint / "learner.json").read_text())
     read = TensorReader(checkpoint / "weights")

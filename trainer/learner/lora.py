@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from services.common.extras import not_imported
+
 if TYPE_CHECKING:
     from trainer.config.schema import LoRASettings
 
@@ -34,8 +36,8 @@ def add_adapters(hf: nn.Module, settings: LoRASettings) -> None:
     """Freeze the model and put adapters beside its linear layers. Raises LoRAError, LoRATargetError."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
-    except ModuleNotFoundError as e:
-        raise LoRAError("learner.lora: peft is not installed; pip install 'unspiral[lora]'") from e
+    except ImportError as e:
+        raise LoRAError(f"learner.lora: {not_imported(e, 'lora')}") from e
 
     config = LoraConfig(
         r=settings.rank, lora_alpha=settings.alpha, target_modules=settings.targets, lora_dropout=0.0

@@ -26,6 +26,19 @@ COLUMNS = (
     ("s/step", "time/step", "{:.1f}"),
     ("phase", "phase", "{}"),
 )
+LINE = (
+    ("step", "step", "{:d}", 4),
+    ("reward", "reward/mean", "{:.3f}", 6),
+    ("right", "logp/right", "{:+.3f}", 6),
+    ("wrong", "logp/wrong", "{:+.3f}", 6),
+    ("displ.", "displacement/mean", "{:+.4f}", 7),
+    ("lag", "probe/lag", "{:+.3f}", 6),
+    ("LLDS", "llds/active_tokens", "{:.0f}", 5),
+    ("tok/s", "rollout/tokens_per_s", "{:.0f}", 5),
+    ("s/step", "time/step", "{:.1f}", 6),
+)
+"""The same for files and pipes: short names and a width each, so that lines fit into 80 columns and line up."""
+LEFT_WIDTH = 6
 SHOWN_STEPS = 12
 PHASE_STYLE = {
     "healthy": "green",
@@ -40,6 +53,12 @@ PHASE_STYLE = {
 def cell(metrics: dict[str, Any], key: str, form: str) -> str:
     value = metrics.get(key)
     return "-" if value is None else form.format(value)
+
+
+def line(cells: list[str], left: str, phase: str) -> str:
+    """One line of the table for files and pipes; the phase stands last, since its length differs."""
+    padded = [text.rjust(width) for text, (_, _, _, width) in zip(cells, LINE, strict=True)]
+    return f"{' '.join(padded)} {left.rjust(LEFT_WIDTH)} {phase}"
 
 
 def duration(seconds: float) -> str:
@@ -78,7 +97,9 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line, as it is: paths and errors may hold brackets."""
-        self.console.print(text, style="dim" if self._live else None, markup=False, highlight=False)
+        self.console.print(
+            text, style="dim" if self._live else None, markup=False, highlight=False, soft_wrap=not self._live
+        )
 
     def stage(self, name: str, step: int) -> None:
         self._stage, self._done = f"step {step}: {name}", 0
@@ -97,12 +118,10 @@ class Progress:
         self._recorded = time.monotonic()
         if not self._live:
             if not self._header_shown:
-                self.say("  ".join(name for name, _, _ in COLUMNS) + "  left")
+                self.say(line([name for name, _, _, _ in LINE], "left", "phase"))
                 self._header_shown = True
-            self.say(
-                "  ".join(cell(metrics, key, form) for _, key, form in COLUMNS)
-                + f"  {self._left(metrics['step'])}"
-            )
+            cells = [cell(metrics, key, form) for _, key, form, _ in LINE]
+            self.say(line(cells, self._left(metrics["step"]), cell(metrics, "phase", "{}")))
         for alarm in alarms:
             self.say(f"alarm at step {metrics['step']}, {alarm.rule}: {alarm.seen}. {alarm.advice}")
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from services.common import signals
 from trainer.config.schema import Config, ConfigError
 from trainer.data import models
-from trainer.learner.checkpoint import latest, step_of
+from trainer.learner.checkpoint import find, latest, step_of
 from trainer.loop.driver import Driver
 from trainer.loop.progress import Progress
 from trainer.loop.run_folder import RunFolder
@@ -35,15 +35,14 @@ SAVE_SECONDS = 120.0
 
 
 def checkpoint_of(resume: str, folder: Path) -> Path | None:
-    """`latest` (None where the run has no checkpoint yet: it starts anew) or a path. Raises ConfigError."""
+    """`latest` (None where the run has no checkpoint yet: it starts anew) or a path. Raises ConfigError, CheckpointError."""
     if resume == "latest":
         return latest(folder)
-    path = Path(resume)
-    if not path.is_dir():
+    if not Path(resume).is_dir():
         raise ConfigError(
-            f"--resume {resume}: no such checkpoint folder; accepted: latest, or a folder such as {folder}/checkpoints/step_000010"
+            f"--resume {resume}: no such checkpoint folder; accepted: latest, a run's folder, or one such as {folder}/checkpoints/step_000010"
         )
-    return path
+    return find(resume)
 
 
 def train(

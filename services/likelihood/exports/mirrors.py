@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any, Protocol
 
+from services.common.extras import not_imported
 from services.likelihood.monitor.phases import PHASES
 from services.likelihood.records import LikelihoodError
 
@@ -40,7 +41,7 @@ class TensorBoardMirror:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as e:
-            raise MirrorError("tensorboard: not installed; pip install 'unspiral[tensorboard]'") from e
+            raise MirrorError(not_imported(e, "tensorboard")) from e
         self.folder, self._event, self._summary, self._writer = (
             Path(folder),
             event_pb2.Event,
@@ -78,7 +79,7 @@ class WandbMirror:
         try:
             import wandb
         except ImportError as e:
-            raise MirrorError("wandb: not installed; pip install wandb") from e
+            raise MirrorError(not_imported(e)) from e
         self._wandb, self.project = wandb, project
         self._open: dict[str, Any] = {}
 

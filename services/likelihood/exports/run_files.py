@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 from pydantic import ValidationError
 
+from services.common.run_paths import METRICS, run_folder
 from services.likelihood.monitor.phases import PHASES, PhaseMonitor
 from services.likelihood.records import MAX_STEP, LikelihoodError, one_line
 from services.settings import MonitorRules
@@ -55,7 +56,9 @@ class RunFiles:
         try:
             return MonitorRules.model_validate(rules or {})
         except ValidationError as e:
-            raise RunFileError(f"{self.name}/config.yaml: monitor.rules: {one_line(e)}") from e
+            raise RunFileError(
+                f"{self.name}/config.yaml: monitor.rules: {one_line(e, MonitorRules.model_fields)}"
+            ) from e
 
     def replay(self, rules: MonitorRules | None = None) -> tuple[np.ndarray, list[dict]]:
         """The monitor over the recorded metrics, by the run's own rules if no others are given: phase codes [last - first + 1] (NaN where no step is), and the alarms."""
@@ -70,8 +73,14 @@ class RunFiles:
 
 
 def read_run(path: Path) -> RunFiles:
-    """A run's folder, or a metrics.jsonl alone. Raises RunFileError with the file (and line) and what was expected."""
-    folder, metrics = (path, path / "metrics.jsonl") if path.is_dir() else (path.parent, path)
+    """A run by its folder, its metrics.jsonl, a checkpoint or `latest`, or another file of metrics alone.
+
+    Raises RunFileError with the file (and line) and what was expected."""
+    try:
+        path = run_folder(path)
+    except FileNotFoundError as e:
+        raise RunFileError(f"{path}: {e.strerror}") from e
+    folder, metrics = (path, path / METRICS) if path.is_dir() else (path.parent, path)
     by_step: dict[int, dict[str, Any]] = {}
     for number, row in read_jsonl(metrics):
         step = row.get("step")
@@ -81,7 +90,7 @@ def read_run(path: Path) -> RunFiles:
             )
         by_step.pop(step, None)
         by_step[step] = row
-    run = RunFiles(path.name if path.is_dir() else path.stem, [by_step[s] for s in sorted(by_step)])
+    run = RunFiles(path.resolve().name if path.is_dir() else path.stem, [by_step[s] for s in sorted(by_step)])
     if not path.is_dir():
         if not run.metrics:
             raise RunFileError(f"{path}: no steps in it; expected a run's folder or its metrics.jsonl")
@@ -107,7 +116,7 @@ def read_rules(path: Path | None) -> MonitorRules:
     try:
         return MonitorRules.model_validate(read_yaml(path))
     except ValidationError as e:
-        raise RunFileError(f"{path}: {one_line(e)}") from e
+        raise RunFileError(f"{path}: {one_line(e, MonitorRules.model_fields)}") from e
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

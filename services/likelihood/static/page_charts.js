@@ -4,6 +4,8 @@
   const U = window.Unspiral;
   const { node, number } = U;
   const HEIGHT = 190;
+  const AXIS_WIDTH = 52;
+  const LABEL_GAP = 5; // uPlot's between tick and label
 
   const LINES_LIGHT = { right: "#1f9d6b", wrong: "#d1434f", soft: "#8a93a3", a: "#2a5db0", b: "#d1832a", c: "#8e44ad", d: "#2e8b57", e: "#00838f", f: "#c2185b" };
   const LINES_DARK = { right: "#4cc38a", wrong: "#ff7b7b", soft: "#98a3b5", a: "#7fb0ff", b: "#f0a95a", c: "#c792ea", d: "#5fd39b", e: "#4dd0e1", f: "#ff7eb0" };
@@ -136,7 +138,7 @@
         width: Math.max(200, this.plot.clientWidth),
         height: HEIGHT,
         legend: { show: false },
-        padding: [8, 10, 0, 0],
+        padding: [8, 24, 0, 0],
         cursor: {
           drag: { x: true, y: false, setScale: false },
           sync: { key: "unspiral", setSeries: false, filters: { pub: (kind) => kind === "mousemove" || kind === "mouseleave" } },
@@ -150,7 +152,7 @@
         },
         axes: [
           { ...axis, size: 28, space: 60 },
-          { ...axis, size: 52, values: (u, marks) => marks.map((v) => (v === null ? "" : this.tick(v))) },
+          { ...axis, size: (u, labels) => this.labelsWidth(u, labels, axis), values: (u, marks) => this.ticks(marks) },
         ],
         series,
         bands,
@@ -163,9 +165,33 @@
       };
     }
 
-    tick(v) {
-      const a = Math.abs(v);
-      return (a >= 10000 ? `${v / 1000}k` : String(Number(v.toPrecision(5)))).replace("-", "−");
+    // Labels of one axis, all written in one way: as many digits as tell neighbours apart, thousands as k, and a power of ten where numbers
+    // are tiny or huge. On a logarithmic axis some marks are null.
+    ticks(marks) {
+      const known = marks.filter((v) => v !== null);
+      const largest = Math.max(...known.map(Math.abs));
+      const gap = known.length > 1 ? Math.min(...known.slice(1).map((v, i) => Math.abs(v - known[i]))) : largest;
+      return marks.map((v) => (v === null ? "" : this.tick(v, largest, gap)));
+    }
+
+    tick(v, largest, gap) {
+      if (Math.abs(v) < gap / 1e6) return "0";
+      const digits = Math.min(12, Math.max(1, Math.ceil(Math.log10(Math.abs(v) / gap)) + 2));
+      const rounded = Number(v.toPrecision(digits));
+      let text = String(rounded);
+      if (largest < 0.001 || largest >= 1e6) text = rounded.toExponential().replace("e+", "e");
+      else if (largest >= 10000) text = `${Number((rounded / 1000).toPrecision(digits))}k`;
+      return text.replace(/-/g, "−");
+    }
+
+    // As wide as the longest label needs; charts with ordinary numbers stay in line with each other.
+    labelsWidth(u, labels, axis) {
+      if (!labels) return AXIS_WIDTH;
+      u.ctx.save();
+      u.ctx.font = axis.font;
+      const widest = Math.max(...labels.map((text) => u.ctx.measureText(text).width));
+      u.ctx.restore();
+      return Math.max(AXIS_WIDTH, Math.ceil(widest) + axis.ticks.size + LABEL_GAP + 2);
     }
 
     yRange(low, high) {

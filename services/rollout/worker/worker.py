@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from retriever_service.client import Hit, RetrieverClient
+from services.common.extras import not_installed
 from services.common.stacks import answer_stack_requests, task_stacks
 from services.contracts import (
     Observation,
@@ -63,7 +64,7 @@ async def start_engine(settings: RolloutSettings, model_path: str, seed: int) ->
         os.environ.setdefault(name, value)
     if importlib.util.find_spec("vllm") is None:
         raise EngineMissingError(
-            "rollout.engine=vllm: vLLM is not installed; install the extra `cpu` or `gpu`, or set rollout.engine=transformers"
+            f"rollout.engine=vllm: {not_installed('vllm')}; or set rollout.engine=transformers"
         )
     kind = vllm_engine.LockstepVllmEngine if settings.deterministic else vllm_engine.VllmEngine
     return await kind.start(model_path, settings, seed)

