@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rollout_fakes import Hit, ScriptedEngine, byte_bpe, request, words
+from rollout_models import bigram_model
 
 from services.contracts import Action, Question, Trajectory
+from services.rollout.engines.transformers_engine import TransformersEngine
 from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.tags import first_action, last_answer, outside_thoughts
 from services.rollout.worker.templates import make_template
@@ -132,6 +135,19 @@ async def test_generation_goes_on_past_a_tag_that_a_thought_mentions():
     # One budget for the action, whatever the number of calls.
     assert engine.max_tokens == [40, 35, 31, 40]
     assert len(first.logprobs) == len(first.token_ids)
+
+
+async def test_the_transformers_engine_goes_on_past_a_mention(tmp_path):
+    """A policy that mentions a search in its thought: what it writes does not depend on where the engine stopped."""
+    wanted = ["<think>", "<search>", "n9", "</search>", "</think>", "<answer>", "n2", "</answer>"]
+    following = dict(pairwise(["?", *wanted]))
+    bigram_model(tmp_path, {word: {after: 1.0} for word, after in following.items()})
+    template, settings = template_of(LAB)
+    engine = await TransformersEngine.start(str(tmp_path), settings, seed=0)
+    done = await run_trajectory(request(), engine=engine, template=template, search=None, settings=settings)
+    await engine.close()
+    assert (done.actions[0].text.split(), done.finish) == (wanted, "answer")
+    assert final_answer(done) == "n2" and abs(sum(done.actions[0].logprobs)) < 1e-3
 
 
 async def test_a_thought_that_is_never_closed_ends_with_the_budget_and_does_nothing():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retriever_service.dense.model_files import loading
+from retriever_service.dense.model_files import loading, read_as_text
 from retriever_service.errors import BadSetting, EnvironmentLacks
 
 MAX_TOKENS = 512
@@ -20,6 +20,7 @@ class CrossEncoderReranker:
             ) from None
         with loading("reranker", model):
             self._model = CrossEncoder(model)
+        read_as_text(self._model)
         if self._model.num_labels != 1:
             raise BadSetting(
                 f"reranker {model}: gives {self._model.num_labels} numbers for a passage, expected a model with one"
