@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from services.contracts import Question, Trajectory, TrajectoryRequest
 from services.rollout.pool.pool import RolloutPool
-from trainer.config.schema import Config, ConfigError
 from trainer.loop.sampling import seed_of
 from trainer.rewards import make_reward
 
@@ -54,52 +50,3 @@ async def evaluate(
         requests.append(TrajectoryRequest(uid, uid, question, seed_of(seed, uid), temperature, retriever_url))
     trajectories = await pool.rollout(requests, on_done=on_done)
     return table(trajectories), trajectories
-
-
-def run_eval(
-    config: Config,
-    *,
-    checkpoint: Path | None = None,
-    data: Path | None = None,
-    limit: int | None = None,
-    say: Callable[[str], None] = print,
-) -> dict[str, Any]:
-    """`unspiral eval`: greedy scores of a checkpoint's weights (or of model.path) on `data` (or data.eval): all rows, or `limit`.
-
-    Raises Stopped after a clean stop by SIGINT or SIGTERM.
-    """
-    from trainer.data import models
-    from trainer.learner.checkpoint import export_checkpoint
-    from trainer.session.signals import cancelled_by_signals, raised_by_signals
-    from trainer.session.system import start_serving
-
-    updates = {"data": config.data.model_copy(update={"eval": str(data) if data else config.data.eval})}
-    updates["evaluation"] = config.evaluation.model_copy(update={"limit": limit})
-    config = config.model_copy(update=updates)
-    if config.data.eval is None:
-        raise ConfigError("eval: no questions given; pass --data FILE or set data.eval")
-
-    async def score(model: Path) -> dict[str, Any]:
-        async with (
-            cancelled_by_signals(say),
-            start_serving(config, model, say, lambda event: None) as serving,
-        ):
-            say("starting rollout workers")
-            await serving.pool.start()
-            say(f"scoring {len(serving.eval_questions)} questions")
-            scores, _ = await evaluate(
-                serving.pool,
-                serving.eval_questions,
-                tag="eval",
-                temperature=0.0,
-                seed=config.seed,
-                retriever_url=serving.eval_retriever_url,
-            )
-            return scores
-
-    if checkpoint is None:
-        return asyncio.run(score(models.resolve(config.model.path)))
-    with tempfile.TemporaryDirectory(prefix="unspiral-eval-") as folder:
-        with raised_by_signals():
-            export_checkpoint(checkpoint, Path(folder) / "model")
-        return asyncio.run(score(Path(folder) / "model"))
