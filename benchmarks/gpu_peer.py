@@ -156,15 +156,17 @@ def _trl(told: dict[str, Any]) -> None:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    from services.rollout.worker.tags import last_answer
     from services.rollout.worker.templates import make_template
     from services.rollout.worker.tokenizer import load_tokenizer
     from services.settings import RolloutSettings
     from trainer.data import load_questions
-    from trainer.rewards.answers import exact_match, last_answer_match
+    from trainer.rewards.answers import exact_match
 
     gpu = torch.cuda.is_available()
     tokenizer = load_tokenizer(Path(told["model"]))
-    template = make_template("search_r1", tokenizer, RolloutSettings(template="search_r1"))
+    # TRL's own tokenizing puts the BOS before it.
+    template = make_template("search_r1", tokenizer, RolloutSettings(template="search_r1", bos="none"))
     questions = load_questions(told["questions"]).rows
     rows = [
         {"prompt": tokenizer.decode(template.prompt_ids(q)), "golden": list(q.golden_answers)}
@@ -172,8 +174,8 @@ def _trl(told: dict[str, Any]) -> None:
     ]
 
     def reward(completions: list[str], golden: list[list[str]], **_: Any) -> list[float]:
-        found = [last_answer_match(text) for text in completions]
-        return [exact_match(m.group(1), g) if m else 0.0 for m, g in zip(found, golden, strict=True)]
+        found = [last_answer(text) for text in completions]
+        return [exact_match(m.content, g) if m else 0.0 for m, g in zip(found, golden, strict=True)]
 
     batch = told["prompts"] * told["group"]
     use_vllm = told["vllm"] == "yes"

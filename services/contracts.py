@@ -14,6 +14,8 @@ import numpy as np
 
 ActionKind = Literal["search", "answer", "invalid"]
 FinishReason = Literal["answer", "turns", "length"]
+Reading = Literal["innermost", "search_r1"]
+"""How the tags in a model's text are read; see services.rollout.worker.tags."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Action:
     """What was searched for; set only where the search was carried out."""
     document_ids: list[str] | None = None
     """Documents that the search returned, best first; None where none was carried out."""
+    thinking: bool = False
+    """It began inside a think block that the prompt had opened."""
 
 
 @dataclass
@@ -82,6 +86,8 @@ class Trajectory:
     finish: FinishReason
     worker: str = ""
     seconds: float = 0.0
+    reading: Reading = "innermost"
+    """How its loop read the tags; rewards read them the same way."""
 
     @property
     def actions(self) -> list[Action]:

@@ -76,6 +76,13 @@ class RolloutSettings(Settings):
     """Trajectories sampled for each prompt."""
     template: str = "search_r1"
     """`search_r1`, `lab`, or an import path `package.module:Name` of a class with the protocol of services.rollout.worker.templates."""
+    reading: Literal["innermost", "search_r1"] = "innermost"
+    """How tags in the model's text are read. `innermost`: from the last opening tag to the first closing one,
+    and tags in a think block do nothing. `search_r1`: as Search-R1's released code, from the first opening
+    tag, think blocks or not; for checkpoints that were trained with it."""
+    bos: Literal["tokenizer", "none"] = "tokenizer"
+    """What begins the prompt of a model without a chat template: what its tokenizer puts before a text, or
+    nothing, as Search-R1 does."""
     deterministic: bool = False
     """Same seed, same run on CPU: a turn barrier, a fixed worker for each trajectory, one thread, seeds from uids."""
     max_turns: int = Field(4, ge=0)

@@ -59,6 +59,25 @@ def byte_bpe(texts: list[str], merges: int = 120):
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
 
 
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def chat_bpe():
+    """A byte-level BPE with the control tokens of a chat model: special ones, added ones that are not, a run
+    of spaces, and a chat template."""
+    from tokenizers import AddedToken
+
+    tokenizer = byte_bpe(["Question: who is it? <search> <|im_end|> Doc 1(Title: x) "] * 3)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    plain = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[INST]", "    "]
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain])
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
 def words(names: int = 40):
     """A word-level tokenizer with the tags and `n0 n1 ...`; one word, one token."""
     from tokenizers import Tokenizer, models, pre_tokenizers

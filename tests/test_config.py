@@ -34,7 +34,7 @@ def file(tmp_path):
         ("algorithm.llds.lambda=true", "algorithm.llds: lambda=true: expected a value, not true or false"),
         (
             "reward.kind=zz",
-            "reward.kind: accepted are em, f1, subem, format, or an import path package.module:function (got 'zz')",
+            "reward.kind: accepted are em, f1, subem, format, em_strict, em_search_r1, or an import path package.module:function (got 'zz')",
         ),
         (
             "algorithm.loss=ppo",

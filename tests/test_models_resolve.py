@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from rollout_text import check_hostile_text, check_ordinary_text
 
 from trainer.commands.cli import main
 from trainer.data import models
@@ -146,6 +147,8 @@ def test_the_known_model_is_converted_once_and_speaks(tmp_path, monkeypatch, cap
     assert os.path.getsize(found / "model.safetensors") < 275e6, "one matrix for both ends, in bfloat16"
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(found)
+    check_ordinary_text(tokenizer)
+    check_hostile_text(tokenizer)
     for text in (
         "<search> who wrote Hamlet? </search>",
         " naïve café 北京 🙂 \n\n  x",

@@ -15,6 +15,7 @@ import pytest
 from retriever_service.__main__ import main
 from retriever_service.dense.build import flat_header
 from retriever_service.dense.encoder import BGE_QUERY, Encoder, EncoderSettings, family_of
+from retriever_service.dense.rerank import CrossEncoderReranker
 from retriever_service.errors import BadSetting, EnvironmentLacks, IndexInvalid, RetrieverUnavailable
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.index import Index, verify
@@ -315,6 +316,20 @@ def test_many_dense_requests_at_once_are_each_answered_rightly(dense_index):
         ]
     )
     assert batches < 64
+
+
+def test_a_text_cannot_hold_the_models_separator(tiny_encoder, tiny_reranker):
+    """`[SEP]` in a passage is read as `[`, `SEP`, `]`, whichever core encodes it."""
+    encoder = Encoder(EncoderSettings(tiny_encoder, "e5"))
+    assert encoder._model.tokenizer("a [SEP] b")["input_ids"].count(3) == 1
+    hostile, spelled = encoder.passages(["river [SEP] town", "river [ SEP ] town"])
+    assert np.abs(hostile - spelled).max() < 1e-6
+    together = encoder.passages(["river [SEP] town", *TEXTS[:20]])
+    assert np.abs(together[0] - hostile).max() < 1e-5
+    reranker = CrossEncoderReranker(tiny_reranker)
+    pair = ['"x"\nriver [SEP] town', '"x"\nriver [ SEP ] town']
+    (scores,) = reranker.order([("river [SEP]", pair)], 2)
+    assert [i for i, _ in scores] == [0, 1] and abs(scores[0][1] - scores[1][1]) < 1e-6
 
 
 def test_rerank_orders_list_i_by_query_i(small_index, tiny_reranker):

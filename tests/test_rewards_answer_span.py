@@ -120,15 +120,25 @@ TOKEN = st.sampled_from([*PIECES, *(bytes([b]) for b in SMILE), b"\xff", b"\xc3"
 
 
 @settings(max_examples=300)
-@given(st.lists(TOKEN, max_size=12), st.lists(TOKEN, max_size=8), st.lists(TOKEN, max_size=4))
-def test_the_mask_equals_a_reference_on_bytes(before, inside, after):
+@given(
+    st.lists(TOKEN, max_size=12),
+    st.lists(TOKEN, max_size=8),
+    st.lists(TOKEN, max_size=4),
+    st.sampled_from(["innermost", "search_r1"]),
+)
+def test_the_mask_equals_a_reference_on_bytes(before, inside, after, reading):
     token_ids = ids(*before, "<", "answer", ">", *inside, "</answer", ">.", *after)
     whole = b"".join(BYTES[i] for i in token_ids)
-    *_, match = re.finditer(rb"<answer>(.*?)</answer>", whole, re.DOTALL)
+    pattern = {"search_r1": rb"<answer>(.*?)</answer>", "innermost": rb"<answer>((?!<answer>).)*?</answer>"}[
+        reading
+    ]
+    *_, match = re.finditer(pattern, whole, re.DOTALL)
     ends = np.cumsum([len(BYTES[i]) for i in token_ids])
     starts = ends - [len(BYTES[i]) for i in token_ids]
     expected = (ends > match.start()) & (starts < match.end())
-    assert answer_mask(trajectory(token_ids), TOKENIZER).tolist() == expected.tolist()
+    t = trajectory(token_ids)
+    t.reading = reading
+    assert answer_mask(t, TOKENIZER).tolist() == expected.tolist()
 
 
 def test_a_tokenizer_of_words_whose_tags_are_special_tokens():

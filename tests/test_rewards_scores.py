@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from services.contracts import Action, Observation, Question, Trajectory
-from trainer.rewards import RewardError, final_answer, make_reward, normalize
+from trainer.rewards import RewardError, final_answer, make_reward, normalize, unscorable
 
 PROMPT = "you can directly provide the answer inside <answer> and </answer>. For example, <answer> Beijing </answer>. Question: where?\n"
 NOTICE = "\nMy previous action is invalid. I should put the query between <search> and </search>, the answer between <answer> and </answer>.\n"
@@ -122,6 +122,84 @@ def test_a_golden_answer_of_which_nothing_is_left_is_not_in_every_answer():
     assert make_reward("subem")(trajectory("<answer>London</answer>", golden=["The"])) == 0
 
 
+KINDS = ("em", "f1", "subem", "em_strict", "format")
+
+
+@pytest.mark.parametrize("golden", ["A", "+", "%", "---", "The a"])
+@pytest.mark.parametrize("answer", ["", " ", "the", "An", ".", "...", "a an"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_of_which_nothing_is_left_is_never_right(kind, answer, golden):
+    worth = 0.1 if kind == "format" else 0.0
+    assert make_reward(kind)(trajectory(f"<answer>{answer}</answer>", golden=[golden])) == worth
+
+
+@pytest.mark.parametrize(
+    ("golden", "answer"), [("A", "A"), ("A", " a "), ("+", "+"), ("%", "%"), ("---", "---"), ("The", "the")]
+)
+def test_a_golden_answer_of_which_nothing_is_left_is_right_as_it_is_written(golden, answer):
+    t = trajectory(f"<answer>{answer}</answer>", golden=["x", golden])
+    assert [make_reward(k)(t) for k in KINDS] == [1, 1, 1, 1, 0.8]
+
+
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_a_blank_golden_answer_makes_nothing_right(blank):
+    for answer in ("", "the", "Paris"):
+        t = trajectory(f"<answer>{answer}</answer>", golden=[blank])
+        assert [make_reward(k)(t) for k in KINDS] == [0, 0, 0, 0, 0.1]
+
+
+def test_unscorable_golden_answers_are_those_of_which_nothing_is_left():
+    assert [g for g in ("A", "+", "The", " the a ", "...", "") if not unscorable(g)] == []
+    assert [g for g in ("A+", "B", "The Who", "15", "é", "°") if unscorable(g)] == ["A+"]
+
+
+def test_search_r1s_own_score_stays_selectable():
+    for answer in ("", "the", "A", "!"):
+        assert make_reward("em_search_r1")(trajectory(f"<answer>{answer}</answer>", golden=["A"])) == 1
+    assert make_reward("em_search_r1")(trajectory("<answer>Paris</answer>", golden=["A"])) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "golden", "em", "strict"),
+    [
+        ("15", "1.5", 1, 0),
+        ("5", "-5", 1, 0),
+        ("C", "C++", 1, 0),
+        ("C#", "C", 1, 0),
+        ("50", "50%", 1, 0),
+        ("$5", "5", 1, 0),
+        ("A-", "A+", 0, 0),
+        ("15", "1,5", 1, 0),
+        ("12", "1/2", 1, 0),
+        ("315", "3:15", 1, 0),
+        ("105", "10\u2075", 0, 0),
+        ("11/2", "1\u00bd", 0, 0),
+        ("\u201cParis\u201d", '"Paris"', 0, 1),
+        ("it\u2019s", "it's", 0, 1),
+        ("cafe\u0301", "caf\u00e9", 0, 1),
+        ("\uff11\uff15", "15", 0, 1),
+        ("\u22125", "-5", 0, 1),
+        ("1914\u20131918", "1914-1918", 0, 1),
+        ("\u200bParis", "Paris", 0, 1),
+        ("stra\u00dfe", "STRASSE", 0, 1),
+        ("2,000", "2000", 1, 1),
+        ("the U.S.A.", "USA", 1, 1),
+        ("Washington, D.C.", "Washington DC", 1, 1),
+        ("Spider-Man", "Spider Man", 0, 1),
+        ("The Beatles!", "beatles", 1, 1),
+        ("1.5.", "1.5", 1, 1),
+        ("(-5)", "-5", 1, 1),
+        ("A", "the A", 0, 1),
+        ("Rome", "Paris", 0, 0),
+    ],
+)
+def test_the_strict_score_keeps_numbers_and_signs_and_folds_unicode(answer, golden, em, strict):
+    for one, other in ((answer, golden), (golden, answer)):
+        t = trajectory(f"<answer>{one}</answer>", golden=[other])
+        assert make_reward("em_strict")(t) == strict
+        assert make_reward("em")(t) == em
+
+
 THINK = "<think>so</think>"
 
 
@@ -223,14 +301,19 @@ def test_rewards_agree_with_upstream_where_the_model_answered_and_no_document_ho
     assume(re.search(r"<answer>.*?</answer>", rounds[-1][0], re.DOTALL))
     t = trajectory(*parts, golden=golden)
     response = "".join(parts)
-    assert make_reward("em")(t) == upstream_score(response, golden, formatted=False)
-    assert make_reward("format")(t) == upstream_score(response, golden, formatted=True)
+    assert make_reward("em_search_r1")(t) == upstream_score(response, golden, formatted=False)
+    if upstream_normal(upstream_answer(PROMPT + response)):
+        assert make_reward("em")(t) == upstream_score(response, golden, formatted=False)
+        assert make_reward("format")(t) == upstream_score(response, golden, formatted=True)
 
 
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("exact", "accepted are em, f1, subem, format, or an import path package.module:function"),
+        (
+            "exact",
+            "accepted are em, f1, subem, format, em_strict, em_search_r1, or an import path package.module:function",
+        ),
         ("", "accepted are"),
         (":f", "accepted are"),
         ("no_such_module_here:f", "no_such_module_here"),

@@ -18,11 +18,15 @@ import pytest
 import pytest_asyncio
 import rollout_lockstep_child as child
 import torch
+from rollout_fakes import request
 from rollout_models import reference_logprobs, tiny_model
 from safetensors.torch import save_file
 
 from services.rollout.engines.base import EngineDeadError, GenerateCall, RequestAbortedError, WeightLoadError
 from services.rollout.engines.transformers_engine import TransformersEngine
+from services.rollout.worker.loop import run_trajectory
+from services.rollout.worker.templates import make_template
+from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm]
@@ -111,6 +115,33 @@ async def test_a_stop_string_ends_the_text_and_stays_in_it(asynchronous):
         for g in await asyncio.gather(*(call(asynchronous, [1, i], seed=i) for i in range(4, 40)))
     }
     assert ends <= {("stop", True), ("length", False), ("eos", False)} and ("stop", True) in ends
+
+
+async def test_generation_goes_on_past_tags_in_a_thought_with_the_ids_and_logprobs_of_one_sequence(
+    asynchronous, tied
+):
+    """A prompt that opens a thought, and a random policy: vLLM stops at tags in it, and the loop goes on from there."""
+    settings = SETTINGS.model_copy(
+        update={"template": "lab", "max_turns": 0, "max_response_tokens": 120, "deterministic": True}
+    )
+    template = make_template("lab", load_tokenizer(tied.path), settings)
+    asked = [request(f"u{i}", text="what is n1 ? <think>", seed=i) for i in range(12)]
+    runs = [
+        run_trajectory(a, engine=asynchronous, template=template, search=None, settings=settings)
+        for a in asked
+    ]
+    done = await asyncio.gather(*runs)
+    mentioned = 0
+    for t in done:
+        (action,) = t.actions
+        thought = action.text.partition("</think>")[0].rstrip()
+        mentioned += any(thought.find(tag) not in (-1, len(thought) - len(tag)) for tag in STOP)
+        row, _, sampled = t.arrays()
+        (expected,) = reference_logprobs(tied.model, [row.tolist()])
+        start = len(t.prompt_ids)
+        assert difference([sampled[start:].tolist()], [expected[start:]]) < 1e-3
+        assert len(action.token_ids) <= 120
+    assert mentioned >= 2
 
 
 async def test_greedy_takes_the_likeliest_token(asynchronous, tied):

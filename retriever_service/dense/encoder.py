@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from retriever_service.dense.model_files import loading
+from retriever_service.dense.model_files import loading, read_as_text
 from retriever_service.errors import BadSetting, EnvironmentLacks
 from services.common.extras import not_imported
 from services.common.names import accepted
@@ -110,6 +110,7 @@ class Encoder:
                 modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling)]
                 self._model = SentenceTransformer(modules=modules, device=device)
         self._model.eval()
+        read_as_text(self._model)
         self.fingerprint = _fingerprint(self._model)
         if dtype == "auto":
             dtype = "float16" if device == "cuda" else "float32"

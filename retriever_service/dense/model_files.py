@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from retriever_service.errors import BadSetting, EnvironmentLacks
 
@@ -20,6 +21,11 @@ def check_model(what: str, model: str) -> None:
         raise BadSetting(
             f"{what} {model}: no such folder; expected the folder of a model, or its name on the hub (ORG/NAME)"
         )
+
+
+def read_as_text(model: Any) -> None:
+    """From here on a sentence-transformers model reads `[SEP]` in a text as these characters, not as its separator."""
+    model.tokenizer.split_special_tokens = True
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retriever_service.dense.model_files import loading
+from retriever_service.dense.model_files import loading, read_as_text
 from retriever_service.errors import BadSetting, EnvironmentLacks
 from services.common.extras import not_imported
 
@@ -19,6 +19,7 @@ class CrossEncoderReranker:
             raise EnvironmentLacks(f"reranking: {not_imported(error, 'dense')}") from None
         with loading("reranker", model):
             self._model = CrossEncoder(model)
+        read_as_text(self._model)
         if self._model.num_labels != 1:
             raise BadSetting(
                 f"reranker {model}: gives {self._model.num_labels} numbers for a passage, expected a model with one"

@@ -24,7 +24,8 @@ from retriever_service.client import Hit, RetrieverClient
 from services.common import signals
 from services.contracts import Action, Observation, Question, TokenBatch, Trajectory
 from services.rollout.worker.loop import prompt_of
-from services.rollout.worker.templates import Template, make_template
+from services.rollout.worker.plain_text import Outside
+from services.rollout.worker.templates import ParsedAction, TagTemplate, make_template
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings
 from trainer.config.schema import Config, ConfigError
@@ -46,20 +47,26 @@ class WarmStartError(ValueError):
 
 
 async def demonstration(
-    question: Question, search: Search, template: Template, settings: RolloutSettings
+    question: Question, search: Search, template: TagTemplate, settings: RolloutSettings
 ) -> Trajectory | None:
-    """A trajectory that searches, reads and answers; None where the retriever finds no golden answer, or there is no room."""
-    encode = template.tokenizer.encode
+    """A trajectory that searches, reads and answers; None where the retriever finds no golden answer, there
+    is no room, or a question or title holds tags that would be read as the model's own."""
     prompt = prompt_of(question, template, settings)
     segments: list[Action | Observation] = []
     used, query, thought = len(prompt), question.text.strip().rstrip("?"), "I need to look this up."
 
-    def act(kind: str, text: str) -> Action:
-        ids = encode(text, add_special_tokens=False)
+    def act(kind: str, thought: str, content: str) -> Action | None:
+        pieces = ("<think> ", Outside(thought), f" </think>\n<{kind}> ", Outside(content), f" </{kind}>")
+        ids = template.encode(*pieces)
+        text = template.decode(ids)
+        if template.parse(text) != ParsedAction(kind, content):
+            return None
         return Action(ids, [0.0] * len(ids), 0, kind, text)
 
     for _ in range(min(2, settings.max_turns)):
-        action = act("search", f"<think> {thought} </think>\n<search> {query} </search>")
+        action = act("search", thought, query)
+        if action is None:
+            return None
         hits = await search(query)
         action.query, action.document_ids = query, [hit.id for hit in hits]
         observation = template.observation_ids(hits, settings.max_obs_tokens)
@@ -67,11 +74,17 @@ async def demonstration(
         used += len(action.token_ids) + len(observation.token_ids)
         if found := _found(question, hits, observation.text):
             number, title, answer = found
-            final = act(
-                "answer", f"<think> Doc {number}, {title}, tells it. </think>\n<answer> {answer} </answer>"
-            )
+            final = act("answer", f"Doc {number}, {title}, tells it.", answer)
+            if final is None:
+                return None
             whole = Trajectory(
-                f"demo-{question.id}", question.id, question, prompt, [*segments, final], "answer"
+                f"demo-{question.id}",
+                question.id,
+                question,
+                prompt,
+                [*segments, final],
+                "answer",
+                reading=template.reading,
             )
             too_long = any(len(a.token_ids) > settings.max_response_tokens for a in whole.actions)
             return None if too_long or used + len(final.token_ids) > settings.max_model_tokens else whole
@@ -99,7 +112,7 @@ def _found(question: Question, hits: list[Hit], shown: str) -> tuple[int, str, s
 
 
 async def compose(
-    questions: list[Question], search: Search, template: Template, settings: RolloutSettings
+    questions: list[Question], search: Search, template: TagTemplate, settings: RolloutSettings
 ) -> list[Trajectory]:
     """Demonstrations of the questions whose answer can be found, in their order."""
     gate = asyncio.Semaphore(SEARCHES_AT_ONCE)

@@ -160,7 +160,9 @@ class RewardSettings(Settings):
     """What an answer is worth."""
 
     kind: str = "em"
-    """`em`, `f1`, `subem`, `format` (Search-R1 v0.3), or an import path `package.module:function`."""
+    """`em`, `f1`, `subem`, `format` (Search-R1 v0.3), `em_strict` (numbers and signs kept, Unicode folded),
+    `em_search_r1` (Search-R1's own score), or an import path `package.module:function`. docs/algorithms.md,
+    "Scoring", compares them."""
 
     @field_validator("kind")
     @classmethod

@@ -9,7 +9,16 @@ from collections.abc import Callable
 
 from services.common.user_code import find
 from services.contracts import Trajectory
-from trainer.rewards.answers import exact_match, final_answer, normalize, substring_match, token_f1
+from trainer.rewards.answers import (
+    exact_match,
+    final_answer,
+    normalize,
+    search_r1_match,
+    strict_match,
+    substring_match,
+    token_f1,
+    unscorable,
+)
 from trainer.rewards.shaped import format_reward
 from trainer.rewards.spans import answer_mask
 
@@ -22,6 +31,7 @@ __all__ = [
     "is_kind",
     "make_reward",
     "normalize",
+    "unscorable",
 ]
 
 Reward = Callable[[Trajectory], float | None]
@@ -49,7 +59,27 @@ def subem(trajectory: Trajectory) -> float:
     return _of_answer(trajectory, substring_match)
 
 
-_KNOWN: dict[str, Reward] = {"em": em, "f1": f1, "subem": subem, "format": format_reward}
+def em_strict(trajectory: Trajectory) -> float:
+    """As `em`, with numbers, signs and symbols kept and Unicode folded: `1.5` is not `15`, and a curly quote
+    is a straight one."""
+    return _of_answer(trajectory, strict_match)
+
+
+def em_search_r1(trajectory: Trajectory) -> float:
+    """Search-R1's own exact match and reading of the tags, for parity: an empty answer equals a golden answer
+    like `A`."""
+    answer = final_answer(trajectory, "search_r1")
+    return 0.0 if answer is None else search_r1_match(answer, trajectory.question.golden_answers)
+
+
+_KNOWN: dict[str, Reward] = {
+    "em": em,
+    "f1": f1,
+    "subem": subem,
+    "format": format_reward,
+    "em_strict": em_strict,
+    "em_search_r1": em_search_r1,
+}
 
 
 ACCEPTED = f"accepted are {', '.join(_KNOWN)}, or an import path package.module:function"
@@ -61,7 +91,8 @@ def is_kind(kind: str) -> bool:
 
 
 def make_reward(kind: str) -> Reward:
-    """The reward of `reward.kind`: em, f1, subem, format (Search-R1 v0.3), or the function at an import path `package.module:function`.
+    """The reward of `reward.kind`: a known one (docs/algorithms.md, "Scoring"), or the function at an import
+    path `package.module:function`.
 
     The path is looked for where Python looks, and in the current folder. Raises RewardError; so does a user's function where it fails or
     returns what is neither a number nor None.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from services.contracts import Action, Observation, Trajectory
+from services.rollout.worker.tags import outside_thoughts
 from trainer.rewards.answers import exact_match, final_answer, normalize
 
 RIGHT_WELL_FORMED = 1.0
@@ -45,16 +46,20 @@ def format_reward(trajectory: Trajectory) -> float:
 def well_formed(trajectory: Trajectory) -> bool:
     """Whether it is think, then (search, information, think) any number of times, then the answer, with nothing but space between the tags.
 
-    What stands in a document does not matter. A notice after an invalid action makes it ill-formed.
+    What stands in a document or, read `innermost`, in a think block does not matter. A notice after an
+    invalid action makes it ill-formed.
     """
-    state = "start"
+    innermost = trajectory.reading == "innermost"
+    state = "in think" if innermost and trajectory.actions[0].thinking else "start"
     for segment in trajectory.segments:
         if isinstance(segment, Observation):
             if state != "searched":
                 return False
             state = "informed"
             continue
-        for part in _TAG.split(_cut(segment)):
+        for part in _TAG.split(_cut(segment, innermost)):
+            if innermost and state == "in think" and part != "</think>":
+                continue
             if _TAG.fullmatch(part):
                 state = _NEXT.get((state, part))
                 if state is None:
@@ -76,7 +81,8 @@ def retrieved(trajectory: Trajectory) -> bool:
     return any(g in text for g in golden for text in found)
 
 
-def _cut(action: Action) -> str:
+def _cut(action: Action, innermost: bool) -> str:
     """The action's text up to the tag that ended it: a token may carry a character or two past it, which nobody acts on."""
-    ends = [action.text.index(tag) + len(tag) for tag in ("</search>", "</answer>") if tag in action.text]
+    shown = outside_thoughts(action.text, action.thinking)[0] if innermost else action.text
+    ends = [shown.index(tag) + len(tag) for tag in ("</search>", "</answer>") if tag in shown]
     return action.text[: min(ends)] if ends else action.text

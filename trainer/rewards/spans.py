@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from services.contracts import Action, Trajectory
-from trainer.rewards.answers import final_action, last_answer_match
+from services.rollout.worker.tags import Pair
+from trainer.rewards.answers import final_action
 
 
 def answer_mask(trajectory: Trajectory, tokenizer: Any) -> np.ndarray:
@@ -17,20 +18,20 @@ def answer_mask(trajectory: Trajectory, tokenizer: Any) -> np.ndarray:
     nothing is encoded.
     """
     marks = [np.zeros(len(trajectory.prompt_ids), bool)]
-    wanted, index = final_action(trajectory), 0
+    found, index = final_action(trajectory), 0
     for segment in trajectory.segments:
         mark = np.zeros(len(segment.token_ids), bool)
         if isinstance(segment, Action):
-            if index == wanted:
-                first, end = _span(segment.token_ids, tokenizer)
+            if found and index == found[0]:
+                first, end = _span(segment.token_ids, found[1], tokenizer)
                 mark[first:end] = True
             index += 1
         marks.append(mark)
     return np.concatenate(marks)
 
 
-def _span(token_ids: list[int], tokenizer: Any) -> tuple[int, int]:
-    """Tokens `[first, end)` of the action's last complete answer; (0, 0) where its decoded text holds none."""
+def _span(token_ids: list[int], answer: Pair, tokenizer: Any) -> tuple[int, int]:
+    """Tokens `[first, end)` that hold the characters of the answer."""
 
     def decode(n: int) -> str:
         text = tokenizer.decode(token_ids[:n], skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -44,7 +45,4 @@ def _span(token_ids: list[int], tokenizer: Any) -> tuple[int, int]:
             low, high = (low, middle) if len(decode(middle)) >= length else (middle + 1, high)
         return low
 
-    match = last_answer_match(decode(len(token_ids)))
-    if match is None:
-        return 0, 0
-    return tokens_to_reach(match.start() + 1) - 1, tokens_to_reach(match.end())
+    return tokens_to_reach(answer.start + 1) - 1, tokens_to_reach(answer.end)

@@ -13,6 +13,8 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from services.contracts import Action, FinishReason, Trajectory, TrajectoryRequest
@@ -20,12 +22,15 @@ from services.contracts import Action, FinishReason, Trajectory, TrajectoryReque
 if TYPE_CHECKING:
     from retriever_service.client import Hit
     from services.contracts import Observation, Question
-    from services.rollout.engines.base import Engine
+    from services.rollout.engines.base import Engine, Generation
     from services.rollout.worker.templates import Template
     from services.settings import RolloutSettings
 
 SAMPLING_ATTEMPTS = 3
 """Times that a trajectory is sampled before non-finite log-probs are taken for the policy's own fault."""
+THINK = "<think>"
+PROMPT_END_TOKENS = 16
+"""Newest tokens of a prompt in which a chat template may have opened a think block."""
 
 
 class RolloutError(RuntimeError):
@@ -86,17 +91,19 @@ async def _sample(request, attempt, engine, template, search, settings, observe)
     prompt = prompt_of(request.question, template, settings)
     ids, segments = list(prompt), []
     finish: FinishReason = "turns"
+    thinking = template.decode(prompt[-PROMPT_END_TOKENS:]).rstrip().endswith(THINK)
     for turn in range(settings.max_turns + 1):
         room = settings.max_model_tokens - len(ids)
-        generation = await engine.generate(
-            f"{request.uid}.{attempt}.{turn}",
-            list(ids),
-            max_tokens=min(settings.max_response_tokens, room),
+        call = _Call(
+            engine=engine,
+            template=template,
+            uid=request.uid,
+            name=f"{request.uid}.{attempt}.{turn}",
             temperature=request.temperature,
             seed=turn_seed(request.seed, attempt, turn) if settings.deterministic else None,
-            stop=template.stop,
+            thinking=thinking and not segments,
         )
-        action = _action(generation, template, request)
+        action = await _act(call, ids, min(settings.max_response_tokens, room))
         segments.append(action)
         ids += action.token_ids
         room -= len(action.token_ids)
@@ -110,7 +117,7 @@ async def _sample(request, attempt, engine, template, search, settings, observe)
             if room <= template.min_observation_tokens:
                 finish = "length"
                 break
-            action.query = template.parse(action.text).content
+            action.query = template.parse(_as_read(action)).content
             hits = await search(action.query)
             action.document_ids = [hit.id for hit in hits]
             budget = min(settings.max_obs_tokens, room - 1)
@@ -125,41 +132,94 @@ async def _sample(request, attempt, engine, template, search, settings, observe)
             break
         segments.append(observation)
         ids += observation.token_ids
-    return Trajectory(request.uid, request.group, request.question, prompt, segments, finish)
+    reading = getattr(template, "reading", "innermost")
+    return Trajectory(request.uid, request.group, request.question, prompt, segments, finish, reading=reading)
 
 
-def _action(generation, template: Template, request: TrajectoryRequest) -> Action:
+@dataclass(frozen=True)
+class _Call:
+    """What stays the same while one action is written."""
+
+    engine: Engine
+    template: Template
+    uid: str
+    name: str
+    temperature: float
+    seed: int | None
+    thinking: bool
+
+
+async def _act(call: _Call, ids: list[int], budget: int) -> Action:
+    """One action of at most `budget` tokens. Engines stop at each stop string; where one is only mentioned
+    (in a think block, say), they are asked to go on from there, and the ids of one call are a prefix of those
+    of the next."""
+    template = call.template
+    ends = getattr(template, "ends", None) or partial(_holds_any, template.stop)
+    opener = THINK if call.thinking else ""
+    written: list[int] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    while True:
+        part = len(versions)
+        generation = await call.engine.generate(
+            f"{call.name}.{part}" if part else call.name,
+            ids + written,
+            max_tokens=budget - len(written),
+            temperature=call.temperature,
+            seed=call.seed if call.seed is None or not part else turn_seed(call.seed, part, 0),
+            stop=template.stop,
+        )
+        _check(generation, call.uid)
+        written += generation.token_ids
+        logprobs += generation.logprobs
+        versions.append(generation.policy_version)
+        keep = tokens_through_end(written, lambda text: ends(opener + text), template.decode)
+        if keep is not None or generation.finish != "stop" or len(written) >= budget:
+            break
+    written_eos = generation.finish == "eos" and keep in (None, len(written))
+    written = written[:keep]
+    text = template.decode(written[: len(written) - written_eos])
+    action = Action(written, logprobs[: len(written)], min(versions), "invalid", text, thinking=call.thinking)
+    action.kind = template.parse(_as_read(action)).kind
+    return action
+
+
+def _as_read(action: Action) -> str:
+    """The action's text, with the think block that it began in."""
+    return THINK + action.text if action.thinking else action.text
+
+
+def _check(generation: Generation, uid: str) -> None:
     ids, logprobs = generation.token_ids, generation.logprobs
     if len(ids) != len(logprobs):
         raise RolloutError(
-            f"trajectory {request.uid}: the engine returned {len(ids)} tokens with {len(logprobs)} log-probs"
+            f"trajectory {uid}: the engine returned {len(ids)} tokens with {len(logprobs)} log-probs"
         )
     if not ids:
-        raise RolloutError(f"trajectory {request.uid}: the engine returned no token")
+        raise RolloutError(f"trajectory {uid}: the engine returned no token")
     if not all(map(math.isfinite, logprobs)):
         raise NonFiniteLogprobError(
-            f"trajectory {request.uid}: a sampler log-prob is not finite (policy version {generation.policy_version})"
+            f"trajectory {uid}: a sampler log-prob is not finite (policy version {generation.policy_version})"
         )
-    keep = tokens_through_stop(ids, template.stop, template.decode)
-    written_eos = generation.finish == "eos" and keep == len(ids)
-    text = template.decode(ids[: keep - written_eos])
-    return Action(
-        list(ids[:keep]), list(logprobs[:keep]), generation.policy_version, template.parse(text).kind, text
-    )
 
 
-def tokens_through_stop(ids: list[int], stop: tuple[str, ...], decode: Callable[[list[int]], str]) -> int:
-    """Length of the shortest prefix of `ids` whose text holds a stop string; all of them where none does.
+def _holds_any(stop: tuple[str, ...], text: str) -> bool:
+    return any(s in text for s in stop)
+
+
+def tokens_through_end(
+    ids: list[int], ends: Callable[[str], bool], decode: Callable[[list[int]], str]
+) -> int | None:
+    """Length of the shortest prefix of `ids` whose text ends the action; None where none does.
 
     A tag may end inside a token: then that token stays, with the text past the tag, which is the model's own.
     """
 
     def holds(n: int) -> bool:
-        text = decode(ids[:n])
-        return any(s in text for s in stop)
+        return ends(decode(ids[:n]))
 
     if not holds(len(ids)):
-        return len(ids)
+        return None
     return 1 + bisect_left(range(1, len(ids) + 1), True, key=holds)
 
 

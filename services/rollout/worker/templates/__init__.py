@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from services.common.names import nearest
 from services.common.user_code import find
-from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Template
+from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Template, TemplateError
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
@@ -18,12 +18,6 @@ _KNOWN = {
     "lab": "services.rollout.worker.templates.lab:LabTemplate",
 }
 _MEMBERS = ("stop", "min_observation_tokens", "prompt_ids", "decode", "parse", "observation_ids", "notice")
-
-
-class TemplateError(ValueError):
-    """`rollout.template` names nothing usable."""
-
-    exit_code = 2
 
 
 def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:

@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from services.contracts import ActionKind, Observation, Question
+from services.rollout.worker.plain_text import Outside, TextEncoder, beginning
+from services.rollout.worker.tags import first_action, outside_thoughts
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
     from services.settings import RolloutSettings
 
-_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CHARS_PER_TOKEN = 8
 """Characters that are encoded first for each token that is wanted. Text of many languages has fewer; where it has more, twice as much is next."""
 SPARE_CHARS, SPARE_TOKENS = 256, 16
 """Encoded beyond what is wanted, so that a word in which the text is cut does not matter."""
+
+
+class TemplateError(ValueError):
+    """`rollout.template` names nothing usable, or nothing that fits the tokenizer."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,11 @@ class ParsedAction:
 
 
 class Template(Protocol):
-    """The text around a policy. All ids are of the policy's own tokenizer."""
+    """The text around a policy. All ids are of the policy's own tokenizer.
+
+    A template may also have `reading` and `ends`, as `TagTemplate` has; without them each stop string ends an
+    action.
+    """
 
     stop: tuple[str, ...]
     """Strings that end an action; they stay in the output."""
@@ -59,9 +70,17 @@ class Template(Protocol):
 
 
 class TagTemplate:
-    """Tags `<search>` and `<answer>`, observations of the form `head documents tail`. Subclasses give the text."""
+    """Tags `<search>` and `<answer>`, observations of the form `head documents tail`. Subclasses give the
+    text.
+
+    Questions and documents are text from outside: encode them as `Outside`. What `documents` returns is, and
+    its hits come with the template's own tags made harmless, so no document closes the block that it stands
+    in.
+    """
 
     stop: tuple[str, ...] = ("</search>", "</answer>")
+    tags: tuple[str, ...] = ("think", "search", "information", "answer")
+    """Names of the tags that a document must not use."""
     head: str
     """Text before the documents."""
     tail: str
@@ -72,12 +91,16 @@ class TagTemplate:
     def __init__(self, tokenizer, settings: RolloutSettings):
         self.tokenizer = tokenizer
         self.settings = settings
+        self.reading = settings.reading
+        self._encoder = TextEncoder(tokenizer)
+        self._tag = re.compile(f"<(?=/?(?:{'|'.join(self.tags)})>)", re.IGNORECASE)
         self._head, self._tail = self.encode(self.head), self.encode(self.tail)
         self._notice = Observation(self.encode(self.invalid), self.invalid)
         self.min_observation_tokens = len(self._head) + len(self._tail)
 
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+    def encode(self, *pieces: str) -> list[int]:
+        """Ids of the pieces joined; those of type `Outside` yield no control token."""
+        return self._encoder.encode(*pieces)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(
@@ -85,42 +108,53 @@ class TagTemplate:
         )
 
     def parse(self, text: str) -> ParsedAction:
-        """The first complete `<search>...</search>` or `<answer>...</answer>`; the dot matches newlines too."""
-        match = _ACTION.search(text)
-        return ParsedAction(match[1], match[2].strip()) if match else ParsedAction("invalid", "")
+        """The pair of tags that decides; see services.rollout.worker.tags."""
+        pair = first_action(text, self.reading)
+        return ParsedAction(pair.kind, pair.content.strip()) if pair else ParsedAction("invalid", "")
+
+    def ends(self, text: str) -> bool:
+        """Whether a stop string in the text ends the action: one in a think block does not, unless tags are
+        read as Search-R1 does."""
+        if self.reading == "innermost":
+            shown, opened = outside_thoughts(text)
+            text = shown[:opened]
+        return any(stop in text for stop in self.stop)
+
+    def harmless(self, contents: str) -> str:
+        """A document whose tags are no tags: a space comes after the `<`."""
+        return self._tag.sub("< ", contents)
 
     def documents(self, hits: Sequence[Hit]) -> str:
         raise NotImplementedError
 
-    def render(self, hits: Sequence[Hit]) -> str:
-        """The whole observation as text, before anything is cut."""
-        return f"{self.head}{self.documents(hits)}{self.tail}"
-
     def observation_ids(self, hits: Sequence[Hit], budget: int) -> Observation:
-        text = self.render(hits)
-        ids = self.first_ids(text, budget + 1)
+        documents = Outside(
+            self.documents([replace(hit, contents=self.harmless(hit.contents)) for hit in hits])
+        )
+        ids = self.first_ids(budget + 1, self.head, documents, self.tail)
         if len(ids) <= budget:
-            return Observation(ids, text)
+            return Observation(ids, f"{self.head}{documents}{self.tail}")
         room = budget - self.min_observation_tokens
         if room < 0:
             raise ValueError(
                 f"an observation needs at least {self.min_observation_tokens} tokens; its budget is {budget}"
             )
-        kept = self.first_ids(self.documents(hits), room)
+        kept = self.first_ids(room, documents)
         while kept and self.decode(kept).endswith(_REPLACEMENT):  # the cut fell inside a character
             kept.pop()
         ids = [*self._head, *kept, *self._tail]
         return Observation(ids, self.decode(ids))
 
-    def first_ids(self, text: str, count: int) -> list[int]:
-        """The first `count` ids of a text, or all where it has fewer. Encodes no more of a long text than that takes."""
+    def first_ids(self, count: int, *pieces: str) -> list[int]:
+        """The first `count` ids of the pieces joined, or all where they have fewer. Encodes no more of a long
+        text than that takes."""
         size = CHARS_PER_TOKEN * count + SPARE_CHARS
-        while size < len(text):
-            ids = self.encode(text[:size])
+        while size < sum(map(len, pieces)):
+            ids = self.encode(*beginning(pieces, size))
             if len(ids) >= count + SPARE_TOKENS:  # the last ones may be others where the text goes on
                 return ids[:count]
             size *= 2
-        return self.encode(text)[:count]
+        return self.encode(*pieces)[:count]
 
     def notice(self) -> Observation:
         return Observation(list(self._notice.token_ids), self._notice.text)

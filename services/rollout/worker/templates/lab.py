@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from services.contracts import Question
+from services.rollout.worker.plain_text import Outside
 from services.rollout.worker.templates import lab_text
 from services.rollout.worker.templates.base import TagTemplate
 
@@ -17,15 +18,13 @@ class LabTemplate(TagTemplate):
     """One word, one token: `<bos> question`, `<information> <doc> title body ... </information>`."""
 
     stop = lab_text.STOP
-    head = "<information>"
-    tail = "</information>"
+    tags = (*TagTemplate.tags, "doc")
+    head = f"{lab_text.OPENING} "
+    tail = f" {lab_text.CLOSING}"
     invalid = lab_text.INVALID
 
     def prompt_ids(self, question: Question) -> list[int]:
-        return self.encode(lab_text.question_prompt(question.text))
+        return self.encode(lab_text.question_prompt(""), Outside(question.text))
 
     def documents(self, hits: Sequence[Hit]) -> str:
-        return " ".join(lab_text.document(hit.contents) for hit in hits)
-
-    def render(self, hits: Sequence[Hit]) -> str:
-        return lab_text.observation([hit.contents for hit in hits])
+        return lab_text.documents([hit.contents for hit in hits])

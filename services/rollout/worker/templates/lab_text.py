@@ -17,9 +17,11 @@ from __future__ import annotations
 
 BOS = "<bos>"
 STOP = ("</search>", "</answer>")
-NOTHING_FOUND = "<information> nothing </information>"
-"""Observation of a search that returned no document."""
-INVALID = "<information> invalid </information>"
+OPENING = "<information>"
+CLOSING = "</information>"
+NOTHING_FOUND = "nothing"
+"""What stands in place of documents after a search that returned none."""
+INVALID = f"{OPENING} invalid {CLOSING}"
 """Observation after an action that neither searches nor answers, and after a search in the last turn."""
 
 
@@ -34,8 +36,11 @@ def document(contents: str) -> str:
     return " ".join(["<doc>", *title.strip().strip('"').split(), *body.split()])
 
 
+def documents(contents: list[str]) -> str:
+    """All documents of one search, best first."""
+    return " ".join(map(document, contents)) if contents else NOTHING_FOUND
+
+
 def observation(contents: list[str]) -> str:
-    """What one search shows to the policy: all documents, best first."""
-    return (
-        " ".join(["<information>", *map(document, contents), "</information>"]) if contents else NOTHING_FOUND
-    )
+    """What one search shows to the policy."""
+    return f"{OPENING} {documents(contents)} {CLOSING}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from services.contracts import Question
-from services.rollout.worker.templates.base import TagTemplate
+from services.rollout.worker.plain_text import Outside, put_before
+from services.rollout.worker.templates.base import TagTemplate, TemplateError
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
+    from services.settings import RolloutSettings
 
 PROMPT = (
     "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new information. "
@@ -25,10 +28,54 @@ INVALID = (
 )
 
 
+_TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
+_PLACE = "UNSPIRALOUTSIDETEXT"
+"""Stands for text from outside while a chat template is rendered. A word, so that no chat template changes
+it."""
+
+
 def user_turn(question: str) -> str:
     """The user's turn for a question; one without a question mark gets one."""
+    return "".join(own_turn(question))
+
+
+def own_turn(question: str) -> list[str]:
+    """The user's turn for a question, as pieces."""
     question = question.strip()
-    return PROMPT.replace("{question}", question if question.endswith("?") else f"{question}?")
+    before, _, after = PROMPT.partition("{question}")
+    return [before, Outside(question if question.endswith("?") else f"{question}?"), after]
+
+
+def instruction(text: str) -> list[str]:
+    """What a data file tells the model to do, as pieces: its tags are markup, like those of ours."""
+    return [part if i % 2 else Outside(part) for i, part in enumerate(_TAG.split(text))]
+
+
+def given_turn(question: Question) -> list[str]:
+    """The user's turn that a data file carries, as pieces: an instruction up to the question."""
+    before, asked, after = question.prompt.rpartition(question.text)
+    return [*instruction(before), Outside(asked + after)] if asked else instruction(question.prompt)
+
+
+def in_chat(tokenizer: Any, turns: list[tuple[str, list[str]]]) -> list[str]:
+    """Turns, each a role and pieces, as the tokenizer's chat template shows them, as pieces; the assistant's
+    turn is begun. Raises TemplateError."""
+    outside: list[str] = []
+    messages = []
+    for role, pieces in turns:
+        content = ""
+        for piece in pieces:
+            if isinstance(piece, Outside) and piece.strip():
+                outside.append(Outside(piece.strip()))
+                piece = piece.replace(piece.strip(), _PLACE)
+            content += piece
+        messages.append({"role": role, "content": content})
+    shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True).split(_PLACE)
+    if len(shown) != len(outside) + 1:
+        raise TemplateError(
+            "the tokenizer's chat template does not show each turn as it is, once; expected one that does"
+        )
+    return [*(piece for pair in zip(shown, outside, strict=False) for piece in pair), shown[-1]]
 
 
 class SearchR1Template(TagTemplate):
@@ -38,16 +85,18 @@ class SearchR1Template(TagTemplate):
     tail = "</information>\n\n"
     invalid = INVALID
 
+    def __init__(self, tokenizer, settings: RolloutSettings):
+        super().__init__(tokenizer, settings)
+        self.bos = put_before(tokenizer) if settings.bos == "tokenizer" else []
+
     def prompt_ids(self, question: Question) -> list[int]:
-        turn = question.prompt if question.prompt is not None else user_turn(question.text)
-        system = [] if question.system is None else [{"role": "system", "content": question.system}]
+        turn = own_turn(question.text) if question.prompt is None else given_turn(question)
+        system = [] if question.system is None else instruction(question.system)
         if self.tokenizer.chat_template:
-            turn = self.tokenizer.apply_chat_template(
-                [*system, {"role": "user", "content": turn}], tokenize=False, add_generation_prompt=True
-            )
-        elif system:
-            turn = f"{question.system}\n\n{turn}"
-        return self.encode(turn)
+            turns = [("system", system), ("user", turn)] if system else [("user", turn)]
+            return self.encode(*in_chat(self.tokenizer, turns))
+        before = [*system, "\n\n"] if system else []
+        return [*self.bos, *self.encode(*before, *turn)]
 
     def documents(self, hits: Sequence[Hit]) -> str:
         text = ""

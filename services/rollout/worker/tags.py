@@ -1,0 +1,98 @@
+"""What the tags in a model's text do. Loop, rewards and the answer mask all read them here, so they agree.
+
+The field's models think in `<think>...</think>`, and mention tags there that they do not mean: "I can use
+`<search>` to find it". Two readings (`rollout.reading`):
+
+- `innermost`: a pair runs from the last opening tag to the first closing one. What stands in a closed think
+  block does nothing. In a think block that is still open, a pair counts only where the text ends with it: a
+  model that means it stops there, one that mentions it goes on.
+- `search_r1`: what Search-R1's own loop reads (arXiv 2503.09516, its released code): a pair runs from the
+  first opening tag, and think blocks are text like any other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from services.contracts import Reading
+
+Kind = Literal["search", "answer"]
+
+_TAG = re.compile(r"<(/?)(search|answer)>")
+_THINK = re.compile(r"<(/?)think>")
+_FIRST_PAIR = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+_ANSWER = re.compile(r"<(answer)>(.*?)</answer>", re.DOTALL)
+
+
+class Pair(NamedTuple):
+    """A complete pair of tags: characters `[start, end)` of the text, tags included, and what stands between
+    them."""
+
+    kind: Kind
+    start: int
+    end: int
+    content: str
+
+
+def first_action(text: str, reading: Reading = "innermost") -> Pair | None:
+    """The pair that decides what an action does."""
+    if reading == "search_r1":
+        match = _FIRST_PAIR.search(text)
+        return _pair(match) if match else None
+    return next(_meant(text, False), None)
+
+
+def last_answer(text: str, reading: Reading = "innermost", thinking: bool = False) -> Pair | None:
+    """The last complete answer. `thinking`: the text begins inside a think block."""
+    if reading == "search_r1":
+        answers: Iterable[Pair] = map(_pair, _ANSWER.finditer(text))
+    else:
+        answers = (pair for pair in _meant(text, thinking) if pair.kind == "answer")
+    return max(answers, key=lambda pair: pair.start, default=None)
+
+
+def outside_thoughts(text: str, thinking: bool = False) -> tuple[str, int | None]:
+    """The text with spaces in place of its closed think blocks, and where a block begins that is still open
+    (None: none is).
+
+    A `</think>` without a block before it ends one that the text began in.
+    """
+    kept, done, opened, first = [], 0, 0 if thinking else None, True
+    for tag in _THINK.finditer(text):
+        if not tag[1] and opened is None:
+            opened = tag.start()
+        elif tag[1] and (opened is not None or first):
+            start = opened or 0
+            kept += [text[done:start], " " * (tag.end() - start)]
+            done, opened = tag.end(), None
+        first = False
+    return "".join([*kept, text[done:]]), opened
+
+
+def _meant(text: str, thinking: bool) -> Iterator[Pair]:
+    """The pairs of the innermost reading, in order."""
+    shown, opened = outside_thoughts(text, thinking)
+    if opened is None:
+        yield from _pairs(shown, 0, len(shown))
+        return
+    yield from _pairs(shown, 0, opened)
+    end = len(shown.rstrip())
+    yield from (pair for pair in _pairs(shown, opened, end) if pair.end == end)
+
+
+def _pairs(text: str, start: int, end: int) -> Iterator[Pair]:
+    """From the last opening tag to the first closing one of its kind."""
+    opened: dict[str, re.Match[str]] = {}
+    for tag in _TAG.finditer(text, start, end):
+        if not tag[1]:
+            opened[tag[2]] = tag
+        elif tag[2] in opened:
+            first = opened[tag[2]]
+            yield Pair(tag[2], first.start(), tag.end(), text[first.end() : tag.start()])
+            opened.clear()
+
+
+def _pair(match: re.Match[str]) -> Pair:
+    return Pair(match[1], match.start(), match.end(), match[2])
