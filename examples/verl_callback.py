@@ -16,6 +16,7 @@ from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.metrics.padded import LagMemory, padded_records
+from services.likelihood.metrics.verdicts import is_right
 from services.likelihood.records import StepRecord
 
 NAMES = {
@@ -27,9 +28,15 @@ NAMES = {
 
 
 def watched(
-    trainer_class: type, url: str, run: str, *, spool_dir: str = ".likelihood-spool", attempt: int = 0
+    trainer_class: type,
+    url: str,
+    run: str,
+    *,
+    spool_dir: str = ".likelihood-spool",
+    attempt: int = 0,
+    right_at: float = 1.0,
 ) -> type:
-    """The trainer class, posting every actor update to a likelihood service."""
+    """The trainer class, posting every actor update to a likelihood service. right_at: the least reward of a right answer."""
 
     class Watched(trainer_class):
         client, lag = LikelihoodClient(url, spool_dir=spool_dir), LagMemory()
@@ -39,11 +46,18 @@ def watched(
             data, mask, before = batch.batch, batch.batch["response_mask"], batch.batch["old_log_probs"]
             reported = output.meta_info["metrics"]
             metrics = {NAMES[k]: float(np.mean(v)) for k, v in reported.items() if k in NAMES}
+            rewards, advantages = data["token_level_scores"].sum(-1), data["advantages"]
+            right = is_right(rewards.tolist(), right_at)
             lag = self.lag.probe(
-                {"data": batch}, mask, before, data["advantages"], lambda kept: self._scored(kept["data"])
+                {"data": batch},
+                mask,
+                before,
+                advantages,
+                lambda kept: self._scored(kept["data"]),
+                right=right,
             )
             records = padded_records(
-                mask, before, data["advantages"], list(batch.non_tensor_batch["uid"]), after=self._scored(batch), rewards=data["token_level_scores"].sum(-1)
+                mask, before, advantages, list(batch.non_tensor_batch["uid"]), after=self._scored(batch), rewards=rewards, right=right
             )  # fmt: skip
             if lag is not None:
                 metrics["probe/lag"] = lag

@@ -60,6 +60,13 @@ def test_the_lag_probe_is_the_mean_change_a_token_of_earlier_right_trajectories(
     assert "lag" not in probes.parts(9, b), "step 4 is not in the store"
 
 
+def test_a_right_answer_that_the_update_pushes_down_is_not_probed(store, tmp_path):
+    store.steps[3] = batch(3, [2, 2, 4], [True, True, False])
+    store.steps[3].extra["advantages"] = np.asarray([-0.5, 0.0, 0.5], np.float32)
+    probes = Probes(ProbeSettings(lag_steps=5, fixed_size=0), store, "r", tmp_path)
+    assert probes.parts(8, batch(8, [1], [False]))["lag"].uid == ["3-1"]
+
+
 def test_the_fixed_set_is_frozen_once_full_and_survives_a_resume(store, tmp_path):
     settings = ProbeSettings(fixed_size=3)
     probes = Probes(settings, store, "r", tmp_path)

@@ -90,7 +90,10 @@ class TrajectoryRecord(Record):
     group: str = Field(min_length=1, max_length=200)
     """Shared by the samples of one prompt occurrence."""
     reward: Finite | None = None
+    """Null where it is not known; with an advantage of 0 the trajectory is then in no likelihood metric."""
     advantage: Finite
+    right: bool | None = None
+    """Whether the reward function calls its answer right; null: a reward of at least 1."""
     tool_rounds: int = Field(0, ge=0, le=MAX_COUNT)
     """Searches (or other tool calls) that were carried out."""
     actions: list[ActionRecord] = Field(max_length=MAX_ACTIONS)

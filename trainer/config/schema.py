@@ -87,7 +87,7 @@ class LLDSSettings(Settings):
     denominator: Literal["preserved", "all"] = "preserved"
     """Token count that divides the sum: of the preserved set (paper) or of all action tokens (released code)."""
     preserve: Literal["nonnegative", "right"] = "nonnegative"
-    """Preserved set: advantage >= 0 (paper), or right answers alone."""
+    """Preserved set: advantage >= 0 (paper), or those of them alone that are right (`reward.right_at`)."""
     anchor: Literal["batch_start", "snapshot"] = "batch_start"
     """Where likelihood is compared with: the weights at the start of the batch, or a kept copy of the weights."""
     snapshot_every: int = Field(10, ge=1)
@@ -158,6 +158,9 @@ class RewardSettings(Settings):
 
     kind: str = "em"
     """`em`, `f1`, `subem`, `format` (Search-R1 v0.3), or an import path `package.module:function`."""
+    right_at: float | None = None
+    """The least reward of a right answer, before any penalty for length. None: the best value of the reward, which is 1 for those
+    that come with Unspiral; a function of your own that gives another says so by an attribute `right_at`."""
 
     @field_validator("kind")
     @classmethod

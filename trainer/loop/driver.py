@@ -282,6 +282,7 @@ class Driver:
             batch.rewards.tolist(),
             prepared.advantages,
             batch.trajectories,
+            right=prepared.right,
             entropy=update.entropy_old,
             logp_new=rescored.logp_new if rescored.rows else None,
             rescored=rescored.rows,
@@ -291,8 +292,11 @@ class Driver:
             "step": self.step,
             "attempt": self.attempt,
             "policy_version": self.version,
-            "reward/em": float(batch.em.mean()),
         }
+        if len(batch.em):
+            own["reward/em"] = float(batch.em.mean())
+        if known := [right for right in prepared.right if right is not None]:
+            own["reward/right"] = sum(known) / len(known)
         return own | likelihood | update.metrics | rescored.metrics | batch.counts
 
     def record(
@@ -316,6 +320,7 @@ class Driver:
             prepared.advantages,
             rescored.logp_new if rescored.rows else None,
             rescored.rows,
+            right=prepared.right,
         )
         store.post_step(
             run,

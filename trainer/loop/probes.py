@@ -15,6 +15,7 @@ import numpy as np
 from services.contracts import TokenBatch
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.metrics.step_metrics import fixed_probe, lag_probe
+from services.likelihood.metrics.verdicts import probe_rows
 from services.likelihood.tokens import pack_tokens, unpack_tokens
 from services.settings import ProbeSettings
 
@@ -79,7 +80,7 @@ class Probes:
 
     def _freeze(self, step: int, batch: TokenBatch) -> None:
         have = len(self.fixed) if self.fixed else 0
-        rows = np.flatnonzero(batch.extra["right"])[: self.settings.fixed_size - have].tolist()
+        rows = _right_rows(batch)[: self.settings.fixed_size - have]
         if step > FREEZE_BY_STEP or not rows:
             return
         part = batch.take(rows)
@@ -98,11 +99,12 @@ class Probes:
     def _lag(self, step: int) -> TokenBatch | None:
         past = step - self.settings.lag_steps
         batch = self.store.get_tokens(self.run, past) if past >= 1 else None
-        return (
-            batch.take(np.flatnonzero(batch.extra["right"])[: self.settings.lag_size].tolist())
-            if batch
-            else None
-        )
+        return batch.take(_right_rows(batch)[: self.settings.lag_size]) if batch else None
+
+
+def _right_rows(batch: TokenBatch) -> list[int]:
+    right = batch.extra["right"]
+    return probe_rows(right, batch.extra.get("advantages", np.zeros(len(right)))).tolist()
 
 
 def join(batches: list[TokenBatch]) -> TokenBatch:
