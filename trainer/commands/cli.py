@@ -211,9 +211,13 @@ def doctor(
 @config_app.command("show")
 def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
     """Print the resolved configuration."""
+    from trainer.config.presets import remarks
     from trainer.config.schema import dump_config, load_config
 
-    typer.echo(dump_config(load_config(config, overrides or [])), nl=False)
+    settings = load_config(config, overrides or [])
+    typer.echo(dump_config(settings), nl=False)
+    for remark in remarks(settings):
+        typer.echo(remark, err=True)
 
 
 @config_app.command("schema")

@@ -21,6 +21,7 @@ from services.settings import (
     WeightSyncSettings,
 )
 from trainer.config.learner import LearnerSettings
+from trainer.config.presets import promised
 from trainer.rewards import ACCEPTED, is_kind
 
 
@@ -110,34 +111,36 @@ class AlgorithmSettings(Settings):
     """Loss and its extras."""
 
     loss: Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"] = "grpo"
-    """Policy loss; docs/algorithms.md has the formulas."""
+    """Policy loss; docs/algorithms.md has the formulas. `dapo`, `gspo`, `dr_grpo` and `cispo` bring what their papers set for the keys below, where
+    those are not given."""
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """How rewards of a group become advantages."""
+    """How rewards of a group become advantages. Not given: `grpo`, with the loss dr_grpo `dr_grpo`."""
     clip_low: float = Field(0.2, gt=0)
-    """Lower clip epsilon (not the bound)."""
+    """Lower clip epsilon (not the bound). Not given: 0.2, with gspo 3e-4, with cispo 1 (no lower bound)."""
     clip_high: float = Field(0.2, gt=0)
-    """Upper clip epsilon."""
+    """Upper clip epsilon. Not given: 0.2, with dapo 0.28, with gspo 4e-4."""
     kl: float = Field(0.0, ge=0)
     """Weight of the KL to the reference model (k3); paper: 0.001."""
     entropy: float = Field(0.0, ge=0)
     """Weight of the entropy bonus."""
     dr_grpo_tokens: int | None = Field(None, ge=1)
-    """Fixed length that divides dr_grpo's sum; required with that loss."""
+    """Fixed length, in tokens, that divides dr_grpo's sum. Not given, with that loss: the most that a model may write in a trajectory,
+    rollout.max_response_tokens x (rollout.max_turns + 1)."""
     dynamic_sampling: int = Field(0, ge=0)
-    """DAPO: most extra rounds of prompts sampled to replace groups in which every reward is the same; 0 is off."""
+    """DAPO: most extra rounds of prompts sampled to replace groups in which every reward is the same; 0 is off. Not given: 0, with
+    dapo 10 (with rollout.max_staleness, which excludes it, 0)."""
     importance: ImportanceSettings = ImportanceSettings()
     overlong: OverlongSettings = OverlongSettings()
     llds: LLDSSettings = LLDSSettings()
 
     @model_validator(mode="after")
     def _fits(self) -> AlgorithmSettings:
+        self.__dict__.update(
+            promised(self)
+        )  # not by assignment: what the loss brings is not what the user has set
         if self.llds.answer_weight == "code" and self.llds.answer_lambda == 0:
             raise ValueError(
                 "algorithm.llds.answer_lambda=0 with answer_weight=code keeps the answer span's weight at 0 for ever; set it above 0"
-            )
-        if self.loss == "dr_grpo" and self.dr_grpo_tokens is None:
-            raise ValueError(
-                "algorithm.loss=dr_grpo needs algorithm.dr_grpo_tokens, the fixed length in tokens that divides the sum"
             )
         return self
 
@@ -240,6 +243,10 @@ class Config(Settings):
                 "service at store.url keeps (its --token-steps; raise both), or the lag probe never finds its step"
             )
         limit = self.rollout.max_response_tokens * (self.rollout.max_turns + 1)
+        if self.algorithm.loss == "dr_grpo" and self.algorithm.dr_grpo_tokens is None:
+            self.algorithm.__dict__["dr_grpo_tokens"] = limit
+        if self.rollout.max_staleness and "dynamic_sampling" not in self.algorithm.model_fields_set:
+            self.algorithm.__dict__["dynamic_sampling"] = 0
         if self.algorithm.overlong.tokens > limit:
             raise ValueError(
                 f"algorithm.overlong.tokens={self.algorithm.overlong.tokens} is wider than the {limit} model tokens of a trajectory "

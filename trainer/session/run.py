@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from trainer.config.presets import remarks
 from trainer.config.schema import Config, ConfigError
 from trainer.data import models
 from trainer.learner.checkpoint import latest
@@ -48,6 +49,8 @@ def train(config: Config, *, resume: str | None = None, console: Console | None 
         try:
             with progress:
                 progress.say(f"run folder: {folder.path.resolve()}")
+                for remark in remarks(config):
+                    progress.say(remark)
                 # A warm start or conversion takes minutes, and would keep an event loop from hearing signals.
                 with interruptible():
                     model = models.resolve(config.model.path)
