@@ -96,3 +96,12 @@ def test_no_probe_between_its_steps(store, tmp_path):
     assert probes.parts(1, b) == {}
     assert probes.read(b, {}, np.zeros(0, np.float32)).rows == []
     assert "displacement" in probes.parts(2, b)
+
+
+def test_where_the_weights_did_not_move_the_batch_is_not_scored_again(store, tmp_path):
+    store.steps[3] = batch(3, [2], [True])
+    probes = Probes(ProbeSettings(lag_steps=5, fixed_size=0), store, "r", tmp_path)
+    b = batch(8, [1, 2], [True, False])
+    parts = probes.parts(8, b, moved=False)
+    assert list(parts) == ["lag"]
+    assert probes.read(b, parts, np.zeros(2, np.float32)).rows == []

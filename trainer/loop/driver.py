@@ -31,6 +31,7 @@ from trainer.learner.group import LearnerError
 from trainer.loop import performance
 from trainer.loop.batches import Prepared, prepare
 from trainer.loop.evaluate import evaluate
+from trainer.loop.notices import Notices
 from trainer.loop.probes import Probes, Rescored, join
 from trainer.loop.progress import Progress
 from trainer.loop.restore import restore_learner, roll_back
@@ -56,6 +57,7 @@ class Driver:
         self.probes = Probes(self.config.probe, system.store, self.config.run.name, system.folder.path)
         self.monitor = PhaseMonitor(self.config.monitor.rules)
         self.actions = MonitorActions(self.config.monitor.action)
+        self.notices = Notices(progress.say)
         self.share_gpus = self.config.rollout.share_gpus
         self.step = self.attempt = 0
         self.version = 0
@@ -175,7 +177,7 @@ class Driver:
             lr_scale=self.actions.lr_scale,
             answer_beta=answer_beta(
                 llds.answer_weight,
-                float(np.mean([t.searches for t in batch.trajectories])),
+                float(np.mean([t.searches for t in batch.trajectories] or [0])),
                 llds_lambda=llds_lambda,
                 answer_lambda=llds.answer_lambda,
             ),
@@ -183,11 +185,11 @@ class Driver:
         prepared.tokens.logp_old = update.logp_old
         self.step, self.version, self.cursor_state = step, self.version + 1, batch.cursor
         if self.share_gpus:  # while it is still the learner's turn
-            rescored, score_seconds = await self.rescore(prepared)
+            rescored, score_seconds = await self.rescore(prepared, update.moved)
             sync_seconds = await self.sync()
         else:
             sync_seconds = await self.sync()
-            rescored, score_seconds = await self.rescore(prepared)
+            rescored, score_seconds = await self.rescore(prepared, update.moved)
         metrics = self.measure(batch, prepared, update, rescored) | {
             "llds/lambda": llds_lambda,
             "learner/lr_scale": self.actions.lr_scale,
@@ -200,6 +202,9 @@ class Driver:
             "time/step": time.monotonic() - began,
         }
         state = self.record(batch, prepared, metrics, rescored)
+        if update.idle and (why := self.notices.idle_step(step, batch)):
+            self.system.folder.event("nothing_learnt", step=step, why=why)
+        self.notices.rewards(step, self.sampler)
         action = self.actions.decide(state)
         if action:
             self.event(action.event())
@@ -263,9 +268,10 @@ class Driver:
         await self.on_learner(self.system.learner.rest)
         await self.system.pool.wake()
 
-    async def rescore(self, prepared: Prepared) -> tuple[Rescored, float]:
-        """Score the batch (or a sample of it) and the probes under the new weights, in one pass of the learner."""
-        parts = await asyncio.to_thread(self.probes.parts, self.step, prepared.tokens)
+    async def rescore(self, prepared: Prepared, moved: bool) -> tuple[Rescored, float]:
+        """Score the batch (or a sample of it; nothing of it where the weights did not move) and the probes under the new weights, in one
+        pass of the learner."""
+        parts = await asyncio.to_thread(self.probes.parts, self.step, prepared.tokens, moved=moved)
         logp, seconds = np.zeros(0, np.float32), 0.0
         if parts:
             scored, seconds = await self.on_learner(self.system.learner.score, join(list(parts.values())))

@@ -46,13 +46,16 @@ class Probes:
             rows = np.flatnonzero(saved.extra["step"] <= step).tolist()
             self.fixed = saved.take(rows) if rows else None
 
-    def parts(self, step: int, batch: TokenBatch) -> dict[str, TokenBatch]:
-        """The trajectories to score, by purpose: a spread of the batch, the lag probe, the fixed probe. Empty at steps without a probe."""
+    def parts(self, step: int, batch: TokenBatch, *, moved: bool = True) -> dict[str, TokenBatch]:
+        """The trajectories to score, by purpose: a spread of the batch, the lag probe, the fixed probe. Empty at steps without a probe.
+
+        moved: whether the update changed the weights; otherwise there is no displacement to measure.
+        """
         self._freeze(step, batch)
         if step % self.settings.every:
             return {}
         found = {
-            "displacement": batch.take(self._sample(len(batch))),
+            "displacement": batch.take(self._sample(len(batch))) if moved else None,
             "lag": self._lag(step),
             "fixed": self._fixed(step),
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from rich.console import Console
@@ -25,6 +25,15 @@ COLUMNS = (
     ("s/step", "time/step", "{:.1f}"),
     ("phase", "phase", "{}"),
 )
+ABSENT = {
+    "reward/mean": "no trajectory had a reward",
+    "logp/right": "no group held a right answer beside others",
+    "logp/wrong": "no group held a wrong answer beside others",
+    "displacement/mean": "the weights did not move, or were not asked (probe.every)",
+    "probe/lag": "there is no right answer of probe.lag_steps steps ago to score again",
+    "llds/active_tokens": "no optimiser step was due",
+}
+"""Why a metric may be missing at a step."""
 SHOWN_STEPS = 12
 PHASE_STYLE = {
     "healthy": "green",
@@ -61,6 +70,7 @@ class Progress:
             else None
         )
         self._header_shown = False
+        self._absent: Counter[str] = Counter()
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -97,8 +107,17 @@ class Progress:
                 "  ".join(cell(metrics, key, form) for _, key, form in COLUMNS)
                 + f"  {self._left(metrics['step'])}"
             )
+        self._explain(metrics)
         for alarm in alarms:
             self.say(f"alarm at step {metrics['step']}, {alarm.rule}: {alarm.seen}. {alarm.advice}")
+
+    def _explain(self, metrics: dict[str, Any]) -> None:
+        """A line about the columns that show `-` for the second time, or in the last row for the first."""
+        absent = {key: name for name, key, _ in COLUMNS if key in ABSENT and metrics.get(key) is None}
+        self._absent.update(absent.keys())
+        due = (1, 2) if metrics["step"] == self.total else (2,)
+        if new := [key for key in absent if self._absent[key] in due]:
+            self.say("- is not measured: " + "; ".join(f"{absent[key]}: {ABSENT[key]}" for key in new))
 
     def evaluation(self, tag: str, mode: str, scores: dict[str, Any]) -> None:
         overall = scores["overall"]

@@ -70,6 +70,10 @@ class BatchSampler:
         self.config, self.pool, self.cursor, self.reward = config, pool, cursor, reward
         self.exact = make_reward("em")
         self.right_at = right_at(reward, config.reward.right_at)
+        self.right_said = (
+            ":" not in config.reward.kind or config.reward.right_at is not None or hasattr(reward, "right_at")
+        )
+        """Whether `right_at` is known, and not only what rewards usually are."""
         self.highest = -math.inf
         """Highest reward that the reward function has given so far."""
 
