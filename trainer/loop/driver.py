@@ -353,6 +353,8 @@ class Driver:
                 tag=f"{tag}-{mode}",
                 temperature=0.0 if mode == "greedy" else self.config.rollout.temperature,
                 seed=self.config.seed,
+                reward=self.sampler.reward,
+                least=self.sampler.right_at,
                 retriever_url=self.system.eval_retriever_url,
             )
             scores, trajectories = await kept_supplied(self.system.pool, evaluation, self.sync)
