@@ -1,9 +1,10 @@
 # make setup   .venv with everything (CPU)          make demo    watch a search agent learn
-# make test    the test suite                       make study   GRPO without and with LLDS, side by side
+# make check   lint and the fast half of the tests     make study   GRPO without and with LLDS, side by side
+# make test    the whole test suite                    make docs    the pages as a site, in build/site
 # make test-compose   the stack of docker-compose.yml: built, used, broken in every way (21 minutes; docs/deploy.md)
 # make test-hosts     hosts as network namespaces, without containers; two are cut off for 30 s (7 minutes, root)
 # make test-chaos     runs in which everything is broken on purpose (an hour and more; docs/reliability.md)
-.PHONY: setup demo test test-chaos test-compose test-hosts study lint clean
+.PHONY: setup demo check test test-chaos test-compose test-hosts study docs lint clean
 PY := .venv/bin/python
 
 setup: .venv/.ready
@@ -16,6 +17,10 @@ demo: setup
 
 study: setup
 	$(PY) -m trainer demo --collapse
+
+# Lint and the half of the tests that starts no engine, cluster or browser.
+check: setup lint
+	$(PY) -m pytest -n 2 --dist loadfile -m "not chaos and not ray and not vllm and not browser"
 
 test: setup lint
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -34,10 +39,13 @@ test-compose: setup
 test-hosts: setup
 	$(abspath $(PY)) tests/compose/namespaces.py /var/tmp/unspiral-hosts
 
+docs: setup
+	$(PY) -m mkdocs build --strict
+
 lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/lint-imports
+	.venv/bin/lint-imports --no-cache
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -19,6 +19,7 @@ from services.control.cli import pause, resume, serve_control, status, workers_a
 from services.likelihood.cli import likelihood_app, monitor_app, report, serve_likelihood
 from trainer.data.cli import data_app
 from trainer.data.models import model_app
+from trainer.lab import demo as _lab  # noqa: F401  # its names (lab:0) become known
 from trainer.session.output import complain, last_words, unhurried
 
 app = typer.Typer(
@@ -120,7 +121,7 @@ def evaluate(
     from trainer.config.schema import ConfigError, load_config
 
     settings = load_config(config, overrides or [])
-    from trainer.loop.evaluate import run_eval
+    from trainer.commands.evaluate import run_eval
 
     if out:  # before the scoring, not after it
         try:

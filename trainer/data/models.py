@@ -48,7 +48,28 @@ KNOWN = {
         "SmolLM2-135M-Instruct, quantised to 4 bits by its packager; Apache-2.0",
     ),
 }
-LAB = "lab:"
+
+
+class Scheme(NamedTuple):
+    """Names of the form `PREFIX:...` that stand for files made on demand, as those of the demo's laboratory do."""
+
+    model: Callable[[str], Path]
+    """Folder of the model that a whole name stands for."""
+    file: Callable[[str], Path]
+    """Question or corpus file that a whole name stands for."""
+
+
+_schemes: dict[str, Scheme] = {}
+
+
+def register_scheme(prefix: str, scheme: Scheme) -> None:
+    """Make `PREFIX:...` known as a model or file; whoever makes such files calls it when it is imported."""
+    _schemes[prefix] = scheme
+
+
+def _scheme(name: str) -> Scheme | None:
+    prefix, colon, _ = name.partition(":")
+    return _schemes.get(prefix) if colon else None
 
 
 def cache_dir() -> Path:
@@ -70,26 +91,18 @@ def resolve(path_or_name: str | Path) -> Path:
     given = str(path_or_name)
     if given in KNOWN:
         return fetch(given)
-    if given.startswith(LAB):
-        seed = given.removeprefix(LAB)
-        if not seed.isdecimal():
-            raise ModelError(f"model.path {given}: expected lab:SEED with a whole number, such as lab:0")
-        from trainer.lab.demo import lab_model
-
-        return check_folder(lab_model(int(seed)), given)
+    if scheme := _scheme(given):
+        return check_folder(scheme.model(given), given)
     return check_folder(Path(given).expanduser(), given)
 
 
 def resolve_file(name: str) -> str:
     """Path of a question or corpus file: `lab:KIND:SEED` is a file of the demo's laboratory, any other name is returned as it is.
 
-    Raises trainer.lab.demo.LabNameError (one line) for a `lab:` name that stands for no file.
+    Raises LabNameError (one line) for a `lab:` name that stands for no file.
     """
-    if not name.startswith(LAB):
-        return name
-    from trainer.lab.demo import lab_path
-
-    return str(lab_path(name))
+    scheme = _scheme(name)
+    return str(scheme.file(name)) if scheme else name
 
 
 def check_folder(folder: Path, given: str) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.data.models import cache_dir
+from trainer.data.models import ModelError, Scheme, cache_dir, register_scheme
 from trainer.lab.warm_start import Progress, WarmStart, warm_start
 from trainer.lab.world import make_world
 
@@ -135,3 +135,14 @@ def collapse_config(
     raw["algorithm"] = {"loss": "grpo", "llds": {"lambda": llds_lambda}}
     raw["evaluation"] |= {"limit": 100}
     return raw | {"trainer": {"steps": steps or 90, "checkpoint_every": 0, "eval_every": 15}}
+
+
+def named_model(name: str) -> Path:
+    """Folder of `lab:SEED`, the warm-started model. Raises ModelError."""
+    seed = name.removeprefix("lab:")
+    if not seed.isdecimal():
+        raise ModelError(f"model.path {name}: expected lab:SEED with a whole number, such as lab:0")
+    return lab_model(int(seed))
+
+
+register_scheme("lab", Scheme(model=named_model, file=lab_path))

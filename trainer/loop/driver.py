@@ -38,8 +38,7 @@ from trainer.loop.restore import restore_learner, roll_back
 from trainer.loop.run_folder import finite_or_none
 from trainer.loop.sampling import BatchSampler, RolloutBatch
 from trainer.loop.sync import kept_supplied, sync_weights
-from trainer.session.stopping import StopSignals
-from trainer.session.system import System
+from trainer.loop.system import StopRequests, System
 
 
 class StoppedByMonitor(Exception):
@@ -51,7 +50,7 @@ class StoppedByMonitor(Exception):
 class Driver:
     """Runs the loop over a started system. What a checkpoint must hold beside the learner's own state is in `state_dict`."""
 
-    def __init__(self, system: System, progress: Progress, stop: StopSignals) -> None:
+    def __init__(self, system: System, progress: Progress, stop: StopRequests) -> None:
         self.system, self.config, self.progress, self.stop = system, system.config, progress, stop
         self.sampler = BatchSampler(self.config, system.pool, system.cursor, system.reward)
         self.probes = Probes(self.config.probe, system.store, self.config.run.name, system.folder.path)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +11,8 @@ import numpy as np
 from services.contracts import Question, Trajectory, TrajectoryRequest
 from services.likelihood.metrics.verdicts import is_right, known_rewards
 from services.rollout.pool.pool import RolloutPool
-from trainer.config.schema import Config, ConfigError
 from trainer.loop.sampling import seed_of
-from trainer.rewards import Reward, RewardError, make_reward, right_at
+from trainer.rewards import Reward, make_reward
 
 
 def table(trajectories: list[Trajectory], reward: Reward | None, least: float) -> dict[str, Any]:
@@ -64,60 +60,3 @@ async def evaluate(
         requests.append(TrajectoryRequest(uid, uid, question, seed_of(seed, uid), temperature, retriever_url))
     trajectories = await pool.rollout(requests, on_done=on_done)
     return table(trajectories, reward, least), trajectories
-
-
-def run_eval(
-    config: Config,
-    *,
-    checkpoint: Path | None = None,
-    data: Path | None = None,
-    limit: int | None = None,
-    say: Callable[[str], None] = print,
-) -> dict[str, Any]:
-    """`unspiral eval`: greedy scores of a checkpoint's weights (or of model.path) on `data` (or data.eval): all rows, or `limit`.
-
-    Raises Stopped after a clean stop by SIGINT or SIGTERM.
-    """
-    from trainer.data import models
-    from trainer.learner.checkpoint import export_checkpoint
-    from trainer.session.signals import cancelled_by_signals, raised_by_signals
-    from trainer.session.system import start_serving
-
-    updates = {"data": config.data.model_copy(update={"eval": str(data) if data else config.data.eval})}
-    updates["evaluation"] = config.evaluation.model_copy(update={"limit": limit})
-    config = config.model_copy(update=updates)
-    if config.data.eval is None:
-        raise ConfigError("eval: no questions given; pass --data FILE or set data.eval")
-
-    try:
-        reward = make_reward(config.reward.kind)
-    except RewardError as e:  # exact match and F1 need none
-        say(f"{e}; what it calls right is left out")
-        reward = None
-
-    async def score(model: Path) -> dict[str, Any]:
-        async with (
-            cancelled_by_signals(say),
-            start_serving(config, model, say, lambda event: None) as serving,
-        ):
-            say("starting rollout workers")
-            await serving.pool.start()
-            say(f"scoring {len(serving.eval_questions)} questions")
-            scores, _ = await evaluate(
-                serving.pool,
-                serving.eval_questions,
-                tag="eval",
-                temperature=0.0,
-                seed=config.seed,
-                reward=reward,
-                least=right_at(reward, config.reward.right_at),
-                retriever_url=serving.eval_retriever_url,
-            )
-            return scores
-
-    if checkpoint is None:
-        return asyncio.run(score(models.resolve(config.model.path)))
-    with tempfile.TemporaryDirectory(prefix="unspiral-eval-") as folder:
-        with raised_by_signals():
-            export_checkpoint(checkpoint, Path(folder) / "model")
-        return asyncio.run(score(Path(folder) / "model"))

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,8 @@ from trainer.config.schema import Config
 from trainer.data import PromptCursor, load_questions, models
 from trainer.learner.group import LearnerGroup
 from trainer.loop.run_folder import RunFolder
-from trainer.rewards import Reward, make_reward
+from trainer.loop.system import Serving, System
+from trainer.rewards import make_reward
 from trainer.session.preflight import check_prompts, check_retrievers, check_room
 
 Say = Callable[[str], None]
@@ -43,29 +43,6 @@ class RayUnavailable(RuntimeError):
     """There is no Ray to work on."""
 
     exit_code = 3
-
-
-@dataclass
-class Serving:
-    """What sampling needs: a tokenizer, retrievers, and a pool that is not started yet."""
-
-    tokenizer: Any
-    eval_questions: list[Question]
-    retriever_url: str
-    eval_retriever_url: str | None
-    pool: RolloutPool
-
-
-@dataclass
-class System(Serving):
-    """Everything that training needs, started."""
-
-    config: Config
-    folder: RunFolder
-    cursor: PromptCursor
-    store: LikelihoodClient
-    learner: LearnerGroup
-    reward: Reward
 
 
 @contextmanager
