@@ -34,8 +34,8 @@ KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 
 
 class LikelihoodCallback(TrainerCallback):
-    """Posts every optimiser step to a likelihood service. Set `.trainer` once the trainer exists. right_at: the least reward of a right
-    answer."""
+    """Posts every optimiser step to a likelihood service. Set `.trainer` once the trainer exists. right_at:
+    the least reward of a right answer."""
 
     def __init__(
         self,
@@ -60,11 +60,9 @@ class LikelihoodCallback(TrainerCallback):
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
         """The trainer drops rewards once it has advantages: from now on each completion keeps its own beside it."""
-        self._trainer, scored, made = (
-            trainer,
-            trainer._calculate_rewards,
-            trainer._generate_and_score_completions,
-        )
+        self._trainer = trainer
+        scored = trainer._calculate_rewards
+        made = trainer._generate_and_score_completions
 
         def calculate_rewards(*args):
             self.parts = scored(*args)  # [completions of all processes, reward functions], NaN for None
@@ -87,7 +85,8 @@ class LikelihoodCallback(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         b, mask = self.batch, self.batch["mask"]
         groups = [str(hash(tuple(row.tolist()))) for row in b["prompt_ids"]]
-        advantages, rewards = b["advantages"], b["rewards"]
+        advantages = b["advantages"]
+        rewards = b["rewards"]
         right = is_right(rewards.tolist(), self.right_at)
         records = padded_records(
             mask, self.before, advantages, groups, after=self.score(b), rewards=rewards, right=right

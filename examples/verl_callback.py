@@ -36,7 +36,8 @@ def watched(
     attempt: int = 0,
     right_at: float = 1.0,
 ) -> type:
-    """The trainer class, posting every actor update to a likelihood service. right_at: the least reward of a right answer."""
+    """The trainer class, posting every actor update to a likelihood service. right_at: the least reward of a
+    right answer."""
 
     class Watched(trainer_class):
         client, lag = LikelihoodClient(url, spool_dir=spool_dir), LagMemory()
@@ -46,7 +47,8 @@ def watched(
             data, mask, before = batch.batch, batch.batch["response_mask"], batch.batch["old_log_probs"]
             reported = output.meta_info["metrics"]
             metrics = {NAMES[k]: float(np.mean(v)) for k, v in reported.items() if k in NAMES}
-            rewards, advantages = data["token_level_scores"].sum(-1), data["advantages"]
+            rewards = data["token_level_scores"].sum(-1)
+            advantages = data["advantages"]
             right = is_right(rewards.tolist(), right_at)
             lag = self.lag.probe(
                 {"data": batch},

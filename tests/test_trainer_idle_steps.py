@@ -1,4 +1,5 @@
-"""Steps in which nothing can be learnt: what the driver makes of them, and what it says. The learner, pool and store are stood in for."""
+"""Steps in which nothing can be learnt: what the driver makes of them, and what it says. The learner, pool
+and store are stood in for."""
 
 from __future__ import annotations
 

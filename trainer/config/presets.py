@@ -1,7 +1,9 @@
-"""What the name of a loss promises beside its formula: settings that it brings where the user has not set them himself.
+"""What the name of a loss promises beside its formula: settings that it brings where the user has not set
+them himself.
 
-Sources: DAPO arXiv 2503.14476 (clip-higher; dynamic sampling), GSPO 2507.18071 (section 5.1), Dr. GRPO 2503.20783 (advantages without the
-standard deviation, a fixed length), CISPO 2506.13585 (no lower bound for the weight).
+Sources: DAPO arXiv 2503.14476 (clip-higher; dynamic sampling), GSPO 2507.18071 (section 5.1), Dr. GRPO
+2503.20783 (advantages without the standard deviation, a fixed length), CISPO 2506.13585 (no lower bound for
+the weight).
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def promised(settings: AlgorithmSettings) -> dict[str, Any]:
 
 
 def remarks(config: Config) -> list[str]:
-    """One line for each setting that contradicts the name of the loss, and for each that does nothing beside the others."""
+    """One line for each setting that contradicts the name of the loss, and for each that does nothing beside
+    the others."""
     a = config.algorithm
     lines = []
     for key, value in PRESETS.get(a.loss, {}).items():

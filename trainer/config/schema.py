@@ -111,8 +111,8 @@ class AlgorithmSettings(Settings):
     """Loss and its extras."""
 
     loss: Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"] = "grpo"
-    """Policy loss; docs/algorithms.md has the formulas. `dapo`, `gspo`, `dr_grpo` and `cispo` bring what their papers set for the keys below, where
-    those are not given."""
+    """Policy loss; docs/algorithms.md has the formulas. `dapo`, `gspo`, `dr_grpo` and `cispo` bring what
+    their papers set for the keys below, where those are not given."""
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
     """How rewards of a group become advantages. Not given: `grpo`, with the loss dr_grpo `dr_grpo`."""
     clip_low: float = Field(0.2, gt=0)
@@ -124,11 +124,11 @@ class AlgorithmSettings(Settings):
     entropy: float = Field(0.0, ge=0)
     """Weight of the entropy bonus."""
     dr_grpo_tokens: int | None = Field(None, ge=1)
-    """Fixed length, in tokens, that divides dr_grpo's sum. Not given, with that loss: the most that a model may write in a trajectory,
-    rollout.max_response_tokens x (rollout.max_turns + 1)."""
+    """Fixed length, in tokens, that divides dr_grpo's sum. Not given, with that loss: the most that a model
+    may write in a trajectory, rollout.max_response_tokens x (rollout.max_turns + 1)."""
     dynamic_sampling: int = Field(0, ge=0)
-    """DAPO: most extra rounds of prompts sampled to replace groups in which every reward is the same; 0 is off. Not given: 0, with
-    dapo 10 (with rollout.max_staleness, which excludes it, 0)."""
+    """DAPO: most extra rounds of prompts sampled to replace groups in which every reward is the same; 0 is
+    off. Not given: 0, with dapo 10 (with rollout.max_staleness, which excludes it, 0)."""
     importance: ImportanceSettings = ImportanceSettings()
     overlong: OverlongSettings = OverlongSettings()
     llds: LLDSSettings = LLDSSettings()
@@ -162,8 +162,9 @@ class RewardSettings(Settings):
     kind: str = "em"
     """`em`, `f1`, `subem`, `format` (Search-R1 v0.3), or an import path `package.module:function`."""
     right_at: float | None = None
-    """The least reward of a right answer, before any penalty for length. None: the best value of the reward, which is 1 for those
-    that come with Unspiral; a function of your own that gives another says so by an attribute `right_at`."""
+    """The least reward of a right answer, before any penalty for length. None: the best value of the reward,
+    which is 1 for those that come with Unspiral; a function of your own that gives another says so by an
+    attribute `right_at`."""
 
     @field_validator("kind")
     @classmethod

@@ -200,9 +200,10 @@ class LearnerGroup:
     ) -> UpdateResult:
         """Train on a batch: `minibatches_per_batch` x `epochs` optimiser steps.
 
-        batch.extra: `advantages` float32 [B], `preserved` bool [B], and optionally `valid` bool [B] (False: no part in any loss or
-        count), `answer_mask` bool [sum T]. A step whose loss or gradient norm is not finite is skipped and counted. A batch in which no term
-        of the loss can act is scored, and no step is taken.
+        batch.extra: `advantages` float32 [B], `preserved` bool [B], and optionally `valid` bool [B] (False:
+        no part in any loss or count), `answer_mask` bool [sum T]. A step whose loss or gradient norm is not
+        finite is skipped and counted. A batch in which no term of the loss can act is scored, and no step is
+        taken.
         """
         from trainer.learner.objective import StepStats, update_metrics
 

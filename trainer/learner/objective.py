@@ -23,8 +23,9 @@ TERMS = ("policy", "llds", "kl", "entropy")
 def can_act(algorithm: AlgorithmSettings, batch: TokenBatch, *, llds_lambda: float, anchored: bool) -> bool:
     """Whether any term of the loss can have a gradient in a batch, of whatever optimiser step.
 
-    The policy term has one where an advantage is not 0, KL and entropy bonus wherever they are on. LLDS alone has one where it compares
-    with other weights than those of the batch's start (anchored), or once another term has moved the weights.
+    The policy term has one where an advantage is not 0, KL and entropy bonus wherever they are on. LLDS alone
+    has one where it compares with other weights than those of the batch's start (anchored), or once another
+    term has moved the weights.
     """
     valid = batch.extra.get("valid", np.ones(len(batch), bool)).astype(bool)
     if (algorithm.kl or algorithm.entropy) and valid.any():
@@ -154,8 +155,9 @@ class StepStats:
 
 
 def update_metrics(steps: list[StepStats], *, kl: bool) -> dict[str, float]:
-    """The metrics of a batch's optimiser steps. Gradient norms: before clipping, of the steps that were taken; NaN where none of those that
-    were due could be. Where no step was due there is nothing to measure, and only the counts of steps are given."""
+    """The metrics of a batch's optimiser steps. Gradient norms: before clipping, of the steps that were
+    taken; NaN where none of those that were due could be. Where no step was due there is nothing to measure,
+    and only the counts of steps are given."""
     if not steps:
         return {"learner/optimiser_steps": 0.0, "learner/skipped": 0.0}
     metrics: dict[str, float] = {}

@@ -268,8 +268,8 @@ class Driver:
         await self.system.pool.wake()
 
     async def rescore(self, prepared: Prepared, moved: bool) -> tuple[Rescored, float]:
-        """Score the batch (or a sample of it; nothing of it where the weights did not move) and the probes under the new weights, in one
-        pass of the learner."""
+        """Score the batch (or a sample of it; nothing of it where the weights did not move) and the probes
+        under the new weights, in one pass of the learner."""
         parts = await asyncio.to_thread(self.probes.parts, self.step, prepared.tokens, moved=moved)
         logp, seconds = np.zeros(0, np.float32), 0.0
         if parts:

@@ -16,7 +16,8 @@ from trainer.rewards import Reward, make_reward
 
 
 def table(trajectories: list[Trajectory], reward: Reward | None, least: float) -> dict[str, Any]:
-    """`{"overall": {"em", "f1", "right", "n"}, "sources": {name: the same}}`. right: share of those with a reward that earned `least`."""
+    """`{"overall": {"em", "f1", "right", "n"}, "sources": {name: the same}}`. right: share of those with a
+    reward that earned `least`."""
     scores = {"em": make_reward("em"), "f1": make_reward("f1"), "right": reward or _unknown}
     by_source: dict[str, list[list[float | None]]] = defaultdict(list)
     for t in trajectories:
@@ -52,8 +53,8 @@ async def evaluate(
     retriever_url: str | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> tuple[dict[str, Any], list[Trajectory]]:
-    """One trajectory for each question (temperature 0 is greedy); the table of scores, and the trajectories. least: the reward of a right
-    answer (`right_at`)."""
+    """One trajectory for each question (temperature 0 is greedy); the table of scores, and the trajectories.
+    least: the reward of a right answer (`right_at`)."""
     requests = []
     for i, question in enumerate(questions):
         uid = f"eval-{tag}-{i:06d}"

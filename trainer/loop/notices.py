@@ -1,4 +1,5 @@
-"""What a run says of itself in words, seldom enough to be read: why nothing is learnt, and what the reward calls right."""
+"""What a run says of itself in words, seldom enough to be read: why nothing is learnt, and what the reward
+calls right."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class Notices:
     """Decides when a line is due. `say` gets it."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.say, self.idle, self.asked = say, 0, False
+        self.say = say
+        self.idle = 0
+        self.asked = False
 
     def idle_step(self, step: int, batch: RolloutBatch) -> str | None:
         """After a step without any update: the cause, where it was said."""

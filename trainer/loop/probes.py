@@ -47,7 +47,8 @@ class Probes:
             self.fixed = saved.take(rows) if rows else None
 
     def parts(self, step: int, batch: TokenBatch, *, moved: bool = True) -> dict[str, TokenBatch]:
-        """The trajectories to score, by purpose: a spread of the batch, the lag probe, the fixed probe. Empty at steps without a probe.
+        """The trajectories to score, by purpose: a spread of the batch, the lag probe, the fixed probe. Empty
+        at steps without a probe.
 
         moved: whether the update changed the weights; otherwise there is no displacement to measure.
         """

@@ -48,7 +48,8 @@ class RolloutBatch:
         fresh = [i for i, t in enumerate(self.trajectories) if t.policy_version >= version]
         born, left = Counter(groups), Counter(groups[i] for i in fresh)
         rows = [i for i in fresh if left[groups[i]] > 1 or born[groups[i]] == 1]
-        kept, rewards = [self.trajectories[i] for i in rows], self.rewards[rows]
+        kept = [self.trajectories[i] for i in rows]
+        rewards = self.rewards[rows]
         counts = self.counts | {
             "rollout/stale_dropped": float(len(self.trajectories) - len(rows)),
             "reward/missing": float((~np.isfinite(rewards)).sum()),

@@ -28,9 +28,11 @@ __all__ = [
 ]
 
 Reward = Callable[[Trajectory], float | None]
-"""Score of a finished trajectory. None or a non-finite number leaves the trajectory out of its group's statistics and of every loss.
+"""Score of a finished trajectory. None or a non-finite number leaves the trajectory out of its group's
+statistics and of every loss.
 
-A function whose right answers do not earn BEST_REWARD says what they earn by an attribute `right_at`, a number.
+A function whose right answers do not earn BEST_REWARD says what they earn by an attribute `right_at`, a
+number.
 """
 
 
@@ -99,7 +101,8 @@ def make_reward(kind: str) -> Reward:
 
 
 def right_at(reward: Reward, setting: float | None) -> float:
-    """The least reward of a right answer: the setting `reward.right_at`, otherwise what the function itself says, otherwise BEST_REWARD.
+    """The least reward of a right answer: the setting `reward.right_at`, otherwise what the function itself
+    says, otherwise BEST_REWARD.
 
     Raises RewardError where the function's attribute `right_at` is no number.
     """

@@ -33,10 +33,11 @@ def padded_records(
 ) -> list[dict[str, Any]]:
     """REST trajectory records (`TrajectoryRecord`) of a batch of padded completions.
 
-    mask: [B, T], true on tokens that the model wrote; each unbroken run of them is one action. before, after: [B, T] log-probs in nats
-    (anything outside the mask). advantages: [B], or [B, T] with the same value on all tokens of a row. groups: [B], the same for the
-    samples of one prompt. rewards: [B], NaN where there is none. right: [B] bool, `is_right(rewards, right_at)` where the best reward is
-    not 1. uids: [B], unique within the step; numbers by default.
+    mask: [B, T], true on tokens that the model wrote; each unbroken run of them is one action. before, after:
+    [B, T] log-probs in nats (anything outside the mask). advantages: [B], or [B, T] with the same value on
+    all tokens of a row. groups: [B], the same for the samples of one prompt. rewards: [B], NaN where there is
+    none. right: [B] bool, `is_right(rewards, right_at)` where the best reward is not 1. uids: [B], unique
+    within the step; numbers by default.
     """
     inside, advantages = array(mask) > 0.5, array(advantages)
     if advantages.ndim == 2:
@@ -94,11 +95,13 @@ class LagMemory:
         *,
         right: Any = None,
     ) -> float | None:
-        """Call it once a step, after the update: `probe/lag`, the mean change a token of the right rows of `lag_steps` steps ago.
+        """Call it once a step, after the update: `probe/lag`, the mean change a token of the right rows of
+        `lag_steps` steps ago.
 
-        batch: tensors with B rows, whatever `score` needs; score(batch) -> [B, T] log-probs under the weights of now. right: [B] bool,
-        `is_right(rewards, right_at)`; a trainer that knows no rewards leaves it out, and advantages above 0 stand in. The other arguments
-        as in `padded_records`. None while there is nothing to compare with.
+        batch: tensors with B rows, whatever `score` needs; score(batch) -> [B, T] log-probs under the weights
+        of now. right: [B] bool, `is_right(rewards, right_at)`; a trainer that knows no rewards leaves it out,
+        and advantages above 0 stand in. The other arguments as in `padded_records`. None while there is
+        nothing to compare with.
         """
         change = None
         if len(self._kept) == self.lag_steps:
@@ -106,9 +109,9 @@ class LagMemory:
             if inside.any():
                 change = float((array(score(kept)) - old)[inside].mean())
         advantages = array(advantages)
-        lowest, highest = (
-            (advantages, advantages) if advantages.ndim == 1 else (advantages.min(1), advantages.max(1))
-        )
+        tokenwise = advantages.ndim == 2  # 0 outside the mask
+        lowest = advantages.min(1) if tokenwise else advantages
+        highest = advantages.max(1) if tokenwise else advantages
         rows = probe_rows(highest > 0 if right is None else array(right) > 0.5, lowest)[: self.size]
         kept_batch = {k: v[rows] for k, v in batch.items()}
         self._kept.append((kept_batch, (array(mask) > 0.5)[rows], array(before)[rows]))

@@ -1,10 +1,11 @@
 """The metrics of one training step that concern likelihood, in plain NumPy.
 
-All of them are means over *their own* tokens: right, untrained and wrong trajectories (services.likelihood.metrics.verdicts) are never
-divided by a common count, which would let the class sizes of a step move the curves. A trajectory without a reward, which has left
-the losses, is in none of them. Displacement is `log-prob after the update - before` (arXiv 2512.04220, section 3): negative means
-that the update made the trajectory less likely. A value that cannot be computed (no right trajectory in the step, say) is left out of
-the result.
+All of them are means over *their own* tokens: right, untrained and wrong trajectories
+(services.likelihood.metrics.verdicts) are never divided by a common count, which would let the class sizes of
+a step move the curves. A trajectory without a reward, which has left the losses, is in none of them.
+Displacement is `log-prob after the update - before` (arXiv 2512.04220, section 3): negative means that the
+update made the trajectory less likely. A value that cannot be computed (no right trajectory in the step, say)
+is left out of the result.
 """
 
 from __future__ import annotations
@@ -118,9 +119,11 @@ def sampler_mismatch(batch: TokenBatch, logp_old: np.ndarray) -> dict[str, float
 
 
 def reward_metrics(groups: Sequence[str], rewards: Sequence[float | None]) -> dict[str, float]:
-    """`reward/mean`, and `groups/zero_variance`: the share of groups (of two or more) without two different rewards.
+    """`reward/mean`, and `groups/zero_variance`: the share of groups (of two or more) without two different
+    rewards.
 
-    What has no reward says nothing: a group none of whose rewards is known is not counted, and without any reward both are absent.
+    What has no reward says nothing: a group none of whose rewards is known is not counted, and without any
+    reward both are absent.
     """
     values = known_rewards(rewards)
     by_group: dict[str, list[float]] = {}
@@ -198,11 +201,12 @@ def step_metrics(
 ) -> dict[str, float]:
     """Every metric above for one step, in one call.
 
-    batch: B trajectories, packed; logp_old, logp_new: [sum T] in nats; rewards, advantages: [B]; right: [B], what the reward function
-    says (None: see `verdicts`); entropy: [sum T] or a mean. rescored: the rows whose `logp_new` was computed (None: all), where only a
-    sample was scored again.
+    batch: B trajectories, packed; logp_old, logp_new: [sum T] in nats; rewards, advantages: [B]; right: [B],
+    what the reward function says (None: see `verdicts`); entropy: [sum T] or a mean. rescored: the rows whose
+    `logp_new` was computed (None: all), where only a sample was scored again.
     """
-    groups, verdict = [t.group for t in trajectories], verdicts(rewards, advantages, right)
+    groups = [t.group for t in trajectories]
+    verdict = verdicts(rewards, advantages, right)
     batch = _without(batch, verdict == Verdict.UNKNOWN)
     after = _masked_rows(batch, logp_new, rescored)
     table = ActionTable.of_tokens(batch, logp_old, after)

@@ -1,4 +1,5 @@
-"""Which trajectories are right, wrong, untrained or unknown: the one definition, for metrics, probes, LLDS and adapters.
+"""Which trajectories are right, wrong, untrained or unknown: the one definition, for metrics, probes, LLDS
+and adapters.
 
 *Right* is what the reward function says: the reward that it gave, before any penalty for length, is at least `right_at` (the setting
 `reward.right_at`; by default the reward's best value). It is not the sign of the advantage: the best of several wrong answers has
@@ -45,10 +46,12 @@ def verdicts(
 ) -> np.ndarray:
     """int [B] of `Verdict`.
 
-    right: [B], what the reward function says; where it says nothing (None), a reward of at least BEST_REWARD. A trainer that posts
-    neither shows by the sign of its advantages alone which answers of a group it takes for the better ones: above 0 is right.
+    right: [B], what the reward function says; where it says nothing (None), a reward of at least BEST_REWARD.
+    A trainer that posts neither shows by the sign of its advantages alone which answers of a group it takes
+    for the better ones: above 0 is right.
     """
-    values, advantages = known_rewards(rewards), np.nan_to_num(np.asarray(advantages, np.float64))
+    values = known_rewards(rewards)
+    advantages = np.nan_to_num(np.asarray(advantages, np.float64))
     good = np.where(np.isfinite(values), is_right(values), advantages > 0)
     if right is not None:
         said = np.asarray([r is not None for r in right], bool)
@@ -59,6 +62,6 @@ def verdicts(
 
 
 def probe_rows(right: np.ndarray, advantages: np.ndarray) -> np.ndarray:
-    """Rows whose likelihood the probes follow: right, and not pushed down by the update. A right answer that earned less than the others
-    of its group, for its length or its form, is meant to fall."""
+    """Rows whose likelihood the probes follow: right, and not pushed down by the update. A right answer that
+    earned less than the others of its group, for its length or its form, is meant to fall."""
     return np.flatnonzero(right & ~(advantages < 0))
