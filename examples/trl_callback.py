@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.metrics.padded import LagMemory, padded_records
+from services.likelihood.metrics.verdicts import is_right
 from services.likelihood.records import StepRecord
 
 NAMES = {
@@ -39,23 +40,55 @@ class LikelihoodCallback(TrainerCallback):
     """Posts every optimiser step to a likelihood service. Set `.trainer` once the trainer exists.
 
     Under `torchrun` or `accelerate launch` each process posts its own rows, through a spool folder of its
-    own; metrics come from the
-    first process alone, the lag probe over its rows.
+    own; metrics come from the first process alone, the lag probe over its rows. right_at: the least reward
+    of a right answer.
     """
 
-    trainer: Any = None
     client: LikelihoodClient | None = None
 
-    def __init__(self, url: str, run: str, spool_dir: str = ".likelihood-spool", attempt: int = 0):
+    def __init__(
+        self,
+        url: str,
+        run: str,
+        spool_dir: str = ".likelihood-spool",
+        attempt: int = 0,
+        right_at: float = 1.0,
+    ):
         self.url = url
         self.run = run
         self.spool_dir = spool_dir
         self.attempt = attempt
+        self.right_at = right_at
         self.lag = LagMemory()
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.rank = args.process_index
         self.client = LikelihoodClient(self.url, spool_dir=f"{self.spool_dir}/rank-{self.rank}")
+
+    @property
+    def trainer(self) -> Any:
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        """The trainer drops rewards once it has advantages: from now on each completion keeps its own beside it."""
+        self._trainer = trainer
+        scored = trainer._calculate_rewards
+        made = trainer._generate_and_score_completions
+
+        def calculate_rewards(*args):
+            self.parts = scored(*args)  # [completions of all processes, reward functions], NaN for None
+            return self.parts
+
+        def generate_and_score_completions(inputs):
+            out = made(inputs)
+            rewards = (self.parts * trainer.reward_weights.to(self.parts.device)).nansum(1)
+            rewards[self.parts.isnan().all(1)] = torch.nan
+            mine = trainer.accelerator.process_index
+            return out | {"rewards": rewards.view(-1, len(out["advantages"]))[mine]}
+
+        trainer._calculate_rewards = calculate_rewards
+        trainer._generate_and_score_completions = generate_and_score_completions
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self.batch = self.joined()
@@ -67,8 +100,14 @@ class LikelihoodCallback(TrainerCallback):
         prompts = [row[kept.bool()] for row, kept in zip(b["prompt_ids"], b["prompt_mask"], strict=True)]
         groups = [str(hash(tuple(prompt.tolist()))) for prompt in prompts]
         uids = [f"{self.rank}-{row}" for row in range(len(groups))]
-        records = padded_records(mask, self.before, b["advantages"], groups, after=self.score(b), uids=uids)
-        lag = self.lag.probe(b, mask, self.before, b["advantages"], self.score)
+        advantages = b["advantages"]
+        rewards = b["rewards"]
+        right = is_right(rewards.tolist(), self.right_at)
+        records = padded_records(
+            mask, self.before, advantages, groups,
+            after=self.score(b), rewards=rewards, uids=uids, right=right,
+        )  # fmt: skip
+        lag = self.lag.probe(b, mask, self.before, advantages, self.score, right=right)
         self.post(state.global_step, {} if lag is None else {"probe/lag": lag}, records)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -90,7 +129,7 @@ class LikelihoodCallback(TrainerCallback):
     def joined(self) -> dict[str, torch.Tensor]:
         """The generation batch that the trainer is stepping through, as one."""
         parts = self.trainer._buffered_inputs
-        out = {k: torch.cat([p[k] for p in parts]) for k in (*KEYS, "advantages")}
+        out = {k: torch.cat([p[k] for p in parts]) for k in (*KEYS, "advantages", "rewards")}
         tools = [p.get("tool_mask") for p in parts]  # 0 on what a tool wrote
         return out | {"mask": out["completion_mask"] * (torch.cat(tools) if tools[0] is not None else 1)}
 
@@ -142,7 +181,7 @@ def main(url: str, steps: int = 20) -> None:
         steps_per_generation=2, num_iterations=1, max_completion_length=6, learning_rate=2e-3, beta=0.0, logging_steps=1, save_strategy="no", report_to=[],
         use_cpu=True, bf16=False, disable_tqdm=True,
     )  # fmt: skip
-    callback = LikelihoodCallback(url, run="trl", spool_dir="/tmp/trl-likelihood/spool")
+    callback = LikelihoodCallback(url, run="trl", spool_dir="/tmp/trl-likelihood/spool", right_at=0.3)
     data = Dataset.from_list([{"prompt": f"say {w}"} for w in "abcdefgh"] * 50)
     callback.trainer = trainer = GRPOTrainer(
         model=model,

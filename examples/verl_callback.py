@@ -25,6 +25,7 @@ import numpy as np
 
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.metrics.padded import LagMemory, padded_records
+from services.likelihood.metrics.verdicts import is_right
 from services.likelihood.records import StepRecord
 
 NAMES = {
@@ -41,10 +42,12 @@ DELIVERY_SECONDS = 30.0
 class Watch:
     """What the wrapped trainer posts, and whether it was called."""
 
-    def __init__(self, url: str, run: str, spool_dir: str, attempt: int):
+    def __init__(self, url: str, run: str, spool_dir: str, attempt: int, right_at: float):
         self.client = LikelihoodClient(url, spool_dir=spool_dir)
         self.run = run
         self.attempt = attempt
+        self.right_at = right_at
+        """The least reward of a right answer."""
         self.lag = LagMemory()
         self.rows = 0
         self.told = False
@@ -91,10 +94,12 @@ def watched_v1(trainer: type, watch: Watch) -> type:
                 [not tag.get("is_padding", False) for tag in batch.tags]
             )  # others fill up a mini-batch
             groups, uids = np.array(data["uid"].tolist(), object), np.array(batch.keys, object)
+            rewards = data["rm_scores"].sum(-1)[own]
             records = padded_records(
                 data["response_mask"][own], data["old_log_probs"][own], data["advantages"][own],
                 list(groups[own]),
-                after=after[own], rewards=data["rm_scores"].sum(-1)[own], uids=list(uids[own]),
+                after=after[own], rewards=rewards, uids=list(uids[own]),
+                right=is_right(rewards.tolist(), watch.right_at),
             )  # fmt: skip
             watch.post(self.global_steps, metrics, records)
             return batch
@@ -124,11 +129,20 @@ def watched_v0(trainer: type, watch: Watch) -> type:
             output = super()._update_actor(batch)
             data, mask, before = batch.batch, batch.batch["response_mask"], batch.batch["old_log_probs"]
             metrics = dict(output.meta_info["metrics"])
+            rewards = data["token_level_scores"].sum(-1)
+            advantages = data["advantages"]
+            right = is_right(rewards.tolist(), watch.right_at)
             lag = watch.lag.probe(
-                {"data": batch}, mask, before, data["advantages"], lambda kept: self._scored(kept["data"])
+                {"data": batch},
+                mask,
+                before,
+                advantages,
+                lambda kept: self._scored(kept["data"]),
+                right=right,
             )
             records = padded_records(
-                mask, before, data["advantages"], list(batch.non_tensor_batch["uid"]), after=self._scored(batch), rewards=data["token_level_scores"].sum(-1)
+                mask, before, advantages, list(batch.non_tensor_batch["uid"]),
+                after=self._scored(batch), rewards=rewards, right=right,
             )  # fmt: skip
             watch.post(self.global_steps, metrics if lag is None else metrics | {"probe/lag": lag}, records)
             watch.step_ended(self.global_steps)
@@ -145,10 +159,15 @@ def watched_v0(trainer: type, watch: Watch) -> type:
 
 @contextlib.contextmanager
 def watching(
-    config: Any, url: str, run: str, spool_dir: str = ".likelihood-spool", attempt: int = 0
+    config: Any,
+    url: str,
+    run: str,
+    spool_dir: str = ".likelihood-spool",
+    attempt: int = 0,
+    right_at: float = 1.0,
 ) -> Iterator[Watch]:
     """Within it, the trainer that verl builds from `config` posts its updates. Raises RuntimeError at the end
-    where none was seen."""
+    where none was seen. right_at: the least reward of a right answer."""
     if config.trainer.use_v1:
         from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY as places
 
@@ -161,7 +180,7 @@ def watching(
         raise RuntimeError(
             f"likelihood: verl has no trainer {name!r}; it has {', '.join(sorted(map(str, places)))}"
         )
-    watch = Watch(url, run, spool_dir, attempt)
+    watch = Watch(url, run, spool_dir, attempt, right_at)
     plain = places[name]
     places[name] = wrap(plain, watch)
     try:

@@ -72,7 +72,8 @@ IndexOption = Annotated[
     str | None, typer.Option("--index", "--index_path", help="The index, if not given alone.")
 ]
 Corpus = Annotated[
-    Path, typer.Option("--corpus", "--corpus_path", help="Corpus file or folder, of any layout in docs/data.md.")
+    Path,
+    typer.Option("--corpus", "--corpus_path", help="Corpus file or folder, of any layout in docs/data.md."),
 ]
 Model = Annotated[
     str | None, typer.Option("--model", "--retriever_model", help="Encoder: folder or hub name.")

@@ -127,7 +127,9 @@ class QdrantIndex:
             contents = payload.get("contents")
             if isinstance(contents, str):
                 id = payload.get("id", point.id)
-                found.append((clean_text(str(id)), clean_text(contents), payload.get("url"), float(point.score)))
+                found.append(
+                    (clean_text(str(id)), clean_text(contents), payload.get("url"), float(point.score))
+                )
         if points and not found:
             raise RetrieverUnavailable(
                 f"qdrant at {self._address}: point {points[0].id} has no text under `contents`, as "

@@ -1,9 +1,12 @@
 """The configuration: what a user may write, and the one line that he gets for a mistake."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+from trainer.config.presets import remarks
 from trainer.config.schema import Config, ConfigError, dump_config, load_config, parse_config
 
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "retriever": {"corpus": "c.jsonl"}}
@@ -189,3 +192,87 @@ def test_passwords_in_addresses_are_masked_where_the_configuration_is_shown(file
     config = load_config(file, [f"store.url={url!r}"])
     assert f"url: {shown}" in dump_config(config, secrets=False).replace("'", "")
     assert url in dump_config(config).replace("'", "")
+
+
+def algorithm(settings, **sections):
+    return parse_config(BASE | {"algorithm": settings} | sections).algorithm
+
+
+@pytest.mark.parametrize(
+    ("loss", "advantage", "clips", "rounds", "tokens"),
+    [
+        ("grpo", "grpo", (0.2, 0.2), 0, None),
+        ("grpo_seq", "grpo", (0.2, 0.2), 0, None),
+        ("dapo", "grpo", (0.2, 0.28), 10, None),
+        ("gspo", "grpo", (3e-4, 4e-4), 0, None),
+        ("dr_grpo", "dr_grpo", (0.2, 0.2), 0, 500 * 5),
+        ("cispo", "grpo", (1.0, 0.2), 0, None),
+    ],
+)
+def test_a_loss_brings_what_its_name_promises_and_the_resolved_configuration_shows_it(
+    loss, advantage, clips, rounds, tokens
+):
+    for a in (
+        algorithm({"loss": loss}),
+        parse_config(json_of(parse_config(BASE | {"algorithm": {"loss": loss}}))).algorithm,
+    ):
+        assert (a.advantage, (a.clip_low, a.clip_high)) == (advantage, clips)
+        assert (a.dynamic_sampling, a.dr_grpo_tokens) == (rounds, tokens)
+
+
+def json_of(config):
+    from ruamel.yaml import YAML
+
+    return YAML(typ="safe", pure=True).load(dump_config(config))
+
+
+def test_what_the_user_sets_wins_over_the_name_and_a_line_says_so():
+    given = {"loss": "dapo", "clip_high": 0.2, "dynamic_sampling": 0}
+    config = parse_config(BASE | {"algorithm": given})
+    assert (config.algorithm.clip_high, config.algorithm.dynamic_sampling) == (0.2, 0)
+    assert remarks(config) == [
+        "algorithm.loss=dapo runs with algorithm.clip_high=0.2; its own is 0.28",
+        "algorithm.loss=dapo runs with algorithm.dynamic_sampling=0; its own is 10",
+    ]
+    assert remarks(parse_config(BASE | {"algorithm": {"loss": "dapo", "dynamic_sampling": 3}})) == []
+    assert remarks(parse_config(BASE | {"algorithm": {"clip_high": 0.28}})) == []  # grpo promises no clip
+
+
+def test_the_configuration_of_a_run_from_before_the_presets_keeps_its_values():
+    older = json_of(parse_config(BASE))
+    older["algorithm"] |= {"loss": "gspo", "clip_low": 0.2, "clip_high": 0.2}
+    kept = parse_config(older).algorithm
+    assert (kept.clip_low, kept.clip_high, kept.advantage) == (0.2, 0.2, "grpo")
+
+
+def test_dynamic_sampling_is_left_out_where_staleness_excludes_it_unless_the_user_asks_for_both():
+    config = parse_config(BASE | {"algorithm": {"loss": "dapo"}, "rollout": {"max_staleness": 1}})
+    assert (
+        config.algorithm.dynamic_sampling == 0 and "rollout.max_staleness=1 excludes it" in remarks(config)[0]
+    )
+    with pytest.raises(ConfigError, match=r"dynamic_sampling needs rollout\.max_staleness=0"):
+        algorithm({"loss": "dapo", "dynamic_sampling": 2}, rollout={"max_staleness": 1})
+
+
+def test_a_setting_that_does_nothing_is_named():
+    given = {"overlong": {"penalty": 0.5}, "llds": {"snapshot_every": 5}, "dr_grpo_tokens": 9}
+    assert remarks(parse_config(BASE | {"algorithm": given})) == [
+        "algorithm.dr_grpo_tokens=9 does nothing: it needs algorithm.loss=dr_grpo",
+        "algorithm.overlong.penalty=0.5 does nothing: it needs algorithm.overlong.tokens above 0",
+        "algorithm.llds.snapshot_every=5 does nothing: it needs anchor=snapshot",
+    ]
+
+
+def test_the_table_of_the_docs_is_what_the_names_bring():
+    page = (Path(__file__).parent.parent / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    rows = [row.split("|")[1:] for row in page.splitlines() if row.startswith("| `") and row.count("|") == 7]
+    assert [cell.strip() for cell in rows.pop(0)[:2]] == ["`loss`", "`advantage`"]
+    seen = set()
+    for names, *cells in rows:
+        for loss in re.findall(r"`(\w+)`", names):
+            a = algorithm({"loss": loss})
+            first = [cell.split()[0].strip("`") for cell in cells[:4]]
+            assert (first[0], first[3]) == (a.advantage, str(a.dynamic_sampling))
+            assert (float(first[1]), float(first[2])) == (a.clip_low, a.clip_high)
+            seen.add(loss)
+    assert seen == {"grpo", "grpo_seq", "dapo", "gspo", "dr_grpo", "cispo"}

@@ -148,7 +148,10 @@ def test_a_page_whose_name_was_bound_to_this_machine_is_refused(run, served):
             for method, path in (("POST", "/v1/pause"), ("GET", "/v1/status"), ("GET", "/healthz")):
                 answer = http.request(method, path, headers={"Host": host})
                 assert answer.status_code == 403, host
-                assert "Host is localhost or a loopback address such as 127.0.0.1 are answered" in answer.json()["detail"]
+                assert (
+                    "Host is localhost or a loopback address such as 127.0.0.1 are answered"
+                    in answer.json()["detail"]
+                )
         assert run.asked == []
         for host in ("localhost", f"LOCALHOST:{port}", f"127.0.0.1:{port}", "127.0.0.2", f"[::1]:{port}"):
             assert http.post("/v1/pause", headers={"Host": host}).status_code == 200, host

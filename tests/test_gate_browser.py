@@ -60,7 +60,11 @@ def test_neither_a_rebound_name_nor_another_site_reads_or_changes_anything(
         page = browser.new_page()
         rebound = f"http://evil.example:{served.port}"
         assert page.goto(f"{rebound}/healthz").status == 403
-        for asked in (["/openapi.json", "GET", None], ["/metrics", "GET", None], [path, "POST", body.decode()]):
+        for asked in (
+            ["/openapi.json", "GET", None],
+            ["/metrics", "GET", None],
+            [path, "POST", body.decode()],
+        ):
             status, text = page.evaluate(FETCH, asked)
             assert status == 403 and "Host is localhost" in text
         page.goto(f"http://evil.example:{foreign}/")

@@ -56,6 +56,21 @@ def test_a_resumed_learner_takes_the_very_same_steps(model, tmp_path, stage, dty
     assert same_bits(again.master(), rank.master())
 
 
+def test_a_learner_resumed_after_a_batch_in_which_nothing_could_act_takes_the_very_same_steps(
+    model, tmp_path
+):
+    rank = start_rank(make_config(model, learner={"warmup_steps": 10}), model)
+    update(rank, 1)
+    idle = make_batch(8, seed=2)
+    idle.extra["advantages"][:] = 0
+    rank.update(idle, **STEP)
+    rank.save(str(tmp_path / "c"), {})
+    again = start_rank(make_config(model, learner={"warmup_steps": 10}), model)
+    again.load(str(tmp_path / "c"))
+    assert again.optimiser_steps == again.engine.adam_steps == 4 and again.batches == 2
+    assert_same_steps(update(again, 3), update(rank, 3))
+
+
 def test_a_checkpoint_before_the_first_step_can_be_resumed(model, tmp_path):
     rank = start_rank(make_config(model), model)
     rank.save(str(tmp_path / "c"), {})

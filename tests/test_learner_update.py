@@ -16,8 +16,9 @@ from learner_world import (
 
 import trainer.learner.objective
 from trainer.algorithms import LossTerm
+from trainer.config.schema import AlgorithmSettings
 from trainer.learner.micro_batches import make_microbatch
-from trainer.learner.objective import Objective, update_metrics
+from trainer.learner.objective import Objective, can_act, update_metrics
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning"
@@ -257,16 +258,71 @@ def test_llds_acts_on_later_steps_never_on_the_first_and_never_with_unchanged_we
     assert same_bits(still.weights(), before)
 
 
-@STAGES
-def test_zero_variance_groups_move_nothing(model, stage):
-    batch = make_batch(8)
+def idle_batch(seed=0):
+    """Every group's rewards are equal."""
+    batch = make_batch(8, seed=seed)
     batch.extra["advantages"][:] = 0
     batch.extra["preserved"][:] = True
-    rank = start_rank(make_config(model, learner={"zero_stage": stage}), model)
-    before = rank.weights()
-    _, steps, _ = rank.update(batch, **STEP | {"llds_lambda": 0.0})
-    assert [s.grad_norm for s in steps] == [0.0] * 4
-    assert same_bits(rank.weights(), before)
+    return batch
+
+
+@STAGES
+def test_a_batch_in_which_nothing_can_act_takes_no_step_and_leaves_no_trace(model, stage):
+    config = make_config(model, learner={"zero_stage": stage, "warmup_steps": 100, "weight_decay": 0.1})
+    rank, twin = start_rank(config, model), start_rank(config, model)
+    rank.update(make_batch(8, seed=1), **STEP)
+    twin.update(make_batch(8, seed=1), **STEP)
+    before, batch = rank.master(), idle_batch()
+    scored, steps, facts = rank.update(batch, **STEP)  # LLDS is on, and has no other weights to compare with
+    assert steps == [] and "llds/min_drop" not in facts and facts["learner/scored_tokens"] > 0
+    assert update_metrics(steps, kl=False) == {"learner/optimiser_steps": 0.0, "learner/skipped": 0.0}
+    assert same_bits(rank.master(), before) and rank.optimiser_steps == twin.optimiser_steps == 4
+    assert np.abs(in_batch_order(batch, scored) - in_batch_order(batch, rank.score(batch))).max() < 1e-5
+    rates = [r.update(make_batch(8, seed=9), **STEP)[2]["lr"] for r in (rank, twin)]
+    assert rates[0] == rates[1] and same_bits(rank.master(), twin.master())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "change", "acts"),
+    [
+        ({}, {}, False),
+        ({}, {"llds_lambda": 0.2}, False),
+        ({}, {"llds_lambda": 0.2, "anchored": True}, True),
+        ({}, {"anchored": True}, False),
+        ({"kl": 0.01}, {}, True),
+        ({"entropy": 0.01}, {}, True),
+        ({}, {"advantages": [0, 0, 0, 0.5] + [0] * 4}, True),
+        ({}, {"advantages": [0, 0, 0, np.nan] + [0] * 4}, True),
+        ({"kl": 0.01}, {"valid": [False] * 8}, False),
+        ({}, {"advantages": [0.5] + [0] * 7, "valid": [False] + [True] * 7}, False),
+        ({}, {"llds_lambda": 0.2, "anchored": True, "preserved": [False] * 8}, False),
+    ],
+)
+def test_what_can_act_in_a_batch(algorithm, change, acts):
+    batch = idle_batch()
+    for column in ("advantages", "valid", "preserved"):
+        if column in change:
+            batch.extra[column][:] = change[column]
+    options = {"llds_lambda": 0.0, "anchored": False} | {
+        k: v for k, v in change.items() if k in ("llds_lambda", "anchored")
+    }
+    assert can_act(AlgorithmSettings(**algorithm), batch, **options) is acts
+
+
+def test_llds_alone_acts_in_such_a_batch_where_its_anchor_is_older(model):
+    llds = {"lambda": 0.2, "anchor": "snapshot", "snapshot_every": 3}
+    config = make_config(
+        model, algorithm={"llds": llds}, learner={"minibatches_per_batch": 1, "epochs": 1, "lr": 1e-3}
+    )
+    rank = start_rank(config, model)
+    taken = [rank.update(b, **STEP)[1] for b in (make_batch(8), idle_batch(), idle_batch(), idle_batch())]
+    assert [len(steps) for steps in taken] == [
+        1,
+        1,
+        1,
+        0,
+    ]  # the last refreshes the anchor: LLDS compares the same weights
+    assert taken[1][0].sums["llds/active_tokens"] > 0
 
 
 def test_rows_without_a_finite_reward_are_scored_and_train_nothing(model):

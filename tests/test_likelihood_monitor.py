@@ -12,7 +12,10 @@ import pytest
 from likelihood_series import fall, healthy, series
 from pydantic import ValidationError
 
+from services.likelihood.metrics.step_metrics import record_metrics
+from services.likelihood.monitor.actions import MonitorActions
 from services.likelihood.monitor.phases import PhaseMonitor
+from services.likelihood.records import TrajectoryRecord
 from services.settings import MonitorRules
 
 LAB = Path(__file__).parent / "data" / "lab"
@@ -203,3 +206,61 @@ def test_an_alarm_says_what_since_when_how_sure_and_what_to_do():
         and f"step {alarm.since}" in alarm.advice
         and "llds.lambda" in alarm.advice
     )
+
+
+def unrewarded(step, **metrics):
+    """What a step posts none of whose trajectories has a reward; earlier versions posted a norm of null with it."""
+    return {"step": step, "reward/missing": 20.0, "learner/optimiser_steps": 0.0, **metrics}
+
+
+@pytest.mark.parametrize("kind", ["stop", "rollback", "lower_lr", "raise_lambda"])
+@pytest.mark.parametrize("norm", [{}, {"grad_norm": None}])
+def test_batches_without_any_reward_are_an_alarm_of_their_own_and_no_action(kind, norm):
+    monitor, actions = PhaseMonitor(), MonitorActions(kind)
+    run = healthy(0, 40)
+    rules = []
+    for metrics in [*run[:20], *(unrewarded(i, **norm) for i in range(20, 30)), *run[30:]]:
+        state = monitor.update(metrics)
+        assert actions.decide(state) is None and state.phase in ("healthy", "stagnation")
+        rules += [(a.rule, a.step, a.metric) for a in state.alarms]
+        ended = [(a.rule, a.cleared) for a in state.cleared]
+        assert ended == ([("no_reward", 30)] if metrics["step"] == 30 else [])
+    assert rules == [("no_reward", 20, "reward/missing")]
+
+
+def test_a_run_that_begins_without_rewards_is_not_collapsed():
+    phases, alarms = replay([unrewarded(i, grad_norm=None) for i in range(1, 4)])
+    assert phases == ["healthy"] * 3 and [(a.rule, a.step) for a in alarms] == [("no_reward", 1)]
+
+
+def test_a_step_that_measured_no_norm_neither_adds_to_those_without_a_finite_one_nor_ends_them():
+    run = healthy(0, 30)
+    run[20]["grad_norm"] = run[22]["grad_norm"] = None
+    run[21] = unrewarded(21)
+    phases, alarms = replay(run)
+    assert [(a.rule, a.step) for a in alarms] == [("no_reward", 21), ("nonfinite", 22)]
+    assert phases[22] == "collapsed"
+
+
+def test_a_trainer_that_knows_no_rewards_gets_neither_a_dead_batch_nor_an_alarm_about_rewards():
+    made = {
+        "uid": "a",
+        "group": "g",
+        "reward": None,
+        "advantage": 1.0,
+        "actions": [{"tokens": 2, "logp_before": -1.0}],
+    }
+    other = made | {"uid": "b", "advantage": -1.0}
+    records = [TrajectoryRecord.model_validate(t) for t in (made, other)]
+    posted = record_metrics(records)
+    assert "groups/zero_variance" not in posted and "reward/mean" not in posted
+    run = [{"step": i, **posted, "policy/clip_fraction": 1.0} for i in range(40)]
+    assert replay(run)[1] == []
+
+
+def test_a_state_of_an_earlier_day_is_taken_up():
+    state = PhaseMonitor().state_dict()
+    del state["unrewarded"]
+    monitor = PhaseMonitor()
+    monitor.load_state_dict(state)
+    assert monitor.update({"step": 1}).phase == "healthy"

@@ -14,6 +14,7 @@ import pytest
 
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.metrics.padded import LagMemory, padded_records
+from services.likelihood.metrics.verdicts import is_right
 from services.likelihood.records import StepRecord
 
 ROOT = Path(__file__).parent.parent
@@ -66,6 +67,29 @@ def test_the_lag_probe_compares_right_rows_with_what_they_were():
     assert got[:2] == [None, None] and got[2:] == pytest.approx([-0.2] * 3)
 
 
+def test_the_lag_probe_follows_the_answers_that_the_reward_calls_right():
+    memory, mask, logp = LagMemory(lag_steps=1), np.ones((3, 2)), np.full((3, 2), -1.0)
+    right = is_right([0.4, 1.0, 1.0])
+    memory.probe({"ids": np.arange(3)}, mask, logp, [1.0, 0.0, -0.5], lambda b: None, right=right)
+    assert memory._kept[0][0]["ids"].tolist() == [
+        1
+    ]  # not the best of the wrong ones, nor one that is pushed down
+
+
+def test_a_reward_that_is_not_there_is_posted_as_unknown():
+    mask, before = np.ones((3, 1)), np.full((3, 1), -1.0)
+    rewards = [1.0, float("nan"), 0.7]
+    records = padded_records(
+        mask, before, [0.5, float("nan"), -0.5], "gggh", rewards=rewards, right=is_right(rewards, 0.7)
+    )
+    step = StepRecord(step=0, trajectories=records)  # what is not finite would be refused with the whole step
+    assert [(t.reward, t.advantage, t.right) for t in step.trajectories] == [
+        (1.0, 0.5, True),
+        (None, 0.0, None),
+        (0.7, -0.5, True),
+    ]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed (pip install trl)")
 def test_the_trl_callback_posts_every_step_of_a_real_grpo_run(tmp_path):
     server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
@@ -78,6 +102,7 @@ def test_the_trl_callback_posts_every_step_of_a_real_grpo_run(tmp_path):
     assert series["step"] == list(range(1, 9))
     curves = series["series"]
     assert all(v is not None and v <= 0 for v in curves["logp/wrong"]["mean"])
+    assert all(0 <= v <= 1 for v in curves["reward/mean"]["mean"])
     assert [v is not None for v in curves["probe/lag"]["mean"]] == [False] * 5 + [True] * 3
     # scored before the update with the weights that sampled: surprise equals entropy, roughly, on 32 short samples
     assert -curves["logp/wrong"]["mean"][0] == pytest.approx(curves["entropy"]["mean"][0], rel=0.1)

@@ -393,3 +393,17 @@ def test_two_services_on_one_store_see_each_others_steps(store):
             "first": 6,
             "last": 7,
         }
+
+
+def test_a_trainer_that_posts_no_rewards_gets_no_share_of_groups_and_no_alarm_about_them(client):
+    action = {"tokens": 2, "logp_before": -1.0, "logp_after": -0.9}
+    made = [
+        {"uid": uid, "group": "g", "reward": None, "advantage": advantage, "actions": [action]}
+        for uid, advantage in (("a", 1.0), ("b", -1.0))
+    ]
+    for step in range(12):
+        body = {"step": step, "metrics": {"policy/clip_fraction": 1.0}, "trajectories": made}
+        assert client.post("/v1/runs/run/steps", json=body).status_code == 200
+    metrics = client.get("/v1/runs/run/summary").json()["metrics"]
+    assert metrics["logp/right"] == -0.5 and not {"groups/zero_variance", "reward/mean"} & set(metrics)
+    assert client.get("/v1/runs/run/alarms").json() == []

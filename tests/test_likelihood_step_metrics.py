@@ -166,3 +166,80 @@ def test_a_step_without_trajectories_or_right_ones_gives_no_metric_rather_than_a
         and "retrieval/wrong_same_documents" not in m
         and m["groups/zero_variance"] == 1.0
     )
+
+
+def test_right_and_wrong_are_what_the_reward_says_not_the_sign_of_the_advantage():
+    trajectories, batch, logp, _, _ = step()
+    f1 = [0.4, 0.2, 0.0, 0.1, 0.1]  # no exact match: the best of its group is wrong too
+    advantages = np.array([1.0, 0.1, -1.1, 0.0, 0.0])
+    m = step_metrics(batch, logp, f1, advantages, trajectories)
+    assert "logp/right" not in m and m["logp/wrong"] == pytest.approx(
+        (-1.0 - 0.3 - 4.0 - 0.4 - 6.0 - 0.6) / 12
+    )
+    assert "retrieval/wrong_same_documents" in m and m["retrieval/wrong_same_documents"] == 0.0
+    said = [True, False, False, None, None]
+    m = step_metrics(batch, logp, f1, advantages, trajectories, right=said)
+    assert m["logp/right"] == pytest.approx(-1.3 / 4) and m["retrieval/wrong_same_documents"] == 0.5
+    records = trajectory_records(trajectories, batch, logp, f1, advantages, right=said)
+    alone = record_metrics([TrajectoryRecord(**r) for r in records])
+    assert alone["logp/right"] == m["logp/right"] and alone["logp/wrong"] == m["logp/wrong"]
+
+
+def test_what_has_no_reward_is_in_no_likelihood_metric_and_in_no_share():
+    trajectories, batch, logp, _, _ = step()
+    rewards, advantages = [1.0, 0.0, 0.0, None, float("nan")], np.array([1.0, -0.5, -0.5, 0.0, 0.0])
+    entropy = np.where(batch.action_ids >= 0, 0.7, np.nan)
+    all_of_it = dict(rewards=rewards, advantages=advantages, trajectories=trajectories)
+    m = step_metrics(batch, logp, **all_of_it, entropy=entropy, logp_new=logp - 0.5)
+    rows = [0, 1, 2]
+    part = step_metrics(
+        batch.take(rows),
+        np.concatenate([logp[batch.row(b)] for b in rows]),
+        rewards[:3],
+        advantages[:3],
+        trajectories[:3],
+        entropy=np.concatenate([entropy[batch.row(b)] for b in rows]),
+        logp_new=np.concatenate([logp[batch.row(b)] for b in rows]) - 0.5,
+    )
+    assert {k: v for k, v in m.items() if not k.startswith("rollout/")} == pytest.approx(
+        {k: v for k, v in part.items() if not k.startswith("rollout/")}
+    )
+    assert "logp/untrained" not in m and m["displacement/share_negative"] == 1.0 and "nll/rounds_1" in m
+    assert m["rollout/length"] == pytest.approx(16 / 5)  # they were sampled all the same
+    alone = record_metrics(
+        [
+            TrajectoryRecord(**r)
+            for r in trajectory_records(trajectories, batch, logp, rewards, advantages, logp - 0.5)
+        ]
+    )
+    assert alone["logp/wrong"] == m["logp/wrong"] and "logp/untrained" not in alone
+    assert (
+        alone["displacement/mean"] == m["displacement/mean"]
+        and alone["rollout/length"] == m["rollout/length"]
+    )
+
+
+def test_rows_without_a_reward_do_not_thin_out_the_share_of_falling_answers():
+    made = [trajectory(f"t{i}", f"g{i // 2}", (1, 1), ["d"]) for i in range(16)]
+    batch = TokenBatch.of(made)
+    logp = np.where(batch.action_ids >= 0, -1.0, 0.0)
+    change = np.zeros_like(logp)
+    for b in range(5):
+        change[batch.row(b)] = -0.1
+    rewards, advantages = [1.0] * 12 + [None] * 4, np.zeros(16)
+    m = step_metrics(batch, logp, rewards, advantages, made, logp_new=logp + change)
+    assert m["displacement/share_negative"] == pytest.approx(5 / 12)  # .417, not 5 / 16
+
+
+def test_without_any_reward_nothing_is_said_of_rewards_and_groups():
+    assert reward_metrics(["a", "a", "b", "b"], [None, None, float("nan"), None]) == {}
+    partly = reward_metrics(["a", "a", "b", "b"], [None, None, 1.0, 0.0])
+    assert partly == {"reward/mean": 0.5, "groups/zero_variance": 0.0}
+
+
+def test_a_trainer_that_posts_no_rewards_shows_its_better_answers_by_the_advantage():
+    trajectories, batch, logp, _, advantages = step()
+    records = trajectory_records(trajectories, batch, logp, [None] * 5, advantages, logp - 0.5)
+    m = record_metrics([TrajectoryRecord(**r) for r in records])
+    assert m["logp/right"] == pytest.approx(-1.3 / 4) and "logp/wrong" in m and "displacement/mean" in m
+    assert not {"reward/mean", "groups/zero_variance", "logp/untrained"} & set(m)

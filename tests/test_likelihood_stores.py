@@ -375,3 +375,25 @@ def test_a_password_in_the_address_stays_out_of_the_messages():
     with pytest.raises(StoreError) as caught:
         open_store("redis://:hunter2@127.0.0.1:1/0")
     assert "hunter2" not in str(caught.value)
+
+
+def test_what_the_reward_calls_right_is_kept_with_a_trajectory(store):
+    said = {"a": True, "b": False, "c": None}
+    made = [trajectory(u).model_copy(update={"right": right}) for u, right in said.items()]
+    store.put_step("r", StepRecord(step=0, trajectories=made))
+    assert {t.uid: t.right for t in store.trajectories("r", 0)} == said
+
+
+def test_a_file_of_an_earlier_day_is_read_and_gains_the_later_column(tmp_path):
+    path = tmp_path / "l.db"
+    older = SQLiteStore(path)
+    older.put_step("r", record(0))
+    older.close()
+    db = sqlite3.connect(path)
+    db.execute("ALTER TABLE trajectory DROP COLUMN is_right")
+    db.commit()
+    db.close()
+    store = SQLiteStore(path)
+    store.put_step("r", record(1))
+    assert [t.right for step in (0, 1) for t in store.trajectories("r", step)] == [None] * 4
+    store.close()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -99,6 +100,29 @@ def test_a_line_in_a_pipe_is_not_broken_where_a_terminal_would_end():
     with Progress(2, Console(file=out)) as progress:
         progress.say(f"run folder: {path}")
     assert out.getvalue() == f"run folder: {path}\n"
+
+
+def test_a_column_that_stays_empty_is_explained_once():
+    out = io.StringIO()
+    with Progress(4, Console(file=out, width=400)) as progress:
+        metrics = {
+            "reward/mean": 0.5,
+            "logp/right": -0.25,
+            "displacement/mean": 0.0,
+            "llds/active_tokens": 3.0,
+            "phase": "healthy",
+            "time/step": 2.0,
+        }
+        for step in (1, 2, 3):
+            progress.step(metrics | {"step": step, "logp/wrong": -0.5 if step == 1 else None}, [])
+        progress.step({k: v for k, v in metrics.items() if k != "reward/mean"} | {"step": 4}, [])
+    said = [line for line in out.getvalue().splitlines() if line.startswith("- is not measured: ")]
+    assert [re.findall(r"(?:: |; )([a-z ]+): ", line) for line in said] == [
+        ["lag probe"],
+        ["logp wrong"],
+        ["reward"],
+    ]
+    assert "no right answer of probe.lag_steps steps ago" in said[0]
 
 
 def test_on_a_terminal_there_is_a_live_table():

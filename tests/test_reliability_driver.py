@@ -148,7 +148,8 @@ def test_trajectories_that_are_too_old_are_dropped_and_counted():
         return Trajectory(uid, group, Question("q", "?", ("a",), "lab"), [1], actions, "answer")
 
     made = [trajectory("a", 3, 4), trajectory("b", 2, 4), trajectory("c", 4, 4)]
-    batch = RolloutBatch(5, made, np.array([1.0, 0.0, 0.5]), np.array([1.0, 0.0, 0.0]), {}, 1.0)
+    em = np.array([1.0, 0.0, 0.0])
+    batch = RolloutBatch(5, made, np.array([1.0, 0.0, 0.5]), em, em > 0, {}, 1.0)
     kept = batch.drop_older_than(3)  # version 4 with max_staleness=1
     assert [t.uid for t in kept.trajectories] == ["a", "c"] and kept.rewards.tolist() == [1.0, 0.5]
     assert kept.counts == {"rollout/stale_dropped": 1.0}

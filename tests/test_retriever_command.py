@@ -282,7 +282,8 @@ def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index,
             body = b'{"query": "Mina Frost"}'
             with socket.create_connection((host, int(port))) as asking:
                 asking.sendall(
-                    b"POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+                    b"POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
+                    % (len(body), body)
                 )
                 assert wait_for_queued("1.0")
                 for worker in workers():

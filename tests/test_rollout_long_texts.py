@@ -44,7 +44,10 @@ class Counting:
 def test_long_passages_give_the_ids_that_the_whole_text_begins_with(budget, length):
     template = make_template("search_r1", byte_bpe([prose(300, 9)]), RolloutSettings(max_obs_tokens=budget))
     hits = [Hit("a", f'"Title"\n{prose(length // 7, 1)}'), Hit("b", f'"Other"\n{prose(length // 7, 2)}')]
-    whole, documents = template.encode(template.render(hits)), template.encode(template.documents(hits))
+    whole, documents = (
+        template.encode(f"{template.head}{template.documents(hits)}{template.tail}"),
+        template.encode(template.documents(hits)),
+    )
     head, tail = template.encode(template.head), template.encode(template.tail)
     counting = Counting(template)
     observation = template.observation_ids(hits, budget)

@@ -102,6 +102,13 @@ def test_arrays_that_the_store_does_not_have_or_of_another_trainer_are_no_error(
     assert "lag" not in probes.parts(6, batch(6, [2], [True])) and probes.missing is None
 
 
+def test_a_right_answer_that_the_update_pushes_down_is_not_probed(store, tmp_path):
+    store.steps[3] = batch(3, [2, 2, 4], [True, True, False])
+    store.steps[3].extra["advantages"] = np.asarray([-0.5, 0.0, 0.5], np.float32)
+    probes = Probes(ProbeSettings(lag_steps=5, fixed_size=0), store, "r", tmp_path)
+    assert probes.parts(8, batch(8, [1], [False]))["lag"].uid == ["3-1"]
+
+
 def test_the_fixed_set_is_frozen_once_full_and_survives_a_resume(store, tmp_path):
     settings = ProbeSettings(fixed_size=3)
     probes = Probes(settings, store, "r", tmp_path)
@@ -131,3 +138,12 @@ def test_no_probe_between_its_steps(store, tmp_path):
     assert probes.parts(1, b) == {}
     assert probes.read(b, {}, np.zeros(0, np.float32)).rows == []
     assert "displacement" in probes.parts(2, b)
+
+
+def test_where_the_weights_did_not_move_the_batch_is_not_scored_again(store, tmp_path):
+    store.steps[3] = batch(3, [2], [True])
+    probes = Probes(ProbeSettings(lag_steps=5, fixed_size=0), store, "r", tmp_path)
+    b = batch(8, [1, 2], [True, False])
+    parts = probes.parts(8, b, moved=False)
+    assert list(parts) == ["lag"]
+    assert probes.read(b, parts, np.zeros(2, np.float32)).rows == []

@@ -12,7 +12,8 @@ from services.contracts import Action, Question, Trajectory
 from trainer.config.schema import parse_config
 from trainer.data import PromptCursor
 from trainer.loop.batches import prepare
-from trainer.loop.sampling import BatchSampler, RolloutBatch
+from trainer.loop.sampling import BatchSampler
+from trainer.rewards import RewardError
 
 RAW = {"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "http://x"}}
 QUESTIONS = [Question(str(i), f"q{i}?", ("a",), "lab") for i in range(40)]
@@ -66,33 +67,68 @@ def test_groups_of_one_have_no_variance_to_lack():
     assert pool.groups == [2] and batch.rewards.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "rewards", "em", "right"),
-    [
-        ("em", [1.0, 1.0, 0.0, 0.0], [1, 1, 0, 0], [True, True, False, False]),
-        (
-            "em",
-            [0.0, 0.0, -1.0, -1.0],
-            [1, 1, 0, 0],
-            [True, True, False, False],
-        ),  # overlong.penalty 1, at the limit
-        (
-            "format",
-            [0.2, 0.2, 0.8, 1.0],
-            [0, 0, 1, 1],
-            [False, False, False, True],
-        ),  # a group of wrong answers
-        ("f1", [0.4, 0.4, 0.0, math.nan], [0, 0, 0, 0], [True, True, False, False]),
-    ],
-)
-def test_right_answers_are_those_that_are_right_whatever_their_form_and_length_earn(kind, rewards, em, right):
-    algorithm = {"llds": {"preserve": "right"}}
-    config = parse_config({**RAW, "reward": {"kind": kind}, "algorithm": algorithm})
-    made = BatchSampler(config, None, None, None)
-    trajectories = [
-        finished(r) for r in [q for k in range(2) for q in made.requests(1, [QUESTIONS[k]], first=k)[:2]]
+def scored_by(function, per_question=2, **sections):
+    """A batch of two groups of `per_question`, scored by a reward function, and what the learner is given of it."""
+    rollout = {"prompts_per_step": 2, "group_size": per_question, "max_response_tokens": 4, "max_turns": 0}
+    config = parse_config({**RAW, "rollout": rollout, "data": {"train": "t", "shuffle": False}} | sections)
+    batch = asyncio.run(BatchSampler(config, Pool(), PromptCursor(QUESTIONS, 0, False), function).sample(1))
+    return batch, prepare(batch, config, None)
+
+
+def by_place(*values):
+    """Rewards in the order of the trajectories of two groups of two."""
+    return lambda t: values[2 * int(t.question.id) + int(t.uid[-2:])]
+
+
+RIGHT_ONLY = {"algorithm": {"llds": {"preserve": "right"}}}
+
+
+def test_the_best_reward_is_right_and_part_of_it_is_not():
+    batch, prepared = scored_by(by_place(0.4, 0.2, 1.0, None), **RIGHT_ONLY)
+    assert batch.right.tolist() == [False, False, True, False]
+    assert prepared.right == [False, False, True, None]
+    extra = prepared.tokens.extra
+    assert extra["right"].tolist() == extra["preserved"].tolist() == [False, False, True, False]
+
+
+def test_a_shaped_reward_without_any_exact_match_makes_no_answer_right():
+    batch, prepared = scored_by(lambda t: 0.1, per_question=10, **RIGHT_ONLY)
+    assert len(batch.right) == 20 and not batch.right.any()
+    assert not prepared.tokens.extra["preserved"].any()
+
+
+def test_the_threshold_of_the_settings_and_that_of_the_function_say_what_is_right():
+    values = by_place(7.0, 10.0, 3.0, 9.0)
+    assert scored_by(values, reward={"right_at": 9})[0].right.tolist() == [False, True, False, True]
+    values.right_at = 7
+    assert scored_by(values)[0].right.tolist() == [True, True, False, True]
+    assert scored_by(values, reward={"right_at": 10})[0].right.tolist() == [False, True, False, False]
+
+
+def test_a_right_answer_stays_right_whatever_its_length_costs():
+    # 2 tokens of a limit of 4, in a soft zone of 4: half of the penalty
+    overlong = {"algorithm": {"overlong": {"tokens": 4, "penalty": 1.0}}}
+    batch, prepared = scored_by(by_place(1.0, 0.0, 1.0, 1.0), **overlong)
+    assert batch.rewards.tolist() == [0.5, -0.5, 0.5, 0.5] and batch.right.tolist() == [
+        True,
+        False,
+        True,
+        True,
     ]
-    prepared = prepare(
-        RolloutBatch(1, trajectories, np.asarray(rewards), np.asarray(em, float), {}, 1.0), config, None
-    )
-    assert prepared.right.tolist() == right and prepared.tokens.extra["preserved"].tolist() == right
+    assert prepared.tokens.extra["preserved"].tolist() == [True, False, True, True]
+
+
+def test_ten_tenths_are_one():
+    assert scored_by(lambda t: sum([0.1] * 10))[0].right.all()
+
+
+@pytest.mark.parametrize("said", ["high", math.nan, True])
+def test_a_threshold_of_a_reward_function_that_is_no_number_is_refused(said):
+    def reward(trajectory):
+        return 1.0
+
+    reward.right_at = said
+    with pytest.raises(
+        RewardError, match=r"attribute right_at of the reward function is .*; expected a number"
+    ):
+        scored_by(reward)

@@ -134,8 +134,11 @@ class TrajectoryRecord(Record):
     reward: Finite | None = Field(
         None, json_schema_extra={"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "null"}]}
     )
-    """null where there is none; true and false are 1 and 0."""
+    """Null where it is not known; true and false are 1 and 0. With an advantage of 0 the trajectory is then in
+    no likelihood metric."""
     advantage: Finite
+    right: bool | None = None
+    """Whether the reward function calls its answer right; null: a reward of at least 1."""
     tool_rounds: int = Field(0, ge=0, le=MAX_COUNT)
     """Searches (or other tool calls) that were carried out."""
     actions: list[ActionRecord] = Field(max_length=MAX_ACTIONS, fail_fast=True)

@@ -62,6 +62,7 @@ MACHINE_FULL = (
 )
 """Errors of the machine, not of the path that was given."""
 
+
 def _print_version(asked: bool) -> None:
     if asked:
         typer.echo("\n".join(version.lines()))
@@ -257,9 +258,13 @@ def doctor(
 @config_app.command("show")
 def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
     """Print the resolved configuration."""
+    from trainer.config.presets import remarks
     from trainer.config.schema import dump_config, load_config
 
-    typer.echo(dump_config(load_config(config, overrides or [])), nl=False)
+    settings = load_config(config, overrides or [])
+    typer.echo(dump_config(settings), nl=False)
+    for remark in remarks(settings):
+        typer.echo(remark, err=True)
 
 
 @config_app.command("schema")

@@ -13,6 +13,7 @@ from trainer.config.schema import Config, ConfigError
 from trainer.data import models
 from trainer.learner.checkpoint import export_checkpoint, find
 from trainer.loop.evaluate import evaluate
+from trainer.rewards import RewardError, make_reward, right_at
 from trainer.session.system import start_serving
 
 
@@ -34,6 +35,12 @@ def run_eval(
     if config.data.eval is None:
         raise ConfigError("eval: no questions given; pass --data FILE or set data.eval")
 
+    try:
+        reward = make_reward(config.reward.kind)
+    except RewardError as e:  # exact match and F1 need none
+        say(f"{e}; what it calls right is left out")
+        reward = None
+
     async def score(model: Path) -> dict[str, Any]:
         async with (
             signals.cancelled(say),
@@ -48,6 +55,8 @@ def run_eval(
                 tag="eval",
                 temperature=0.0,
                 seed=config.seed,
+                reward=reward,
+                least=right_at(reward, config.reward.right_at),
                 retriever_url=serving.eval_retriever_url,
             )
             return scores

@@ -24,6 +24,7 @@ from services.settings import (
     WeightSyncSettings,
 )
 from trainer.config.learner import LearnerSettings
+from trainer.config.presets import promised
 from trainer.rewards import ACCEPTED, is_kind
 
 
@@ -90,7 +91,7 @@ class LLDSSettings(Settings):
     denominator: Literal["preserved", "all"] = "preserved"
     """Token count that divides the sum: of the preserved set (paper) or of all action tokens (released code)."""
     preserve: Literal["nonnegative", "right"] = "nonnegative"
-    """Preserved set: advantage >= 0 (paper), or right answers alone."""
+    """Preserved set: advantage >= 0 (paper), or those of them alone that are right (`reward.right_at`)."""
     anchor: Literal["batch_start", "snapshot"] = "batch_start"
     """Where likelihood is compared with: the weights at the start of the batch, or a kept copy of the weights."""
     snapshot_every: int = Field(10, ge=1)
@@ -113,34 +114,36 @@ class AlgorithmSettings(Settings):
     """Loss and its extras."""
 
     loss: Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"] = "grpo"
-    """Policy loss; docs/algorithms.md has the formulas."""
+    """Policy loss; docs/algorithms.md has the formulas. `dapo`, `gspo`, `dr_grpo` and `cispo` bring what
+    their papers set for the keys below, where those are not given."""
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """How rewards of a group become advantages."""
+    """How rewards of a group become advantages. Not given: `grpo`, with the loss dr_grpo `dr_grpo`."""
     clip_low: float = Field(0.2, gt=0)
-    """Lower clip epsilon (not the bound)."""
+    """Lower clip epsilon (not the bound). Not given: 0.2, with gspo 3e-4, with cispo 1 (no lower bound)."""
     clip_high: float = Field(0.2, gt=0)
-    """Upper clip epsilon."""
+    """Upper clip epsilon. Not given: 0.2, with dapo 0.28, with gspo 4e-4."""
     kl: float = Field(0.0, ge=0)
     """Weight of the KL to the reference model (k3); paper: 0.001."""
     entropy: float = Field(0.0, ge=0)
     """Weight of the entropy bonus."""
     dr_grpo_tokens: int | None = Field(None, ge=1)
-    """Fixed length that divides dr_grpo's sum; required with that loss."""
+    """Fixed length, in tokens, that divides dr_grpo's sum. Not given, with that loss: the most that a model
+    may write in a trajectory, rollout.max_response_tokens x (rollout.max_turns + 1)."""
     dynamic_sampling: int = Field(0, ge=0)
-    """DAPO: most extra rounds of prompts sampled to replace groups in which every reward is the same; 0 is off."""
+    """DAPO: most extra rounds of prompts sampled to replace groups in which every reward is the same; 0 is
+    off. Not given: 0, with dapo 10 (with rollout.max_staleness, which excludes it, 0)."""
     importance: ImportanceSettings = ImportanceSettings()
     overlong: OverlongSettings = OverlongSettings()
     llds: LLDSSettings = LLDSSettings()
 
     @model_validator(mode="after")
     def _fits(self) -> AlgorithmSettings:
+        self.__dict__.update(
+            promised(self)
+        )  # not by assignment: what the loss brings is not what the user has set
         if self.llds.answer_weight == "code" and self.llds.answer_lambda == 0:
             raise ValueError(
                 "algorithm.llds.answer_lambda=0 with answer_weight=code keeps the answer span's weight at 0 for ever; set it above 0"
-            )
-        if self.loss == "dr_grpo" and self.dr_grpo_tokens is None:
-            raise ValueError(
-                "algorithm.loss=dr_grpo needs algorithm.dr_grpo_tokens, the fixed length in tokens that divides the sum"
             )
         return self
 
@@ -163,6 +166,10 @@ class RewardSettings(Settings):
     """`em`, `f1`, `subem`, `format` (Search-R1 v0.3), `em_strict` (numbers and signs kept, Unicode folded),
     `em_search_r1` (Search-R1's own score), or an import path `package.module:function`. docs/algorithms.md,
     "Scoring", compares them."""
+    right_at: float | None = None
+    """The least reward of a right answer, before any penalty for length. None: the best value of the reward,
+    which is 1 for those that come with Unspiral; a function of your own that gives another says so by an
+    attribute `right_at`."""
 
     @field_validator("kind")
     @classmethod
@@ -242,6 +249,10 @@ class Config(Settings):
                 "service at store.url keeps (its --token-steps; raise both), or the lag probe never finds its step"
             )
         limit = self.rollout.max_response_tokens * (self.rollout.max_turns + 1)
+        if self.algorithm.loss == "dr_grpo" and self.algorithm.dr_grpo_tokens is None:
+            self.algorithm.__dict__["dr_grpo_tokens"] = limit
+        if self.rollout.max_staleness and "dynamic_sampling" not in self.algorithm.model_fields_set:
+            self.algorithm.__dict__["dynamic_sampling"] = 0
         if self.algorithm.overlong.tokens > limit:
             raise ValueError(
                 f"algorithm.overlong.tokens={self.algorithm.overlong.tokens} is wider than the {limit} model tokens of a trajectory "

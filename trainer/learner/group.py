@@ -78,6 +78,16 @@ class UpdateResult:
     skipped_steps: int
     """Optimiser steps that were not taken because the loss or the gradient norm was not finite."""
 
+    @property
+    def moved(self) -> bool:
+        """Whether the weights are others than before."""
+        return self.metrics["learner/optimiser_steps"] > 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no step was due: nothing in the batch could act."""
+        return not self.moved and not self.skipped_steps
+
 
 class RankActor:
     """Ray's side of one rank. The rank itself is imported here, so that the driver's process loads neither torch nor DeepSpeed."""
@@ -193,8 +203,10 @@ class LearnerGroup:
     ) -> UpdateResult:
         """Train on a batch: `minibatches_per_batch` x `epochs` optimiser steps.
 
-        batch.extra: `advantages` float32 [B], `preserved` bool [B], and optionally `valid` bool [B] (False: no part in any loss or
-        count), `answer_mask` bool [sum T]. A step whose loss or gradient norm is not finite is skipped and counted.
+        batch.extra: `advantages` float32 [B], `preserved` bool [B], and optionally `valid` bool [B] (False:
+        no part in any loss or count), `answer_mask` bool [sum T]. A step whose loss or gradient norm is not
+        finite is skipped and counted. A batch in which no term of the loss can act is scored, and no step is
+        taken.
         """
         from trainer.learner.objective import StepStats, update_metrics
 

@@ -8,14 +8,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from services.contracts import TokenBatch
 from trainer.algorithms import LossTerm, entropy_bonus, importance_weights, kl_k3, llds_loss, policy_loss
 from trainer.config.schema import AlgorithmSettings
 from trainer.learner.micro_batches import MicroBatch
 
 TERMS = ("policy", "llds", "kl", "entropy")
+
+
+def can_act(algorithm: AlgorithmSettings, batch: TokenBatch, *, llds_lambda: float, anchored: bool) -> bool:
+    """Whether any term of the loss can have a gradient in a batch, of whatever optimiser step.
+
+    The policy term has one where an advantage is not 0, KL and entropy bonus wherever they are on. LLDS alone
+    has one where it compares with other weights than those of the batch's start (anchored), or once another
+    term has moved the weights.
+    """
+    valid = batch.extra.get("valid", np.ones(len(batch), bool)).astype(bool)
+    if (algorithm.kl or algorithm.entropy) and valid.any():
+        return True
+    if (
+        batch.extra["advantages"][valid] != 0
+    ).any():  # NaN is not 0 either: such a step is skipped and counted
+        return True
+    return bool(llds_lambda and anchored and batch.extra["preserved"][valid].any())
 
 
 @dataclass(frozen=True)
@@ -136,31 +155,36 @@ class StepStats:
 
 
 def update_metrics(steps: list[StepStats], *, kl: bool) -> dict[str, float]:
-    """The metrics of a batch's optimiser steps. Gradient norms: before clipping, of the steps that were taken."""
+    """The metrics of a batch's optimiser steps. Gradient norms: before clipping, of the steps that were
+    taken; NaN where none of those that were due could be. Where no step was due there is nothing to measure,
+    and only the counts of steps are given."""
+    if not steps:
+        return {"learner/optimiser_steps": 0.0, "learner/skipped": 0.0}
     metrics: dict[str, float] = {}
     taken = [s.grad_norm for s in steps if not s.skipped]
     metrics["grad_norm"] = sum(taken) / len(taken) if taken else float("nan")
     metrics["grad_norm/max"] = max(taken, default=float("nan"))
-    metrics["ratio/max"] = max((s.ratio_max for s in steps), default=0.0)
+    metrics["ratio/max"] = max(s.ratio_max for s in steps)
 
     def total(key: str) -> float:
         return sum(s.sums.get(key, 0.0) for s in steps)
 
-    def share(key: str, of: str) -> float:
-        return total(key) / max(total(of), 1.0)
+    def share(name: str, key: str, of: str) -> None:
+        if count := total(of):
+            metrics[name] = total(key) / count
 
     metrics["policy/loss"] = sum(
         s.sums["policy/loss"] / max(s.sums["policy/count"], 1.0) for s in steps
-    ) / max(len(steps), 1)
-    metrics["policy/clip_fraction"] = share("policy/clipped_tokens", "policy/action_tokens")
+    ) / len(steps)
+    share("policy/clip_fraction", "policy/clipped_tokens", "policy/action_tokens")
     if kl:
-        metrics["kl/ref"] = share("kl/loss", "kl/count")
-    metrics["llds/loss"] = sum(s.sums["llds/loss"] / max(s.sums["llds/count"], 1.0) for s in steps) / max(
-        len(steps), 1
+        share("kl/ref", "kl/loss", "kl/count")
+    metrics["llds/loss"] = sum(s.sums["llds/loss"] / max(s.sums["llds/count"], 1.0) for s in steps) / len(
+        steps
     )
     metrics["llds/active_tokens"] = total("llds/active_tokens")
     metrics["llds/active_actions"] = total("llds/active_actions")
-    metrics["llds/active_share"] = share("llds/active_tokens", "llds/preserved_tokens")
+    share("llds/active_share", "llds/active_tokens", "llds/preserved_tokens")
     for i, s in enumerate(steps):
         metrics[f"llds/active_tokens_step_{i}"] = s.sums["llds/active_tokens"]
     metrics["learner/optimiser_steps"] = float(len(taken))

@@ -4,6 +4,7 @@ A batch's update, in order:
     1. cut the batch into `minibatches_per_batch` parts, deal each part to ranks, pack each rank's rows into micro-batches, once;
     2. score pi_old (and the reference model, and the LLDS snapshot) over those very micro-batches;
     3. for each epoch, for each part: forward and backward over its micro-batches, then one optimiser step.
+Where no term of the loss can act, 3 is left out: weights, optimiser, warm-up stay as they are, and only the batch is counted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from trainer.learner import checkpoint, zero
 from trainer.learner.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches
 from trainer.learner.model_folder import ModelFolderError, check_model_folder
 from trainer.learner.model_identity import weights_digest
-from trainer.learner.objective import TERMS, Objective, StepStats
+from trainer.learner.objective import TERMS, Objective, StepStats, can_act
 from trainer.learner.policy import PolicyModel, load_policy
 
 Scored = tuple[Rows, np.ndarray, np.ndarray]
@@ -205,11 +206,13 @@ class LearnerRank:
         unused = self._score_old(batch, self._deal(left_out, batch)) if left_out else []
         self._score_kept(micros)
 
+        anchored = self.snapshot is not None and self.snapshot_batch != self.batches
+        acts = can_act(self.algorithm, batch, llds_lambda=llds_lambda, anchored=anchored)
         counts = self._global_counts(micros, Objective(self.algorithm, llds_lambda, answer_beta))
         min_drop = 0.0 if self.algorithm.llds.min_drop == "auto" else self.algorithm.llds.min_drop
         steps: list[StepStats] = []
         lr = self._lr(lr_scale)
-        for _ in range(self.settings.epochs):
+        for _ in range(self.settings.epochs if acts else 0):
             for part, count in zip(micros, counts, strict=True):
                 lr = self._lr(lr_scale)
                 objective = Objective(self.algorithm, llds_lambda, answer_beta, min_drop)
@@ -219,8 +222,7 @@ class LearnerRank:
                 steps.append(stats)
         self.batches += 1
         scored = self._collect([m for part in micros for m in part] + unused)
-        facts = {
-            "llds/min_drop": min_drop,
+        facts = ({"llds/min_drop": min_drop} if steps else {}) | {
             "lr": lr,
             "learner/scored_tokens": float(len(batch.token_ids)),
             "learner/scored_action_tokens": float((batch.action_ids >= 0).sum()),

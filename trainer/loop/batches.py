@@ -17,11 +17,12 @@ from trainer.rewards import answer_mask
 
 @dataclass
 class Prepared:
-    """A batch for the learner. `right` marks trajectories that the reward calls right (they feed the probes)."""
+    """A batch for the learner."""
 
     tokens: TokenBatch
     advantages: np.ndarray  # float64 [B]
-    right: np.ndarray  # bool [B]
+    right: list[bool | None]
+    """What the reward function says of each trajectory; None where it gave no reward."""
 
 
 def advantages_of(rewards: np.ndarray, groups: list[str], kind: str) -> np.ndarray:
@@ -38,18 +39,16 @@ def prepare(batch: RolloutBatch, config: Config, tokenizer: Any) -> Prepared:
     advantages = advantages_of(
         batch.rewards, [t.group for t in batch.trajectories], config.algorithm.advantage
     )
-    # Where the reward is more than the answer's worth (form, length), a wrong answer may have some and a right one none.
-    good = batch.em > 0 if config.reward.kind in ("em", "format") else np.nan_to_num(batch.rewards) > 0
     preserved = valid & (advantages >= 0)
-    right = preserved & good
     if config.algorithm.llds.preserve == "right":
-        preserved = right
+        preserved &= batch.right
     tokens.extra |= {
         "advantages": advantages.astype(np.float32),
         "preserved": preserved,
         "valid": valid,
-        "right": right,
+        "right": batch.right,
     }
     if config.algorithm.llds.answer_weight != "off":
         tokens.extra["answer_mask"] = np.concatenate([answer_mask(t, tokenizer) for t in batch.trajectories])
-    return Prepared(tokens, advantages, right)
+    said = [bool(right) if known else None for right, known in zip(batch.right, valid, strict=True)]
+    return Prepared(tokens, advantages, said)

@@ -31,6 +31,7 @@ from trainer.learner.group import LearnerError
 from trainer.loop import performance
 from trainer.loop.batches import Prepared, prepare
 from trainer.loop.evaluate import evaluate
+from trainer.loop.notices import Notices
 from trainer.loop.probes import Probes, Rescored, join
 from trainer.loop.progress import Progress
 from trainer.loop.restore import restore_learner, roll_back
@@ -58,6 +59,7 @@ class Driver:
         self.probes = Probes(self.config.probe, system.store, self.config.run.name, system.folder.path)
         self.monitor = PhaseMonitor(self.config.monitor.rules)
         self.actions = MonitorActions(self.config.monitor.action)
+        self.notices = Notices(progress.say)
         self.share_gpus = self.config.rollout.share_gpus
         self.step = self.attempt = 0
         self.version = 0
@@ -199,7 +201,7 @@ class Driver:
             lr_scale=self.actions.lr_scale,
             answer_beta=answer_beta(
                 llds.answer_weight,
-                float(np.mean([t.searches for t in batch.trajectories])),
+                float(np.mean([t.searches for t in batch.trajectories] or [0])),
                 llds_lambda=llds_lambda,
                 answer_lambda=llds.answer_lambda,
             ),
@@ -207,11 +209,11 @@ class Driver:
         prepared.tokens.logp_old = update.logp_old
         self.step, self.version, self.cursor_state = step, self.version + 1, batch.cursor
         if self.share_gpus:  # while it is still the learner's turn
-            rescored, score_seconds = await self.rescore(prepared)
+            rescored, score_seconds = await self.rescore(prepared, update.moved)
             sync_seconds = await self.sync()
         else:
             sync_seconds = await self.sync()
-            rescored, score_seconds = await self.rescore(prepared)
+            rescored, score_seconds = await self.rescore(prepared, update.moved)
         measured = await asyncio.to_thread(self.measure, batch, prepared, update, rescored)
         metrics = measured | {
             "llds/lambda": llds_lambda,
@@ -229,6 +231,9 @@ class Driver:
             self.system.folder.trajectories, step, batch.trajectories, batch.rewards.tolist()
         )
         state = self.record(batch, prepared, metrics, rescored)
+        if update.idle and (why := self.notices.idle_step(step, batch)):
+            self.system.folder.event("nothing_learnt", step=step, why=why)
+        self.notices.rewards(step, self.sampler)
         action = self.actions.decide(state)
         if action:
             self.event(action.event())
@@ -292,10 +297,11 @@ class Driver:
         await self.on_learner(self.system.learner.rest)
         await self.system.pool.wake()
 
-    async def rescore(self, prepared: Prepared) -> tuple[Rescored, float]:
-        """Score the batch (or a sample of it) and the probes under the new weights, in one pass of the learner."""
+    async def rescore(self, prepared: Prepared, moved: bool) -> tuple[Rescored, float]:
+        """Score the batch (or a sample of it; nothing of it where the weights did not move) and the probes
+        under the new weights, in one pass of the learner."""
         missing_before = self.probes.missing
-        parts = await asyncio.to_thread(self.probes.parts, self.step, prepared.tokens)
+        parts = await asyncio.to_thread(self.probes.parts, self.step, prepared.tokens, moved=moved)
         if missing := self.probes.missing:
             self.system.folder.event("probe_missing", step=self.step, probe="lag", reason=missing)
             if not missing_before:
@@ -316,6 +322,7 @@ class Driver:
             batch.rewards.tolist(),
             prepared.advantages,
             batch.trajectories,
+            right=prepared.right,
             entropy=update.entropy_old,
             logp_new=rescored.logp_new if rescored.rows else None,
             rescored=rescored.rows,
@@ -325,8 +332,11 @@ class Driver:
             "step": self.step,
             "attempt": self.attempt,
             "policy_version": self.version,
-            "reward/em": float(batch.em.mean()),
         }
+        if len(batch.em):
+            own["reward/em"] = float(batch.em.mean())
+        if known := [right for right in prepared.right if right is not None]:
+            own["reward/right"] = sum(known) / len(known)
         return own | likelihood | update.metrics | rescored.metrics | batch.counts
 
     def record(
@@ -349,6 +359,7 @@ class Driver:
             prepared.advantages,
             rescored.logp_new if rescored.rows else None,
             rescored.rows,
+            right=prepared.right,
         )
         store.post_step(
             run,
@@ -375,6 +386,8 @@ class Driver:
                 tag=f"{tag}-{mode}",
                 temperature=0.0 if mode == "greedy" else self.config.rollout.temperature,
                 seed=self.config.seed,
+                reward=self.sampler.reward,
+                least=self.sampler.right_at,
                 retriever_url=self.system.eval_retriever_url,
             )
             scores, trajectories = await kept_supplied(self.system.pool, evaluation, self.sync)

@@ -7,31 +7,39 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from services.contracts import Question, Trajectory, TrajectoryRequest
+from services.likelihood.metrics.verdicts import is_right, known_rewards
 from services.rollout.pool.pool import RolloutPool
 from trainer.loop.sampling import seed_of
-from trainer.rewards import make_reward
+from trainer.rewards import Reward, make_reward
 
 
-def table(trajectories: list[Trajectory]) -> dict[str, Any]:
-    """`{"overall": {"em", "f1", "n"}, "sources": {name: the same}}`."""
-    em, f1 = make_reward("em"), make_reward("f1")
-    by_source: dict[str, list[tuple[float, float]]] = defaultdict(list)
+def table(trajectories: list[Trajectory], reward: Reward | None, least: float) -> dict[str, Any]:
+    """`{"overall": {"em", "f1", "right", "n"}, "sources": {name: the same}}`. right: share of those with a
+    reward that earned `least`."""
+    scores = {"em": make_reward("em"), "f1": make_reward("f1"), "right": reward or _unknown}
+    by_source: dict[str, list[list[float | None]]] = defaultdict(list)
     for t in trajectories:
-        by_source[t.question.data_source].append((em(t), f1(t)))
+        by_source[t.question.data_source].append([score(t) for score in scores.values()])
 
-    def mean(pairs: list[tuple[float, float]]) -> dict[str, float]:
-        n = len(pairs)
-        return {
-            "em": sum(p[0] for p in pairs) / n if n else 0.0,
-            "f1": sum(p[1] for p in pairs) / n if n else 0.0,
-            "n": n,
-        }
+    def mean(rows: list[list[float | None]]) -> dict[str, float]:
+        em, f1, rewards = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
+        known = np.isfinite(known_rewards(rewards))
+        out = {"em": sum(em) / len(rows) if rows else 0.0, "f1": sum(f1) / len(rows) if rows else 0.0}
+        if known.any():
+            out["right"] = float(is_right(rewards, least)[known].mean())
+        return out | {"n": len(rows)}
 
     return {
-        "overall": mean([p for pairs in by_source.values() for p in pairs]),
-        "sources": {name: mean(pairs) for name, pairs in sorted(by_source.items())},
+        "overall": mean([row for rows in by_source.values() for row in rows]),
+        "sources": {name: mean(rows) for name, rows in sorted(by_source.items())},
     }
+
+
+def _unknown(trajectory: Trajectory) -> None:
+    """Of a reward function that is not there."""
 
 
 async def evaluate(
@@ -41,13 +49,16 @@ async def evaluate(
     tag: str,
     temperature: float,
     seed: int,
+    reward: Reward | None,
+    least: float,
     retriever_url: str | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> tuple[dict[str, Any], list[Trajectory]]:
-    """One trajectory for each question (temperature 0 is greedy); the table of scores, and the trajectories."""
+    """One trajectory for each question (temperature 0 is greedy); the table of scores, and the trajectories.
+    least: the reward of a right answer (`right_at`)."""
     requests = []
     for i, question in enumerate(questions):
         uid = f"eval-{tag}-{i:06d}"
         requests.append(TrajectoryRequest(uid, uid, question, seed_of(seed, uid), temperature, retriever_url))
     trajectories = await pool.rollout(requests, on_done=on_done)
-    return await asyncio.to_thread(table, trajectories), trajectories
+    return await asyncio.to_thread(table, trajectories, reward, least), trajectories

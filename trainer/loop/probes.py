@@ -18,6 +18,7 @@ from services.common.files import write_atomically
 from services.contracts import TokenBatch
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.metrics.step_metrics import fixed_probe, lag_probe
+from services.likelihood.metrics.verdicts import probe_rows
 from services.likelihood.tokens import pack_tokens, unpack_tokens
 from services.settings import ProbeSettings
 
@@ -58,13 +59,17 @@ class Probes:
             rows = np.flatnonzero(saved.extra["step"] <= step).tolist()
             self.fixed = saved.take(rows) if rows else None
 
-    def parts(self, step: int, batch: TokenBatch) -> dict[str, TokenBatch]:
-        """The trajectories to score, by purpose: a spread of the batch, the lag probe, the fixed probe. Empty at steps without a probe."""
+    def parts(self, step: int, batch: TokenBatch, *, moved: bool = True) -> dict[str, TokenBatch]:
+        """The trajectories to score, by purpose: a spread of the batch, the lag probe, the fixed probe. Empty
+        at steps without a probe.
+
+        moved: whether the update changed the weights; otherwise there is no displacement to measure.
+        """
         self._freeze(step, batch)
         if step % self.settings.every:
             return {}
         found = {
-            "displacement": batch.take(self._sample(len(batch))),
+            "displacement": batch.take(self._sample(len(batch))) if moved else None,
             "lag": self._lag(step),
             "fixed": self._fixed(step),
         }
@@ -94,7 +99,7 @@ class Probes:
 
     def _freeze(self, step: int, batch: TokenBatch) -> None:
         have = len(self.fixed) if self.fixed else 0
-        rows = np.flatnonzero(batch.extra["right"])[: self.settings.fixed_size - have].tolist()
+        rows = _right_rows(batch)[: self.settings.fixed_size - have]
         if step > FREEZE_BY_STEP or not rows:
             return
         part = batch.take(rows)
@@ -138,8 +143,7 @@ class Probes:
             self.missed += 1
             self.missing = self.missing or f"the likelihood service gave no token arrays of step {past}"
             return None
-        right = batch.extra.get("right", np.zeros(0, bool))
-        return batch.take(np.flatnonzero(right)[: self.settings.lag_size].tolist())
+        return batch.take(_right_rows(batch)[: self.settings.lag_size])
 
     def _answered(self, step: int) -> TokenBatch | None:
         """The store's answer for `step`, if it comes in time."""
@@ -158,6 +162,12 @@ class Probes:
             return answer
         self.missing = "the likelihood service answered too late"
         return None
+
+
+def _right_rows(batch: TokenBatch) -> list[int]:
+    """Rows of right answers that the update did not push down; none where the arrays do not say what is right."""
+    right = batch.extra.get("right", np.zeros(0, bool))
+    return probe_rows(right, batch.extra.get("advantages", np.zeros(len(right)))).tolist()
 
 
 def join(batches: list[TokenBatch]) -> TokenBatch:

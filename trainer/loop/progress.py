@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from rich.console import Console
@@ -39,6 +39,15 @@ LINE = (
 )
 """The same for files and pipes: short names and a width each, so that lines fit into 80 columns and line up."""
 LEFT_WIDTH = 6
+ABSENT = {
+    "reward/mean": "no trajectory had a reward",
+    "logp/right": "no group held a right answer beside others",
+    "logp/wrong": "no group held a wrong answer beside others",
+    "displacement/mean": "the weights did not move, or were not asked (probe.every)",
+    "probe/lag": "there is no right answer of probe.lag_steps steps ago to score again",
+    "llds/active_tokens": "no optimiser step was due",
+}
+"""Why a metric may be missing at a step."""
 SHOWN_STEPS = 12
 PHASE_STYLE = {
     "healthy": "green",
@@ -81,6 +90,7 @@ class Progress:
             else None
         )
         self._header_shown = False
+        self._absent: Counter[str] = Counter()
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -122,8 +132,18 @@ class Progress:
                 self._header_shown = True
             cells = [cell(metrics, key, form) for _, key, form, _ in LINE]
             self.say(line(cells, self._left(metrics["step"]), cell(metrics, "phase", "{}")))
+        self._explain(metrics)
         for alarm in alarms:
             self.say(f"alarm at step {metrics['step']}, {alarm.rule}: {alarm.seen}. {alarm.advice}")
+
+    def _explain(self, metrics: dict[str, Any]) -> None:
+        """A line about the columns that show `-` for the second time, or in the last row for the first."""
+        shown = {key: name for name, key, *_ in (COLUMNS if self._live else LINE)}
+        absent = {key: name for key, name in shown.items() if key in ABSENT and metrics.get(key) is None}
+        self._absent.update(absent.keys())
+        due = (1, 2) if metrics["step"] == self.total else (2,)
+        if new := [key for key in absent if self._absent[key] in due]:
+            self.say("- is not measured: " + "; ".join(f"{absent[key]}: {ABSENT[key]}" for key in new))
 
     def evaluation(self, tag: str, mode: str, scores: dict[str, Any]) -> None:
         overall = scores["overall"]

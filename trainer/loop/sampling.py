@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,11 +16,12 @@ import numpy as np
 import torch
 
 from services.contracts import Question, Trajectory, TrajectoryRequest
+from services.likelihood.metrics.verdicts import is_right
 from services.rollout.pool.pool import RolloutPool
 from trainer.algorithms import overlong_penalty, zero_variance
 from trainer.config.schema import Config
 from trainer.data import PromptCursor
-from trainer.rewards import Reward, make_reward
+from trainer.rewards import Reward, make_reward, right_at
 
 
 def seed_of(run_seed: int, uid: str) -> int:
@@ -35,6 +37,7 @@ class RolloutBatch:
     trajectories: list[Trajectory]
     rewards: np.ndarray  # float64 [B], NaN where the reward function gave nothing
     em: np.ndarray  # float64 [B]
+    right: np.ndarray  # bool [B], what the reward function calls right
     cursor: dict[str, Any]
     seconds: float
     counts: dict[str, float] = field(default_factory=dict)
@@ -47,9 +50,20 @@ class RolloutBatch:
         fresh = [i for i, t in enumerate(self.trajectories) if t.policy_version >= version]
         born, left = Counter(groups), Counter(groups[i] for i in fresh)
         rows = [i for i in fresh if left[groups[i]] > 1 or born[groups[i]] == 1]
-        counts = self.counts | {"rollout/stale_dropped": float(len(self.trajectories) - len(rows))}
         kept = [self.trajectories[i] for i in rows]
-        return replace(self, trajectories=kept, rewards=self.rewards[rows], em=self.em[rows], counts=counts)
+        rewards = self.rewards[rows]
+        counts = self.counts | {
+            "rollout/stale_dropped": float(len(self.trajectories) - len(rows)),
+            "reward/missing": float((~np.isfinite(rewards)).sum()),
+        }
+        return replace(
+            self,
+            trajectories=kept,
+            rewards=rewards,
+            em=self.em[rows],
+            right=self.right[rows],
+            counts=counts,
+        )
 
 
 class BatchSampler:
@@ -60,6 +74,13 @@ class BatchSampler:
         self.exact = make_reward("em")
         self._scoring = ThreadPoolExecutor(1, "rewards")
         """A user's reward may take long over a batch, and need not be made for several threads."""
+        self.right_at = right_at(reward, config.reward.right_at)
+        self.right_said = (
+            ":" not in config.reward.kind or config.reward.right_at is not None or hasattr(reward, "right_at")
+        )
+        """Whether `right_at` is known, and not only what rewards usually are."""
+        self.highest = -math.inf
+        """Highest reward that the reward function has given so far."""
 
     def requests(self, step: int, questions: list[Question], first: int = 0) -> list[TrajectoryRequest]:
         """G requests for each question. Uids are `step-prompt-sample`: unique in a run, the same in a resumed one."""
@@ -85,13 +106,16 @@ class BatchSampler:
         rounds = self.config.algorithm.dynamic_sampling
         kept: list[Trajectory] = []
         rewards: list[float] = []
+        right: list[bool] = []
         asked = resampled = 0
         while True:
             missing = wanted - len(kept) // size
             questions, cursor = self.cursor.take(missing), self.cursor.state_dict()
             fresh = await self.pool.rollout(self.requests(step, questions, first=asked), on_done=on_done)
             asked += missing
-            values = await self.scored(fresh)
+            earned = await self.earned(fresh)
+            good = is_right(earned, self.right_at).tolist()
+            values = [e - self.length_penalty(t) for e, t in zip(earned, fresh, strict=True)]
             # In the last round (and without dynamic sampling) all groups are taken, so that the batch has its size.
             flat = (
                 zero_variance(torch.tensor(values, dtype=torch.float64), torch.arange(len(fresh)) // size)
@@ -104,6 +128,7 @@ class BatchSampler:
                     continue
                 kept += fresh[g : g + size]
                 rewards += values[g : g + size]
+                right += good[g : g + size]
             if len(kept) // size >= wanted:
                 break
             rounds -= 1
@@ -113,28 +138,36 @@ class BatchSampler:
             kept,
             scores,
             np.asarray([self.exact(t) for t in kept]),
+            np.asarray(right, bool),
             cursor,
             time.monotonic() - began,
             {"groups/resampled": float(resampled), "reward/missing": float((~np.isfinite(scores)).sum())},
         )
 
-    async def scored(self, trajectories: list[Trajectory]) -> list[float]:
-        """The reward of each trajectory, beside the event loop."""
+    async def earned(self, trajectories: list[Trajectory]) -> list[float]:
+        """What the reward function gives each trajectory, beside the event loop: it alone says what is right.
+        NaN where it returned None."""
 
         def score() -> list[float]:
-            return [self.score(t) for t in trajectories]
+            return [self.reward_of(t) for t in trajectories]
 
         return await asyncio.get_running_loop().run_in_executor(self._scoring, score)
 
-    def score(self, trajectory: Trajectory) -> float:
-        """Reward, less DAPO's penalty for length where that is on. NaN where the reward function returned None."""
+    def reward_of(self, trajectory: Trajectory) -> float:
+        """What the reward function gives one trajectory."""
         value = self.reward(trajectory)
         value = float("nan") if value is None else float(value)
-        overlong = self.config.algorithm.overlong
-        if overlong.tokens:
-            written = torch.tensor(sum(len(a.token_ids) for a in trajectory.actions))
-            limit = self.config.rollout.max_response_tokens * (self.config.rollout.max_turns + 1)
-            value += overlong_penalty(
-                written, max_tokens=limit, zone_tokens=overlong.tokens, penalty=overlong.penalty
-            ).item()
+        if math.isfinite(value):
+            self.highest = max(self.highest, value)
         return value
+
+    def length_penalty(self, trajectory: Trajectory) -> float:
+        """What DAPO takes off the reward for length, at least 0; 0 where that is off."""
+        overlong = self.config.algorithm.overlong
+        if not overlong.tokens:
+            return 0.0
+        written = torch.tensor(sum(len(a.token_ids) for a in trajectory.actions))
+        limit = self.config.rollout.max_response_tokens * (self.config.rollout.max_turns + 1)
+        return -overlong_penalty(
+            written, max_tokens=limit, zone_tokens=overlong.tokens, penalty=overlong.penalty
+        ).item()

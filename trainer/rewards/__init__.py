@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import traceback
 from collections.abc import Callable
 
 from services.common.user_code import find
 from services.contracts import Trajectory
+from services.likelihood.metrics.verdicts import BEST_REWARD
 from trainer.rewards.answers import (
     exact_match,
     final_answer,
@@ -32,10 +34,16 @@ __all__ = [
     "make_reward",
     "normalize",
     "unscorable",
+    "right_at",
 ]
 
 Reward = Callable[[Trajectory], float | None]
-"""Score of a finished trajectory. None or a non-finite number leaves the trajectory out of its group's statistics and of every loss."""
+"""Score of a finished trajectory. None or a non-finite number leaves the trajectory out of its group's
+statistics and of every loss.
+
+A function whose right answers do not earn BEST_REWARD says what they earn by an attribute `right_at`, a
+number.
+"""
 
 
 class RewardError(ValueError):
@@ -118,7 +126,23 @@ def make_reward(kind: str) -> Reward:
         except Exception as e:  # a user's function
             raise RewardError(f"reward.kind {kind!r}: on trajectory {trajectory.uid}: {_what(e)}") from e
 
+    if hasattr(found, "right_at"):  # of an object's class, too, which wraps() leaves out
+        checked.right_at = found.right_at
     return checked
+
+
+def right_at(reward: Reward, setting: float | None) -> float:
+    """The least reward of a right answer: the setting `reward.right_at`, otherwise what the function itself
+    says, otherwise BEST_REWARD.
+
+    Raises RewardError where the function's attribute `right_at` is no number.
+    """
+    said = getattr(reward, "right_at", BEST_REWARD) if setting is None else setting
+    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
+        raise RewardError(
+            f"reward.kind: the attribute right_at of the reward function is {said!r}; expected a number"
+        )
+    return float(said)
 
 
 def _what(error: Exception) -> str:

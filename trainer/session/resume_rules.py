@@ -48,11 +48,13 @@ GROUPS = (
     ),
     Group(
         "on request",
-        ("rollout.template",),
+        ("rollout.template", "rollout.reading", "rollout.bos"),
         "prompts and tags would be others than those that the policy was trained on",
     ),
     Group(
-        "on request", ("reward.kind",), "rewards before and after mean different things, to the monitor also"
+        "on request",
+        ("reward.kind", "reward.right_at"),
+        "rewards before and after mean different things, to the monitor also",
     ),
     Group(
         "on request",

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from services.common import signals
+from trainer.config.presets import remarks
 from trainer.config.schema import Config, ConfigError
 from trainer.data import models
 from trainer.learner.checkpoint import find, latest, step_of
@@ -74,6 +75,8 @@ def train(
         try:
             with progress:
                 progress.say(f"run folder: {folder.path.resolve()}")
+                for remark in remarks(config):
+                    progress.say(remark)
                 # A warm start or conversion takes minutes, and would keep an event loop from hearing signals.
                 with signals.raised():
                     model = models.resolve(config.model.path)

@@ -55,6 +55,12 @@ class ActionTable:
             np.asarray(before, np.float64), np.asarray(after, np.float64),
         )  # fmt: skip
 
+    def only(self, rows: np.ndarray) -> ActionTable:
+        """The actions of some trajectories (bool [B]); the others stay as trajectories without any."""
+        kept = rows[self.row]
+        columns = (self.row, self.index, self.tokens, self.before, self.after)
+        return ActionTable(self.rows, *(column[kept] for column in columns))
+
     @property
     def change(self) -> np.ndarray:
         """Displacement of each action: `after - before`, NaN where it was not scored again. Negative is bad."""

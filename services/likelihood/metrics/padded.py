@@ -10,6 +10,7 @@ import numpy as np
 
 from services.contracts import TokenBatch
 from services.likelihood.metrics.action_table import ActionTable
+from services.likelihood.metrics.verdicts import known_rewards, probe_rows
 
 
 def array(values: Any) -> np.ndarray:
@@ -27,17 +28,25 @@ def padded_records(
     *,
     after: Any = None,
     rewards: Any = None,
+    right: Any = None,
     uids: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     """REST trajectory records (`TrajectoryRecord`) of a batch of padded completions.
 
-    mask: [B, T], true on tokens that the model wrote; each unbroken run of them is one action. before, after: [B, T] log-probs in nats
-    (anything outside the mask). advantages: [B], or [B, T] with the same value on all tokens of a row. groups: [B], the same for the
-    samples of one prompt. rewards: [B]. uids: [B], unique within the step; numbers by default.
+    mask: [B, T], true on tokens that the model wrote; each unbroken run of them is one action. before, after:
+    [B, T] log-probs in nats (anything outside the mask). advantages: [B], or [B, T] with the same value on
+    all tokens of a row. groups: [B], the same for the samples of one prompt. rewards: [B], NaN where there is
+    none. right: [B] bool, `is_right(rewards, right_at)` where the best reward is not 1. uids: [B], unique
+    within the step; numbers by default.
     """
     inside, advantages = array(mask) > 0.5, array(advantages)
     if advantages.ndim == 2:
         advantages = np.where(inside, advantages, 0).sum(1) / np.maximum(inside.sum(1), 1)
+    advantages = np.nan_to_num(advantages.astype(np.float64))
+    scores = [
+        None if np.isnan(r) else float(r) for r in known_rewards([] if rewards is None else array(rewards))
+    ]
+    said = {} if right is None else {b: bool(r) for b, r in enumerate(array(right))}
     starts = inside & ~np.pad(inside, ((0, 0), (1, 0)))[:, :-1]
     batch = _tokens(inside, np.where(inside, np.cumsum(starts, 1) - 1, -1))
     table = ActionTable.of_tokens(
@@ -59,8 +68,9 @@ def padded_records(
         {
             "uid": uids[b] if uids is not None else str(b),
             "group": str(groups[b]),
-            "reward": None if rewards is None else float(array(rewards)[b]),
+            "reward": scores[b] if scores else None,
             "advantage": float(advantages[b]),
+            **({"right": said[b]} if b in said and scores[b : b + 1] != [None] else {}),
             "tool_rounds": max(0, len(actions[b]) - 1),
             "actions": actions[b],
         }
@@ -82,11 +92,16 @@ class LagMemory:
         before: Any,
         advantages: Any,
         score: Callable[[Mapping[str, Any]], Any],
+        *,
+        right: Any = None,
     ) -> float | None:
-        """Call it once a step, after the update: `probe/lag`, the mean change a token of the right rows of `lag_steps` steps ago.
+        """Call it once a step, after the update: `probe/lag`, the mean change a token of the right rows of
+        `lag_steps` steps ago.
 
-        batch: tensors with B rows, whatever `score` needs; score(batch) -> [B, T] log-probs under the weights of now. The other
-        arguments as in `padded_records`. None while there is nothing to compare with.
+        batch: tensors with B rows, whatever `score` needs; score(batch) -> [B, T] log-probs under the weights
+        of now. right: [B] bool, `is_right(rewards, right_at)`; a trainer that knows no rewards leaves it out,
+        and advantages above 0 stand in. The other arguments as in `padded_records`. None while there is
+        nothing to compare with.
         """
         change = None
         if len(self._kept) == self.lag_steps:
@@ -94,10 +109,12 @@ class LagMemory:
             if inside.any():
                 change = float((array(score(kept)) - old)[inside].mean())
         advantages = array(advantages)
-        right = np.flatnonzero((advantages if advantages.ndim == 1 else advantages.max(1)) > 0)[: self.size]
-        self._kept.append(
-            ({k: v[right] for k, v in batch.items()}, (array(mask) > 0.5)[right], array(before)[right])
-        )
+        tokenwise = advantages.ndim == 2  # 0 outside the mask
+        lowest = advantages.min(1) if tokenwise else advantages
+        highest = advantages.max(1) if tokenwise else advantages
+        rows = probe_rows(highest > 0 if right is None else array(right) > 0.5, lowest)[: self.size]
+        kept_batch = {k: v[rows] for k, v in batch.items()}
+        self._kept.append((kept_batch, (array(mask) > 0.5)[rows], array(before)[rows]))
         return change
 
 

@@ -1,13 +1,16 @@
 """The metrics of one training step that concern likelihood, in plain NumPy.
 
-All of them are means over *their own* tokens: right (A > 0), untrained (A = 0) and wrong (A < 0) trajectories are never divided
-by a common count, which would let the class sizes of a step move the curves. Displacement is `log-prob after the update - before`
-(arXiv 2512.04220, section 3): negative means that the update made the trajectory less likely. A value that cannot be
-computed (no right trajectory in the step, say) is left out of the result.
+All of them are means over *their own* tokens: right, untrained and wrong trajectories
+(services.likelihood.metrics.verdicts) are never divided by a common count, which would let the class sizes of
+a step move the curves. A trajectory without a reward, which has left the losses, is in none of them.
+Displacement is `log-prob after the update - before` (arXiv 2512.04220, section 3): negative means that the
+update made the trajectory less likely. A value that cannot be computed (no right trajectory in the step, say)
+is left out of the result.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,23 +18,24 @@ import numpy as np
 
 from services.contracts import TokenBatch, Trajectory
 from services.likelihood.metrics.action_table import ActionTable
+from services.likelihood.metrics.verdicts import Verdict, known_rewards, verdicts
 from services.likelihood.records import TrajectoryRecord
 
 MAX_ACTION_CURVES = 8
 """Actions of a trajectory that get a curve of their own."""
 MAX_ROUND_CURVES = 8
-CLASSES = ("right", "untrained", "wrong")
+CLASSES = {"right": Verdict.RIGHT, "untrained": Verdict.UNTRAINED, "wrong": Verdict.WRONG}
 
 
-def likelihood_metrics(table: ActionTable, advantages: np.ndarray) -> dict[str, float]:
+def likelihood_metrics(table: ActionTable, verdict: np.ndarray) -> dict[str, float]:
     """`logp/right|untrained|wrong` and `logp/right_action_0..`, `logp/wrong_action_0..`: mean log-prob a token before the update.
 
-    advantages: float [B].
+    verdict: int [B], of `Verdict`.
     """
-    sign = np.sign(np.asarray(advantages))[table.row]
+    of_action = verdict[table.row]
     out = {}
-    for name, value in zip(CLASSES, (1, 0, -1), strict=True):
-        chosen = sign == value
+    for name, value in CLASSES.items():
+        chosen = of_action == value
         out[f"logp/{name}"] = table.mean_per_token(table.before, chosen)
         if name == "untrained":
             continue
@@ -40,22 +44,22 @@ def likelihood_metrics(table: ActionTable, advantages: np.ndarray) -> dict[str, 
     return _known(out)
 
 
-def displacement_metrics(table: ActionTable, advantages: np.ndarray) -> dict[str, float]:
+def displacement_metrics(table: ActionTable, advantages: np.ndarray, verdict: np.ndarray) -> dict[str, float]:
     """What the update did to the likelihood of the preserved set, advantage >= 0 (groups without variance are counted, as in LLDS).
 
     `displacement/mean`: nats a token. `displacement/share_negative`: share of responses whose summed log-prob fell;
     `displacement/share_negative_actions`: the same of actions; `.._action_0..` the two by action index;
     `displacement/p10|p50|p90`: quantiles over responses of the mean change a token; `displacement/wrong`: mean over wrong answers.
-    Trajectories that were not scored again are left out.
+    Trajectories that were not scored again, or have no reward, are left out.
     """
-    advantages, change = np.asarray(advantages), table.change
+    change = table.change
     scored = ~np.isnan(change)
     whole = np.bincount(table.row, ~scored, minlength=table.rows) == 0  # every action scored
-    seen = scored & whole[table.row]
-    kept = seen & (advantages >= 0)[table.row]
+    seen = scored & whole[table.row] & (verdict != Verdict.UNKNOWN)[table.row]
+    kept = seen & (np.asarray(advantages) >= 0)[table.row]
     out = {
         "displacement/mean": table.mean_per_token(change, kept),
-        "displacement/wrong": table.mean_per_token(change, seen & (advantages < 0)[table.row]),
+        "displacement/wrong": table.mean_per_token(change, seen & (verdict == Verdict.WRONG)[table.row]),
         "displacement/share_negative_actions": _share(change[kept] < 0),
     }
     for k in range(min(int(table.index.max(initial=-1)) + 1, MAX_ACTION_CURVES)):
@@ -115,12 +119,18 @@ def sampler_mismatch(batch: TokenBatch, logp_old: np.ndarray) -> dict[str, float
 
 
 def reward_metrics(groups: Sequence[str], rewards: Sequence[float | None]) -> dict[str, float]:
-    """`reward/mean`, and `groups/zero_variance`: the share of groups (of two or more) without two different finite rewards."""
-    values = np.asarray([np.nan if r is None else r for r in rewards], np.float64)
+    """`reward/mean`, and `groups/zero_variance`: the share of groups (of two or more) without two different
+    rewards.
+
+    What has no reward says nothing: a group none of whose rewards is known is not counted, and without any
+    reward both are absent.
+    """
+    values = known_rewards(rewards)
     by_group: dict[str, list[float]] = {}
     for group, value in zip(groups, values, strict=True):
         by_group.setdefault(group, []).append(float(value))
-    flat = [len({x for x in v if np.isfinite(x)}) < 2 for v in by_group.values() if len(v) > 1]
+    known = [[x for x in v if np.isfinite(x)] for v in by_group.values() if len(v) > 1]
+    flat = [len(set(v)) < 2 for v in known if v]
     finite = values[np.isfinite(values)]
     return _known(
         {
@@ -141,7 +151,7 @@ def tool_round_metrics(table: ActionTable, tool_rounds: Sequence[int]) -> dict[s
 
 
 def retrieval_metrics(
-    groups: Sequence[str], advantages: np.ndarray, first_documents: Sequence[Sequence[str] | None]
+    groups: Sequence[str], verdict: np.ndarray, first_documents: Sequence[Sequence[str] | None]
 ) -> dict[str, float]:
     """`retrieval/wrong_same_documents`: share of wrong answers whose first retrieval gave the same documents as a right one's of the group.
 
@@ -149,10 +159,10 @@ def retrieval_metrics(
     """
     right = {
         (g, tuple(sorted(d)))
-        for g, a, d in zip(groups, advantages, first_documents, strict=True)
-        if a > 0 and d is not None
+        for g, v, d in zip(groups, verdict, first_documents, strict=True)
+        if v == Verdict.RIGHT and d is not None
     }  # order of the documents does not matter
-    wrong = [(g, d) for g, a, d in zip(groups, advantages, first_documents, strict=True) if a < 0]
+    wrong = [(g, d) for g, v, d in zip(groups, verdict, first_documents, strict=True) if v == Verdict.WRONG]
     return _known(
         {
             "retrieval/wrong_same_documents": _share(
@@ -183,6 +193,7 @@ def step_metrics(
     advantages: np.ndarray,
     trajectories: Sequence[Trajectory],
     *,
+    right: Sequence[bool | None] | None = None,
     entropy: np.ndarray | float | None = None,
     logp_new: np.ndarray | None = None,
     rescored: Sequence[int] | None = None,
@@ -190,20 +201,23 @@ def step_metrics(
 ) -> dict[str, float]:
     """Every metric above for one step, in one call.
 
-    batch: B trajectories, packed; logp_old, logp_new: [sum T] in nats; rewards, advantages: [B]; entropy: [sum T] or a mean.
-    rescored: the rows whose `logp_new` was computed (None: all), where only a sample was scored again.
+    batch: B trajectories, packed; logp_old, logp_new: [sum T] in nats; rewards, advantages: [B]; right: [B],
+    what the reward function says (None: see `verdicts`); entropy: [sum T] or a mean. rescored: the rows whose
+    `logp_new` was computed (None: all), where only a sample was scored again.
     """
-    advantages, groups = np.asarray(advantages, np.float64), [t.group for t in trajectories]
+    groups = [t.group for t in trajectories]
+    verdict = verdicts(rewards, advantages, right)
+    batch = _without(batch, verdict == Verdict.UNKNOWN)
     after = _masked_rows(batch, logp_new, rescored)
     table = ActionTable.of_tokens(batch, logp_old, after)
     return {
-        **likelihood_metrics(table, advantages),
-        **(displacement_metrics(table, advantages) if after is not None else {}),
+        **likelihood_metrics(table, verdict),
+        **(displacement_metrics(table, advantages, verdict) if after is not None else {}),
         **_known({"leak/logp_entropy": leak(batch, logp_old, entropy) if entropy is not None else None}),
         **sampler_mismatch(batch, logp_old),
         **reward_metrics(groups, rewards),
         **tool_round_metrics(table, [t.searches for t in trajectories]),
-        **retrieval_metrics(groups, advantages, [_first_documents(t) for t in trajectories]),
+        **retrieval_metrics(groups, verdict, [_first_documents(t) for t in trajectories]),
         **rollout_metrics(trajectories, rollout_seconds),
     }
 
@@ -216,6 +230,8 @@ def trajectory_records(
     advantages: np.ndarray,
     logp_new: np.ndarray | None = None,
     rescored: Sequence[int] | None = None,
+    *,
+    right: Sequence[bool | None] | None = None,
 ) -> list[dict[str, Any]]:
     """The REST records of a step (`TrajectoryRecord`) as plain dicts, which cost the learner a tenth of the checked objects.
 
@@ -241,16 +257,18 @@ def trajectory_records(
                 "documents": documents[row][index],
             }
         )
+    said = [None] * len(trajectories) if right is None else [None if r is None else bool(r) for r in right]
     return [
         {
             "uid": t.uid,
             "group": t.group,
             "reward": _finite_or_none(r),
             "advantage": float(a),
+            "right": good,
             "tool_rounds": t.searches,
             "actions": acts,
         }
-        for t, r, a, acts in zip(trajectories, rewards, advantages, actions, strict=True)
+        for t, r, a, good, acts in zip(trajectories, rewards, advantages, said, actions, strict=True)
     ]
 
 
@@ -258,16 +276,19 @@ def record_metrics(trajectories: Sequence[TrajectoryRecord]) -> dict[str, float]
     """The metrics that REST records alone allow: what the service adds to a step whose trainer posts no metrics of its own."""
     if not trajectories:
         return {}
-    table = ActionTable.of_records(trajectories)
+    whole = ActionTable.of_records(trajectories)
     advantages, groups = np.asarray([t.advantage for t in trajectories]), [t.group for t in trajectories]
+    rewards = [t.reward for t in trajectories]
+    verdict = verdicts(rewards, advantages, [t.right for t in trajectories])
+    table = whole.only(verdict != Verdict.UNKNOWN)
     first = [next((a.documents for a in t.actions if a.documents is not None), None) for t in trajectories]
     return {
-        **likelihood_metrics(table, advantages),
-        **displacement_metrics(table, advantages),
-        **reward_metrics(groups, [t.reward for t in trajectories]),
+        **likelihood_metrics(table, verdict),
+        **displacement_metrics(table, advantages, verdict),
+        **reward_metrics(groups, rewards),
         **tool_round_metrics(table, [t.tool_rounds for t in trajectories]),
-        **(retrieval_metrics(groups, advantages, first) if any(d is not None for d in first) else {}),
-        "rollout/length": float(table.tokens.sum() / len(trajectories)),
+        **(retrieval_metrics(groups, verdict, first) if any(d is not None for d in first) else {}),
+        "rollout/length": float(whole.tokens.sum() / len(trajectories)),
         "rollout/searches": float(np.mean([t.tool_rounds for t in trajectories])),
     }
 
@@ -281,6 +302,12 @@ def _masked_rows(
     for b in rescored:
         out[batch.row(b)] = logp_new[batch.row(b)]
     return out
+
+
+def _without(batch: TokenBatch, rows: np.ndarray) -> TokenBatch:
+    """The batch with the action mask of some rows (bool [B]) emptied."""
+    gone = np.repeat(rows, np.diff(batch.offsets))
+    return dataclasses.replace(batch, action_ids=np.where(gone, np.int16(-1), batch.action_ids))
 
 
 def _first_documents(trajectory: Trajectory) -> list[str] | None:

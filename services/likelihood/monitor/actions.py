@@ -99,7 +99,7 @@ class MonitorActions:
     ) -> MonitorAction:
         self.last = state.step
         seen = next(
-            (a.seen for a in reversed(state.active) if a.rule not in ("leak", "dead_batch")),
+            (a.seen for a in reversed(state.active) if a.rule not in ("leak", "dead_batch", "no_reward")),
             "no alarm stands",
         )
         why = (

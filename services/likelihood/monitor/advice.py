@@ -13,6 +13,8 @@ ADVICE: dict[Rule, str] = {
     "leak": "Look for what keeps tokens from being sampled but not from being learnt: padded vocabulary rows, bad_words, min_tokens, "
     "allowed ids, top-k, top-p, min-p. Mask them in the learner too, or switch them off.",
     "nonfinite": "Steps without a finite gradient norm are skipped, so nothing is learnt. Look at ratio/max and mismatch/abs_logp; lower learner.lr.",
+    "no_reward": "Nothing is learnt from such a step, and nothing is wrong with the model: ask whether what the reward function calls (a "
+    "judge, a service) is up, and what it answers. The run goes on; a reward that comes back clears this.",
     "dead_batch": "Nothing is learnt. Read some trajectories: a model that does not write the tags needs a warm start (unspiral warm-start). "
     "Look at the reward function and the data; after a fall, resume from an earlier checkpoint.",
 }
@@ -86,6 +88,9 @@ def describe(rule: Rule, monitor: PhaseMonitor) -> Alarm:
     elif rule == "nonfinite":
         metric, since = "grad_norm", step - monitor.nonfinite + 1
         seen = f"the gradient norm is not finite, {monitor.nonfinite} steps running"
+    elif rule == "no_reward":
+        metric, since = "reward/missing", step - monitor.unrewarded + 1
+        seen = "no trajectory of the step has a reward"
     else:
         metric, since = "groups/zero_variance", step - monitor.dead + 1
         why = (

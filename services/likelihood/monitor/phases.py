@@ -20,7 +20,7 @@ from services.settings import MonitorRules
 Phase = Literal["healthy", "stagnation", "decay", "acceleration", "collapsed", "recovering"]
 PHASES: tuple[Phase, ...] = ("healthy", "stagnation", "decay", "acceleration", "collapsed", "recovering")
 TROUBLE = ("decay", "acceleration", "collapsed")
-Rule = Literal["likelihood", "acceleration", "collapse", "leak", "nonfinite", "dead_batch"]
+Rule = Literal["likelihood", "acceleration", "collapse", "leak", "nonfinite", "dead_batch", "no_reward"]
 
 
 @dataclass
@@ -71,7 +71,7 @@ class PhaseMonitor:
     """Feed it the metrics of every step, in order: `update(metrics)`. Metrics that are missing or None are tolerated."""
 
     SCALARS = ("step", "phase", "since", "best_reward", "first_reward", "nonfinite", "dead", "low_reward", "low_since",
-               "flat", "calm", "fast")  # fmt: skip
+               "flat", "calm", "fast", "unrewarded")  # fmt: skip
 
     def __init__(self, rules: MonitorRules | None = None):
         r = self.rules = rules or MonitorRules()
@@ -97,6 +97,7 @@ class PhaseMonitor:
         self.step, self.phase, self.since = -1, "healthy", 0
         self.best_reward = self.first_reward = self.low_since = None
         self.nonfinite = self.dead = self.low_reward = self.flat = self.calm = self.fast = 0
+        self.unrewarded = 0
         self.open: dict[str, Alarm] = {}
 
     def update(self, metrics: Mapping[str, Any]) -> PhaseState:
@@ -153,8 +154,12 @@ class PhaseMonitor:
             level = windows["entropy"].mean
             w["entropy"].update(step, level + self.peaks["entropy"].highest(step, -level))
 
+        self.unrewarded = self.unrewarded + 1 if _no_reward(metrics) else 0
         norm, baseline = value("grad_norm"), windows["baseline"]
-        self.nonfinite = self.nonfinite + 1 if "grad_norm" in metrics and norm is None else 0
+        if (
+            "grad_norm" in metrics and not self.unrewarded
+        ):  # otherwise no step was due: neither a good sign nor a bad one
+            self.nonfinite = self.nonfinite + 1 if norm is None else 0
         if norm is not None and baseline.full:
             middle = baseline.median
             spread = max(baseline.deviation, 0.05 * middle)
@@ -172,10 +177,10 @@ class PhaseMonitor:
             elif not self.collapsed or mean > (r.collapse_share + 0.1) * self.best_reward:
                 self.low_reward = 0  # once collapsed, a clear rise must show
 
-        dead = value("groups/zero_variance") == 1.0 and (
-            self.poor or (value("policy/clip_fraction") or 0.0) >= r.dead_clip_fraction
-        )
-        self.dead = self.dead + 1 if dead else 0
+        equal = value("groups/zero_variance")
+        if equal is not None and not self.unrewarded:
+            useless = self.poor or (value("policy/clip_fraction") or 0.0) >= r.dead_clip_fraction
+            self.dead = self.dead + 1 if equal == 1.0 and useless else 0
 
     def _next_phase(self) -> Phase:
         r, w = self.rules, self.watches
@@ -221,6 +226,7 @@ class PhaseMonitor:
             "leak": self.watches["leak"].active,
             "nonfinite": self.nonfinite >= self.rules.nonfinite_steps,
             "dead_batch": self.dead >= self.rules.patience,
+            "no_reward": self.unrewarded > 0,
         }
         raised, cleared = [], []
         for rule, stands in rules.items():
@@ -251,13 +257,19 @@ class PhaseMonitor:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for key in self.SCALARS:
-            setattr(self, key, state[key])
+            setattr(self, key, state.get(key, getattr(self, key)))  # a state of an earlier day has fewer
         for key, watch in self.watches.items():
             watch.load_state_dict(state["watches"][key])
         for kind in ("windows", "peaks"):
             for key, held in getattr(self, kind).items():
                 held.values = list(state[kind][key])
         self.open = {k: Alarm(**v) for k, v in state["open"].items()}
+
+
+def _no_reward(metrics: Mapping[str, Any]) -> bool:
+    """None of the step's trajectories has a reward. A trainer that posts no rewards at all does not say so."""
+    missing = (_number(metrics.get("reward/missing")) or 0.0) > 0
+    return _number(metrics.get("reward/mean")) is None and ("reward/mean" in metrics or missing)
 
 
 def _number(value: Any) -> float | None:

@@ -20,13 +20,20 @@ def unpack_actions(body: bytes) -> list[ActionRecord]:
 
 
 def unpack_trajectory(
-    uid: str, group: str, reward: float | None, advantage: float, tool_rounds: int, actions: bytes
+    uid: str,
+    group: str,
+    reward: float | None,
+    advantage: float,
+    tool_rounds: int,
+    actions: bytes,
+    right: bool | None = None,
 ) -> TrajectoryRecord:
     return TrajectoryRecord.model_construct(
         uid=uid,
         group=group,
         reward=reward,
         advantage=advantage,
+        right=None if right is None else bool(right),
         tool_rounds=tool_rounds,
         actions=unpack_actions(actions),
     )

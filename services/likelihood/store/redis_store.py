@@ -430,7 +430,8 @@ class RedisStore:
 
 
 def _pack(t: TrajectoryRecord) -> bytes:
-    return orjson.dumps([t.group, t.reward, t.advantage, t.tool_rounds, pack_actions(t.actions).decode()])
+    fields = [t.group, t.reward, t.advantage, t.tool_rounds, pack_actions(t.actions).decode(), t.right]
+    return orjson.dumps(fields)
 
 
 def _unpack(uid: bytes, body: bytes) -> TrajectoryRecord:

@@ -44,7 +44,7 @@ CREATE TABLE attempt (run INTEGER, attempt INTEGER, first_step INTEGER, PRIMARY 
 CREATE TABLE step (run INTEGER, step INTEGER, attempt INTEGER, policy_version INTEGER, time REAL, posted BLOB, derived BLOB,
                    trajectories INTEGER, PRIMARY KEY (run, step)) WITHOUT ROWID;
 CREATE TABLE trajectory (run INTEGER, step INTEGER, uid TEXT, grp TEXT, reward REAL, advantage REAL, tool_rounds INTEGER,
-                         actions BLOB, PRIMARY KEY (run, step, uid)) WITHOUT ROWID;
+                         actions BLOB, is_right INTEGER, PRIMARY KEY (run, step, uid)) WITHOUT ROWID;
 CREATE TABLE chunk (run INTEGER, name TEXT, chunk INTEGER, data BLOB, PRIMARY KEY (run, name, chunk));
 CREATE TABLE tokens (run INTEGER, step INTEGER, attempt INTEGER, body BLOB, PRIMARY KEY (run, step));
 CREATE TABLE monitor (run INTEGER, step INTEGER, state BLOB, PRIMARY KEY (run, step)) WITHOUT ROWID;
@@ -61,12 +61,20 @@ class SQLiteStore:
     def __init__(self, path: str | Path, token_steps: int = 8):
         self.path, self.token_steps = Path(path), token_steps
         self._file = SQLiteFile(self.path, SCHEMA, SCHEMA_VERSION)
+        self._add_later_columns()
+
+    def _add_later_columns(self) -> None:
+        """A file of an earlier day lacks columns that the same schema version has gained since."""
+        with self._file.writing() as db:
+            columns = {row[1] for row in db.execute("PRAGMA table_info(trajectory)")}
+            if "is_right" not in columns:
+                db.execute("ALTER TABLE trajectory ADD COLUMN is_right INTEGER")
 
     # ---- writing
 
     def put_step(self, run: str, record: StepRecord) -> StepReceipt:
         packed = [
-            (t.uid, t.group, t.reward, t.advantage, t.tool_rounds, pack_actions(t.actions))
+            (t.uid, t.group, t.reward, t.advantage, t.tool_rounds, pack_actions(t.actions), t.right)
             for t in record.trajectories
         ]
         derived = record_metrics(record.trajectories)  # both before the lock is taken
@@ -78,7 +86,8 @@ class SQLiteStore:
                 self._refuse_overfull(db, run, key, packed)
             before = db.total_changes
             db.executemany(
-                "INSERT OR IGNORE INTO trajectory (run, step, uid, grp, reward, advantage, tool_rounds, actions) VALUES (?,?,?,?,?,?,?,?)",
+                "INSERT OR IGNORE INTO trajectory (run, step, uid, grp, reward, advantage, tool_rounds, actions, is_right) "
+                "VALUES (?,?,?,?,?,?,?,?,?)",
                 [(*key, *row) for row in packed],
             )
             stored, count = db.total_changes - before, len(packed)
@@ -361,7 +370,7 @@ class SQLiteStore:
     @staticmethod
     def _trajectories(db: sqlite3.Connection, run_id: int, step: int) -> list[TrajectoryRecord]:
         rows = db.execute(
-            "SELECT uid, grp, reward, advantage, tool_rounds, actions FROM trajectory WHERE run=? AND step=? ORDER BY uid",
+            "SELECT uid, grp, reward, advantage, tool_rounds, actions, is_right FROM trajectory WHERE run=? AND step=? ORDER BY uid",
             (run_id, step),
         )
         return [unpack_trajectory(*row) for row in rows]
