@@ -8,6 +8,7 @@ import secrets
 import sys
 
 import pytest
+from hypothesis import settings
 
 # Two processes test at the same time: with a thread a core each would wait for the other's, and take twice as long. It is read when PyTorch is
 # imported, and is what rollout workers and learners get in a run.
@@ -18,6 +19,10 @@ os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # PyTorch asks for a name at each connection that it makes. Where a name server drops the question, the answer would take 5 s and more.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+# The same examples in each run: what they find is found by everybody, and at once.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items):

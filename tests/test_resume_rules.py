@@ -234,7 +234,8 @@ def test_a_run_keeps_what_it_is_in_each_checkpoint(tmp_path, monkeypatch):
     trained(made)
     identity = json.loads((latest(made.folder.path) / "state.json").read_text())["identity"]
     assert (
-        identity["settings"]["reward"] == {"kind": "em"} and identity["settings"]["learner"]["lora"] is None
+        identity["settings"]["reward"] == {"kind": "em", "right_at": None}
+        and identity["settings"]["learner"]["lora"] is None
     )
     assert identity["model"]["config"] == {"model_type": "qwen3"}
     made.config.seed = 5

@@ -214,6 +214,6 @@ def test_a_chat_template_that_does_not_show_the_turn_is_refused_in_one_line():
     tokenizer = chat_bpe()
     tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}"
     template = make_template("search_r1", tokenizer, RolloutSettings())
-    with pytest.raises(TemplateError, match="chat template does not show the user's turn") as e:
+    with pytest.raises(TemplateError, match="chat template does not show each turn") as e:
         template.prompt_ids(Question("q", "who", ("x",), "nq"))
     assert e.value.exit_code == 2

@@ -85,7 +85,7 @@ def test_thoughts_are_blanked_in_place_and_no_pair_reaches_into_one(text, thinki
     assert all(a in (b, " ") for a, b in zip(shown, text, strict=True))
     pair = last_answer(text, thinking=thinking)
     if pair is not None:
-        assert text[pair.start : pair.end] == f"<answer>{pair.content}</answer>"
+        assert shown[pair.start : pair.end] == f"<answer>{pair.content}</answer>"
         assert "<answer>" not in pair.content
         assert shown[pair.start : pair.end].startswith("<answer>")
         assert opened is None or pair.end <= opened or not text[pair.end :].strip()
@@ -209,7 +209,7 @@ def test_loop_reward_and_mask_agree_on_the_answer(text):
     answer, mask = final_answer(done), answer_mask(done, BPE)
     assert (done.finish == "answer") == (answer is not None) == bool(mask.any())
     if answer is not None:
-        marked = BPE.decode(done.arrays()[0][mask].tolist())
+        marked, _ = outside_thoughts(BPE.decode(done.arrays()[0][mask].tolist()))
         assert f"<answer>{template.parse(done.actions[0].text).content}</answer>" in re.sub(
             r"\s*(</?answer>)\s*", r"\1", marked
         )

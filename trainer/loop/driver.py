@@ -38,16 +38,10 @@ from trainer.loop.restore import restore_learner, roll_back
 from trainer.loop.run_folder import finite_or_none
 from trainer.loop.sampling import BatchSampler, RolloutBatch
 from trainer.loop.sync import kept_supplied, sync_weights
-from trainer.loop.system import StopRequests, System
+from trainer.loop.system import StoppedByMonitor, StopRequests, System
 
 KEEP_SECONDS = 5.0
 """Longest wait for the store before a checkpoint; then what it was not given yet is put on the disk."""
-
-
-class StoppedByMonitor(Exception):
-    """The monitor ended the run (monitor.action=stop)."""
-
-    exit_code = 4
 
 
 class Driver:

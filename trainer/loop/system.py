@@ -16,6 +16,12 @@ from trainer.loop.run_folder import RunFolder
 from trainer.rewards import Reward
 
 
+class StoppedByMonitor(Exception):
+    """The monitor ended the run (monitor.action=stop)."""
+
+    exit_code = 4
+
+
 class StopRequests(Protocol):
     """Whoever may ask the loop to end: signals, or a test."""
 

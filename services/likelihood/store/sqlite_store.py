@@ -248,7 +248,8 @@ class SQLiteStore:
         held, size = db.execute(
             "SELECT count(*), coalesce(sum(length(actions)), 0) FROM trajectory WHERE run=? AND step=?", key
         ).fetchone()
-        refuse_overfull(run, key[1], held + len(packed), size + sum(len(row[-1]) for row in packed))
+        given = sum(len(actions) for *_, actions, _right in packed)
+        refuse_overfull(run, key[1], held + len(packed), size + given)
 
     # ---- reading
 
