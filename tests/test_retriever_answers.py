@@ -155,7 +155,11 @@ async def test_a_long_answer_does_not_hold_up_the_loop(scripted):
     url, answers, _ = scripted
     passages = [hit("\u00e9 " * 200_000) for _ in range(30)]
     answers.append(
-        (200, gzip.compress(json.dumps({"result": [passages]}).encode(), 1), {"content-encoding": "gzip"})
+        (
+            200,
+            gzip.compress(json.dumps({"result": [passages]}).encode(), 1, mtime=0),
+            {"content-encoding": "gzip"},
+        )
     )
     turns, over = 0, asyncio.Event()
 

@@ -120,7 +120,7 @@ def run_collapse(
     """GRPO without and with LLDS under settings in which plain GRPO falls; both arms run at the same time, a core each."""
     console = console or Console()
     console.print(
-        "Two arms for each seed, equal but for algorithm.llds.lambda (0 and 0.5). What to expect: with LLDS the fall is smaller and later, not impossible."
+        "Two arms for each seed, equal but for algorithm.llds.lambda (0 and 0.5). What to expect: with LLDS the likelihood of right answers falls less; the reward may fall all the same."
     )
     rows, folders = [], []
     for seed in seeds:
