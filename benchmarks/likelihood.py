@@ -32,7 +32,7 @@ from services.contracts import Action, Observation, Question, TokenBatch, Trajec
 from services.likelihood.client import LikelihoodClient  # noqa: E402
 from services.likelihood.metrics.step_metrics import step_metrics, trajectory_records  # noqa: E402
 from services.likelihood.records import StepRecord, TrajectoryRecord  # noqa: E402
-from services.likelihood.store.base import open_store  # noqa: E402
+from services.likelihood.store.opening import open_store  # noqa: E402
 
 BEST: list[float] = []
 EXTRA_METRICS = {f"other/{i}": 0.5 for i in range(20)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.presets import remarks
+from trainer.config.remarks import remarks
 from trainer.config.schema import Config, ConfigError, dump_config, load_config, parse_config
 
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "retriever": {"corpus": "c.jsonl"}}

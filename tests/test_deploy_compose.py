@@ -17,7 +17,7 @@ from services.control.gateway import Gateway
 from services.control.server import create_app as control_app
 from services.likelihood.launch import ServeSettings
 from services.likelihood.server import create_app
-from services.likelihood.store.base import open_store
+from services.likelihood.store.opening import open_store
 from services.settings import MonitorRules
 from trainer.commands.cli import app
 from trainer.config.schema import load_config

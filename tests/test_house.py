@@ -116,3 +116,13 @@ def test_files_stay_small_enough_to_read():
         if (n := len(p.read_text(encoding="utf-8").splitlines())) > 450
     ]
     assert long == []
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    done = subprocess.run(
+        [sys.executable, ".ci/house.py"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    counted = dict(line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:])
+    assert counted["import circles"] == "0"
+    assert counted["files that install signal handlers"] == "1"
+    assert counted["files that rename or replace"] == "1"

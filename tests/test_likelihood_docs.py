@@ -8,7 +8,8 @@ from pathlib import Path
 
 from likelihood_series import fall, healthy
 
-from services.likelihood.monitor.phases import PHASES, PhaseMonitor
+from services.likelihood.monitor.alarms import PHASES
+from services.likelihood.monitor.phases import PhaseMonitor
 from services.likelihood.records import StepRecord
 from services.settings import MonitorRules
 

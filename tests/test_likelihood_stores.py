@@ -28,7 +28,8 @@ from services.likelihood.records import (
     StepRecord,
     TrajectoryRecord,
 )
-from services.likelihood.store.base import StoreError, Superseded, UnknownRun, open_store
+from services.likelihood.store.base import StoreError, Superseded, UnknownRun
+from services.likelihood.store.opening import open_store
 from services.likelihood.store.sqlite_store import SQLiteStore
 
 
@@ -276,7 +277,7 @@ def test_eight_writers_at_once(url):
 WRITER = """
 import sys
 from services.likelihood.records import StepRecord, TrajectoryRecord, ActionRecord
-from services.likelihood.store.base import open_store
+from services.likelihood.store.opening import open_store
 store = open_store(sys.argv[1])
 for step in range(100000):
     action = ActionRecord(tokens=2, logp_before=-1.0)

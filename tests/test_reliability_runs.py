@@ -15,7 +15,7 @@ from end_to_end import events, finish, laboratory, metrics, reproducible
 from ray_cluster import RayCluster, alive
 from runs import all_gone, ask, asked, at_step, kill, ray_processes, run_config, start, status, until
 
-from services.likelihood.store.base import open_store
+from services.likelihood.store.opening import open_store
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 

@@ -138,7 +138,7 @@ def replay(
     import orjson
 
     from services.likelihood.exports.run_files import read_rules, read_run
-    from services.likelihood.monitor.phases import PHASES
+    from services.likelihood.monitor.alarms import PHASES
     from services.likelihood.store import series
 
     run = read_run(metrics)
@@ -167,7 +167,7 @@ def _opened(url: str):
     """A store that must be there already."""
     from contextlib import closing
 
-    from services.likelihood.store.base import open_store
+    from services.likelihood.store.opening import open_store
 
     url = _store_of(url)
     path = Path(url.removeprefix("sqlite:"))

@@ -14,7 +14,7 @@ from services.common.http.serving import Manner, RunningServer, bind, run_in_thr
 from services.common.redaction import address_without_secrets
 from services.likelihood.exports.mirrors import Mirror, Mirroring, TensorBoardMirror, WandbMirror
 from services.likelihood.server import create_app
-from services.likelihood.store.base import open_store
+from services.likelihood.store.opening import open_store
 from services.settings import MonitorRules, Settings
 
 WHAT = "likelihood service"

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.likelihood.exports.mirrors import Mirroring
-from services.likelihood.monitor.phases import PHASES, PhaseMonitor, PhaseState
+from services.likelihood.monitor.alarms import PHASES
+from services.likelihood.monitor.phases import PhaseMonitor, PhaseState
 from services.likelihood.records import (
     MAX_METRICS,
     MAX_STEP,

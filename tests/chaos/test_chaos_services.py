@@ -21,7 +21,7 @@ from ray_cluster import RayCluster, alive
 from redis_server import REDIS, RedisServer
 from runs import ask, asked, start, status, until, whole_run
 
-from services.likelihood.store.base import open_store
+from services.likelihood.store.opening import open_store
 from trainer.lab.demo import demo_config, prepare
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(4 * 3600)]

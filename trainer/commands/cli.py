@@ -258,7 +258,7 @@ def doctor(
 @config_app.command("show")
 def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
     """Print the resolved configuration."""
-    from trainer.config.presets import remarks
+    from trainer.config.remarks import remarks
     from trainer.config.schema import dump_config, load_config
 
     settings = load_config(config, overrides or [])

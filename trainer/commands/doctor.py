@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import socket
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import psutil
 from rich.console import Console
@@ -20,7 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from services.common.extras import how_to_install
+from trainer.commands import doctor_roles as roles
 from trainer.commands import listeners
+from trainer.commands.findings import GIB, Finding, ask, version
 from trainer.commands.leftovers import find_leftovers
 
 PORTS = {8000: "retriever", 8100: "likelihood", 8200: "control plane", 8265: "Ray's dashboard"}
@@ -32,26 +30,6 @@ PACKAGES = {
 }
 EXTRA_OF = {"training": "cpu", "dense retrieval": "dense", "Redis store": "redis"}
 """What is installed for a row of `PACKAGES`; a plain install brings the first."""
-GIB = 1 << 30
-ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-"""Opens an address. By no proxy, like the clients of these services."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the doctor's table. `bad` makes the exit status 3."""
-
-    what: str
-    level: Literal["good", "note", "bad"]
-    seen: str
-    advice: str = ""
-
-
-def version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def check_python() -> Iterator[Finding]:
@@ -211,8 +189,6 @@ def check_compiler() -> Iterator[Finding]:
 
 def checks_of(role: str) -> list[Callable[[], Iterator[Finding]]]:
     """What a machine of this role needs looked at."""
-    from trainer.commands import doctor_roles as roles
-
     own: dict[str, list[Callable[[], Iterator[Finding]]]] = {
         "retriever": [partial(check_packages, ("retriever",))],
         "likelihood": [

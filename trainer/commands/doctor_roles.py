@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.common.extras import EXTRAS, how_to_install
-from trainer.commands.doctor import GIB, Finding, ask, version
+from trainer.commands.findings import GIB, Finding, ask, version
 
 READY = {
     "retriever": "http://127.0.0.1:8000/readyz",
@@ -103,7 +103,7 @@ def check_store() -> Iterator[Finding]:
     """Whether the likelihood service's store answers."""
     from services.likelihood.launch import without_password
     from services.likelihood.records import LikelihoodError
-    from services.likelihood.store.base import open_store
+    from services.likelihood.store.opening import open_store
 
     url = os.environ.get("UNSPIRAL_STORE")
     if not url:

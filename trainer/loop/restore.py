@@ -4,23 +4,54 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from services.likelihood.monitor.actions import MonitorAction
+from services.likelihood.monitor.actions import MonitorAction, MonitorActions
 from services.likelihood.records import EventRecord
-from trainer.config.schema import ConfigError
+from trainer.config.schema import Config, ConfigError
 from trainer.learner.checkpoint import latest
 from trainer.learner.group import LearnerError
 from trainer.learner.model_identity import describe, differences
-
-if TYPE_CHECKING:
-    from trainer.loop.driver import Driver
+from trainer.loop.progress import Progress
+from trainer.loop.system import StopRequests, System
 
 FIRST_BACK_OFF_SECONDS, LAST_BACK_OFF_SECONDS = 1.0, 60.0
 
 
-async def restore_learner(driver: Driver, error: LearnerError) -> None:
+class Restorable(Protocol):
+    """The loop, as far as going back needs it. For what the members mean see `trainer.loop.driver.Driver`."""
+
+    config: Config
+    system: System
+    stop: StopRequests
+    progress: Progress
+    actions: MonitorActions
+    first_state: dict[str, Any]
+    base: Path | None
+    scores: dict[str, Any]
+    share_gpus: bool
+    whole: bool
+    step: int
+    attempt: int
+    version: int
+    restores: int
+
+    async def cancel_ahead(self) -> None: ...
+
+    async def on_learner(self, call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]: ...
+
+    async def sync(self) -> float: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def event(self, event: EventRecord) -> None: ...
+
+
+async def restore_learner(driver: Restorable, error: LearnerError) -> None:
     """Start the learner's ranks again, on the newest whole checkpoint. Without any it begins with the model itself. Raises `error` (or that of the last try) where `trainer.max_restores` are used up."""
     most, system = driver.config.trainer.max_restores, driver.system
     while True:
@@ -67,7 +98,7 @@ async def restore_learner(driver: Driver, error: LearnerError) -> None:
         return
 
 
-def require_same_model(driver: Driver) -> None:
+def require_same_model(driver: Restorable) -> None:
     """Raise ConfigError where the model's folder changed while the run went on: the restored learner would be another one."""
     if not (identity := driver.system.identity):
         return
@@ -83,7 +114,7 @@ def require_same_model(driver: Driver) -> None:
         )
 
 
-async def roll_back(driver: Driver, action: MonitorAction) -> bool:
+async def roll_back(driver: Restorable, action: MonitorAction) -> bool:
     """Go back to the newest whole checkpoint from before the fall, as the next attempt. False if none is kept: the run goes on, with half the learning rate too."""
     folder, fell = driver.system.folder.path, driver.step
     checkpoint = await asyncio.to_thread(latest, folder, before=action.before_step)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from services.common import signals
-from trainer.config.presets import remarks
+from trainer.config.remarks import remarks
 from trainer.config.schema import Config, ConfigError
 from trainer.data import models
 from trainer.learner.checkpoint import find, latest, step_of

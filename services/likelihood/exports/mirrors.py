@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from services.common.extras import not_imported
-from services.likelihood.monitor.phases import PHASES
+from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.records import LikelihoodError
 
 log = logging.getLogger("unspiral.likelihood")

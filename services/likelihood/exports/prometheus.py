@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from services.likelihood.monitor.phases import PHASES
+from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.service import LikelihoodService
 
 ALIVE_SECONDS = 3600

@@ -10,7 +10,7 @@ import orjson
 
 from services.common.files import write_atomically
 from services.likelihood.exports.run_files import RunFiles, differences, read_run
-from services.likelihood.monitor.phases import PHASES
+from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.records import LikelihoodError
 from services.likelihood.store import series
 from services.settings import MonitorRules

@@ -12,7 +12,8 @@ import orjson
 from pydantic import ValidationError
 
 from services.common.run_paths import METRICS, run_folder
-from services.likelihood.monitor.phases import PHASES, PhaseMonitor
+from services.likelihood.monitor.alarms import PHASES
+from services.likelihood.monitor.phases import PhaseMonitor
 from services.likelihood.records import MAX_STEP, LikelihoodError, one_line
 from services.settings import MonitorRules
 

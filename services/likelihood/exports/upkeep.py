@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from services.likelihood.exports.mirrors import Mirror
-from services.likelihood.monitor.phases import PHASES
+from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.records import MAX_STEP, LikelihoodError, StoredStep
 from services.likelihood.store.base import LikelihoodStore
 

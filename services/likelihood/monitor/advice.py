@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, Protocol
 
-from services.likelihood.monitor.phases import Alarm, PhaseMonitor, Rule
+from services.likelihood.monitor.alarms import Alarm, Rule
+from services.likelihood.monitor.watch import Watch, Window
+from services.settings import MonitorRules
 
 ADVICE: dict[Rule, str] = {
     "likelihood": "Switch LLDS on or raise algorithm.llds.lambda, halve learner.lr, or go back to a checkpoint from before step {since}.",
@@ -20,7 +23,28 @@ ADVICE: dict[Rule, str] = {
 }
 
 
-def signs(monitor: PhaseMonitor) -> dict[str, str]:
+class Signs(Protocol):
+    """What the monitor has seen up to a step."""
+
+    rules: MonitorRules
+    watches: Mapping[str, Watch]
+    windows: Mapping[str, Window]
+    open: Mapping[str, Alarm]
+    step: int
+    phase: str
+    best_reward: float | None
+    low_since: int | None
+    low_reward: int
+    nonfinite: int
+    dead: int
+    unrewarded: int
+
+    @property
+    def poor(self) -> bool:
+        """Whether rewards are low."""
+
+
+def signs(monitor: Signs) -> dict[str, str]:
     """The signs of falling likelihood that show now, by metric, in words."""
     r, w = monitor.rules, monitor.watches
     texts = {
@@ -44,7 +68,7 @@ def signs(monitor: PhaseMonitor) -> dict[str, str]:
     }
 
 
-def confidence(rule: Rule, monitor: PhaseMonitor) -> Literal["low", "medium", "high"]:
+def confidence(rule: Rule, monitor: Signs) -> Literal["low", "medium", "high"]:
     """High: two independent signs agree, or one is far past its threshold. Low: the share of falling responses alone, without probes."""
     if rule not in ("likelihood", "acceleration"):
         return "high"
@@ -55,7 +79,7 @@ def confidence(rule: Rule, monitor: PhaseMonitor) -> Literal["low", "medium", "h
     return "medium" if lag.active or monitor.watches["fixed"].active else "low"
 
 
-def describe(rule: Rule, monitor: PhaseMonitor) -> Alarm:
+def describe(rule: Rule, monitor: Signs) -> Alarm:
     """The alarm of a rule that has just become true."""
     r, w, step = monitor.rules, monitor.watches, monitor.step
     value: float | None = None

@@ -11,44 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
+from services.likelihood.monitor.advice import confidence, describe
+from services.likelihood.monitor.alarms import TROUBLE, Alarm, Phase, Rule
 from services.likelihood.monitor.watch import Peak, Watch, Window
 from services.settings import MonitorRules
-
-Phase = Literal["healthy", "stagnation", "decay", "acceleration", "collapsed", "recovering"]
-PHASES: tuple[Phase, ...] = ("healthy", "stagnation", "decay", "acceleration", "collapsed", "recovering")
-TROUBLE = ("decay", "acceleration", "collapsed")
-Rule = Literal["likelihood", "acceleration", "collapse", "leak", "nonfinite", "dead_batch", "no_reward"]
-
-
-@dataclass
-class Alarm:
-    """Something that a person should look at."""
-
-    rule: Rule
-    """One alarm of a rule stands at a time."""
-    metric: str
-    """The metric that raised it."""
-    step: int
-    """Step at which it was raised."""
-    since: int
-    """First step at which the sign was seen."""
-    phase: str
-    seen: str
-    """What was seen when it was raised, in a line, with numbers."""
-    sure: Literal["low", "medium", "high"]
-    """Grows while the alarm stands, when further signs agree."""
-    advice: str
-    """What to do."""
-    value: float | None = None
-    threshold: float | None = None
-    cleared: int | None = None
-    """Step at which it ended; None while it stands."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass
@@ -216,8 +185,6 @@ class PhaseMonitor:
     # ---- alarms
 
     def _alarms(self, step: int) -> tuple[list[Alarm], list[Alarm]]:
-        from services.likelihood.monitor.advice import confidence, describe  # it reads this module's classes
-
         sinking = self.falling or self.phase == "collapsed"  # an alarm once raised stands through both
         rules: dict[Rule, bool] = {
             "likelihood": self.falling or (sinking and "likelihood" in self.open),

@@ -147,19 +147,3 @@ class LikelihoodStore(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-def open_store(url: str, token_steps: int = 8) -> LikelihoodStore:
-    """`PATH`, `sqlite:PATH`, or `redis://HOST:PORT/DB`. Raises StoreError or LikelihoodError in one line."""
-    if url.startswith(("redis:", "rediss:", "unix:")):
-        from services.likelihood.store.redis_store import RedisStore
-
-        return RedisStore(url, token_steps)
-    if "://" in url:
-        raise LikelihoodError(f"store {url!r}: expected a file path, sqlite:PATH or redis://HOST:PORT/DB")
-    from services.likelihood.store.sqlite_store import SQLiteStore
-
-    path = url.removeprefix("sqlite:")
-    if not path:
-        raise LikelihoodError(f"store {url!r}: expected a file path, sqlite:PATH or redis://HOST:PORT/DB")
-    return SQLiteStore(path, token_steps)
