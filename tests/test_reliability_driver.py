@@ -152,7 +152,7 @@ def test_trajectories_that_are_too_old_are_dropped_and_counted():
     batch = RolloutBatch(5, made, np.array([1.0, 0.0, 0.5]), em, em > 0, {}, 1.0)
     kept = batch.drop_older_than(3)  # version 4 with max_staleness=1
     assert [t.uid for t in kept.trajectories] == ["a", "c"] and kept.rewards.tolist() == [1.0, 0.5]
-    assert kept.counts == {"rollout/stale_dropped": 1.0}
+    assert kept.counts == {"rollout/stale_dropped": 1.0, "reward/missing": 0.0}
     assert [a.policy_version for a in kept.trajectories[0].actions] == [3, 4]  # each action keeps its own
     pairs = [trajectory("a", 4), trajectory("b", 2), trajectory("c", 4, group="h")]
     last = replace(batch, trajectories=pairs).drop_older_than(3)
@@ -286,10 +286,10 @@ def test_progress_and_pauses_keep_the_watchdog_quiet(tmp_path):
             await asyncio.sleep(0.2)
             made.pool.trajectories += 1
         driver.resumed.clear()
-        asyncio.get_running_loop().call_later(1.5, driver.resumed.set)
+        asyncio.get_running_loop().call_later(3.0, driver.resumed.set)
 
     driver = Halting(made, 3, slow)
-    asyncio.run(watching(made, driver, 0.8))
+    asyncio.run(watching(made, driver, 2.0))
     assert driver.step == 12 and not (made.folder.path / "stall.txt").exists()
 
 
