@@ -25,7 +25,6 @@ from trainer.data.cli import data_app
 from trainer.data.models import model_app
 from trainer.lab import demo as _lab  # noqa: F401  # its names (lab:0) become known
 from trainer.session.output import complain, last_words, unhurried
-from trainer.session.resume_rules import differing
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -168,8 +167,6 @@ def evaluate(
         if out.is_dir():
             raise ConfigError(f"--out {out}: is a folder; expected the name of a file")
 
-    for line in differing(checkpoint, settings) if checkpoint else ():
-        typer.echo(line, err=True)
     scores = run_eval(
         settings, checkpoint=checkpoint, data=data, limit=limit, say=lambda text: typer.echo(text, err=True)
     )

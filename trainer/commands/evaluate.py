@@ -14,6 +14,7 @@ from trainer.data import models
 from trainer.learner.checkpoint import export_checkpoint, find
 from trainer.loop.evaluate import evaluate
 from trainer.rewards import RewardError, make_reward, right_at
+from trainer.session.resume_rules import differing
 from trainer.session.system import start_serving
 
 
@@ -67,5 +68,7 @@ def run_eval(
         with signals.raised():
             found = find(checkpoint, config.run_dir)
             say(f"weights of {found}")
+            for line in differing(found, config):
+                say(line)
             export_checkpoint(found, Path(folder) / "model")
         return asyncio.run(score(Path(folder) / "model"))

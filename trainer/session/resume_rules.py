@@ -300,6 +300,8 @@ def differing(checkpoint: Path, config: Config) -> list[str]:
     identity = _read(checkpoint / "state.json").get("identity")
     keys = {
         "rollout.template",
+        "rollout.reading",
+        "rollout.bos",
         "rollout.topk",
         "rollout.max_turns",
         "rollout.max_response_tokens",
