@@ -98,7 +98,7 @@ def train(
 def what_is_left(folder: RunFolder, driver: Driver | None = None) -> str:
     """The steps that a stopped run has lost, and how to go on: from a checkpoint only where there is one."""
     kept = latest(folder.path, checksums=False)
-    saved = step_of(kept) if kept else 0
+    saved = step_of(kept) if kept else driver.base_step if driver else 0
     cut = driver.unfinished if driver else None
     last = max(folder.last_step(), cut or 0)
     said = [f"step {cut} was cut short in its update"] if cut else []
@@ -142,6 +142,7 @@ async def _train(
                 box.append(driver)
                 if resumed:
                     driver.base = resumed.checkpoint
+                    driver.base_step = resumed.state["step"]
                     driver.load_state_dict(await asyncio.to_thread(system.learner.load, driver.base))
                     progress.say(f"resumed from {driver.base}")
                 elif again:
