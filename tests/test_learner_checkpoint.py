@@ -121,6 +121,21 @@ def test_files_that_sizes_alone_take_for_whole_end_neither_a_search_nor_a_save(t
     assert prune(tmp_path, keep=1) == [newer]
 
 
+def test_a_checkpoint_that_was_moved_away_and_linked_stays_whole_when_its_link_is_pruned(tmp_path):
+    linked, newest = write(tmp_path, 5), write(tmp_path, 10)
+    archived = linked.rename(tmp_path / "archived")
+    linked.symlink_to(archived)
+    (tmp_path / "checkpoints" / "step_000020").write_text("no folder")
+    write(tmp_path, 5)  # written anew, in place of the link
+    assert fault(archived) is None and fault(linked) is None and not linked.is_symlink()
+    checkpoint.drop_after(tmp_path, 5)
+    linked.rename(newest)
+    linked.symlink_to(archived)
+    assert prune(tmp_path, keep=1) == [linked]
+    assert fault(archived) is None and not linked.exists()
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_000010"]
+
+
 @pytest.mark.parametrize("fails", ["folder", "weights", "manifest", "sync"])
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch, fails):
     path, full = write(tmp_path, 5), OSError(errno.ENOSPC, "No space left on device")
