@@ -371,5 +371,7 @@ def test_a_torn_model_file_is_named_in_one_line(begun, name, content, said):
 def test_weights_that_were_cut_short_are_not_taken_for_whole_ones(begun):
     weights = begun / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(ModelFolderError, match=r"model\.safetensors is no whole safetensors file: . lies beyond"):
+    with pytest.raises(
+        ModelFolderError, match=r"model\.safetensors is no whole safetensors file: . lies beyond"
+    ):
         describe(begun / "model")

@@ -130,7 +130,10 @@ def test_of_two_limits_of_a_step_the_shorter_one_holds_and_ends_with_the_step(tm
 
     async def both():
         with StopSignals(said.append) as stop:
-            asks = [lambda: stop.receive(signal.SIGTERM), lambda: stop.end_soon(OSError("Ray has died"), 0.05)]
+            asks = [
+                lambda: stop.receive(signal.SIGTERM),
+                lambda: stop.end_soon(OSError("Ray has died"), 0.05),
+            ]
             with stop.step_in_hand():
                 for ask in asks if signal_first else asks[::-1]:
                     ask()
