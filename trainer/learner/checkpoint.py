@@ -225,7 +225,9 @@ def _newest_first(run_dir: Path) -> list[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Manifest first: a folder that was only half removed is then torn, never taken for whole. Of a link, what it leads to stays."""
+    """Manifest first: a folder that was only half removed is then torn, never taken for whole.
+
+    Of a link, what it leads to stays."""
     if path.is_symlink() or path.is_file():
         path.unlink()
         return

@@ -51,7 +51,8 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
     own = None if any(map(lies_in.is_relative_to, mine)) else latest(folder, checksums=False)
     if own:
         raise ConfigError(
-            f"run.name: {folder} holds a run already, at step {step_of(own)}, which --resume {resume} would write over; "
+            f"run.name: {folder} holds a run already, at step {step_of(own)}, "
+            f"which --resume {resume} would write over; "
             "choose another run.name, or go on with that run by --resume latest"
         )
     return found
