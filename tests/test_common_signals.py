@@ -114,15 +114,16 @@ def assembled(parts):
         return "whole"
     return app, bind("127.0.0.1", 0, "test")
 
-answers = []
+answers, threads = [], []
 def ask(url):
     answers.append(urllib.request.urlopen(url + "/slow", timeout=20).read())
 
 def announce(sock):
-    thread = threading.Thread(target=ask, args=(url_of("127.0.0.1", sock),))
-    thread.start()
+    threads.append(threading.Thread(target=ask, args=(url_of("127.0.0.1", sock),)))
+    threads[0].start()
 
 code = run_until_signal(assembled, announce)
+threads[0].join(20)
 print(answers, flush=True)
 sys.exit(code)
 """)

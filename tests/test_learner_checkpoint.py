@@ -103,6 +103,39 @@ def test_a_shard_that_the_manifest_does_not_list_is_missed(tmp_path):
     assert fault(path) == "manifest.json lists no weights/model-00002.safetensors"
 
 
+@pytest.mark.parametrize(
+    "tear",
+    [
+        lambda p: (p / "learner.json").write_bytes(bytes((p / "learner.json").stat().st_size)),
+        lambda p: (p / "weights" / checkpoint.INDEX).write_text("{}"),
+        lambda p: (p / "manifest.json").write_text("[" * 100_000),
+    ],
+    ids=["zeros of the right size", "index without shards", "nested too deeply"],
+)
+def test_files_that_sizes_alone_take_for_whole_end_neither_a_search_nor_a_save(tmp_path, tear):
+    """A power cut leaves zeros where a file's size is known and its content is not written."""
+    older, newer = write(tmp_path, 5), write(tmp_path, 10)
+    tear(newer)
+    assert "can't be read" in fault(newer, checksums=False)
+    assert latest(tmp_path, checksums=False) == latest(tmp_path) == older
+    assert prune(tmp_path, keep=1) == [newer]
+
+
+def test_a_checkpoint_that_was_moved_away_and_linked_stays_whole_when_its_link_is_pruned(tmp_path):
+    linked, newest = write(tmp_path, 5), write(tmp_path, 10)
+    archived = linked.rename(tmp_path / "archived")
+    linked.symlink_to(archived)
+    (tmp_path / "checkpoints" / "step_000020").write_text("no folder")
+    write(tmp_path, 5)  # written anew, in place of the link
+    assert fault(archived) is None and fault(linked) is None and not linked.is_symlink()
+    checkpoint.drop_after(tmp_path, 5)
+    linked.rename(newest)
+    linked.symlink_to(archived)
+    assert prune(tmp_path, keep=1) == [linked]
+    assert fault(archived) is None and not linked.exists()
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_000010"]
+
+
 @pytest.mark.parametrize("fails", ["folder", "weights", "manifest", "sync"])
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch, fails):
     path, full = write(tmp_path, 5), OSError(errno.ENOSPC, "No space left on device")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -19,14 +20,18 @@ from services.contracts import Question
 from trainer.config.schema import ConfigError, leaf_keys, parse_config
 from trainer.data.cursor import PromptCursor
 from trainer.data.errors import DataError
+from trainer.data.questions import load_questions
 from trainer.learner.checkpoint import latest, step_folder, written_aside
 from trainer.learner.group import LearnerError
+from trainer.learner.model_folder import ModelFolderError
 from trainer.learner.model_identity import describe, differences
 from trainer.loop import restore
 from trainer.session import resume_rules
 from trainer.session.resume_rules import GROUPS, RULES, go_on_from, identity_of
+from trainer.session.run import checkpoint_of
 
 ROOT = Path(__file__).parent.parent
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 100\n"
 BEGAN = {
     "seed": 1,
     "rollout": {"template": "lab"},
@@ -294,3 +299,79 @@ def test_a_learner_is_not_restored_from_a_folder_that_has_changed(tmp_path, monk
     ):
         asyncio.run(Losing(made, {}).run())
     assert made.learner.starts == 0
+
+
+def as_it_was(run):
+    """The contents of a run's folder."""
+    return {f.relative_to(run): f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != ".lock"}
+
+
+def test_an_empty_resume_is_a_mistake_and_begins_nothing_anew(begun):
+    before = as_it_was(begun / "r")
+    for given in ("", " "):
+        status, _, err = call("train", "--config", begun / "run.yaml", "--resume", given)
+        assert (status, err.count("\n")) == (2, 1), err
+        assert err.startswith("unspiral: --resume: given without a value; accepted: latest, "), err
+    assert as_it_was(begun / "r") == before
+
+
+def test_other_questions_are_refused_before_the_folder_is_written_to(begun):
+    asked = begun / "q.jsonl"
+    asked.write_text('{"id": "1", "question": "Who?", "golden_answers": ["a"]}\n')
+    config = parse_config(raw_of(begun, **BEGAN))
+    cursor = PromptCursor(load_questions(str(asked)).rows, config.seed, config.data.shuffle)
+    write_checkpoint(begun, config, cursor=cursor.state_dict())
+    asked.write_text('{"id": "1", "question": "Where?", "golden_answers": ["a"]}\n')
+    before = as_it_was(begun / "r")
+    status, _, err = call("train", "--config", begun / "run.yaml", "--resume", "latest")
+    assert (status, err.count("\n")) == (2, 1), err
+    assert err.startswith("unspiral: data.train: not the questions that the run began with"), err
+    assert as_it_was(begun / "r") == before
+
+
+def test_a_checkpoint_of_another_run_does_not_write_over_one_that_has_its_own(begun):
+    other = parse_config(raw_of(begun, **BEGAN, run={"name": "other", "dir": str(begun)}))
+    step_10 = write_checkpoint(begun, other, step=10)
+    before = as_it_was(begun / "r")
+    status, _, err = call("train", "--config", begun / "run.yaml", "--resume", step_10)
+    assert (status, err.count("\n")) == (2, 1), err
+    assert err.startswith(f"unspiral: run.name: {begun / 'r'} holds a run already, at step 4, "), err
+    assert as_it_was(begun / "r") == before
+
+
+def test_a_run_whose_checkpoints_are_links_is_the_same_one(begun):
+    run = begun / "r"
+    shutil.move(run / "checkpoints", begun / "large_disk")
+    (run / "checkpoints").symlink_to(begun / "large_disk")
+    path = step_folder(run, 4)
+    assert checkpoint_of(str(path), run) == path
+    path.rename(begun / "archived")
+    path.symlink_to(begun / "archived")
+    assert checkpoint_of(str(path), run) == path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.safetensors", LFS_POINTER, "is no whole safetensors file: .*; fetch it with git lfs pull"),
+        ("model.safetensors", b"", "is no whole safetensors file: a header of 0 bytes"),
+        ("model.safetensors", b"\x40" + bytes(7) + b'{"a":', "a header of 64 bytes in a file of 13"),
+        ("model.safetensors", b"\x02" + bytes(7) + b"[]", "is no whole safetensors file"),
+        ("tokenizer.json", LFS_POINTER, "is no JSON: .*; fetch it with git lfs pull"),
+        ("tokenizer_config.json", b"{", "is no JSON: "),
+    ],
+)
+def test_a_torn_model_file_is_named_in_one_line(begun, name, content, said):
+    (begun / "model" / name).write_bytes(content)
+    status, _, err = call("train", "--config", begun / "run.yaml", "--resume", "latest")
+    assert (status, err.count("\n")) == (2, 1), err
+    assert re.match(f"unspiral: model.path: {begun / 'model' / name} .*{said}", err), err
+
+
+def test_weights_that_were_cut_short_are_not_taken_for_whole_ones(begun):
+    weights = begun / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(
+        ModelFolderError, match=r"model\.safetensors is no whole safetensors file: . lies beyond"
+    ):
+        describe(begun / "model")

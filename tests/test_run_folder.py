@@ -61,6 +61,17 @@ def test_a_resumed_run_forgets_later_steps_and_a_torn_line(config):
     folder.close()
 
 
+def test_a_copy_that_somebody_made_of_a_steps_trajectories_is_left_alone(config):
+    folder = RunFolder(config)
+    folder.open(resume=False)
+    folder.trajectories(5, [], [])
+    copied = folder.path / "trajectories" / "step_000005 (copy).jsonl"
+    copied.write_text("mine")
+    folder.cut_after(3)
+    assert [p.name for p in (folder.path / "trajectories").iterdir()] == [copied.name]
+    folder.close()
+
+
 def test_a_torn_event_is_gone_after_the_folder_is_taken_again(config):
     folder = RunFolder(config)
     assert not folder.begun()

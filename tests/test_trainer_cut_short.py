@@ -115,6 +115,24 @@ def test_a_run_that_is_cut_short_in_an_update_says_which_steps_are_lost(tmp_path
     assert str(caught.value) == f"stopped by SIGTERM; {said}"
 
 
+def test_the_steps_of_the_checkpoint_that_another_run_went_on_from_are_not_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.05)
+    first = system(tmp_path)
+    first.folder.close()
+    first.config.trainer.steps = 4
+    started(first, monkeypatch)
+    trained(first, resume="latest")
+    base = latest(first.folder.path)
+    made = system(tmp_path, run={"name": "other", "dir": str(tmp_path)})
+    made.config.trainer.checkpoint_every = 0
+    made.folder.close()
+    started(made, monkeypatch, Updating)
+    with pytest.raises(signals.Stopped) as caught:
+        trained(made, resume=str(base))
+    said = "step 6 was cut short in its update; steps 5 to 6 are lost"
+    assert str(caught.value) == f"stopped by SIGTERM; {said}; go on with --resume {base}"
+
+
 def test_a_long_save_before_leaving_is_waited_for(tmp_path, monkeypatch):
     """LEAVE_SECONDS are for what hangs; a learner that writes its weights does not."""
     left = []

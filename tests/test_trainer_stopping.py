@@ -123,6 +123,32 @@ def test_the_grace_ends_with_the_step(tmp_path, monkeypatch):
     assert checkpoints(made) == ["step_000003"]
 
 
+@pytest.mark.parametrize("signal_first", [True, False])
+def test_of_two_limits_of_a_step_the_shorter_one_holds_and_ends_with_the_step(tmp_path, signal_first):
+    """A signal and Ray's death in one step: a timer that is left over would cut what comes after."""
+    said = []
+
+    async def both():
+        with StopSignals(said.append) as stop:
+            asks = [
+                lambda: stop.receive(signal.SIGTERM),
+                lambda: stop.end_soon(OSError("Ray has died"), 0.05),
+            ]
+            with stop.step_in_hand():
+                for ask in asks if signal_first else asks[::-1]:
+                    ask()
+            await asyncio.sleep(0.15)  # the step came to its end in time
+            with stop.step_in_hand(), pytest.raises(asyncio.CancelledError):
+                for ask in asks[1:]:
+                    stop.error = None
+                    ask()
+                await asyncio.sleep(30)
+
+    asyncio.run(both())
+    assert "the step is not done after 0.05 s: stopping" in said
+    assert sum("not done" in line for line in said) == 1
+
+
 @pytest.mark.parametrize("when", ["in the step", "in the save"])
 def test_the_grace_does_not_cut_the_checkpoint_that_is_due_after_the_step(tmp_path, monkeypatch, when):
     """The save would go on in the learner, and be asked for once more."""

@@ -40,6 +40,8 @@ ASIDE = ".tmp-"
 NEEDED = ("state.json", "learner.json", "model/config.json", "weights/", "rng/")
 """Files of every checkpoint, and folders that hold at least one."""
 ACCEPTED = "RUN, RUN/checkpoints/step_000010 or latest"
+_NO_SUCH_JSON = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a JSON file of a known form raises where it has another, or none."""
 _NAME = re.compile(r"^step_(\d+)(\.old)?$")
 _WEIGHTS = re.compile(r"\.(safetensors|bin|gguf|pt|pth|h5|msgpack|onnx)$|\.index\.json$")
 
@@ -103,7 +105,7 @@ def fault(path: Path, *, checksums: bool = True) -> str | None:
         expectations = [(name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
     except FileNotFoundError:
         return f"no {MANIFEST}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+    except _NO_SUCH_JSON as e:
         return f"{MANIFEST} can't be read ({e})"
     if missing := _missing(NEEDED, files):
         return f"{MANIFEST} lists no {missing}"
@@ -115,9 +117,12 @@ def fault(path: Path, *, checksums: bool = True) -> str | None:
             return f"{name} has {f.stat().st_size} bytes, expected {size}"
         if checksums and _sha256(f) != sha256:
             return f"{name} does not match its checksum"
-    if missing := _missing(_promised(path), files):
-        return f"{MANIFEST} lists no {missing}"
-    return None
+    try:  # sizes alone do not show what a power cut has filled with zeros
+        promised = list(_promised(path))
+    except _NO_SUCH_JSON as e:
+        return f"learner.json or an index of shards can't be read ({e})"
+    missing = _missing(promised, files)
+    return f"{MANIFEST} lists no {missing}" if missing else None
 
 
 def _missing(needed: Iterable[str], names: Iterable[str]) -> str | None:
@@ -220,7 +225,12 @@ def _newest_first(run_dir: Path) -> list[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Manifest first: a folder that was only half removed is then torn, never taken for whole."""
+    """Manifest first: a folder that was only half removed is then torn, never taken for whole.
+
+    Of a link, what it leads to stays."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+        return
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 

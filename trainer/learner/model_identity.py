@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainer.learner.model_folder import ModelFolderError
+
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -32,6 +34,8 @@ INDIFFERENT = frozenset(
 """Entries of config.json and tokenizer_config.json that do not change what the model computes in a
 learner."""
 SAMPLE_BYTES = 4096
+GIT_LFS = b"version https://git-lfs"
+"""What a pointer begins with that stands where Git LFS has not fetched a file."""
 SHOWN = 12
 """Digits of a checksum in a message."""
 
@@ -48,7 +52,7 @@ def describe(folder: Path) -> dict[str, Any]:
     """`{"config": entries of config.json, "tokenizer": {file: SHA-256}, "weights": SHA-256 or None}`,
     JSON-able.
 
-    JSON files count by what they say, not by their layout.
+    JSON files count by what they say, not by their layout. Raises ModelFolderError for a torn file.
     """
     config = _read(folder / "config.json")
     tokenizer = {name: _digest(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()}
@@ -107,8 +111,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _read(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
+def _read(path: Path) -> Any:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelFolderError(f"model.path: {path} is no JSON: {error}{_pointer(path)}") from error
     return (
         {k: v for k, v in content.items() if k not in INDIFFERENT} if isinstance(content, dict) else content
     )
@@ -121,16 +128,33 @@ def _digest(path: Path) -> str:
 
 
 def _safetensors(file: Path) -> Iterator[tuple[str, bytes]]:
+    """Raises ModelFolderError for a file that is none, or was cut short."""
+    room = file.stat().st_size - 8
+    try:
+        with file.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            if length > room:
+                raise ValueError(f"a header of {length:,} bytes in a file of {room + 8:,}")
+            header = json.loads(handle.read(length))
+            for name, entry in header.items():
+                if name == "__metadata__":
+                    continue
+                begin, end = entry["data_offsets"]
+                if not 0 <= begin <= end <= room - length:
+                    raise ValueError(f"{name} lies beyond the end of the file")
+                size = min(SAMPLE_BYTES, end - begin)
+                handle.seek(8 + length + begin + (end - begin - size) // 2)
+                yield f"{name} {entry['dtype']} {entry['shape']}", handle.read(size)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelFolderError(
+            f"model.path: {file} is no whole safetensors file: {error}{_pointer(file)}"
+        ) from error
+
+
+def _pointer(file: Path) -> str:
+    """What to do about a file that Git LFS has not fetched."""
     with file.open("rb") as handle:
-        length = int.from_bytes(handle.read(8), "little")
-        header = json.loads(handle.read(length))
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
-            size = min(SAMPLE_BYTES, end - begin)
-            handle.seek(8 + length + begin + (end - begin - size) // 2)
-            yield f"{name} {entry['dtype']} {entry['shape']}", handle.read(size)
+        return "; fetch it with git lfs pull" if handle.read(len(GIT_LFS)) == GIT_LFS else ""
 
 
 def _plain(file: Path) -> Iterator[tuple[str, bytes]]:

@@ -80,13 +80,13 @@ class Driver:
         self.idle = False
         """Whether the run is paused, with no step in hand."""
         self.learner_call: str | None = None
-        """That is being made."""
         self.learner_calls = 0
-        """That have returned."""
+        """The call that is being made, and how many have returned."""
         self.first_state = copy.deepcopy(self.state_dict())
         """Before any step and checkpoint."""
         self.base: Path | None = None
-        """The checkpoint from which this process went on."""
+        self.base_step = 0
+        """The checkpoint from which this process went on, and its step."""
         self.learner_ranks = list(system.learner.where)
         self._ahead: deque[asyncio.Task[RolloutBatch]] = deque()
 

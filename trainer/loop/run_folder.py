@@ -137,5 +137,6 @@ class RunFolder:
         """Forget the metrics and trajectories of later steps, and torn lines: a resumed run writes them anew."""
         keep_json_lines(self.metrics_path, lambda metrics: metrics["step"] <= step)
         for file in self.path.glob("trajectories/step_*.jsonl"):
-            if int(file.stem.removeprefix("step_")) > step:
+            number = file.stem.removeprefix("step_")
+            if number.isdecimal() and int(number) > step:  # a copy that somebody made is his
                 file.unlink()

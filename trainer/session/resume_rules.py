@@ -428,9 +428,12 @@ def key_of(difference: Difference) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("not an object")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path.parent}: {path.name} cannot be read: {error}") from error
+    return content
 
 
 if __name__ == "__main__":

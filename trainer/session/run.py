@@ -15,6 +15,7 @@ from services.common import signals
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config, ConfigError
 from trainer.data import models
+from trainer.data.cursor import PromptCursor
 from trainer.learner.checkpoint import find, latest, step_of
 from trainer.loop.driver import Driver
 from trainer.loop.progress import Progress
@@ -25,7 +26,7 @@ from trainer.session.output import unhurried
 from trainer.session.ray_watch import RayLost, ray_watched
 from trainer.session.resume_rules import Resumed, check_allowed, go_on_from, identity_of
 from trainer.session.stopping import StopSignals
-from trainer.session.system import start_system
+from trainer.session.system import questions_of, start_system
 from trainer.session.waits import progress_of, told, waits_of
 from trainer.session.watchdog import watched
 
@@ -39,11 +40,29 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
     """`latest` (None where the run has no checkpoint yet: it starts anew) or a path. Raises ConfigError, CheckpointError."""
     if resume == "latest":
         return latest(folder)
+    accepted = f"latest, a run's folder, or one such as {folder}/checkpoints/step_000010"
+    if not resume.strip():  # an unset variable of a script; to begin anew would remove what is there
+        raise ConfigError(f"--resume: given without a value; accepted: {accepted}")
     if not Path(resume).is_dir():
+        raise ConfigError(f"--resume {resume}: no such checkpoint folder; accepted: {accepted}")
+    found = find(resume)
+    mine = [place.resolve() for place in (folder, folder / "checkpoints")]  # either may be a link
+    lies_in = found.absolute().parent.resolve()
+    own = None if any(map(lies_in.is_relative_to, mine)) else latest(folder, checksums=False)
+    if own:
         raise ConfigError(
-            f"--resume {resume}: no such checkpoint folder; accepted: latest, a run's folder, or one such as {folder}/checkpoints/step_000010"
+            f"run.name: {folder} holds a run already, at step {step_of(own)}, "
+            f"which --resume {resume} would write over; "
+            "choose another run.name, or go on with that run by --resume latest"
         )
-    return find(resume)
+    return found
+
+
+def require_same_questions(resumed: Resumed, config: Config) -> None:
+    """Raise DataError where the checkpoint's run took its prompts from other questions, or in another order."""
+    if state := resumed.state.get("cursor"):
+        questions = questions_of(config, config.data.train, lambda text: None)
+        PromptCursor(questions, config.seed, config.data.shuffle, resumed.allowed).load_state_dict(state)
 
 
 def train(
@@ -59,13 +78,14 @@ def train(
     allow_changed: settings that may differ from the checkpoint's though a resumed run should keep them."""
     folder = RunFolder(config)
     allowed = check_allowed(allow_changed)
-    if allowed and not resume:
+    if allowed and resume is None:
         raise ConfigError("--allow-changed: goes with --resume latest or --resume PATH")
-    checkpoint = checkpoint_of(resume, folder.path) if resume else None
+    checkpoint = checkpoint_of(resume, folder.path) if resume is not None else None
     resumed = None
     if checkpoint:  # before anything in the folder is written: a run that is refused stays as it was
         with signals.raised():
             resumed = go_on_from(checkpoint, config, models.resolve(config.model.path), allowed)
+            require_same_questions(resumed, config)
     again = resume is not None and folder.begun()
     folder.open(resume=resume is not None)
     began, driver_box = time.monotonic(), []
@@ -98,7 +118,7 @@ def train(
 def what_is_left(folder: RunFolder, driver: Driver | None = None) -> str:
     """The steps that a stopped run has lost, and how to go on: from a checkpoint only where there is one."""
     kept = latest(folder.path, checksums=False)
-    saved = step_of(kept) if kept else 0
+    saved = step_of(kept) if kept else driver.base_step if driver else 0
     cut = driver.unfinished if driver else None
     last = max(folder.last_step(), cut or 0)
     said = [f"step {cut} was cut short in its update"] if cut else []
@@ -142,6 +162,7 @@ async def _train(
                 box.append(driver)
                 if resumed:
                     driver.base = resumed.checkpoint
+                    driver.base_step = resumed.state["step"]
                     driver.load_state_dict(await asyncio.to_thread(system.learner.load, driver.base))
                     progress.say(f"resumed from {driver.base}")
                 elif again:

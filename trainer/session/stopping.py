@@ -65,6 +65,7 @@ class StopSignals:
             self._in_step = False
             if self._timer:
                 self._timer.cancel()
+                self._timer = None
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -93,7 +94,7 @@ class StopSignals:
             self.say(
                 f"{name}: finishing this step, for {STEP_GRACE_SECONDS:g} s at most; a second signal stops at once"
             )
-            self._timer = self._loop.call_later(STEP_GRACE_SECONDS, self._end_of_grace)
+            self._end_step_within(STEP_GRACE_SECONDS)
         else:
             self.say(f"{name}: stopping")
             self._cancel()
@@ -114,7 +115,7 @@ class StopSignals:
         if not self._in_step and not self._saving:
             self._cancel()
         elif self._in_step:
-            self._timer = self._loop.call_later(seconds, self._end_of_grace)
+            self._end_step_within(seconds)
 
     def settle(self) -> None:
         """The run's work is done: a signal no longer cuts its clean end short. Raises Stopped where one came
@@ -124,9 +125,19 @@ class StopSignals:
         if self.number is not None:
             raise signals.Stopped(self.number)
 
-    def _end_of_grace(self) -> None:
+    def _end_step_within(self, seconds: float) -> None:
+        """The step in hand has so many seconds, or fewer where it was given fewer before."""
+        over = self._loop.time() + seconds
+        if self._timer is not None:
+            if self._timer.when() <= over:
+                return
+            self._timer.cancel()  # a timer that outlives its step would cut what comes after
+        self._timer = self._loop.call_at(over, self._end_of_grace, seconds)
+
+    def _end_of_grace(self, seconds: float) -> None:
+        self._timer = None
         if not self._saving:  # the step is done then, and ends with what saves it
-            self.say(f"the step is not done after {STEP_GRACE_SECONDS:g} s: stopping")
+            self.say(f"the step is not done after {seconds:g} s: stopping")
             self._cancel()
 
     def _cancel(self) -> None:
