@@ -39,6 +39,11 @@ BPE = byte_bpe(["<think> I can use <search> </think> <search> x </search> <answe
         ("tags: <answer> and </answer>. Now:</think><search>x</search>", "search", "x"),
         ("<think>a</think><think>in <answer>b</answer></think><search>c</search>", "search", "c"),
         ("<think>so <think> twice </think><answer>Paris</answer>", "answer", "Paris"),
+        # A think block inside a pair is no part of the answer or the query.
+        ("<answer><think></think></answer>", "answer", " "),
+        ("<answer><think>or <answer>Rome</answer></think>Paris</answer>", "answer", " Paris"),
+        ("<search>capital<think>of what?</think>of France</search>", "search", "capital of France"),
+        ("<answer><think>Paris</answer>", None, None),
         ("<search> <answer> a </answer> </search>", "answer", " a "),
         ("<answer> maybe <search> x </search>", "search", " x "),
         ("<think>a</think> <answer>Paris</answer></think>", "answer", "Paris"),
@@ -55,7 +60,8 @@ def test_the_innermost_pair_outside_of_thoughts_is_the_action(text, kind, conten
     pair = first_action(text)
     assert (pair and pair.kind, pair and pair.content) == (kind, content)
     if pair:
-        assert text[pair.start : pair.end] == f"<{kind}>{content}</{kind}>"
+        shown = re.sub(r"<think>.*?</think>", " ", text[pair.start : pair.end])
+        assert shown == f"<{kind}>{content}</{kind}>"
 
 
 def test_search_r1s_reading_is_its_own_expression():
@@ -85,7 +91,7 @@ def test_thoughts_are_blanked_in_place_and_no_pair_reaches_into_one(text, thinki
     assert all(a in (b, " ") for a, b in zip(shown, text, strict=True))
     pair = last_answer(text, thinking=thinking)
     if pair is not None:
-        assert shown[pair.start : pair.end] == f"<answer>{pair.content}</answer>"
+        assert shown[pair.start : pair.end].split() == f"<answer>{pair.content}</answer>".split()
         assert "<answer>" not in pair.content
         assert shown[pair.start : pair.end].startswith("<answer>")
         assert opened is None or pair.end <= opened or not text[pair.end :].strip()
@@ -210,11 +216,21 @@ def test_loop_reward_and_mask_agree_on_the_answer(text):
     assert (done.finish == "answer") == (answer is not None) == bool(mask.any())
     if answer is not None:
         marked, _ = outside_thoughts(BPE.decode(done.arrays()[0][mask].tolist()))
-        assert f"<answer>{template.parse(done.actions[0].text).content}</answer>" in re.sub(
-            r"\s*(</?answer>)\s*", r"\1", marked
-        )
+        marked = re.sub(r"<(/?)answer>", r" <\1answer> ", marked).split()
+        assert " ".join(["<answer>", *answer.split(), "</answer>"]) in " ".join(marked)
         assert answer == template.parse(done.actions[0].text).content
         assert np.all(np.diff(np.flatnonzero(mask)) == 1)
+
+
+@pytest.mark.parametrize("inside", ["", " ", "<think></think>", "<think>Paris</think>", "<think>\n</think> "])
+async def test_an_answer_that_holds_a_thought_alone_is_an_empty_answer(inside):
+    """For the loop, the rewards and the mask alike: it has answered, with nothing."""
+    done, engine, _ = await run([f"<answer>{inside}</answer>"], tokenizer=BPE, name="search_r1")
+    assert (done.finish, len(engine.prompts), final_answer(done)) == ("answer", 1, "")
+    assert {make_reward(kind)(done) for kind in ("em", "f1", "subem", "em_strict")} == {0}
+    assert make_reward("format")(done) == 0.1
+    mask = answer_mask(done, BPE)
+    assert BPE.decode(done.arrays()[0][mask].tolist()).strip() == f"<answer>{inside}</answer>"
 
 
 @pytest.mark.parametrize(
