@@ -121,8 +121,12 @@ class TagTemplate:
         return any(stop in text for stop in self.stop)
 
     def harmless(self, contents: str) -> str:
-        """A document whose tags are no tags: a space comes after the `<`."""
-        return self._tag.sub("< ", contents)
+        """A document whose tags are no tags: a space comes after the `<`. The tokenizer's own normalisation
+        makes none either, of full-width letters, say."""
+        contents = self._tag.sub("< ", contents)
+        if self._tag.search(self._encoder.normalized(contents)):
+            contents = "".join(f"{c} " if "<" in self._encoder.normalized(c) else c for c in contents)
+        return contents
 
     def documents(self, hits: Sequence[Hit]) -> str:
         raise NotImplementedError
