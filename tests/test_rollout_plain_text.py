@@ -162,7 +162,12 @@ def test_a_document_cannot_close_its_block_by_what_the_tokenizer_normalises(tag)
 
 def test_what_no_normalisation_makes_a_tag_stays_as_it_is():
     template = make_template("search_r1", sentencepiece_like(), RolloutSettings())
-    for text in ("\uff1cb\uff1e a \uff1c b", "\u226a/information\u226b", "&lt;/information&gt;", "</information"):
+    for text in (
+        "\uff1cb\uff1e a \uff1c b",
+        "\u226a/information\u226b",
+        "&lt;/information&gt;",
+        "</information",
+    ):
         assert template.harmless(text) == text
 
 

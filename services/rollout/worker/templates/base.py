@@ -125,7 +125,8 @@ class TagTemplate:
         makes none either, of full-width letters, say."""
         contents = self._tag.sub("< ", contents)
         if self._tag.search(self._encoder.normalized(contents)):
-            contents = "".join(f"{c} " if "<" in self._encoder.normalized(c) else c for c in contents)
+            opening = (c for c in set(contents) if "<" in self._encoder.normalized(c))
+            contents = contents.translate({ord(c): f"{c} " for c in opening})
         return contents
 
     def documents(self, hits: Sequence[Hit]) -> str:
