@@ -42,6 +42,15 @@ def test_a_row_that_is_nested_too_deep_is_named_and_may_be_left_out(tmp_path):
     assert answers(path, skip_bad=True) == [("x",)]
 
 
+@pytest.mark.parametrize("text", ['["Rome", "Roma"', "['Rome'", "['Rome', 'Ro", '[["Rome"]', '["Rome"] and'])
+def test_a_list_as_text_whose_end_is_lost_is_no_answer(tmp_path, text):
+    path = written(tmp_path / "q", GOOD | {"golden_answers": text})
+    with pytest.raises(DataError, match="looks like a list written as text that can't be read"):
+        load_questions(path)
+    kept = ("[Rome", "Rome]", "[A] or 'b'", "[citation needed]", "'[\"'", "(a, b")
+    assert answers(written(path, GOOD | {"golden_answers": kept})) == [kept]
+
+
 @pytest.mark.parametrize("no", ["FALSE", "False", "false", "no", "0"])
 def test_a_question_that_a_table_marks_as_not_answerable_is_malformed(tmp_path, no):
     path = tmp_path / "q.csv"
@@ -69,7 +78,12 @@ def test_an_answer_of_which_nothing_is_seen_is_none(tmp_path, nothing):
 def test_a_list_of_objects_in_a_row_is_no_list_of_rows(tmp_path, name, turn):
     row = {name: [turn], "answer": "x"} | ({"query": "who?"} if name == "context" else {})
     path = tmp_path / "q"
-    for text in (json.dumps(row), json.dumps(row, indent=1), json.dumps([row, row]), json.dumps([row], indent=1)):
+    for text in (
+        json.dumps(row),
+        json.dumps(row, indent=1),
+        json.dumps([row, row]),
+        json.dumps([row], indent=1),
+    ):
         path.write_text(text)
         assert set(answers(path)) == {("x",)}, text
     plain = [{"q": "who?", "answer": "x", "docs": [{"a": 1}]}]

@@ -400,7 +400,14 @@ def test_a_module_that_ends_the_program_is_refused_and_ends_nothing(tmp_path, mo
 
 @pytest.mark.parametrize(
     ("said", "least"),
-    [("numpy.float32(0.5)", 0.5), ("numpy.int64(2)", 2.0), ("0", 0.0), ("True", None), ("'1'", None), ("float('nan')", None)],
+    [
+        ("numpy.float32(0.5)", 0.5),
+        ("numpy.int64(2)", 2.0),
+        ("0", 0.0),
+        ("True", None),
+        ("'1'", None),
+        ("float('nan')", None),
+    ],
 )
 def test_what_a_function_calls_right_is_a_finite_number(said, least):
     def reward(t):

@@ -38,6 +38,8 @@ _SPLIT = "<|answer_split|>"
 """What some data sets put between answers in one text."""
 _NUMPY = re.compile(r"array\(\s*(\[.*\])\s*(?:,\s*dtype=\w+\s*)?\)", re.DOTALL)
 _LIST = re.compile(r"\[.*\]|\(.*,.*\)", re.DOTALL)
+_CUT_LIST = re.compile(r"\[+[\"']")
+"""How a list of texts begins, whatever became of its end."""
 _OTHER_TAGS = re.compile(r"</?(?:tool_call|tool_response|tool|function|python|code)\b")
 _NO = ("false", "no", "0", "0.0")
 """How tables write that a question has no answer, in small letters."""
@@ -169,7 +171,7 @@ def _texts_of_text(text: str, column: str) -> list[str]:
     stripped = inner[1] if inner else stripped
     if stripped.startswith("{") and isinstance(held := _unpacked(stripped), dict):
         return _texts_of_dict(held, column)
-    if not _LIST.fullmatch(stripped):
+    if not _LIST.fullmatch(stripped) and not _CUT_LIST.match(stripped):
         return [text]
     held = list_in(stripped)
     if held is not None:
