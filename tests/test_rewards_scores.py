@@ -4,12 +4,13 @@ import re
 import string
 import sys
 
+import numpy
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from services.contracts import Action, Observation, Question, Trajectory
-from trainer.rewards import RewardError, final_answer, make_reward, normalize, unscorable
+from trainer.rewards import RewardError, final_answer, make_reward, normalize, right_at, unscorable
 
 PROMPT = "you can directly provide the answer inside <answer> and </answer>. For example, <answer> Beijing </answer>. Question: where?\n"
 NOTICE = "\nMy previous action is invalid. I should put the query between <search> and </search>, the answer between <answer> and </answer>.\n"
@@ -354,7 +355,67 @@ def test_a_function_of_the_user_that_fails_names_itself_its_line_and_the_traject
         match=r"'failing_reward_module:f': on trajectory u: AttributeError: .*failing_reward_module\.py, line 2\)$",
     ):
         make_reward("failing_reward_module:f")(trajectory("x"))
-    with pytest.raises(
-        RewardError, match="on trajectory u: ValueError: could not convert string to float: 'good'"
-    ):
+    with pytest.raises(RewardError, match="on trajectory u: TypeError: returned the text 'good'; expected a"):
         make_reward("failing_reward_module:g")(trajectory("x"))
+
+
+@pytest.mark.parametrize(
+    ("returned", "worth"),
+    [
+        ("True", 1.0),
+        ("numpy.float32(0.5)", 0.5),
+        ("numpy.int64(2)", 2.0),
+        ("numpy.bool_(False)", 0.0),
+        ("None", None),
+        ("float('-inf')", -float("inf")),
+        ("'1.0'", "returned the text '1.0'; expected a number or None"),
+        ("b'1'", "returned the text"),
+        ("'nan'", "returned the text"),
+        ("[1.0]", "TypeError"),
+        ("(1.0, 'why')", "TypeError"),
+        ("{'score': 1}", "TypeError"),
+        ("1j", "TypeError"),
+        ("10 ** 400", "OverflowError"),
+    ],
+)
+def test_what_a_function_of_the_user_returns_is_a_number_or_none(tmp_path, monkeypatch, returned, worth):
+    name = f"returning_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(f"import numpy\n\ndef f(t):\n    return {returned}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    reward = make_reward(f"{name}:f")
+    if not isinstance(worth, str):
+        assert reward(trajectory("x")) == worth
+        return
+    with pytest.raises(RewardError) as e:
+        reward(trajectory("x"))
+    assert worth in str(e.value) and "on trajectory u" in str(e.value) and "\n" not in str(e.value)
+
+
+def test_a_module_that_ends_the_program_is_refused_and_ends_nothing(tmp_path, monkeypatch):
+    (tmp_path / "ending_reward_module.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RewardError, match="ending_reward_module ends the program when it is imported"):
+        make_reward("ending_reward_module:f")
+
+
+@pytest.mark.parametrize(
+    ("said", "least"),
+    [
+        ("numpy.float32(0.5)", 0.5),
+        ("numpy.int64(2)", 2.0),
+        ("0", 0.0),
+        ("True", None),
+        ("'1'", None),
+        ("float('nan')", None),
+    ],
+)
+def test_what_a_function_calls_right_is_a_finite_number(said, least):
+    def reward(t):
+        return 1.0
+
+    reward.right_at = eval(said, {"numpy": numpy})
+    if least is not None:
+        assert right_at(reward, None) == least
+        return
+    with pytest.raises(RewardError, match="attribute right_at of the reward function"):
+        right_at(reward, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from itertools import pairwise
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout_fakes import Hit, ScriptedEngine, byte_bpe, request, words
+from rollout_fakes import Hit, ScriptedEngine, byte_bpe, chat_bpe, request, words
 from rollout_models import bigram_model
 
 from services.contracts import Action, Question, Trajectory
+from services.rollout.engines.base import Generation
 from services.rollout.engines.transformers_engine import TransformersEngine
 from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.tags import first_action, last_answer, outside_thoughts
@@ -39,6 +41,11 @@ BPE = byte_bpe(["<think> I can use <search> </think> <search> x </search> <answe
         ("tags: <answer> and </answer>. Now:</think><search>x</search>", "search", "x"),
         ("<think>a</think><think>in <answer>b</answer></think><search>c</search>", "search", "c"),
         ("<think>so <think> twice </think><answer>Paris</answer>", "answer", "Paris"),
+        # A think block inside a pair is no part of the answer or the query.
+        ("<answer><think></think></answer>", "answer", " "),
+        ("<answer><think>or <answer>Rome</answer></think>Paris</answer>", "answer", " Paris"),
+        ("<search>capital<think>of what?</think>of France</search>", "search", "capital of France"),
+        ("<answer><think>Paris</answer>", None, None),
         ("<search> <answer> a </answer> </search>", "answer", " a "),
         ("<answer> maybe <search> x </search>", "search", " x "),
         ("<think>a</think> <answer>Paris</answer></think>", "answer", "Paris"),
@@ -55,7 +62,8 @@ def test_the_innermost_pair_outside_of_thoughts_is_the_action(text, kind, conten
     pair = first_action(text)
     assert (pair and pair.kind, pair and pair.content) == (kind, content)
     if pair:
-        assert text[pair.start : pair.end] == f"<{kind}>{content}</{kind}>"
+        shown = re.sub(r"<think>.*?</think>", " ", text[pair.start : pair.end])
+        assert shown == f"<{kind}>{content}</{kind}>"
 
 
 def test_search_r1s_reading_is_its_own_expression():
@@ -85,7 +93,7 @@ def test_thoughts_are_blanked_in_place_and_no_pair_reaches_into_one(text, thinki
     assert all(a in (b, " ") for a, b in zip(shown, text, strict=True))
     pair = last_answer(text, thinking=thinking)
     if pair is not None:
-        assert shown[pair.start : pair.end] == f"<answer>{pair.content}</answer>"
+        assert shown[pair.start : pair.end].split() == f"<answer>{pair.content}</answer>".split()
         assert "<answer>" not in pair.content
         assert shown[pair.start : pair.end].startswith("<answer>")
         assert opened is None or pair.end <= opened or not text[pair.end :].strip()
@@ -210,11 +218,21 @@ def test_loop_reward_and_mask_agree_on_the_answer(text):
     assert (done.finish == "answer") == (answer is not None) == bool(mask.any())
     if answer is not None:
         marked, _ = outside_thoughts(BPE.decode(done.arrays()[0][mask].tolist()))
-        assert f"<answer>{template.parse(done.actions[0].text).content}</answer>" in re.sub(
-            r"\s*(</?answer>)\s*", r"\1", marked
-        )
+        marked = re.sub(r"<(/?)answer>", r" <\1answer> ", marked).split()
+        assert " ".join(["<answer>", *answer.split(), "</answer>"]) in " ".join(marked)
         assert answer == template.parse(done.actions[0].text).content
         assert np.all(np.diff(np.flatnonzero(mask)) == 1)
+
+
+@pytest.mark.parametrize("inside", ["", " ", "<think></think>", "<think>Paris</think>", "<think>\n</think> "])
+async def test_an_answer_that_holds_a_thought_alone_is_an_empty_answer(inside):
+    """For the loop, the rewards and the mask alike: it has answered, with nothing."""
+    done, engine, _ = await run([f"<answer>{inside}</answer>"], tokenizer=BPE, name="search_r1")
+    assert (done.finish, len(engine.prompts), final_answer(done)) == ("answer", 1, "")
+    assert {make_reward(kind)(done) for kind in ("em", "f1", "subem", "em_strict")} == {0}
+    assert make_reward("format")(done) == 0.1
+    mask = answer_mask(done, BPE)
+    assert BPE.decode(done.arrays()[0][mask].tolist()).strip() == f"<answer>{inside}</answer>"
 
 
 @pytest.mark.parametrize(
@@ -233,3 +251,62 @@ def test_rewards_read_the_tags_as_the_loop_does(text, em, formatted):
     assert (make_reward("em")(t), make_reward("format")(t)) == (em, formatted)
     t.reading = "search_r1"
     assert make_reward("em_search_r1")(t) == make_reward("em")(t)
+
+
+PIECES = [
+    *("<think>", "</think>", "</think>", "<answer>", "</answer>", " x", "é", "🙂", "<<search>", "</answer"),
+    *(
+        "<answer>y</answer>",
+        "<search> q </search>",
+        "<answer><think>a</think>b</answer>",
+        "<answer></answer>",
+    ),
+]
+
+
+class StoppingEngine(ScriptedEngine):
+    """Writes one long list of ids, and stops at each stop string as an engine does."""
+
+    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop):
+        self.prompts.append(list(token_ids))
+        ids, finish = [], "length"
+        while len(ids) < max_tokens and finish == "length":
+            ids.append(self.script.pop(0) if self.script else self.eos_id)
+            if ids[-1] == self.eos_id:
+                finish = "eos"
+            elif any(s in self.tokenizer.decode(ids) for s in stop):
+                finish = "stop"
+        return Generation(ids, [-0.5] * len(ids), self.tokenizer.decode(ids), finish, 7)
+
+
+@pytest.mark.parametrize("reading", ["innermost", "search_r1"])
+@pytest.mark.parametrize("tokenizer", [BPE, chat_bpe()], ids=["bpe", "chat"])
+async def test_loop_reward_and_mask_agree_over_many_actions_and_hostile_documents(tokenizer, reading):
+    rng = random.Random(0)
+    answered = 0
+
+    async def search(query):
+        return [Hit("d", "".join(rng.choices(PIECES, k=6)))]
+
+    for _ in range(150):
+        template, settings = template_of(tokenizer, "search_r1", max_turns=2, reading=reading)
+        script = []
+        for piece in rng.choices(PIECES, k=rng.randint(0, 9)):
+            apart = piece if rng.random() < 0.5 else [piece]  # by characters, as no tokenizer would encode it
+            script += [i for part in apart for i in tokenizer.encode(part, add_special_tokens=False)]
+        engine = StoppingEngine(tokenizer, script, eos_id=tokenizer.eos_token_id)
+        asked = request(prompt=rng.choice(["who", "who <think>", None]))
+        done = await run_trajectory(asked, engine=engine, template=template, search=search, settings=settings)
+        tokens, actions, _ = done.arrays()
+        for shorter, longer in zip(engine.prompts, [*engine.prompts[1:], tokens.tolist()], strict=True):
+            assert longer[: len(shorter)] == shorter
+        answer, mask = final_answer(done), answer_mask(done, tokenizer)
+        assert (answer is not None) == bool(mask.any()) and not (mask & (actions < 0)).any()
+        if done.finish == "answer":
+            last = done.actions[-1]
+            assert template.parse("<think>" * last.thinking + last.text).content == answer
+            assert "<answer>" in tokenizer.decode(tokens[mask].tolist())
+            answered += 1
+        elif reading == "innermost":
+            assert answer is None
+    assert answered > 20

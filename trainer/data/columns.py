@@ -11,6 +11,7 @@ import re
 import tokenize
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from services.common.records import field_of
@@ -37,7 +38,11 @@ _SPLIT = "<|answer_split|>"
 """What some data sets put between answers in one text."""
 _NUMPY = re.compile(r"array\(\s*(\[.*\])\s*(?:,\s*dtype=\w+\s*)?\)", re.DOTALL)
 _LIST = re.compile(r"\[.*\]|\(.*,.*\)", re.DOTALL)
+_CUT_LIST = re.compile(r"\[+[\"']")
+"""How a list of texts begins, whatever became of its end."""
 _OTHER_TAGS = re.compile(r"</?(?:tool_call|tool_response|tool|function|python|code)\b")
+_NO = ("false", "no", "0", "0.0")
+"""How tables write that a question has no answer, in small letters."""
 _SHOWN = 80
 
 
@@ -65,11 +70,8 @@ def question_of(
     """
     names = ", ".join(map(str, row if names is None else names)) or "none"
     row = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
-    if field_of(row, ["answerable"]) is not None and field_of(row, ["answerable"])[1] in (
-        False,
-        "false",
-        "False",
-    ):
+    marked = field_of(row, ["answerable"])
+    if marked is not None and str(marked[1]).strip().lower() in _NO:
         raise DataError("is marked as not answerable")
     answers_from, golden = _golden(row, names)
     system, user = _prompt(row)
@@ -129,7 +131,7 @@ def _texts(value: Any, column: str) -> list[str]:
         return []
     if isinstance(value, bool):
         raise DataError(f'`{column}` is {json.dumps(value)}; expected a text, such as "yes" or "no"')
-    if isinstance(value, int | float):
+    if isinstance(value, int | float | Decimal):
         return [_number(value, column)]
     if isinstance(value, str):
         return _texts_of_text(value, column)
@@ -140,8 +142,10 @@ def _texts(value: Any, column: str) -> list[str]:
     raise DataError(f"expected `{column}`: a list of texts, got {type(value).__name__}")
 
 
-def _number(value: int | float, column: str) -> str:
+def _number(value: int | float | Decimal, column: str) -> str:
     """As it is written: a table's 1955.0 was 1955."""
+    if isinstance(value, int | Decimal):
+        return str(value)
     if not math.isfinite(value):
         raise DataError(f"`{column}` is {value}, which is no number")
     return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
@@ -167,7 +171,7 @@ def _texts_of_text(text: str, column: str) -> list[str]:
     stripped = inner[1] if inner else stripped
     if stripped.startswith("{") and isinstance(held := _unpacked(stripped), dict):
         return _texts_of_dict(held, column)
-    if not _LIST.fullmatch(stripped):
+    if not _LIST.fullmatch(stripped) and not _CUT_LIST.match(stripped):
         return [text]
     held = list_in(stripped)
     if held is not None:

@@ -39,6 +39,10 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False) -> Ques
     suffix = suffix_of(dst)
     if dst.exists() and src.exists() and dst.samefile(src):
         raise DataError(f"{dst}: is the source itself; give another file to write")
+    if src.is_dir() and dst.resolve().is_relative_to(src.resolve()):
+        raise DataError(
+            f"{dst}: lies in the folder {src}, whose files are all read; give a file outside of it to write"
+        )
     rows: list[tuple[dict[str, Any], Question]] = []
     problems: list[BadRow] = []
     for item in parsed(src, all_columns=True):

@@ -12,7 +12,7 @@ from services.common.records import ACCEPTED, Record, data_files, read_records
 from services.contracts import Question
 from trainer.data.columns import Parsed, is_wanted, question_of
 from trainer.data.errors import DataError
-from trainer.rewards.answers import normalize
+from trainer.rewards import unscorable
 
 TRAIN = {"train", "training"}
 HELD_OUT = {"dev", "valid", "val", "validation", "eval", "test"}
@@ -97,18 +97,14 @@ def validate(path: str | Path) -> Report:
         record, found = item
         report.sources[found.question.data_source] += 1
         report.read_from[found.read_from] += 1
-        if emptied := emptied_answers(found.question.golden_answers):
+        emptied = next(filter(unscorable, found.question.golden_answers), None)
+        if emptied is not None:
             report.emptied.append(
-                f"{record.place}: of the answer {emptied[0]!r} scoring by em, f1 and subem leaves nothing"
+                f"{record.place}: of the answer {emptied!r} scoring by em, f1 and subem leaves nothing"
             )
     if not report.good and not report.problems:
         raise DataError(nothing_in(path, []))
     return report
-
-
-def emptied_answers(golden: tuple[str, ...]) -> list[str]:
-    """The golden answers that normalisation empties (`A`, `+`, `%`)."""
-    return [answer for answer in golden if not normalize(answer)]
 
 
 def nothing_in(path: Path, problems: list[BadRow]) -> str:
@@ -144,6 +140,8 @@ def _parsed_record(record: Record, number: int, source: str) -> tuple[Record, Pa
         return record, question_of(record.fields, number, source, record.names)
     except DataError as error:
         return BadRow(record.place, str(error))
+    except RecursionError:
+        return BadRow(record.place, "is nested too deep to be read")
 
 
 def _refuse_several_splits(path: Path, files: list[Path]) -> None:

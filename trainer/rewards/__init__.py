@@ -7,6 +7,7 @@ import math
 import re
 import traceback
 from collections.abc import Callable
+from numbers import Real
 
 from services.common.user_code import find
 from services.contracts import Trajectory
@@ -121,8 +122,7 @@ def make_reward(kind: str) -> Reward:
     @functools.wraps(found)
     def checked(trajectory: Trajectory) -> float | None:
         try:
-            value = found(trajectory)
-            return None if value is None else float(value)
+            return _as_reward(found(trajectory))
         except Exception as e:  # a user's function
             raise RewardError(f"reward.kind {kind!r}: on trajectory {trajectory.uid}: {_what(e)}") from e
 
@@ -138,11 +138,18 @@ def right_at(reward: Reward, setting: float | None) -> float:
     Raises RewardError where the function's attribute `right_at` is no number.
     """
     said = getattr(reward, "right_at", BEST_REWARD) if setting is None else setting
-    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
+    if isinstance(said, bool) or not isinstance(said, Real) or not math.isfinite(said):
         raise RewardError(
             f"reward.kind: the attribute right_at of the reward function is {said!r}; expected a number"
         )
     return float(said)
+
+
+def _as_reward(value: object) -> float | None:
+    """What a user's function returned, as a number. Raises TypeError: a text is none, whatever it spells."""
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError(f"returned the text {value!r}; expected a number or None")
+    return None if value is None else float(value)
 
 
 def _what(error: Exception) -> str:

@@ -35,9 +35,11 @@ def field_of(row: Mapping[str, Any], names: Iterable[str]) -> tuple[str, Any] | 
 
 
 def is_missing(value: Any) -> bool:
-    """None, a blank text, an empty list or dict: what a data set has where it has nothing."""
+    """None, a text of which nothing is seen, an empty list or dict: what a data set has where it has
+    nothing."""
     if value is None:
         return True
     if isinstance(value, str):
-        return not value.strip()
+        text = value.strip()
+        return not text or (not text[0].isprintable() and not any(map(str.isprintable, text)))
     return isinstance(value, list | tuple | dict) and not value

@@ -35,7 +35,16 @@ _MARKS = (
     (b"\xff\xfe", "utf-16"),
     (b"\xfe\xff", "utf-16"),
 )
+_ZEROS = {
+    (False, True, False, True): "utf-16-le",
+    (True, False, True, False): "utf-16-be",
+    (False, True, True, True): "utf-32-le",
+    (True, True, True, False): "utf-32-be",
+}
+"""Encodings by which of the first four bytes are 0, where two characters of ASCII come first."""
 _ARROW_STREAM = b"\xff\xff\xff\xff"
+_OF_A_ROW = {*QUESTION, *CONTENTS, "prompt", "messages", "conversations", "id", "_id"}
+"""Columns that only a row has; the turns of a conversation are a list of objects, and no rows."""
 _BESIDE = {
     ".md",
     ".txt",
@@ -153,17 +162,12 @@ def layout_of(path: Path) -> Layout:
 
 
 def encoding_of(head: bytes) -> str:
-    """By the byte order mark; without one UTF-16 where every other byte is 0, as in text of Latin letters,
-    otherwise UTF-8."""
+    """By the byte order mark; without one by the zeros among the first four bytes, which stand for two
+    characters of ASCII, as JSON and the header of a table begin; otherwise UTF-8."""
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding
-    start = head[:400]
-    if len(start) >= 4 and start[1::2].count(0) > len(start) // 4 and not start[::2].count(0):
-        return "utf-16-le"
-    if len(start) >= 4 and start[::2].count(0) > len(start) // 4 and not start[1::2].count(0):
-        return "utf-16-be"
-    return "utf-8"
+    return _ZEROS.get(tuple(byte == 0 for byte in head[:4]), "utf-8")
 
 
 def _is_one_list(text: str) -> bool:
@@ -211,13 +215,7 @@ def _is_object(line: str) -> bool:
 def holds_rows(row: object) -> bool:
     """Whether an object is no row itself but holds a list of rows, such as `{"version": 1, "data": [{...},
     ...]}`."""
-    if not isinstance(row, dict) or {plain_name(k) for k in row} & {
-        *QUESTION,
-        *CONTENTS,
-        "prompt",
-        "id",
-        "_id",
-    }:
+    if not isinstance(row, dict) or {plain_name(k) for k in row} & _OF_A_ROW:
         return False
     return any(isinstance(v, list) and v and all(isinstance(one, dict) for one in v) for v in row.values())
 

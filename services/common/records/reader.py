@@ -121,8 +121,8 @@ def _json(file: Path, text: TextIO) -> Iterator[Record]:
     several lines."""
     items = _values(file, text)
     number = 0
-    for value in items:
-        for row in _rows_in(file, value) if isinstance(value, dict) and holds_rows(value) else (value,):
+    for value, is_row in items:
+        for row in (value,) if is_row or not holds_rows(value) else _rows_in(file, value):
             number += 1
             try:
                 json.dumps(row, ensure_ascii=False).encode()
@@ -145,9 +145,9 @@ def _rows_in(file: Path, value: dict[str, Any]) -> list[dict[str, Any]]:
     return next(iter(lists.values()))
 
 
-def _values(file: Path, text: TextIO) -> Iterator[Any]:
-    """The items of a list, or the values of a stream, with no more of the text in memory than the largest of
-    them."""
+def _values(file: Path, text: TextIO) -> Iterator[tuple[Any, bool]]:
+    """The items of a list, or the values of a stream, each with whether it is such an item, and so a row. No
+    more of the text is in memory than the largest of them."""
     decoder = json.JSONDecoder()
     buffer = text.read(_BLOCK_CHARS).removeprefix("\ufeff")
     at = len(buffer) - len(buffer.lstrip())
@@ -169,7 +169,7 @@ def _values(file: Path, text: TextIO) -> Iterator[Any]:
             problem = None
         if end < len(buffer) or not more:
             if problem is None:
-                yield value
+                yield value, in_list
                 at = end
                 continue
             if at == len(buffer) and not in_list:
@@ -183,9 +183,27 @@ def _values(file: Path, text: TextIO) -> Iterator[Any]:
         block = min(2 * block, 1 << 26) if problem is not None else _BLOCK_CHARS
 
 
+class _Lines:
+    """Lines of a table. `ended` while a row is read: it asked for more, as one with an open quote does."""
+
+    def __init__(self, text: TextIO) -> None:
+        self.text, self.ended = text, False
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self.text.readline()
+        if not line:
+            self.ended = True
+            raise StopIteration
+        return line
+
+
 def _table(file: Path, text: TextIO, delimiter: str) -> Iterator[Record]:
     csv.field_size_limit(sys.maxsize)
-    rows = csv.reader(text, delimiter=delimiter)
+    lines = _Lines(text)
+    rows = csv.reader(lines, delimiter=delimiter)
     names: list[str] | None = None
     while True:
         number = rows.line_num + 1
@@ -199,10 +217,11 @@ def _table(file: Path, text: TextIO, delimiter: str) -> Iterator[Record]:
             continue
         if names is None:
             names = [name.strip().removeprefix("\ufeff") for name in row]
-            twice = next((name for name in names if names.count(name) > 1), None)
-            if twice is not None:
-                raise ValueError(f"{file}: two columns are called {twice!r}")
+            _check_names(file, names)
             continue
+        if lines.ended:
+            yield Record(file, "line", number, None, "a quote that begins here is never closed")
+            return
         if len(row) != len(names):
             yield Record(
                 file,
@@ -256,7 +275,15 @@ def _chosen(names: list[str], wanted: Wanted | None) -> list[str] | None:
     return None if wanted is None else [name for name in names if wanted(name)] or None
 
 
+def _check_names(file: Path, names: list[str]) -> None:
+    """Raises ValueError where one of two columns of a name would be lost."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{file}: two columns are called {twice!r}")
+
+
 def _numbered(file: Path, names: list[str], batches: Iterable[Any]) -> Iterator[Record]:
+    _check_names(file, names)
     number = 0
     for batch in batches:
         for fields in batch.to_pylist():

@@ -57,6 +57,11 @@ class TextEncoder:
         )
         return [i for part in dropped for i in part]
 
+    def normalized(self, text: str) -> str:
+        """What the tokenizer makes of the characters before it looks for tokens."""
+        normalizer = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "normalizer", None)
+        return text if normalizer is None else normalizer.normalize_str(text)
+
     def _plain(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 

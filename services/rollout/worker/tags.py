@@ -4,8 +4,9 @@ The field's models think in `<think>...</think>`, and mention tags there that th
 `<search>` to find it". Two readings (`rollout.reading`):
 
 - `innermost`: a pair runs from the last opening tag to the first closing one. What stands in a closed think
-  block does nothing. In a think block that is still open, a pair counts only where the text ends with it: a
-  model that means it stops there, one that mentions it goes on.
+  block does nothing, and is no part of the query or the answer that it stands in. In a think block that is
+  still open, a pair counts only where the text ends with it: a model that means it stops there, one that
+  mentions it goes on.
 - `search_r1`: what Search-R1's own loop reads (arXiv 2503.09516, its released code): a pair runs from the
   first opening tag, and think blocks are text like any other.
 """
@@ -22,13 +23,14 @@ Kind = Literal["search", "answer"]
 
 _TAG = re.compile(r"<(/?)(search|answer)>")
 _THINK = re.compile(r"<(/?)think>")
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _FIRST_PAIR = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _ANSWER = re.compile(r"<(answer)>(.*?)</answer>", re.DOTALL)
 
 
 class Pair(NamedTuple):
     """A complete pair of tags: characters `[start, end)` of the text, tags included, and what stands between
-    them."""
+    them; read `innermost`, with a space in place of each think block."""
 
     kind: Kind
     start: int
@@ -75,22 +77,23 @@ def _meant(text: str, thinking: bool) -> Iterator[Pair]:
     """The pairs of the innermost reading, in order."""
     shown, opened = outside_thoughts(text, thinking)
     if opened is None:
-        yield from _pairs(shown, 0, len(shown))
+        yield from _pairs(text, shown, 0, len(shown))
         return
-    yield from _pairs(shown, 0, opened)
+    yield from _pairs(text, shown, 0, opened)
     end = len(shown.rstrip())
-    yield from (pair for pair in _pairs(shown, opened, end) if pair.end == end)
+    yield from (pair for pair in _pairs(text, shown, opened, end) if pair.end == end)
 
 
-def _pairs(text: str, start: int, end: int) -> Iterator[Pair]:
-    """From the last opening tag to the first closing one of its kind."""
+def _pairs(text: str, shown: str, start: int, end: int) -> Iterator[Pair]:
+    """From the last opening tag to the first closing one of its kind. shown: the text without its thoughts."""
     opened: dict[str, re.Match[str]] = {}
-    for tag in _TAG.finditer(text, start, end):
+    for tag in _TAG.finditer(shown, start, end):
         if not tag[1]:
             opened[tag[2]] = tag
         elif tag[2] in opened:
             first = opened[tag[2]]
-            yield Pair(tag[2], first.start(), tag.end(), text[first.end() : tag.start()])
+            content = _THOUGHT.sub(" ", text[first.end() : tag.start()])
+            yield Pair(tag[2], first.start(), tag.end(), content)
             opened.clear()
 
 

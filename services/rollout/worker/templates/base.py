@@ -121,8 +121,13 @@ class TagTemplate:
         return any(stop in text for stop in self.stop)
 
     def harmless(self, contents: str) -> str:
-        """A document whose tags are no tags: a space comes after the `<`."""
-        return self._tag.sub("< ", contents)
+        """A document whose tags are no tags: a space comes after the `<`. The tokenizer's own normalisation
+        makes none either, of full-width letters, say."""
+        contents = self._tag.sub("< ", contents)
+        if self._tag.search(self._encoder.normalized(contents)):
+            opening = (c for c in set(contents) if "<" in self._encoder.normalized(c))
+            contents = contents.translate({ord(c): f"{c} " for c in opening})
+        return contents
 
     def documents(self, hits: Sequence[Hit]) -> str:
         raise NotImplementedError
