@@ -57,7 +57,9 @@ def runs(tmp_path):
         written = os.stat(folder / "metrics.jsonl").st_mtime - age
         os.utime(folder / "metrics.jsonl", (written, written))
         with written_aside(folder / "checkpoints" / "step_000090") as aside:
-            (aside / "state.json").write_text("{}")
+            for needed in ("state.json", "learner.json", "model/config.json", "weights/a", "rng/a"):
+                (aside / needed).parent.mkdir(exist_ok=True)
+                (aside / needed).write_text("{}")
     return tmp_path / "runs"
 
 

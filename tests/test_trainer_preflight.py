@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from types import MappingProxyType
 
 import pytest
 
@@ -19,7 +20,7 @@ BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
 class Words:
     """A tokenizer: one word, one token."""
 
-    added_tokens_decoder = {}
+    added_tokens_decoder = MappingProxyType({})
     all_special_ids = ()
     all_special_tokens = ()
 
