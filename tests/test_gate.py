@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from services.common.http.auth import COOKIE, TokenRequired, refuse_wide_without_token
+from services.common.http.auth import COOKIE, TokenRequired, cookie_of, refuse_wide_without_token
 from services.common.http.hosts import is_ours
 from tests.gate_services import NAMES, POSTS, serving
 from tests.retriever_fixtures import small_index  # noqa: F401
@@ -55,6 +55,18 @@ def test_a_token_is_asked_for_by_all_but_health_and_the_icon(guarded):
         assert guarded.post(client, Cookie=f"{COOKIE}=x").status_code == 401
         for given in ("Bearer s3cret", "bearer  s3cret"):
             assert guarded.post(client, Authorization=given).status_code == 200, given
+
+
+@pytest.mark.parametrize("other", ['theme={"dark":true}', "a b=c", "x", '"=;', "\xe9=\xe9"])
+def test_the_cookie_is_found_beside_those_of_other_services_on_the_host(guarded, other):
+    if guarded.name == "retriever":
+        pytest.skip("it has no login form")
+    cookies = f"{other}; {COOKIE}={cookie_of('s3cret')}; {other}".encode("latin-1")
+    head = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nCookie: %b\r\n\r\n"
+    assert guarded.raw(head % cookies).startswith(b"HTTP/1.1 200 ")
+    assert guarded.raw(head % cookies.replace(b"=" + cookie_of("s3cret").encode(), b"=x")).startswith(
+        b"HTTP/1.1 401 "
+    )
 
 
 def test_what_a_foreign_page_sends_is_refused(opened):
