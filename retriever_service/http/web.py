@@ -24,7 +24,7 @@ from retriever_service.http.leniency import header_of
 from retriever_service.http.metrics import Metrics
 from retriever_service.http.schemas import BadRequest, Reply, field_path
 from retriever_service.settings import ServerSettings
-from services.common.http.bodies import Room
+from services.common.http.bodies import Room, declared_size
 from services.common.http.faults import allowed_methods
 from services.common.http.gate import HEALTH, Gate
 from services.common.http.stopping import AnswerWhenStopped
@@ -172,9 +172,9 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
 
 async def _read(receive: Receive, declared: bytes, max_bytes: int, bodies: Room) -> bytes:
     """The whole body, held in `bodies`; a 413 as soon as it is known to be too large."""
-    if declared.isdigit() and int(declared) > max_bytes:
+    if (length := declared_size(declared)) > max_bytes:
         raise BadRequest(
-            413, f"body: {declared.decode()[:20]} bytes, at most {max_bytes} are accepted", "body", max_bytes
+            413, f"body: {length} bytes, at most {max_bytes} are accepted", "body", max_bytes
         )
     parts: list[bytes] = []
     size = 0
