@@ -69,7 +69,9 @@ class Dialects:
         topk = self._topk(*asked.limit(), len(queries), settings.topk, changed)
         hits = await self._service.search(queries, topk, timeout_seconds) if queries else []
         if asked.return_fields is not None:
-            hits = [await self._whole(one, asked.return_fields) for one in hits]
+            every = asked.return_fields == "all"
+            named = None if every else frozenset(("id", "contents", *asked.return_fields))
+            hits = [await self._whole(one, named) for one in hits]
         answer = await self._shaped(asked, hits)
         self._service.metrics.latency.observe(time.perf_counter() - started)
         return Reply(answer, changed)
@@ -139,14 +141,13 @@ class Dialects:
             raise BadRequest(422, f"{field}: the index {what}", field, "an index with whole rows")
         return rows
 
-    async def _whole(self, hits: Hits, wanted: str | list[str]) -> Hits:
+    async def _whole(self, hits: Hits, named: frozenset[str] | None) -> Hits:
+        """The hits with the fields of these names, None for all."""
         rows, found = self._rows("return_fields"), []
         for number, (document, score) in enumerate(hits, 1):
             row = rows.whole(document)
-            if wanted != "all":
-                row = {
-                    name: value for name, value in row.items() if name in ("id", "contents") or name in wanted
-                }
+            if named is not None:
+                row = {name: value for name, value in row.items() if name in named}
             found.append((encode_fields(row), score))
             if number % _ROWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
