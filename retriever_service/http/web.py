@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retriever_service.errors import CorpusError, DeadlinePassed, QueueFull, RetrieverUnavailable
 from retriever_service.http.leniency import header_of
@@ -85,6 +85,32 @@ class JsonEndpoint:
             return status, [_JSON, (b"content-length", b"%d" % len(body)), *headers], body
         finally:
             self._bodies.give(held)
+
+
+class BoundedBodies:
+    """ASGI application before one that reads whole bodies without a limit: the other routes' limits hold for it too."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, bodies: Room) -> None:
+        self._app, self._limit, self._bodies = app, settings.max_body_bytes, bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        try:
+            body = await _read(receive, declared, self._limit, self._bodies)
+        except (BadRequest, QueueFull, ClientDisconnect) as error:
+            status, refusal, headers = error_answer(error)
+            more = {name.decode(): value.decode() for name, value in headers}
+            await Response(refusal, status, more, "application/json")(scope, receive, send)
+            return
+        waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def given() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        try:
+            await self._app(scope, given, send)
+        finally:
+            self._bodies.give(len(body))
 
 
 class RetrieverApp(FastAPI):
