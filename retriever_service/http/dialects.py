@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
+from retriever_service.errors import DeadlinePassed
 from retriever_service.http.batcher import Hits
 from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.schemas import (
@@ -103,12 +104,20 @@ class Dialects:
         asked: AccessRequest = parse_body(_ACCESS, body)
         self._check_count(asked.urls, "urls")
         urls = cleaned(asked.urls, "urls", self._settings.max_query_chars, changed)
-        rows = self._rows("urls")
-        found = []
-        for number, url in enumerate(urls, 1):
-            found.append(encode_fields(page) if (page := _page(rows, url)) is not None else b"null")
-            if number % _ROWS_AT_ONCE == 0:
+        rows, until, most = self._rows("urls"), time.monotonic() + timeout_seconds, self._settings.max_passages
+        found, read, since = [], 0, 0
+        for url in urls:
+            page, passages = _page(rows, url)
+            found.append(encode_fields(page) if page is not None else b"null")
+            read += passages
+            since += max(passages, 1)
+            if read > most:
+                raise BadRequest(422, f"urls: they have more than {most} passages together", "urls", most)
+            if since >= _ROWS_AT_ONCE:
+                since = 0
                 await asyncio.sleep(0)
+            if time.monotonic() > until:
+                raise DeadlinePassed(f"no answer within {timeout_seconds:.3g} s; ask for fewer urls")
         return Reply(b'{"result":[%b]}' % b",".join(found), changed)
 
     async def _searched(
@@ -182,11 +191,11 @@ def _as_text(document: bytes, score: float) -> bytes:
     return orjson.dumps({"text": found["contents"], "id": found["id"], "score": score})
 
 
-def _page(rows: Rows, url: str) -> dict[str, Any] | None:
-    """The row of a url or id; of several passages with one url the first, with the contents of all."""
+def _page(rows: Rows, url: str) -> tuple[dict[str, Any] | None, int]:
+    """The row of a url or id; of several passages with one url the first, with the contents of all. And how many they are."""
     for key in dict.fromkeys([url, url.replace("index.php/", "index.php?title="), url.strip().rstrip("/")]):
         if found := rows.find(key):
             pages = [rows.row(number) for number in found]
             contents = "\n".join(page["contents"] for page in pages)
-            return pages[0] | {"contents": contents}
-    return None
+            return pages[0] | {"contents": contents}, len(found)
+    return None, 0
