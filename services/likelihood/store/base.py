@@ -160,6 +160,6 @@ def open_store(url: str, token_steps: int = 8) -> LikelihoodStore:
     from services.likelihood.store.sqlite_store import SQLiteStore
 
     path = url.removeprefix("sqlite:")
-    if not path:
+    if not path or path == ":memory:":  # each thread would have a database of its own
         raise LikelihoodError(f"store {url!r}: expected a file path, sqlite:PATH or redis://HOST:PORT/DB")
     return SQLiteStore(path, token_steps)
