@@ -143,7 +143,9 @@ def test_what_is_no_http_is_a_400_in_json_and_no_line_in_the_log(hasty, caplog):
 
 def test_a_length_of_thousands_of_zeros_is_read_as_the_number_it_is(hasty, caplog):
     path, body = POSTS[hasty.name]
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    )
     for size, says in ((len(body), b" 200 "), (1 << 40, b" 413 ")):
         answer = hasty.raw(f"{head}Content-Length: {size:05000d}\r\n\r\n".encode() + body)
         assert answer.startswith(b"HTTP/1.1" + says), answer[:200]

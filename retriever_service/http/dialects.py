@@ -104,7 +104,11 @@ class Dialects:
         asked: AccessRequest = parse_body(_ACCESS, body)
         self._check_count(asked.urls, "urls")
         urls = cleaned(asked.urls, "urls", self._settings.max_query_chars, changed)
-        rows, until, most = self._rows("urls"), time.monotonic() + timeout_seconds, self._settings.max_passages
+        rows, until, most = (
+            self._rows("urls"),
+            time.monotonic() + timeout_seconds,
+            self._settings.max_passages,
+        )
         found, read, since = [], 0, 0
         for url in urls:
             page, passages = _page(rows, url)

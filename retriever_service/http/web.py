@@ -199,9 +199,7 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
 async def _read(receive: Receive, declared: bytes, max_bytes: int, bodies: Room) -> bytes:
     """The whole body, held in `bodies`; a 413 as soon as it is known to be too large."""
     if (length := declared_size(declared)) > max_bytes:
-        raise BadRequest(
-            413, f"body: {length} bytes, at most {max_bytes} are accepted", "body", max_bytes
-        )
+        raise BadRequest(413, f"body: {length} bytes, at most {max_bytes} are accepted", "body", max_bytes)
     parts: list[bytes] = []
     size = 0
     try:

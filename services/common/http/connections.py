@@ -128,7 +128,9 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse_head()
             return
         if self.parser.should_upgrade() and self._has_body():  # the parser reads none of it
-            self._refuse(400, "Upgrade with a body is not served; expected HTTP/1.1 without Upgrade", "HTTP/1.1")
+            self._refuse(
+                400, "Upgrade with a body is not served; expected HTTP/1.1 without Upgrade", "HTTP/1.1"
+            )
             return
         super().on_headers_complete()
         self.parsed += 1
