@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from retriever_service.errors import BadSetting
+from services.common.http.auth import token_of
 
 index_app = typer.Typer(help="Build, inspect and search indexes.", no_args_is_help=True)
 _out, _err = Console(), Console(stderr=True)
@@ -366,7 +366,8 @@ def serve_retriever(
     index = _one_index("serve retriever", place, index)
     if topk > max_topk:
         raise BadSetting(f"--topk {topk}: at most --max-topk, {max_topk}, passages are answered")
-    if token_env and not os.environ.get(token_env):
+    token = token_of(token_env) if token_env else None
+    if token_env and token is None:
         raise BadSetting(f"--token-env {token_env}: that variable is not set")
     try:
         settings = ServerSettings(
@@ -376,7 +377,7 @@ def serve_retriever(
             batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued, cache_size=cache_size,
             request_timeout_seconds=timeout_seconds, max_topk=max_topk, max_passages=max_passages, max_queries=max_queries,
             max_query_chars=max_query_chars, max_body_bytes=max_body_bytes, max_bodies_bytes=max_bodies_bytes,
-            max_connections=max_connections, insecure=insecure, drain_seconds=drain_seconds, token=os.environ[token_env] if token_env else None,
+            max_connections=max_connections, insecure=insecure, drain_seconds=drain_seconds, token=token,
         )  # fmt: skip
     except ValidationError as error:
         first = error.errors()[0]

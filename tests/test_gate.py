@@ -6,8 +6,17 @@ import json
 
 import pytest
 
-from services.common.http.auth import COOKIE, TokenRequired, refuse_wide_without_token
+from services.common.http.auth import (
+    COOKIE,
+    TokenRequired,
+    cookie_of,
+    refuse_wide_without_token,
+    required_token,
+)
+from services.common.http.errors import OneLineError
 from services.common.http.hosts import is_ours
+from services.control.cli import ask
+from services.control.records import RunStatus
 from tests.gate_services import NAMES, POSTS, serving
 from tests.retriever_fixtures import small_index  # noqa: F401
 
@@ -55,6 +64,18 @@ def test_a_token_is_asked_for_by_all_but_health_and_the_icon(guarded):
         assert guarded.post(client, Cookie=f"{COOKIE}=x").status_code == 401
         for given in ("Bearer s3cret", "bearer  s3cret"):
             assert guarded.post(client, Authorization=given).status_code == 200, given
+
+
+@pytest.mark.parametrize("other", ['theme={"dark":true}', "a b=c", "x", '"=;', "\xe9=\xe9"])
+def test_the_cookie_is_found_beside_those_of_other_services_on_the_host(guarded, other):
+    if guarded.name == "retriever":
+        pytest.skip("it has no login form")
+    cookies = f"{other}; {COOKIE}={cookie_of('s3cret')}; {other}".encode("latin-1")
+    head = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nCookie: %b\r\n\r\n"
+    assert guarded.raw(head % cookies).startswith(b"HTTP/1.1 200 ")
+    assert guarded.raw(head % cookies.replace(b"=" + cookie_of("s3cret").encode(), b"=x")).startswith(
+        b"HTTP/1.1 401 "
+    )
 
 
 def test_what_a_foreign_page_sends_is_refused(opened):
@@ -139,6 +160,23 @@ def test_a_wide_address_without_a_token_is_refused_with_the_remedy(host):
         refuse_wide_without_token(host, None, "set X")
     refuse_wide_without_token(host, "token", "set X")
     refuse_wide_without_token("127.0.0.2", None, "set X")
+
+
+def test_a_token_loses_the_line_break_of_the_file_that_it_comes_from(monkeypatch):
+    monkeypatch.setenv("UNSPIRAL_API_TOKEN", "s3cret\n")
+    assert required_token("0.0.0.0") == "s3cret"
+    monkeypatch.setenv("UNSPIRAL_API_TOKEN", " \n")
+    with pytest.raises(TokenRequired):
+        required_token("0.0.0.0")
+
+
+@pytest.mark.parametrize("token", ["s\u00e9cret", "s3 cret", "s3\ncret"])
+def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(monkeypatch, token):
+    monkeypatch.setenv("UNSPIRAL_API_TOKEN", token)
+    for use in (required_token, lambda url: ask(RunStatus, "GET", url, "/v1/status")):
+        with pytest.raises(OneLineError, match=r"UNSPIRAL_API_TOKEN: character [23] is U\+00") as caught:
+            use("http://127.0.0.1:9")
+        assert caught.value.exit_code == 2 and "cret" not in str(caught.value)
 
 
 def test_pages_come_from_the_package_and_name_no_other_host(opened):

@@ -141,6 +141,31 @@ def test_what_is_no_http_is_a_400_in_json_and_no_line_in_the_log(hasty, caplog):
     assert not caplog.records
 
 
+def test_a_length_of_thousands_of_zeros_is_read_as_the_number_it_is(hasty, caplog):
+    path, body = POSTS[hasty.name]
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    )
+    for size, says in ((len(body), b" 200 "), (1 << 40, b" 413 ")):
+        answer = hasty.raw(f"{head}Content-Length: {size:05000d}\r\n\r\n".encode() + body)
+        assert answer.startswith(b"HTTP/1.1" + says), answer[:200]
+    assert not caplog.records
+
+
+def test_an_upgrade_whose_body_no_parser_reads_is_refused_and_one_without_is_answered(hasty, caplog):
+    path, body = POSTS[hasty.name]
+    body = body or b" "
+    upgrade = "Host: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    for length in (f"Content-Length: {len(body)}", "Transfer-Encoding: chunked"):
+        answer = hasty.raw(f"POST {path} HTTP/1.1\r\n{upgrade}{length}\r\n\r\n".encode() + body)
+        assert answer.startswith(b"HTTP/1.1 400 ") and b"Upgrade with a body" in answer
+    assert hasty.raw(f"GET /healthz HTTP/1.1\r\n{upgrade}\r\n".encode()).startswith(b"HTTP/1.1 200 ")
+    for head in (upgrade, "Host: localhost\r\n"):
+        large = hasty.raw(f"GET / HTTP/1.1\r\n{head}X: {'x' * 70_000}\r\n\r\n".encode())
+        assert large.startswith(b"HTTP/1.1 431 ")
+    assert not caplog.records
+
+
 def test_idle_connections_make_room_for_those_that_ask(hasty):
     with contextlib.ExitStack() as held, hasty.client() as client:
         idle = [

@@ -106,13 +106,13 @@ def test_arrays_that_would_wrap_or_cost_are_refused_by_name(client, changes, say
     assert client.get("/v1/runs").json() == []
 
 
-def claiming(shape: str) -> bytes:
-    """An archive whose `token_ids` say that they have this shape, and hold nothing."""
-    header = f"{{'descr': '<i4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+def claiming(shape: str, name: str = "token_ids", kind: str = "<i4") -> bytes:
+    """An archive in which one array says that it has this shape, and holds nothing."""
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
-    out = io.BytesIO(npz(token_ids=None))
+    out = io.BytesIO(npz(**{name: None}))
     with zipfile.ZipFile(out, "a") as archive:
-        archive.writestr("token_ids.npy", array)
+        archive.writestr(f"{name}.npy", array)
     return out.getvalue()
 
 
@@ -125,6 +125,8 @@ def test_claimed_sizes_and_bombs_are_refused_before_they_cost_memory(client):
         (claiming("(2305843009213693951,)"), "token_ids: 9223372036854775804 bytes claimed, 128 there"),
         (claiming("(-1,)"), "token_ids: -4 bytes claimed"),
         (claiming("(10**30,)"), "expected an npz body"),
+        (claiming("(1000000000,)", "uid", "<U0"), "uid: 1000000000 strings of no width"),
+        (claiming("(1000000000,)", "x", "|S0"), "x: 1000000000 strings of no width"),
     ):
         answer = client.put("/v1/runs/run/steps/0/tokens", content=body)
         assert answer.status_code == 422 and says in answer.json()["detail"], answer.json()

@@ -128,6 +128,13 @@ def test_phase_and_alarms_follow_the_posts_and_a_superseding_attempt(client):
     assert client.get("/v1/runs/run/alarms").json() == []
 
 
+def test_a_metric_named_step_does_not_move_the_alarms(client):
+    for n in range(9):
+        post(client, step(n, metrics={"step": 1e6 + n, "probe/lag": -0.2}))
+    (alarm,) = client.get("/v1/runs/run/alarms").json()
+    assert alarm["since"] <= alarm["step"] <= 8
+
+
 def test_the_monitor_goes_on_over_a_restart_of_the_service(client, store):
     for n in range(5):
         post(client, step(n, metrics={"probe/lag": -0.2}))

@@ -4,11 +4,18 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import httpx
+import psutil
 import pytest
+
+from services.likelihood.server import THREADS
 
 SERVER = """
 import sys
@@ -78,3 +85,31 @@ def test_requests_in_flight_are_answered_and_leave_no_traceback(tmp_path):
             server.kill()
     assert server.returncode == 143
     assert "Traceback" not in log and "ASGI" not in log
+
+
+def test_health_is_answered_while_every_thread_waits_for_the_store(tmp_path):
+    command = [sys.executable, "-c", SERVER, str(tmp_path / "x.db")]
+    env = os.environ | {"PYTHONPATH": os.getcwd()}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as server:
+        try:
+            url = re.search(r"http://[0-9.:]+", server.stdout.readline()).group()
+            process = psutil.Process(server.pid)
+            assert httpx.get(f"{url}/healthz", timeout=10).status_code == 200
+            before = process.num_threads()
+            with closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None)) as held:
+                held.execute("BEGIN IMMEDIATE")
+                with ThreadPoolExecutor(2 * THREADS) as clients:
+                    post = {"step": 0, "metrics": {"x": 1.0}}
+                    sent = [
+                        clients.submit(httpx.post, f"{url}/v1/runs/r{i}/steps", json=post, timeout=60)
+                        for i in range(2 * THREADS)
+                    ]
+                    deadline = time.monotonic() + 20
+                    while process.num_threads() < before + THREADS and time.monotonic() < deadline:
+                        time.sleep(0.05)
+                    assert httpx.get(f"{url}/healthz", timeout=10).json() == {"status": "ok"}
+                    assert process.num_threads() == before + THREADS
+                    held.execute("ROLLBACK")
+                    assert {one.result(60).status_code for one in sent} == {200}
+        finally:
+            server.kill()

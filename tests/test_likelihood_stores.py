@@ -359,6 +359,9 @@ def test_a_store_that_is_away_is_a_503_and_one_line(tmp_path):
 def test_addresses_and_files_that_are_no_store_are_refused_in_one_line(tmp_path):
     with pytest.raises(LikelihoodError, match="expected a file path"):
         open_store("mysql://x")
+    for held in (":memory:", "sqlite::memory:"):
+        with pytest.raises(LikelihoodError, match="expected a file path"):
+            open_store(held)
     with pytest.raises(StoreError, match="cannot be opened"):
         open_store(str(tmp_path))
     (tmp_path / "text.db").write_text("not a database " * 100)

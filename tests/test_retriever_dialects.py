@@ -132,6 +132,24 @@ def test_the_whole_row_is_returned_on_request(url):
     assert some["document"] == {name: PAGES[0][name] for name in ("id", "contents", "wiki")}
 
 
+def test_pages_of_many_passages_are_bounded_by_their_number_and_the_deadline(index):
+    with serve_in_thread(ServerSettings(index=str(index), port=0, max_passages=5)) as running:
+        urls = ["https://w.org/Assur", "p3", "https://w.org/Assur"]
+        assert len(post(f"{running.url}/access", {"urls": urls})["result"]) == 3
+        answer = httpx.post(f"{running.url}/access", json={"urls": [*urls, "p0"]}, trust_env=False)
+        assert (answer.status_code, answer.json()["field"], answer.json()["limit"]) == (422, "urls", 5)
+        hurried = {"X-Timeout-Seconds": "1e-9"}
+        answer = httpx.post(f"{running.url}/access", json={"urls": urls}, headers=hurried, trust_env=False)
+        assert answer.status_code == 504
+
+
+def test_half_a_million_names_of_fields_hold_up_nobody(url):
+    fields = [f"field {i}" for i in range(500_000)]
+    body = {"queries": [QUESTION] * 500, "topk": 3, "return_fields": [*fields, "wiki"]}
+    found = post(f"{url}/retrieve", body)["result"][0]  # within 30 s; looked up in a list they took 45
+    assert found[0].keys() == {"id", "contents", "wiki"}
+
+
 @pytest.mark.parametrize("path", ["retrieve", "search"])
 def test_a_limit_by_another_name_is_refused_by_name_and_never_overlooked(url, path):
     for name in ("k", "limit", "n", "num_results", "max_results", "size"):

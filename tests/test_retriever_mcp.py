@@ -4,6 +4,7 @@ command."""
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from retriever_service.http.launch import serve_in_thread
@@ -36,6 +37,18 @@ async def test_a_client_searches_over_http(small_index):
     with serve_in_thread(ServerSettings(index=str(small_index), port=0, mcp=True)) as running:
         async with Client(f"{running.url}/mcp") as client:
             check(*await asked(client))
+
+
+def test_a_body_above_the_limit_is_a_413_at_mcp_too(small_index):
+    settings = ServerSettings(index=str(small_index), port=0, mcp=True, max_body_bytes=10_000)
+    headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    parts = {"declared": b" " * 20_000, "in chunks": iter([b" " * 6000] * 4)}
+    with serve_in_thread(settings) as running:
+        for how, content in parts.items():
+            answer = httpx.post(f"{running.url}/mcp", content=content, headers=headers, trust_env=False)
+            assert (answer.status_code, answer.json()["limit"]) == (413, 10_000), how
+        wrong = httpx.post(f"{running.url}/mcp", content=b"{", headers=headers, trust_env=False)
+        assert wrong.status_code == 400
 
 
 async def test_a_client_that_starts_the_command_searches_over_stdin_and_stdout(small_index):

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
+from retriever_service.errors import DeadlinePassed
 from retriever_service.http.batcher import Hits
 from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.schemas import (
@@ -69,7 +70,9 @@ class Dialects:
         topk = self._topk(*asked.limit(), len(queries), settings.topk, changed)
         hits = await self._service.search(queries, topk, timeout_seconds) if queries else []
         if asked.return_fields is not None:
-            hits = [await self._whole(one, asked.return_fields) for one in hits]
+            every = asked.return_fields == "all"
+            named = None if every else frozenset(("id", "contents", *asked.return_fields))
+            hits = [await self._whole(one, named) for one in hits]
         answer = await self._shaped(asked, hits)
         self._service.metrics.latency.observe(time.perf_counter() - started)
         return Reply(answer, changed)
@@ -101,12 +104,24 @@ class Dialects:
         asked: AccessRequest = parse_body(_ACCESS, body)
         self._check_count(asked.urls, "urls")
         urls = cleaned(asked.urls, "urls", self._settings.max_query_chars, changed)
-        rows = self._rows("urls")
-        found = []
-        for number, url in enumerate(urls, 1):
-            found.append(encode_fields(page) if (page := _page(rows, url)) is not None else b"null")
-            if number % _ROWS_AT_ONCE == 0:
+        rows, until, most = (
+            self._rows("urls"),
+            time.monotonic() + timeout_seconds,
+            self._settings.max_passages,
+        )
+        found, read, since = [], 0, 0
+        for url in urls:
+            page, passages = _page(rows, url)
+            found.append(encode_fields(page) if page is not None else b"null")
+            read += passages
+            since += max(passages, 1)
+            if read > most:
+                raise BadRequest(422, f"urls: they have more than {most} passages together", "urls", most)
+            if since >= _ROWS_AT_ONCE:
+                since = 0
                 await asyncio.sleep(0)
+            if time.monotonic() > until:
+                raise DeadlinePassed(f"no answer within {timeout_seconds:.3g} s; ask for fewer urls")
         return Reply(b'{"result":[%b]}' % b",".join(found), changed)
 
     async def _searched(
@@ -139,14 +154,13 @@ class Dialects:
             raise BadRequest(422, f"{field}: the index {what}", field, "an index with whole rows")
         return rows
 
-    async def _whole(self, hits: Hits, wanted: str | list[str]) -> Hits:
+    async def _whole(self, hits: Hits, named: frozenset[str] | None) -> Hits:
+        """The hits with the fields of these names, None for all."""
         rows, found = self._rows("return_fields"), []
         for number, (document, score) in enumerate(hits, 1):
             row = rows.whole(document)
-            if wanted != "all":
-                row = {
-                    name: value for name, value in row.items() if name in ("id", "contents") or name in wanted
-                }
+            if named is not None:
+                row = {name: value for name, value in row.items() if name in named}
             found.append((encode_fields(row), score))
             if number % _ROWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -181,11 +195,11 @@ def _as_text(document: bytes, score: float) -> bytes:
     return orjson.dumps({"text": found["contents"], "id": found["id"], "score": score})
 
 
-def _page(rows: Rows, url: str) -> dict[str, Any] | None:
-    """The row of a url or id; of several passages with one url the first, with the contents of all."""
+def _page(rows: Rows, url: str) -> tuple[dict[str, Any] | None, int]:
+    """The row of a url or id; of several passages with one url the first, with the contents of all. And how many they are."""
     for key in dict.fromkeys([url, url.replace("index.php/", "index.php?title="), url.strip().rstrip("/")]):
         if found := rows.find(key):
             pages = [rows.row(number) for number in found]
             contents = "\n".join(page["contents"] for page in pages)
-            return pages[0] | {"contents": contents}
-    return None
+            return pages[0] | {"contents": contents}, len(found)
+    return None, 0

@@ -21,7 +21,9 @@ from retriever_service import opening
 from retriever_service.errors import EnvironmentLacks
 from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.service import Service
+from retriever_service.http.web import BoundedBodies
 from retriever_service.settings import ServerSettings
+from services.common.http.bodies import Room
 
 PATH = "/mcp"
 _ABOUT = "Searches a corpus and returns the best passages, best first, each with its id, contents and score."
@@ -57,14 +59,16 @@ def mcp_server(service: Service) -> Any:
 
 
 @asynccontextmanager
-async def mounted(app: FastAPI, service: Service) -> AsyncIterator[None]:
+async def mounted(app: FastAPI, service: Service, bodies: Room) -> AsyncIterator[None]:
     """Serve it over HTTP at `/mcp` of the application, without sessions, so that any worker answers any
-    request."""
+    request. `bodies` is the room for what is in flight."""
     server = mcp_server(service)
     # Behind the package's own check of Host and Origin too, where the server listens on this machine alone.
     inner = server.streamable_http_app(
         streamable_http_path=PATH, stateless_http=True, json_response=True, host=service.settings.host
     )
+    for route in inner.routes:
+        route.app = BoundedBodies(route.app, service.settings, bodies)
     app.router.routes += inner.routes
     async with server.session_manager.run():
         yield

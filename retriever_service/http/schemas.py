@@ -20,11 +20,23 @@ class Reply(NamedTuple):
     changed: list[str]
 
 
+_NUMBER = {"not": {"type": "null"}}
+ONE_LIMIT = {
+    "not": {
+        "anyOf": [
+            {"required": [one, other], "properties": {one: _NUMBER, other: _NUMBER}}
+            for one, other in (("topk", "top_k"), ("topk", "top_n"), ("top_k", "top_n"))
+        ]
+    }
+}
+"""That the number of documents is given under one name, in the words of JSON Schema."""
+
+
 class Limited(BaseModel):
     """The number of documents, under any of its names. Other names for it are refused; other unknown fields
     are ignored."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="allow")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="allow", json_schema_extra=ONE_LIMIT)
 
     topk: Count | None = None
     """Documents for each query; null or 0 is the server's default, and a number above the server's limit
@@ -35,8 +47,8 @@ class Limited(BaseModel):
     """As `topk`."""
 
     def limit(self) -> tuple[str, int | None]:
-        """The name that was used and the number. Raises BadRequest for several that differ, and for a name of
-        another service."""
+        """The name that was used and the number. Raises BadRequest for several names, and for a name of another
+        service."""
         accepted = "topk, top_k or top_n"
         if unknown := refused_limit(self.model_extra):
             raise BadRequest(
@@ -48,9 +60,11 @@ class Limited(BaseModel):
         given = {
             name: value for name in ("topk", "top_k", "top_n") if (value := getattr(self, name)) is not None
         }
-        if len({*given.values()}) > 1:
+        if len(given) > 1:
             names = " and ".join(given)
-            raise BadRequest(422, f"{names}: differ; expected one of {accepted}", next(iter(given)), accepted)
+            raise BadRequest(
+                422, f"{names}: both given; expected one of {accepted}", next(iter(given)), accepted
+            )
         return next(iter(given.items()), ("topk", None))
 
 
@@ -59,6 +73,7 @@ class RetrieveRequest(Limited):
 
     model_config = ConfigDict(
         json_schema_extra={
+            **ONE_LIMIT,
             "oneOf": [
                 {"required": ["queries"], "properties": {"queries": {"type": "array"}}},
                 {"required": ["query"], "properties": {"query": {"type": "string"}}},

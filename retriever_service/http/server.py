@@ -45,7 +45,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
             with signals.ending_at_once():
                 await loading
         try:
-            async with mounted(app, service) if settings.mcp else nullcontext():
+            async with mounted(app, service, bodies) if settings.mcp else nullcontext():
                 yield
         finally:
             await asyncio.wait({loading}, timeout=settings.drain_seconds)

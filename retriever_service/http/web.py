@@ -17,14 +17,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retriever_service.errors import CorpusError, DeadlinePassed, QueueFull, RetrieverUnavailable
 from retriever_service.http.leniency import header_of
 from retriever_service.http.metrics import Metrics
 from retriever_service.http.schemas import BadRequest, Reply, field_path
 from retriever_service.settings import ServerSettings
-from services.common.http.bodies import Room
+from services.common.http.bodies import Room, declared_size
 from services.common.http.faults import allowed_methods
 from services.common.http.gate import HEALTH, Gate
 from services.common.http.stopping import AnswerWhenStopped
@@ -85,6 +85,32 @@ class JsonEndpoint:
             return status, [_JSON, (b"content-length", b"%d" % len(body)), *headers], body
         finally:
             self._bodies.give(held)
+
+
+class BoundedBodies:
+    """ASGI application before one that reads whole bodies without a limit: the other routes' limits hold for it too."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, bodies: Room) -> None:
+        self._app, self._limit, self._bodies = app, settings.max_body_bytes, bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        try:
+            body = await _read(receive, declared, self._limit, self._bodies)
+        except (BadRequest, QueueFull, ClientDisconnect) as error:
+            status, refusal, headers = error_answer(error)
+            more = {name.decode(): value.decode() for name, value in headers}
+            await Response(refusal, status, more, "application/json")(scope, receive, send)
+            return
+        waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def given() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        try:
+            await self._app(scope, given, send)
+        finally:
+            self._bodies.give(len(body))
 
 
 class RetrieverApp(FastAPI):
@@ -172,10 +198,8 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
 
 async def _read(receive: Receive, declared: bytes, max_bytes: int, bodies: Room) -> bytes:
     """The whole body, held in `bodies`; a 413 as soon as it is known to be too large."""
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise BadRequest(
-            413, f"body: {declared.decode()[:20]} bytes, at most {max_bytes} are accepted", "body", max_bytes
-        )
+    if (length := declared_size(declared)) > max_bytes:
+        raise BadRequest(413, f"body: {length} bytes, at most {max_bytes} are accepted", "body", max_bytes)
     parts: list[bytes] = []
     size = 0
     try:

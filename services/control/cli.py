@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.run_paths import LATEST, run_folder
 from services.control.records import (
     MAX_WORKERS,
@@ -51,7 +51,7 @@ def serve_control(
     from services.control.gateway import Gateway
     from services.control.launch import serve_forever
 
-    gateway = Gateway(ray_address, os.environ.get("UNSPIRAL_API_TOKEN"))
+    gateway = Gateway(ray_address, token_of(TOKEN_VARIABLE))
     raise typer.Exit(serve_forever(gateway, host, port, announce=lambda line: typer.echo(line, err=True)))
 
 
@@ -116,7 +116,7 @@ def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
     from services.control.gateway import read_answer
 
     url = address_of(url)
-    token = os.environ.get("UNSPIRAL_API_TOKEN")
+    token = token_of(TOKEN_VARIABLE)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         answer = httpx.request(

@@ -59,6 +59,7 @@ def serve_forever(settings: ServeSettings, announce: Callable[[str], None] = pri
     return run_until_signal(
         lambda parts: _assembled(settings, parts),
         lambda sock: announce(f"{WHAT}: {url_of(settings.host, sock)} ({about})"),
+        MANNER,
     )
 
 

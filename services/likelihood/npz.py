@@ -82,6 +82,10 @@ def _array(archive: zipfile.ZipFile, file: zipfile.ZipInfo) -> np.ndarray:
             raise LikelihoodError(
                 f"token arrays: {name[:40]}: expected {accepted}, got {dtype} of shape {shape}"
             )
+        if dtype.itemsize == 0 and shape[0]:
+            raise LikelihoodError(
+                f"token arrays: {name[:40]}: {shape[0]} strings of no width; a width of at least 1 is accepted"
+            )
         needed = shape[0] * dtype.itemsize
         if not 0 <= needed <= file.file_size:
             raise LikelihoodError(

@@ -263,7 +263,7 @@ def create_app(
         return EventSourceResponse(_events(service, None, request), ping=15)
 
     @app.get("/healthz")
-    def healthz() -> dict[str, str]:
+    async def healthz() -> dict[str, str]:  # on the event loop: the threads may all wait for the store
         """The process is up."""
         return {"status": "ok"}
 

@@ -197,7 +197,7 @@ class LikelihoodService:
         phases: dict[int, int] = {}
         for stored in self._stored_from(run, first):
             watch.before = watch.monitor.state_dict()
-            state = watch.monitor.update({"step": stored.step, **stored.metrics})
+            state = watch.monitor.update({**stored.metrics, "step": stored.step})
             phases[stored.step] = PHASES.index(state.phase)
             for alarm in state.cleared:
                 next(a for a in watch.alarms if a["rule"] == alarm.rule and a["cleared"] is None)[

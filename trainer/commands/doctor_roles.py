@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.common.extras import EXTRAS, how_to_install
+from services.common.http.auth import TOKEN_VARIABLE, token_of
+from services.common.http.errors import OneLineError
 from trainer.commands.findings import GIB, Finding, ask, version
 
 READY = {
@@ -85,7 +87,11 @@ def memory_limit(files: tuple[Path, ...] = CGROUP_LIMITS) -> int | None:
 
 def check_token() -> Iterator[Finding]:
     """The token that strangers lack."""
-    token = os.environ.get("UNSPIRAL_API_TOKEN", "")
+    try:
+        token = token_of(TOKEN_VARIABLE) or ""
+    except OneLineError as e:
+        yield Finding(TOKEN_VARIABLE, "bad", str(e), "deploy/new_env.sh writes one into .env")
+        return
     advice = (
         ""
         if token
@@ -147,7 +153,10 @@ def check_cluster() -> Iterator[Finding]:
         ray or "none",
         "" if ray else how_to_install("cpu"),
     )
-    token = os.environ.get("UNSPIRAL_API_TOKEN", "")
+    try:
+        token = token_of(TOKEN_VARIABLE) or ""
+    except OneLineError:  # `check_token` says it
+        return
     url = READY["control"].replace("/readyz", "/v1/status")
     try:
         answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=25, trust_env=False)

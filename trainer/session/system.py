@@ -20,6 +20,7 @@ from ray._private import utils, worker
 
 from retriever_service.client import RetrieverClient
 from services.common import signals
+from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.semaphores import remove_dead_semaphores
 from services.contracts import Question
 from services.launcher import index_corpus, start_likelihood, start_retriever
@@ -169,7 +170,7 @@ async def likelihood_store(config: Config, stack: AsyncExitStack) -> LikelihoodC
         )
         stack.callback(service.stop)
         url = service.url
-    token = os.environ.get("UNSPIRAL_API_TOKEN")
+    token = token_of(TOKEN_VARIABLE)
     store = LikelihoodClient(url, spool_dir=config.run_dir / "spool", token=token, token_steps=token_steps)
     stack.callback(store.close)
     return store

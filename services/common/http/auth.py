@@ -22,9 +22,22 @@ def required_token(host: str, token: str | None = None) -> str | None:
 
     Raises TokenRequired for a wider host without one.
     """
-    token = token or os.environ.get(TOKEN_VARIABLE) or None
+    token = token or token_of(TOKEN_VARIABLE)
     refuse_wide_without_token(host, token, f"set {TOKEN_VARIABLE}")
     return token
+
+
+def token_of(variable: str) -> str | None:
+    """The token in a variable of the environment, without the line break that files of secrets end with; None without one.
+
+    Raises OneLineError for a token that no header can carry; it does not show it.
+    """
+    token = os.environ.get(variable, "").strip()
+    for place, character in enumerate(token, 1):
+        if not "!" <= character <= "~":
+            found = f"character {place} is U+{ord(character):04X}"
+            raise OneLineError(f"{variable}: {found}; printable ASCII without spaces is accepted")
+    return token or None
 
 
 def refuse_wide_without_token(host: str, token: str | None, remedy: str) -> None:

@@ -145,11 +145,17 @@ class HeldResponse(Response):
             self._room.give(self._size)
 
 
+def declared_size(length: bytes) -> int:
+    """Bytes that a Content-Length names, 0 where it names none. It may begin with more zeros than Python reads of a number."""
+    digits = length.lstrip(b"0")[:20]
+    return int(digits) if digits.isdigit() else 0
+
+
 async def parts_of(request: Request, limit: int) -> AsyncIterator[bytes]:
     """The body piece by piece, read no further than the limit. Raises TooLarge, and ClientDisconnect for a client that left."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise TooLarge(f"body of {declared[:20]} bytes; at most {limit} accepted")
+    declared = declared_size(request.headers.get("content-length", "").encode("latin-1"))
+    if declared > limit:
+        raise TooLarge(f"body of {declared} bytes; at most {limit} accepted")
     size = 0
     async for part in request.stream():
         size += len(part)

@@ -108,9 +108,12 @@ class BoundedConnection(HttpToolsProtocol):
         except (
             httptools.HttpParserUpgrade
         ):  # answered as an ordinary request; whatever follows is not read as one
-            self.cycle.keep_alive = False
+            if self.cycle is not None:
+                self.cycle.keep_alive = False
         except httptools.HttpParserError:
             self._refuse(400, "the request is not HTTP/1.1", "HTTP/1.1")
+            return
+        if self.waits == "end":  # refused in one of the parser's events
             return
         self.unread = self.unread + len(data) if self.parsed == before else 0
         if self.unread > self.limits.head_bytes:
@@ -123,6 +126,11 @@ class BoundedConnection(HttpToolsProtocol):
             return
         if self.came > self.limits.head_bytes and self._head_size() > self.limits.head_bytes:
             self._refuse_head()
+            return
+        if self.parser.should_upgrade() and self._has_body():  # the parser reads none of it
+            self._refuse(
+                400, "Upgrade with a body is not served; expected HTTP/1.1 without Upgrade", "HTTP/1.1"
+            )
             return
         super().on_headers_complete()
         self.parsed += 1
@@ -231,6 +239,12 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _head_size(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _has_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+            for name, value in self.headers
+        )
 
     def _refuse_head(self) -> None:
         self._refuse(

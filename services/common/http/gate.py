@@ -14,10 +14,9 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Callable
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, Request, cookie_parser
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -180,8 +179,5 @@ def _place(origin: bytes) -> str:
 
 
 def _cookie(headers: dict[bytes, bytes]) -> str:
-    try:
-        held = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1"))
-    except CookieError:
-        return ""
-    return held[COOKIE].value if COOKIE in held else ""
+    """The value of our own cookie. Others on this host, which may be set by anyone, are read as browsers read them."""
+    return cookie_parser(headers.get(b"cookie", b"").decode("latin-1")).get(COOKIE, "")

@@ -14,6 +14,6 @@ def open_store(url: str, token_steps: int = 8) -> LikelihoodStore:
 
         return RedisStore(url, token_steps)
     path = url.removeprefix("sqlite:")
-    if "://" in url or not path:
+    if "://" in url or not path or path == ":memory:":  # each thread would have a database of its own
         raise LikelihoodError(f"store {url!r}: expected a file path, sqlite:PATH or redis://HOST:PORT/DB")
     return SQLiteStore(path, token_steps)
