@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationError
 from pydantic_core import from_json
 
 from services.common.http.errors import OneLineError
@@ -137,7 +137,7 @@ class TrajectoryRecord(Record):
     """Null where it is not known; true and false are 1 and 0. With an advantage of 0 the trajectory is then in
     no likelihood metric."""
     advantage: Finite
-    right: bool | None = None
+    right: StrictBool | None = None
     """Whether the reward function calls its answer right; null: a reward of at least 1."""
     tool_rounds: int = Field(0, ge=0, le=MAX_COUNT)
     """Searches (or other tool calls) that were carried out."""
