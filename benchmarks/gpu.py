@@ -5,8 +5,8 @@
     python -m benchmarks.gpu train --model M --data D --minutes N  warm start, a real run, exact match before and after by source
     python -m benchmarks.gpu peer --model M --data D               a step against one of TRL's GRPOTrainer, on one GPU
 
-D: a folder with corpus.jsonl, train.jsonl and test.jsonl. Each prints a table last and writes OUT/NAME.json. All run on CPU as well, with
-small sizes, so that a script can be tried before it meets a GPU.
+D: a folder with corpus.jsonl, train.jsonl and test.jsonl. Each prints a table last and writes OUT/NAME.json.
+All run on CPU as well, with small sizes, so that a script can be tried before it meets a GPU.
 """
 
 from __future__ import annotations

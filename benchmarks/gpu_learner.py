@@ -1,8 +1,10 @@
-"""The learner's speed and memory on one GPU: packed micro-batches against the plain way, in one process, with LLDS on and off.
+"""The learner's speed and memory on one GPU: packed micro-batches against the plain way, in one process, with
+LLDS on and off.
 
-The plain way is a Hugging Face model called as most trainers call it: rows padded to the longest of their micro-batch in the order in which
-they came, logits of every position in float32, gradient checkpointing. Everything else (ZeRO engine, optimiser, losses) is the same code.
-Weights are random: speed and memory do not depend on them.
+The plain way is a Hugging Face model called as most trainers call it: rows padded to the longest of their
+micro-batch in the order in which they came, logits of every position in float32, gradient checkpointing.
+Everything else (ZeRO engine, optimiser, losses) is the same code. Weights are random: speed and memory do not
+depend on them.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class PlainRank(RandomRank):
 
 
 def made_up_batch(rows: int, longest: int, vocabulary: int, seed: int = 0) -> TokenBatch:
-    """Trajectories of search agents in length and make-up: a prompt, then actions of 20 to 120 tokens with observations of 200 to 500."""
+    """Trajectories of search agents in length and make-up: a prompt, then actions of 20 to 120 tokens with
+    observations of 200 to 500."""
     rng = np.random.default_rng(seed)
     tokens, actions = [], []
     for _ in range(rows):
@@ -117,7 +120,8 @@ def timed_step(rank: LearnerRank, micros: list[MicroBatch], llds: float) -> floa
 
 
 def measure(rank: LearnerRank, batch: TokenBatch, repeats: int, *, llds_cost: bool) -> dict[str, float]:
-    """Seconds of an optimiser step over the whole batch (median), tokens a second, peak memory, and what LLDS costs (on and off in turn)."""
+    """Seconds of an optimiser step over the whole batch (median), tokens a second, peak memory, and what LLDS
+    costs (on and off in turn)."""
     cuda = rank.device.type == "cuda"
     micros: list[MicroBatch] = rank._score_old(batch, rank._deal(list(range(len(batch))), batch))
     timed_step(rank, micros, 0.2)  # warms up

@@ -1,10 +1,12 @@
-"""A step of ours against a step of TRL's GRPOTrainer with vLLM in the same process: same model, questions, batch, optimiser steps and GPU.
+"""A step of ours against a step of TRL's GRPOTrainer with vLLM in the same process: same model, questions,
+batch, optimiser steps and GPU.
 
-One generation without a search, since that is what both do: prompts of the template `search_r1`, answers that end at a closing tag, exact
-match as reward, GRPO without KL or LLDS, one optimiser step a batch, gradient checkpointing on both sides or on neither. Both score pi_old
-(TRL for its correction of vLLM's log-probs). Weights: ours bfloat16 with fp32 master weights, TRL's float32 under autocast. Sampling and
-learning share one GPU in turns; where there are more, both see the first alone. Needs TRL (`pip install trl`). The two run one after the
-other, each in processes of its own. With `--vllm no` TRL's answers do not end at tags.
+One generation without a search, since that is what both do: prompts of the template `search_r1`, answers that
+end at a closing tag, exact match as reward, GRPO without KL or LLDS, one optimiser step a batch, gradient
+checkpointing on both sides or on neither. Both score pi_old (TRL for its correction of vLLM's log-probs).
+Weights: ours bfloat16 with fp32 master weights, TRL's float32 under autocast. Sampling and learning share one
+GPU in turns; where there are more, both see the first alone. Needs TRL (`pip install trl`). The two run one
+after the other, each in processes of its own. With `--vllm no` TRL's answers do not end at tags.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ def same_questions(args: argparse.Namespace) -> Path:
 
 
 def one_gpu() -> dict[str, str]:
-    """The environment of either side, with the first GPU alone: TRL would otherwise copy the model to all that it sees."""
+    """The environment of either side, with the first GPU alone: TRL would otherwise copy the model to all
+    that it sees."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     return {"OMP_NUM_THREADS": "1"} | os.environ | {"CUDA_VISIBLE_DEVICES": first}
 

@@ -1,6 +1,8 @@
-"""Rollouts: every trajectory on its own against a turn barrier. Same engine, same questions, the real retriever service.
+"""Rollouts: every trajectory on its own against a turn barrier. Same engine, same questions, the real
+retriever service.
 
-One worker in this process, without Ray. The two ways take turns (A B A B); each begins with an empty prefix cache.
+One worker in this process, without Ray. The two ways take turns (A B A B); each begins with an empty prefix
+cache.
 """
 
 from __future__ import annotations

@@ -4,10 +4,12 @@
     python -m benchmarks.gpu_sync speed [--sizes 0.5b 1.5b 3b 7b] [--stages 2 3] [--repeats 5]
     python -m benchmarks.gpu_sync loss [--sizes 3b]
 
-Needs two GPUs or more: one for the learner, the others one rollout worker each (three are used at most). No network. Models are random
-weights in the shapes of Qwen2.5, unless --model names a folder. Everything runs through the real Ray actors, pool and learner; `speed` also
-calls vLLM's own weight transfer engine bare, between the same processes. Prints progress, a JSON line for each result, and a table last;
-exits with 1 where a check fails and 3 where there are too few GPUs. --backend gloo --device cpu runs the same on CPUs, for a try.
+Needs two GPUs or more: one for the learner, the others one rollout worker each (three are used at most). No
+network. Models are random weights in the shapes of Qwen2.5, unless --model names a folder. Everything runs
+through the real Ray actors, pool and learner; `speed` also calls vLLM's own weight transfer engine bare,
+between the same processes. Prints progress, a JSON line for each result, and a table last; exits with 1 where
+a check fails and 3 where there are too few GPUs. --backend gloo --device cpu runs the same on CPUs, for a
+try.
 """
 
 from __future__ import annotations
@@ -200,7 +202,8 @@ def random_batch(rows: int, tokens: int, vocabulary: int, seed: int) -> TokenBat
 
 
 async def agreement(options: argparse.Namespace, folder: Path, workers: int) -> bool:
-    """Log-probs of sampler and learner after 0, 1, 10, ... syncs with training in between, and as many with a learning rate of 0."""
+    """Log-probs of sampler and learner after 0, 1, 10, ... syncs with training in between, and as many with a
+    learning rate of 0."""
     model = options.model or make_model(options.sizes[0], folder, eager=False)
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
     probe, good = random_batch(8, 64, min(vocabulary, 100_000), 99), True
@@ -244,7 +247,8 @@ async def agreement(options: argparse.Namespace, folder: Path, workers: int) -> 
 
 
 async def speed(options: argparse.Namespace, folder: Path, workers: int) -> bool:
-    """Seconds of a sync, ours and vLLM's own engine called bare, by size, ZeRO stage and number of workers."""
+    """Seconds of a sync, ours and vLLM's own engine called bare, by size, ZeRO stage and number of
+    workers."""
     for size in options.sizes:
         model = make_model(size, folder, eager=True)
         async with World(options, model, workers) as world:
@@ -282,7 +286,8 @@ async def speed(options: argparse.Namespace, folder: Path, workers: int) -> bool
 
 
 async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
-    """A worker is killed in mid-broadcast, another stopped: the learner goes on within the timeout, a new worker joins, log-probs agree."""
+    """A worker is killed in mid-broadcast, another stopped: the learner goes on within the timeout, a new
+    worker joins, log-probs agree."""
     size, good = options.sizes[0], True
     model = make_model(size, folder, eager=True)
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]

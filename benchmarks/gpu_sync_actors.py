@@ -1,4 +1,5 @@
-"""Actors of benchmarks/gpu_sync.py: vLLM's own weight transfer engine called bare, in the same processes and on the same GPUs as ours."""
+"""Actors of benchmarks/gpu_sync.py: vLLM's own weight transfer engine called bare, in the same processes and
+on the same GPUs as ours."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from trainer.learner.group import RankActor
 
 
 class BenchWorker(RolloutWorker):
-    """A rollout worker whose engine also has vLLM's transfer engine. Eager where `model_path` holds a file `eager` (a faster start)."""
+    """A rollout worker whose engine also has vLLM's transfer engine. Eager where `model_path` holds a file
+    `eager` (a faster start)."""
 
     async def start(self):
         import pathlib

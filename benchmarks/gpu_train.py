@@ -1,4 +1,5 @@
-"""A real model on real questions: warm start on the tags, GRPO + LLDS with every service, exact match before and after by data source.
+"""A real model on real questions: warm start on the tags, GRPO + LLDS with every service, exact match before
+and after by data source.
 
 Everything goes through the command line, as a user would do it. Files of the run lie under OUT/train.
 """
@@ -36,7 +37,8 @@ def arguments(parser: Any) -> None:
 
 
 def unspiral(*arguments: Any, seconds: float) -> None:
-    """A command; its output goes to this terminal. It is asked to stop when its time is over, and given 20 s for it."""
+    """A command; its output goes to this terminal. It is asked to stop when its time is over, and given 20 s
+    for it."""
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
     process = subprocess.Popen(
         [sys.executable, "-m", "trainer", *map(str, arguments)], cwd=ROOT, env=environment
@@ -111,7 +113,8 @@ def report(run_folder: Path) -> dict[str, Any]:
 
 
 def examples(folder: Path, wanted: int = 3) -> list[dict[str, Any]]:
-    """What the model wrote for the same questions before and after, documents left out: first those that became right."""
+    """What the model wrote for the same questions before and after, documents left out: first those that
+    became right."""
     files = [folder / f"eval_{tag}_greedy.jsonl" for tag in ("before", "after")]
     if not all(f.is_file() for f in files):
         return []

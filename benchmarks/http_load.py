@@ -1,7 +1,9 @@
-"""A small HTTP/1.1 load generator: N keep-alive connections, each sends its next request when it has the answer to the last.
+"""A small HTTP/1.1 load generator: N keep-alive connections, each sends its next request when it has the
+answer to the last.
 
-Run in a process of its own (`python -m benchmarks.http_load`), so that it shares no interpreter lock with the server. It does as
-little as it can for an answer (finds the length, compares the status), because on a small machine its work is taken from the server's.
+Run in a process of its own (`python -m benchmarks.http_load`), so that it shares no interpreter lock with the
+server. It does as little as it can for an answer (finds the length, compares the status), because on a small
+machine its work is taken from the server's.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ class _Load:
         self.error: str | None = None
 
     def answered(self, connection: _Connection) -> None:
-        """The first answer of a connection: the load starts when each has had one, so that setting up is not measured."""
+        """The first answer of a connection: the load starts when each has had one, so that setting up is not
+        measured."""
         self.greeted.append(connection)
         if len(self.greeted) == self.clients:
             self.running = True
@@ -98,7 +101,8 @@ class _Load:
             self.done.set()
 
     def lost(self, error: Exception | None) -> None:
-        """The server closed a connection, which a client of a keep-alive server may not have to expect: nothing measured is worth anything."""
+        """The server closed a connection, which a client of a keep-alive server may not have to expect:
+        nothing measured is worth anything."""
         self.error = f"the server closed a connection: {error or 'idle for too long, perhaps'}"
         self.running = True
         self.done.set()
@@ -138,7 +142,8 @@ class _Load:
 def load(
     url: str, requests: list[bytes], clients: int, seconds: float, warm_up: float = 0.5
 ) -> dict[str, float]:
-    """Requests/s, latency percentiles and failures of `clients` connections, measured from another process."""
+    """Requests/s, latency percentiles and failures of `clients` connections, measured from another
+    process."""
     host, port = url.removeprefix("http://").split(":")
     job = {
         "host": host,

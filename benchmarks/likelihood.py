@@ -2,9 +2,10 @@
 
     python benchmarks/likelihood.py [--steps 1000] [--trajectories 2560] [--actions 4] [--stores sqlite redis]
 
-Prints, for each store: seconds that making the records, `post_step` and `put_tokens` hold the learner up (target: under .05 together), seconds until the
-service has stored the step, rows filled, and seconds of every request that the live page makes for the whole run (target: under .2
-together). The ratios are to an empty route of the same server and to json.dumps of the same record. Everything runs on this machine.
+Prints, for each store: seconds that making the records, `post_step` and `put_tokens` hold the learner up
+(target: under .05 together), seconds until the service has stored the step, rows filled, and seconds of every
+request that the live page makes for the whole run (target: under .2 together). The ratios are to an empty
+route of the same server and to json.dumps of the same record. Everything runs on this machine.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Benchmark of the losses: what LLDS costs in an update, and what the fused log-probs save against full logits.
+"""Benchmark of the losses: what LLDS costs in an update, and what the fused log-probs save against full
+logits.
 
     python benchmarks/losses.py [--device cuda|cpu] [--out DIR]
 
-Needs torch and numpy alone. With CUDA the sizes are those of a small Qwen2.5 at a vocabulary of 152k; on a CPU they are small.
-Also checks, on the device: the golden vectors in float64, and the fused log-probs against full logits in float32 and bfloat16.
-Prints a table, writes DIR/losses.json, and exits with 1 if a check fails. All ratios are of one run on one machine.
+Needs torch and numpy alone. With CUDA the sizes are those of a small Qwen2.5 at a vocabulary of 152k; on a
+CPU they are small. Also checks, on the device: the golden vectors in float64, and the fused log-probs against
+full logits in float32 and bfloat16. Prints a table, writes DIR/losses.json, and exits with 1 if a check
+fails. All ratios are of one run on one machine.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class Meter:
         return statistics.median(times[warm_up:])
 
     def peak_bytes(self, call: Callable[[], object]) -> int:
-        """Peak of allocated memory during the call (CUDA: all tensors alive; CPU: resident memory above that before the call)."""
+        """Peak of allocated memory during the call (CUDA: all tensors alive; CPU: resident memory above that
+        before the call)."""
         gc.collect()
         if self.device.type == "cuda":
             self.sync()
@@ -91,7 +94,8 @@ def _status_bytes(name: str) -> int:
 
 
 def golden_error(device: torch.device) -> dict[str, float]:
-    """Largest relative error of all sums and gradients of tests/data/golden.json in float64; counts must be equal."""
+    """Largest relative error of all sums and gradients of tests/data/golden.json in float64; counts must be
+    equal."""
     cases = json.loads((ROOT / "tests" / "data" / "golden.json").read_text())["cases"]
     worst, compared = 0.0, 0
 
@@ -155,7 +159,8 @@ def _head_inputs(
 
 
 def agreement(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Largest error of the fused path and of full logits in `dtype`, each relative to the largest exact value (float64)."""
+    """Largest error of the fused path and of full logits in `dtype`, each relative to the largest exact value
+    (float64)."""
     n, d, v = (256, 512, 151936) if device.type == "cuda" else (64, 64, 8192)
     hidden, weight, targets = _head_inputs(n, d, v, dtype, device)
     upstream = torch.randn(2, n, generator=torch.Generator(device).manual_seed(1), device=device)

@@ -1,7 +1,8 @@
 """What most search agents are trained with, for comparison: a server that searches for one request at a time.
 
-`python -m benchmarks.naive_retriever INDEX PORT DTYPE`. BM25 by `bm25s.retrieve` as the library comes, or a sentence encoder and FAISS;
-FastAPI's worker threads take the requests and a lock lets one search at a time (without it, FAISS and the stemmer may crash).
+`python -m benchmarks.naive_retriever INDEX PORT DTYPE`. BM25 by `bm25s.retrieve` as the library comes, or a
+sentence encoder and FAISS; FastAPI's worker threads take the requests and a lock lets one search at a time
+(without it, FAISS and the stemmer may crash).
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def make_app(folder: Path, encoder_dtype: str) -> FastAPI:
 
 
 if __name__ == "__main__":
-    # A connection may be idle for as long as the other clients' first answers take: 256 of them, one at a time.
+    # A connection may be idle for as long as the other clients' first answers take: 256 of them, one at a
+    # time.
     uvicorn.run(
         make_app(Path(sys.argv[1]), sys.argv[3]),
         port=int(sys.argv[2]),

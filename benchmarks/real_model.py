@@ -32,7 +32,8 @@ def last_mean(rows: list[dict[str, Any]], key: str) -> float:
 
 
 def sign_test(a: str, b: str) -> tuple[int, int, float]:
-    """Questions that only `a` and only `b` answers (strings of 0 and 1, paired), and the exact two-sided p."""
+    """Questions that only `a` and only `b` answers (strings of 0 and 1, paired), and the exact two-sided
+    p."""
     only_a = sum(x > y for x, y in zip(a, b, strict=True))
     only_b = sum(x < y for x, y in zip(a, b, strict=True))
     n = only_a + only_b

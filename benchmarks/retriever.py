@@ -1,4 +1,5 @@
-"""Measurements of the retrieval service. Every number that is claimed is a ratio of two things measured in turns in one run.
+"""Measurements of the retrieval service. Every number that is claimed is a ratio of two things measured in
+turns in one run.
 
     python -m benchmarks.retriever web      --index DIR --questions F   requests/s against an empty route of the same server
     python -m benchmarks.retriever batching --index DIR --questions F   with and without micro-batching, and a naive server
@@ -8,7 +9,8 @@
     python -m benchmarks.retriever quality  --index DIR --questions F   answers in the top 3, by source and by backend
     python -m benchmarks.retriever ranks    --index DIR --questions F   ranks against a slow BM25 in double precision
 
-Corpora of any size: `benchmarks/corpora.py`. The load comes from another process on the same machine (`benchmarks/http_load.py`).
+Corpora of any size: `benchmarks/corpora.py`. The load comes from another process on the same machine
+(`benchmarks/http_load.py`).
 """
 
 from __future__ import annotations
@@ -100,7 +102,8 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 def web(args: argparse.Namespace) -> None:
-    """The share of an empty route's rate that searches reach, the cache off, and the processor time that each takes."""
+    """The share of an empty route's rate that searches reach, the cache off, and the processor time that each
+    takes."""
     requests, empty = posts(read_questions(args.questions)), [get("/healthz")]
     with server("--index", args.index, "--cache-size", 0) as (url, process):
         for clients in args.clients:
@@ -198,7 +201,8 @@ def soak(args: argparse.Namespace) -> None:
 
 
 def start(args: argparse.Namespace) -> None:
-    """Time to the first answer with the index out of the page cache (where that can be asked for) and in it; memory after."""
+    """Time to the first answer with the index out of the page cache (where that can be asked for) and in it;
+    memory after."""
     for name in ("cold", "warm"):
         if name == "cold":
             for path in args.index.rglob("*"):

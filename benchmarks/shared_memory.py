@@ -1,4 +1,5 @@
-"""Weights through Ray's object store: our buckets against the safetensors library's `save`, CRC-32, and one file after the other.
+"""Weights through Ray's object store: our buckets against the safetensors library's `save`, CRC-32, and one
+file after the other.
 
     python -m benchmarks.shared_memory --mib 1024
 

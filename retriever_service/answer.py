@@ -1,6 +1,8 @@
-"""What a retriever answered, read for the one thing that counts: `document.contents`, as Search-R1's own clients read it.
+"""What a retriever answered, read for the one thing that counts: `document.contents`, as Search-R1's own
+clients read it.
 
-Ids and scores may be missing. Servers that search the web send none, and some send documents that stand bare in the list.
+Ids and scores may be missing. Servers that search the web send none, and some send documents that stand bare
+in the list.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class Hit:
     """One passage that was found. A higher score is better."""
 
     id: str
-    """Of a passage that came without one: a name made from its text, so that the same passage has the same id."""
+    """Of a passage that came without one: a name made from its text, so that the same passage has the same
+    id."""
     contents: str
     score: float | None
     """None where the server gave no number."""
@@ -38,7 +41,8 @@ class Answer:
 
 
 def read_answer(body: bytes, charset: str | None, count: int) -> Answer:
-    """The answer to `count` queries. Never raises: what cannot be read is a fault, and all queries are to be asked again."""
+    """The answer to `count` queries. Never raises: what cannot be read is a fault, and all queries are to be
+    asked again."""
     nothing: list[list[Hit] | None] = [None] * count
     try:
         answer = read_json(body, charset)
@@ -59,7 +63,8 @@ def read_answer(body: bytes, charset: str | None, count: int) -> Answer:
 
 
 def _hits(one: Any, where: str) -> tuple[list[Hit] | None, str | None, int]:
-    """The hits of one query, what is wrong with the first that has no text, and how many of those were left out."""
+    """The hits of one query, what is wrong with the first that has no text, and how many of those were left
+    out."""
     if not isinstance(one, list):
         return None, f"{where}: expected a list of passages, got {type(one).__name__}", 0
     hits, problem = [], None

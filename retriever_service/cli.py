@@ -1,4 +1,5 @@
-"""Commands of the retriever: `index build|info|search` and `serve retriever`. The trainer's command line mounts them."""
+"""Commands of the retriever: `index build|info|search` and `serve retriever`. The trainer's command line
+mounts them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _out, _err = Console(), Console(stderr=True)
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, float, str], None]]:
-    """Bars on the terminal, one per stage; nothing where the output is no terminal (some versions of rich print an empty line there)."""
+    """Bars on the terminal, one per stage; nothing where the output is no terminal (some versions of rich
+    print an empty line there)."""
     if not _err.is_terminal:
         yield lambda stage, share, note: None
         return
@@ -55,7 +57,8 @@ def _report(out: Path, info) -> None:
 
 
 def _one_index(command: str, positional: str | None, option: str | None) -> str:
-    """The index, which may stand alone or behind `--index`. Raises BadSetting where it does neither, or both."""
+    """The index, which may stand alone or behind `--index`. Raises BadSetting where it does neither, or
+    both."""
     given = [value for value in (positional, option) if value is not None]
     if len(given) != 1:
         what = "--index is missing" if not given else f"two indexes given, {' and '.join(given)}"
@@ -187,7 +190,8 @@ def push(
     place: IndexPlace = None,
     index: IndexOption = None,
 ) -> None:
-    """Copy a dense index into a Qdrant collection, which `serve retriever --index qdrant+...` then searches."""
+    """Copy a dense index into a Qdrant collection, which `serve retriever --index qdrant+...` then
+    searches."""
     from retriever_service.remote import push as push_index
 
     dense = Path(_one_index("index push", place, index))
@@ -357,7 +361,8 @@ def serve_retriever(
         ),
     ] = False,
 ) -> None:
-    """Serve an index over HTTP: Search-R1's /retrieve and /rerank, a search page, /healthz, /readyz, /metrics, /docs."""
+    """Serve an index over HTTP: Search-R1's /retrieve and /rerank, a search page, /healthz, /readyz,
+    /metrics, /docs."""
     from pydantic import ValidationError
 
     from retriever_service.http.launch import run

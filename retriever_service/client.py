@@ -1,8 +1,8 @@
 """The retriever's client, for agent loops: asynchronous, pooled, patient.
 
-Connection errors, time-outs, answers that cannot be read, 404, 408, 425, 429 and 5xx (an ingress gives them while a server restarts) are tried
-again with back-off until the deadline, then RetrieverUnavailable is raised. What refuses the request itself is not tried again. An outage
-never turns into an empty result.
+Connection errors, time-outs, answers that cannot be read, 404, 408, 425, 429 and 5xx (an ingress gives them
+while a server restarts) are tried again with back-off until the deadline, then RetrieverUnavailable is
+raised. What refuses the request itself is not tried again. An outage never turns into an empty result.
 """
 
 from __future__ import annotations
@@ -60,23 +60,28 @@ class RetrieverClient:
         limits = httpx.Limits(
             max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS, keepalive_expiry=60
         )
-        # httpx's own queue for a connection looks at all that wait whenever one comes or goes: a thousand would hold the loop for seconds.
+        # httpx's own queue for a connection looks at all that wait whenever one comes or goes: a thousand
+        # would hold the loop for seconds.
         self._connections = asyncio.Semaphore(_CONNECTIONS)
         self.left_out = 0
         """Hits without text that were left out, beside others of their query that had some."""
         self._searches: dict[object, tuple[float, str]] = {}
         """Of those that run: since when (monotonic), and how the last try failed."""
-        # No proxy from the environment: a retriever is a neighbour. No timeout: httpx's begins anew with each piece that is read, so
-        # every request stands under an asyncio.timeout.
+        # No proxy from the environment: a retriever is a neighbour. No timeout: httpx's begins anew with each
+        # piece that is read, so every request stands under an asyncio.timeout.
         self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=None, trust_env=False)
         self._back_off = wait_random_exponential(multiplier=0.1, max=_MOST_BACK_OFF_SECONDS)
 
     async def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """Hits of each query, in order, best first; fewer than `topk` where fewer passages match, none for a blank query.
+        """Hits of each query, in order, best first; fewer than `topk` where fewer passages match, none for a
+        blank query.
 
-        A hit needs text alone: id and score may be missing, odd characters are replaced, and a hit without text is left out where the query has
-        others; the queries without any are asked again. Whatever a model wrote is a query: NUL characters and lone surrogates are replaced, and more than 8192 characters cut off.
-        Raises RetrieverUnavailable when no answer came within `timeout_seconds`, RequestRefused when the request itself is wrong.
+        A hit needs text alone: id and score may be missing, odd characters are replaced, and a hit without
+        text is left out where the query has others; the queries without any are asked again. Whatever a model
+        wrote is a query: NUL characters and lone surrogates are replaced, and more than 8192 characters cut
+        off.
+        Raises RetrieverUnavailable when no answer came within `timeout_seconds`, RequestRefused when the
+        request itself is wrong.
         """
         if not queries:
             return []

@@ -1,8 +1,8 @@
 """The passages of an index on disk, memory-mapped: any number of them, and no text held in memory.
 
 `documents.jsonl` has one passage per line, already in the JSON form in which it is sent (`{"id",
-"contents"}`, and `url` where its row has one), so that
-an answer is made by joining bytes. `documents.offsets` has the byte position of each line, and the end, as little-endian uint64.
+"contents"}`, and `url` where its row has one), so that an answer is made by joining bytes.
+`documents.offsets` has the byte position of each line, and the end, as little-endian uint64.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from services.common.http.errors import OneLineError
 
 
 class RetrieverError(OneLineError):
-    """Base of this package's errors. `exit_code`: 2 bad usage or data, 3 the environment lacks something, 1 anything else."""
+    """Base of this package's errors. `exit_code`: 2 bad usage or data, 3 the environment lacks something, 1
+    anything else."""
 
     exit_code = 1
 

@@ -1,7 +1,7 @@
 """An index folder: what it holds, whether it is whole, and searching it.
 
-`meta.json` is written last. It names the corpus (file, SHA-256), the settings, and every other file with its size and checksum, so
-that a torn or truncated index is refused when it is opened, with the reason.
+`meta.json` is written last. It names the corpus (file, SHA-256), the settings, and every other file with its
+size and checksum, so that a torn or truncated index is refused when it is opened, with the reason.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def read_info(folder: str | Path) -> IndexInfo:
 
 
 def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
-    """Check every file of an index against its recorded size and checksum, and the corpus, if given. Raises IndexInvalid."""
+    """Check every file of an index against its recorded size and checksum, and the corpus, if given. Raises
+    IndexInvalid."""
     folder, info = Path(folder), read_info(folder)
     for needed in (TEXT_FILE, OFFSETS_FILE, *_FOLDERS.get(info.backend, ())):
         if not any(name == needed or name.startswith(f"{needed}/") for name in info.files):
@@ -120,8 +121,9 @@ class Index:
     """An open index folder. `search` must be called from one thread at a time. `rows` gives whole rows of the
     corpus, or is None.
 
-    `model` names another place of the encoder of a dense index, or, where the index does not say what it is, the encoder, and `name` its family; `dtype` its numbers, `gpu` searches it on the GPUs, `reranker` is a cross-encoder that
-    orders the best `rerank_depth` passages anew.
+    `model` names another place of the encoder of a dense index, or, where the index does not say what it is,
+    the encoder, and `name` its family; `dtype` its numbers, `gpu` searches it on the GPUs, `reranker` is a
+    cross-encoder that orders the best `rerank_depth` passages anew.
     """
 
     def __init__(
@@ -146,7 +148,8 @@ class Index:
         self.ranker.rank(["warm up"], 1)  # compiles the kernel, or loads it compiled
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[tuple[bytes, float]]]:
-        """(document as JSON bytes, score) of the best passages of each query, best first. A blank query finds nothing."""
+        """(document as JSON bytes, score) of the best passages of each query, best first. A blank query finds
+        nothing."""
         if self.reranker is not None:
             return self._search_reranked(list(queries), topk)
         raw = self.documents.raw
@@ -164,7 +167,8 @@ class Index:
         ]
 
     def normalise(self, query: str) -> str:
-        """Queries of the same form get the same answer. A reranker reads the query as it is, capitals and all."""
+        """Queries of the same form get the same answer. A reranker reads the query as it is, capitals and
+        all."""
         return query if self.reranker is not None else self.ranker.normalise(query)
 
     def close(self) -> None:
@@ -175,7 +179,8 @@ class Index:
 def _open_ranker(
     folder: Path, info: IndexInfo, name: str | None, model: str | None, gpu: bool, dtype: str
 ) -> Ranker:
-    """The ranker of a folder. What a backend needs is imported only for it: numba for BM25, torch and FAISS for dense."""
+    """The ranker of a folder. What a backend needs is imported only for it: numba for BM25, torch and FAISS
+    for dense."""
     rankers: list[Ranker] = []
     if info.backend in ("bm25", "hybrid"):
         from retriever_service.bm25.analysis import AnalyzerSettings

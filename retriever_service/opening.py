@@ -14,7 +14,8 @@ REMOTE_PREFIX = "qdrant+"
 
 
 def check_settings(settings: ServerSettings) -> str:
-    """What is searched, in a few words. Raises what is wrong with the index, so far as it shows without loading it."""
+    """What is searched, in a few words. Raises what is wrong with the index, so far as it shows without
+    loading it."""
     path = Path(settings.index)
     for what, model in (("--retriever_model", settings.retriever_model), ("--reranker", settings.reranker)):
         if model:

@@ -15,7 +15,8 @@ class Ranker(Protocol):
     """Whether a search may be so cheap that it is done in the event loop."""
 
     def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
-        """(row, score) of the best passages of each query, best first; fewer than `topk` where fewer match."""
+        """(row, score) of the best passages of each query, best first; fewer than `topk` where fewer
+        match."""
 
     def normalise(self, query: str) -> str:
         """A form that two queries share only if they get the same answer."""
@@ -29,7 +30,8 @@ class Reranker(Protocol):
 
 
 class HybridRanker:
-    """Reciprocal rank fusion (Cormack, Clarke and Buettcher 2009): the score of a row is the sum of 1 / (60 + its rank) over rankers."""
+    """Reciprocal rank fusion (Cormack, Clarke and Buettcher 2009): the score of a row is the sum of 1 / (60 +
+    its rank) over rankers."""
 
     quick = False
 

@@ -1,8 +1,9 @@
 """Searching a Qdrant collection instead of an index on this machine, for those who outgrow it.
 
-Why Qdrant: vectors and passages in one engine, one binary without a JVM, filters, replicas and shards, and a Python client whose
-local mode runs the same calls in a test. Addresses: `qdrant+http://HOST:6333/COLLECTION`, `qdrant+https://...`, and for the local
-mode `qdrant+file:///FOLDER/COLLECTION`. Points have the row as id and `{"id", "contents"}` as payload; `push` writes them so.
+Why Qdrant: vectors and passages in one engine, one binary without a JVM, filters, replicas and shards, and a
+Python client whose local mode runs the same calls in a test. Addresses: `qdrant+http://HOST:6333/COLLECTION`,
+`qdrant+https://...`, and for the local mode `qdrant+file:///FOLDER/COLLECTION`. Points have the row as id and
+`{"id", "contents"}` as payload; `push` writes them so.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def connect(address: str, timeout_seconds: int = 30):
 
 
 class QdrantIndex:
-    """As `Index`, over a collection. An engine that does not answer raises RetrieverUnavailable (a 503), never an empty result."""
+    """As `Index`, over a collection. An engine that does not answer raises RetrieverUnavailable (a 503),
+    never an empty result."""
 
     quick = False
     rows = None
@@ -92,7 +94,8 @@ class QdrantIndex:
         )
 
     def search(self, queries: list[str], topk: int) -> list[list[tuple[bytes, float]]]:
-        """(document as JSON bytes, score) of the best passages of each query, best first. A blank query finds nothing."""
+        """(document as JSON bytes, score) of the best passages of each query, best first. A blank query finds
+        nothing."""
         from qdrant_client import models
 
         queries = list(queries)
@@ -119,8 +122,9 @@ class QdrantIndex:
         return hits
 
     def _with_text(self, points: list) -> list[tuple[str, str, str | None, float]]:
-        """(id, contents, url, score) of the points that have text: others write into the same collections. A point without an id of ours is known
-        by its own. Raises RetrieverUnavailable where none of them has text."""
+        """(id, contents, url, score) of the points that have text: others write into the same collections. A
+        point without an id of ours is known by its own. Raises RetrieverUnavailable where none of them has
+        text."""
         found = []
         for point in points:
             payload = point.payload or {}
@@ -163,7 +167,8 @@ def _calling(address: str, function: Callable):
 
 
 def _count(client, collection: str, address: str, dimension: int, whose: str) -> int:
-    """Points of a collection. Raises BadSetting where it can't hold the vectors of `whose`, or orders them by distance."""
+    """Points of a collection. Raises BadSetting where it can't hold the vectors of `whose`, or orders them by
+    distance."""
     from qdrant_client import models
 
     if not client.collection_exists(collection):
@@ -187,10 +192,11 @@ def _count(client, collection: str, address: str, dimension: int, whose: str) ->
 
 
 def push(folder: str | Path, address: str, progress: Callable[[int, int], None] | None = None) -> int:
-    """Copy a dense index folder (of a type that keeps its vectors: Flat, SQ, HNSW) into a collection. Returns the number of points.
+    """Copy a dense index folder (of a type that keeps its vectors: Flat, SQ, HNSW) into a collection. Returns
+    the number of points.
 
-    May be run again after a break: points that are there are written over with the same content. Raises BadSetting for a collection
-    that can't hold it, RetrieverUnavailable where the engine does not answer.
+    May be run again after a break: points that are there are written over with the same content. Raises
+    BadSetting for a collection that can't hold it, RetrieverUnavailable where the engine does not answer.
     """
     from qdrant_client import models
 

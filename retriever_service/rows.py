@@ -1,12 +1,11 @@
 """Whole rows of a corpus on disk, memory-mapped: the fields beyond id, contents and url, and the places of
 ids and urls.
 
-`fields.blocks` has the JSON of those fields in blocks of up to 64 rows: the `uint32` sizes of the block's text and of what
-follows, then the text packed by zstd, one row per line. `fields.places` has for each row a `uint64`: where its block
-begins, times 256, plus its line in it.
-`lookup.keys` holds the sorted 64-bit hashes of all ids and urls, `lookup.rows` the row of each. An index that
-lacks these files,
-as older ones do, serves everything but whole rows.
+`fields.blocks` has the JSON of those fields in blocks of up to 64 rows: the `uint32` sizes of the block's
+text and of what follows, then the text packed by zstd, one row per line. `fields.places` has for each row a
+`uint64`: where its block begins, times 256, plus its line in it. `lookup.keys` holds the sorted 64-bit hashes
+of all ids and urls, `lookup.rows` the row of each. An index that lacks these files, as older ones do, serves
+everything but whole rows.
 """
 
 from __future__ import annotations

@@ -12,18 +12,22 @@ from retriever_service.errors import BadSetting
 class ServerSettings(BaseModel):
     """All that `create_app` and `serve_in_thread` need.
 
-    Every field is a flag of `unspiral serve retriever`: of its own name, but `--timeout-seconds` for `request_timeout_seconds`, and
-    `--token-env`, which names the environment variable that `token` is read from.
+    Every field is a flag of `unspiral serve retriever`: of its own name, but `--timeout-seconds` for
+    `request_timeout_seconds`, and `--token-env`, which names the environment variable that `token` is read
+    from.
     """
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True)
 
     index: str
-    """Folder of a built index; or a FAISS file, beside `corpus`; or a Qdrant collection (`qdrant+http://HOST:PORT/NAME`)."""
+    """Folder of a built index; or a FAISS file, beside `corpus`; or a Qdrant collection
+    (`qdrant+http://HOST:PORT/NAME`)."""
     corpus: str | None = None
-    """Corpus file that the index must have been built from; None trusts the index, which holds its own documents."""
+    """Corpus file that the index must have been built from; None trusts the index, which holds its own
+    documents."""
     retriever_name: str | None = None
-    """The encoder's family where the index does not say: e5, bge, contriever or auto. For an index folder, its backend."""
+    """The encoder's family where the index does not say: e5, bge, contriever or auto. For an index folder,
+    its backend."""
     retriever_model: str | None = None
     """Folder or hub name of the encoder; None takes the one that a dense index was made with."""
     encoder_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -51,20 +55,25 @@ class ServerSettings(BaseModel):
     max_body_bytes: int = Field(32 << 20, ge=1024)
     """Largest request body; more is a 413."""
     max_bodies_bytes: int = Field(512 << 20, ge=1024)
-    """Most bytes of the bodies of all requests in flight; more is a 503 with Retry-After (a request alone is always taken)."""
+    """Most bytes of the bodies of all requests in flight; more is a 503 with Retry-After (a request alone is
+    always taken)."""
     max_connections: int = Field(4000, ge=1)
     """Most open connections of a process. A further one takes the place of an idle one, or gets a 503."""
     batch_size: int = Field(256, ge=1)
-    """Most queries searched together; 1 handles them one at a time. With a reranker, most passages that it reads together."""
+    """Most queries searched together; 1 handles them one at a time. With a reranker, most passages that it
+    reads together."""
     batch_wait_ms: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """How long a batch that is not full waits for company. 0: a batch is whatever came in while the last one was searched."""
+    """How long a batch that is not full waits for company. 0: a batch is whatever came in while the last one
+    was searched."""
     max_queued: int = Field(8192, ge=1)
-    """Most queries that wait; past it a request gets a 503 with Retry-After (a request alone in the queue is always taken)."""
+    """Most queries that wait; past it a request gets a 503 with Retry-After (a request alone in the queue is
+    always taken)."""
     cache_size: int = Field(10_000, ge=0)
-    """Queries whose results are kept (least recently used out first); 0 keeps none. It counts queries, not bytes: one takes its `topk`
-    passages and about 120 bytes for each."""
+    """Queries whose results are kept (least recently used out first); 0 keeps none. It counts queries, not
+    bytes: one takes its `topk` passages and about 120 bytes for each."""
     request_timeout_seconds: float = Field(30.0, gt=0, allow_inf_nan=False)
-    """Deadline of one request, a 504 after it; a client may ask for a shorter one with the header X-Timeout-Seconds."""
+    """Deadline of one request, a 504 after it; a client may ask for a shorter one with the header
+    X-Timeout-Seconds."""
     dialect: Literal["auto", "zerosearch"] = "auto"
     """Whose answer a `query` with `top_k` gets: `zerosearch` is a list of `{"text"}`; `auto` is that on port
     6002, where ZeroSearch's
@@ -76,7 +85,8 @@ class ServerSettings(BaseModel):
     drain_seconds: float = Field(10.0, ge=0, allow_inf_nan=False)
     """At a stop, how long requests that are in flight may go on."""
     token: SecretStr | None = Field(None, min_length=1)
-    """If set, every route but the health ones wants `Authorization: Bearer TOKEN`. Existing clients send none."""
+    """If set, every route but the health ones wants `Authorization: Bearer TOKEN`. Existing clients send
+    none."""
     insecure: bool = False
     """Listen beyond this machine without a token: inside a private network, for clients that send none."""
 

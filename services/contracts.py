@@ -1,8 +1,9 @@
 """The records that pass between services. Plain Python and NumPy: no torch, no Ray.
 
-Words (they are the field's, see docs/algorithms.md): a *trajectory* is a prompt, then *actions* (runs of tokens that the model
-wrote) with *observations* (retrieved text, or the notice after an invalid action) between them. `action_ids[t]` is the index of
-the action that token t belongs to, or -1 where the model did not write it: the action mask is `action_ids >= 0`.
+Words (they are the field's, see docs/algorithms.md): a *trajectory* is a prompt, then *actions* (runs of
+tokens that the model wrote) with *observations* (retrieved text, or the notice after an invalid action)
+between them. `action_ids[t]` is the index of the action that token t belongs to, or -1 where the model did
+not write it: the action mask is `action_ids >= 0`.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ class Question:
     golden_answers: tuple[str, ...]
     data_source: str
     prompt: str | None = None
-    """The full user turn, where the data file carries one (Search-R1 parquet); None: the template writes it."""
+    """The full user turn, where the data file carries one (Search-R1 parquet); None: the template writes
+    it."""
     system: str | None = None
     """The system turn that stands before `prompt` in the data file, if any."""
 
 
 @dataclass(frozen=True)
 class TrajectoryRequest:
-    """One trajectory to be sampled. The uid is unique in a run and stays the same when the trajectory is run again."""
+    """One trajectory to be sampled. The uid is unique in a run and stays the same when the trajectory is run
+    again."""
 
     uid: str
     group: str
@@ -109,7 +112,8 @@ class Trajectory:
         return min(a.policy_version for a in self.actions)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Whole sequence: token_ids int32 [T], action_ids int16 [T] (-1 outside the mask), sampler log-probs float32 [T] (0 outside)."""
+        """Whole sequence: token_ids int32 [T], action_ids int16 [T] (-1 outside the mask), sampler log-probs
+        float32 [T] (0 outside)."""
         tokens, actions, logps = (
             list(self.prompt_ids),
             [-1] * len(self.prompt_ids),
@@ -131,7 +135,8 @@ class Trajectory:
 
 @dataclass
 class TokenBatch:
-    """Trajectories as packed arrays: row b is `[offsets[b], offsets[b + 1])` of each array. Log-probs are in nats."""
+    """Trajectories as packed arrays: row b is `[offsets[b], offsets[b + 1])` of each array. Log-probs are in
+    nats."""
 
     uid: list[str]
     offsets: np.ndarray  # int64 [B + 1]
@@ -189,7 +194,8 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """One version of the weights, on its way to the workers. What `payload` holds is the transport's own affair."""
+    """One version of the weights, on its way to the workers. What `payload` holds is the transport's own
+    affair."""
 
     version: int
     backend: str

@@ -1,7 +1,7 @@
 """Starts a service as a named Ray actor, for a run that was not given the address of a running one.
 
-The actor runs the same server as `unspiral serve retriever|likelihood`; only the process around it differs. Where that dies, Ray starts it
-again, on the same port.
+The actor runs the same server as `unspiral serve retriever|likelihood`; only the process around it differs.
+Where that dies, Ray starts it again, on the same port.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Service:
 
 
 def _host() -> str:
-    """Loopback for a local Ray of our own; on a cluster, where nodes may join later, the address by which they reach this one."""
+    """Loopback for a local Ray of our own; on a cluster, where nodes may join later, the address by which
+    they reach this one."""
     nodes = [n for n in ray.nodes() if n["Alive"]]
     return ray.util.get_node_ip_address() if os.environ.get("RAY_ADDRESS") or len(nodes) > 1 else "127.0.0.1"
 
@@ -116,7 +117,8 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any) 
 
 
 def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> int:
-    """Index a corpus by BM25 into `out`; an index of the same corpus that is there already is kept. Malformed lines left out."""
+    """Index a corpus by BM25 into `out`; an index of the same corpus that is there already is kept. Malformed
+    lines left out."""
     from retriever_service.errors import IndexInvalid
     from retriever_service.indexing.build import build_index
 

@@ -1,6 +1,7 @@
 """Typed settings of the services. The trainer's configuration is composed of these (`trainer.config.schema`).
 
-Every section refuses keys that it does not know. Field docstrings are the descriptions in `unspiral config schema`.
+Every section refuses keys that it does not know. Field docstrings are the descriptions in `unspiral config
+schema`.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ class Settings(BaseModel):
 
 
 class RetrieverSettings(Settings):
-    """Where searches go. One of `url` (a running service), `index` (a folder of `unspiral index build`) or `corpus`."""
+    """Where searches go. One of `url` (a running service), `index` (a folder of `unspiral index build`) or
+    `corpus`."""
 
     url: str | None = None
     """Address of a running retriever, e.g. http://127.0.0.1:8000."""
     index: str | None = None
     """Folder of a built index; the driver starts the service on it."""
     corpus: str | None = None
-    """Corpus file or folder, of any layout in docs/data.md; the driver indexes it (BM25), then starts the service."""
+    """Corpus file or folder, of any layout in docs/data.md; the driver indexes it (BM25), then starts the
+    service."""
     skip_bad: bool = False
     """Leave out malformed lines of `corpus`, counted, instead of stopping at the first."""
     timeout_seconds: float = Field(60.0, gt=0)
@@ -75,7 +78,8 @@ class RolloutSettings(Settings):
     group_size: int = Field(5, ge=1)
     """Trajectories sampled for each prompt."""
     template: str = "search_r1"
-    """`search_r1`, `lab`, or an import path `package.module:Name` of a class with the protocol of services.rollout.worker.templates."""
+    """`search_r1`, `lab`, or an import path `package.module:Name` of a class with the protocol of
+    services.rollout.worker.templates."""
     reading: Literal["innermost", "search_r1"] = "innermost"
     """How tags in the model's text are read. `innermost`: from the last opening tag to the first closing one,
     and tags in a think block do nothing. `search_r1`: as Search-R1's released code, from the first opening
@@ -84,7 +88,8 @@ class RolloutSettings(Settings):
     """What begins the prompt of a model without a chat template: what its tokenizer puts before a text, or
     nothing, as Search-R1 does."""
     deterministic: bool = False
-    """Same seed, same run on CPU: a turn barrier, a fixed worker for each trajectory, one thread, seeds from uids."""
+    """Same seed, same run on CPU: a turn barrier, a fixed worker for each trajectory, one thread, seeds from
+    uids."""
     max_turns: int = Field(4, ge=0)
     """Generations that may search; one more follows in which a search is not carried out."""
     max_response_tokens: int = Field(500, ge=1)
@@ -118,19 +123,21 @@ class RolloutSettings(Settings):
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of one worker."""
     compile: Literal["full", "graphs", "off"] = "full"
-    """What vLLM prepares before it serves (GPU only): `full` compiles the model and captures CUDA graphs; `graphs` captures those of decoding
-    steps alone, and starts sooner (steps in which a prompt begins run eagerly); `off` runs all eagerly."""
+    """What vLLM prepares before it serves (GPU only): `full` compiles the model and captures CUDA graphs;
+    `graphs` captures those of decoding steps alone, and starts sooner (steps in which a prompt begins run
+    eagerly); `off` runs all eagerly."""
     share_gpus: bool = False
-    """Workers and learner use the same GPUs in turns: engines sleep while the learner computes. For those with one card; a run with a GPU
-    for each is faster. `learner.offload_optimizer` makes room."""
+    """Workers and learner use the same GPUs in turns: engines sleep while the learner computes. For those
+    with one card; a run with a GPU for each is faster. `learner.offload_optimizer` makes room."""
 
 
 class WeightSyncSettings(Settings):
     """How weights go from the learner to the rollout workers."""
 
     backend: Literal["auto", "nccl", "gloo", "shared_memory"] = "auto"
-    """`nccl`: broadcast between GPUs. `gloo`: the same over TCP, on CPUs. `shared_memory`: through Ray's object store. `auto`: nccl where the
-    learner and every worker have GPUs of their own, else shared_memory."""
+    """`nccl`: broadcast between GPUs. `gloo`: the same over TCP, on CPUs. `shared_memory`: through Ray's
+    object store. `auto`: nccl where the learner and every worker have GPUs of their own, else
+    shared_memory."""
     timeout_seconds: float = Field(300.0, gt=0)
     """Longest wait for one attempt at a sync; a worker that does not answer by then leaves the pool."""
     bucket_mib: int = Field(256, ge=1)
@@ -141,7 +148,8 @@ class StoreSettings(Settings):
     """The likelihood store."""
 
     url: str | None = None
-    """`sqlite:PATH`, `redis://HOST:PORT/DB`, or the http address of a running likelihood service. None: `likelihood.db` in the run's folder."""
+    """`sqlite:PATH`, `redis://HOST:PORT/DB`, or the http address of a running likelihood service. None:
+    `likelihood.db` in the run's folder."""
     token_steps: int = Field(8, ge=1)
     """Steps whose token arrays are kept, for the probes."""
 
@@ -165,14 +173,16 @@ class ControlSettings(Settings):
     enabled: bool = True
     """Serve it."""
     host: str = Field(default_factory=lambda: os.environ.get("UNSPIRAL_CONTROL_HOST") or "127.0.0.1")
-    """Address to bind (default: UNSPIRAL_CONTROL_HOST, else 127.0.0.1); beyond this machine UNSPIRAL_API_TOKEN must be set."""
+    """Address to bind (default: UNSPIRAL_CONTROL_HOST, else 127.0.0.1); beyond this machine
+    UNSPIRAL_API_TOKEN must be set."""
     port: int = Field(
         default_factory=lambda: os.environ.get("UNSPIRAL_CONTROL_PORT") or 8200,
         ge=0,
         le=65535,
         validate_default=True,
     )
-    """Port (default: UNSPIRAL_CONTROL_PORT, else 8200); 0, or one that is taken, gives any free one. The address is in the run's `control.json`."""
+    """Port (default: UNSPIRAL_CONTROL_PORT, else 8200); 0, or one that is taken, gives any free one. The
+    address is in the run's `control.json`."""
 
 
 class ProbeSettings(Settings):
@@ -191,34 +201,40 @@ class ProbeSettings(Settings):
 
 
 class MonitorRules(Settings):
-    """Thresholds of the phase monitor (docs/monitor.md). Nats are a token; windows and patiences are counted in steps that have the metric."""
+    """Thresholds of the phase monitor (docs/monitor.md). Nats are a token; windows and patiences are counted
+    in steps that have the metric."""
 
     lag_nats: float = Field(-0.08, lt=0)
     """Alarm when the mean of `probe/lag` is below this."""
     lag_sigmas: float = Field(3.0, ge=0)
-    """Where the probe is noisier than usual (few trajectories), the mean must also lie so many of its standard errors below 0."""
+    """Where the probe is noisier than usual (few trajectories), the mean must also lie so many of its
+    standard errors below 0."""
     lag_clear_nats: float = Field(-0.03, le=0, validate_default=True)
     """The alarm ends when the mean is above this again."""
     lag_window: int = Field(5, ge=1)
     """Values of `probe/lag` (and of `probe/fixed`, `entropy`, `leak/logp_entropy`) in the mean."""
     fixed_drop_nats: float = Field(0.15, gt=0)
-    """Sign: `probe/fixed` this far below its best of the last `memory_steps` (both are means of `lag_window` values)."""
+    """Sign: `probe/fixed` this far below its best of the last `memory_steps` (both are means of `lag_window`
+    values)."""
     memory_steps: int = Field(60, ge=5)
     """Steps over which the fixed probe's best and the entropy's lowest value are remembered."""
     share_negative: float = Field(0.5, gt=0, lt=1)
-    """Sign: share of preserved responses that the update made less likely (mean of `share_window`). Read with LLDS off only, which
-    lowers it: where `llds/lambda` is 0, or, for trainers that don't say, where there is no `llds/active_tokens`."""
+    """Sign: share of preserved responses that the update made less likely (mean of `share_window`). Read with
+    LLDS off only, which
+    lowers it: where `llds/lambda` is 0, or, for trainers that don't say, where there is no
+    `llds/active_tokens`."""
     share_window: int = Field(10, ge=1)
     """Values of `displacement/share_negative` in the mean."""
     leak_nats: float = Field(0.1, gt=0)
-    """Alarm when sampled tokens' surprise and entropy differ by more: sampler and learner have different supports."""
+    """Alarm when sampled tokens' surprise and entropy differ by more: sampler and learner have different
+    supports."""
     patience: int = Field(3, ge=1)
     """Steps running that a threshold must be passed."""
     clear_patience: int = Field(8, ge=1)
     """Steps running before an alarm ends."""
     acceleration_nats: float = Field(-0.25, lt=0)
-    """Acceleration when the lag probe's mean is below this, or below `lag_nats` together with one of the three signs that follow
-    (`grad_norm_mads`, `entropy_rise_nats`, `share_negative`)."""
+    """Acceleration when the lag probe's mean is below this, or below `lag_nats` together with one of the
+    three signs that follow (`grad_norm_mads`, `entropy_rise_nats`, `share_negative`)."""
     grad_norm_mads: float = Field(5.0, gt=0)
     """Sign: gradient norm (mean of 3) above the baseline's median by so many median absolute deviations."""
     entropy_rise_nats: float = Field(0.3, gt=0)
@@ -230,16 +246,17 @@ class MonitorRules(Settings):
     reward_window: int = Field(8, ge=1)
     """Steps in the mean reward, and steps running that it must stay low."""
     reward_floor: float = Field(0.05, ge=0)
-    """A running maximum below this is no reward to lose: the collapse rule waits. A mean up to this, with no group of two different rewards,
-    is a dead batch."""
+    """A running maximum below this is no reward to lose: the collapse rule waits. A mean up to this, with no
+    group of two different rewards, is a dead batch."""
     nonfinite_steps: int = Field(2, ge=1)
     """Collapsed when the gradient norm was not finite (null) for so many steps running."""
     dead_clip_fraction: float = Field(0.99, gt=0, le=1)
-    """A dead batch also where no group has two different rewards and at least this share of ratios is clipped (for trainers that count the
-    ratios of trajectories without advantage)."""
+    """A dead batch also where no group has two different rewards and at least this share of ratios is clipped
+    (for trainers that count the ratios of trajectories without advantage)."""
     flat_nats: float = Field(-0.015, lt=0)
-    """Slow slip: the lag probe's mean over `share_window` values is below this (until above a third of it). With reward that holds or
-    rises it is stagnation; with `probe/fixed` down by `fixed_drop_nats` it is decay."""
+    """Slow slip: the lag probe's mean over `share_window` values is below this (until above a third of it).
+    With reward that holds or rises it is stagnation; with `probe/fixed` down by `fixed_drop_nats` it is
+    decay."""
     hold_share: float = Field(0.95, gt=0, le=1)
     """Reward holds while its mean is at least this share of its running maximum."""
     recover_steps: int = Field(15, ge=1)
@@ -259,7 +276,8 @@ class MonitorSettings(Settings):
     """What is done when the phase turns bad."""
 
     action: Literal["none", "raise_lambda", "lower_lr", "rollback", "stop"] = "none"
-    """`raise_lambda`, `lower_lr`: by a factor of 2 at an alarm, at most three times, put back when the run is healthy. `rollback`: at
-    acceleration or collapse, to the newest checkpoint from before the fall, with half the learning rate. `stop`: when the phase becomes
-    `collapsed`, save a checkpoint and end the run with exit status 4."""
+    """`raise_lambda`, `lower_lr`: by a factor of 2 at an alarm, at most three times, put back when the run is
+    healthy. `rollback`: at acceleration or collapse, to the newest checkpoint from before the fall, with half
+    the learning rate. `stop`: when the phase becomes `collapsed`, save a checkpoint and end the run with exit
+    status 4."""
     rules: MonitorRules = MonitorRules()

@@ -1,4 +1,5 @@
-"""Tests share their process with others, in any order: what one leaves behind there, and the next could trip over, is put right here."""
+"""Tests share their process with others, in any order: what one leaves behind there, and the next could trip
+over, is put right here."""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ import sys
 import pytest
 from hypothesis import settings
 
-# Two processes test at the same time: with a thread a core each would wait for the other's, and take twice as long. It is read when PyTorch is
-# imported, and is what rollout workers and learners get in a run.
+# Two processes test at the same time: with a thread a core each would wait for the other's, and take twice as
+# long. It is read when PyTorch is imported, and is what rollout workers and learners get in a run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A Ray that a test starts answers holders of this token alone. It reads both when it is imported; without
 # them it would leave a token file in the home folder.
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-# PyTorch asks for a name at each connection that it makes. Where a name server drops the question, the answer would take 5 s and more.
+# PyTorch asks for a name at each connection that it makes. Where a name server drops the question, the answer
+# would take 5 s and more.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # The same examples in each run: what they find is found by everybody, and at once.
@@ -26,14 +28,16 @@ settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items):
-    """Files with whole systems in them first: two processes share the files out, and the last one to be taken should be a short one."""
+    """Files with whole systems in them first: two processes share the files out, and the last one to be taken
+    should be a short one."""
     slow = {item.path for item in items if any(item.iter_markers("ray")) or any(item.iter_markers("vllm"))}
     items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def deepspeed_knows_no_dead_process_group():
-    """vLLM, where a test steps it in this process, destroys the process groups when it ends. DeepSpeed would go on using them."""
+    """vLLM, where a test steps it in this process, destroys the process groups when it ends. DeepSpeed would
+    go on using them."""
     groups, torch = sys.modules.get("deepspeed.utils.groups"), sys.modules.get("torch")
     if groups is None or torch is None:
         return
@@ -47,8 +51,8 @@ def deepspeed_knows_no_dead_process_group():
 
 @pytest.fixture(scope="module")
 def without_llvmlite():
-    """vLLM's start scans the namespaces of all modules, and fails at an object of llvmlite's that answers to any attribute. A worker's
-    process never loads llvmlite; this one may have, for the retriever's tests."""
+    """vLLM's start scans the namespaces of all modules, and fails at an object of llvmlite's that answers to
+    any attribute. A worker's process never loads llvmlite; this one may have, for the retriever's tests."""
     hidden = {
         name: sys.modules.pop(name)
         for name, module in list(sys.modules.items())

@@ -1,4 +1,5 @@
-"""Processes that get a share of a core each, by control groups: as if each had a machine of its own, however few cores this one has."""
+"""Processes that get a share of a core each, by control groups: as if each had a machine of its own, however
+few cores this one has."""
 
 from __future__ import annotations
 

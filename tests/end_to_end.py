@@ -59,7 +59,8 @@ def events(run: Path, kind: str):
 
 
 def reproducible(step: dict):
-    """A step's metrics without what may differ between two equal runs: times, rates, and the attempt's number."""
+    """A step's metrics without what may differ between two equal runs: times, rates, and the attempt's
+    number."""
     return {
         k: v
         for k, v in step.items()

@@ -42,6 +42,7 @@ def fill(disk: Path) -> None:
 
 
 def read_only(disk: Path) -> None:
-    """Have the file system take no more changes by its path, as after an error of the disk. (Files that are open stay so.)"""
+    """Have the file system take no more changes by its path, as after an error of the disk. (Files that are
+    open stay so.)"""
     subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)

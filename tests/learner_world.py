@@ -46,7 +46,8 @@ def make_policy(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
 
 
 def make_batch(rows: int = 8, *, seed: int = 0, group: int = 4) -> TokenBatch:
-    """Rows of a prompt, then actions and observations in turn; advantages of either sign, zero in the last group."""
+    """Rows of a prompt, then actions and observations in turn; advantages of either sign, zero in the last
+    group."""
     rng = np.random.default_rng(seed)
     tokens, actions = [], []
     for _ in range(rows):
@@ -89,7 +90,8 @@ def make_config(model: Path, **sections: dict) -> Config:
 
 
 def given_old(batch: TokenBatch, *, seed: int = 1) -> TokenBatch:
-    """The batch with some log-probs as pi_old, far enough from any re-scoring noise that ratios and LLDS's gates are fixed."""
+    """The batch with some log-probs as pi_old, far enough from any re-scoring noise that ratios and LLDS's
+    gates are fixed."""
     rng = np.random.default_rng(seed)
     batch.logp_old = np.where(
         batch.action_ids >= 0, rng.normal(-3.7, 0.8, len(batch.action_ids)), 0.0
@@ -103,8 +105,8 @@ class TestableRank(LearnerRank):
     __test__ = False
 
     def gradient(self, batch: TokenBatch, llds_lambda: float) -> dict[str, torch.Tensor]:
-        """The gradient of the whole batch as one optimiser step, against batch.logp_old, from all ranks. Needs betas[0] = 0, so that Adam's
-        first moment is the gradient, and a grad_clip that never clips."""
+        """The gradient of the whole batch as one optimiser step, against batch.logp_old, from all ranks.
+        Needs betas[0] = 0, so that Adam's first moment is the gradient, and a grad_clip that never clips."""
         packs = self._deal(list(range(len(batch))), batch)
         part = [make_microbatch(batch, rows, self.device, packed=self.packed) for rows in packs]
         objective = Objective(self.algorithm, llds_lambda, 1.0)

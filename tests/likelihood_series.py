@@ -1,4 +1,5 @@
-"""Made-up runs for the phase monitor: levels with noise, of known kind. Noise is that of a batch of some 40 to 80 trajectories."""
+"""Made-up runs for the phase monitor: levels with noise, of known kind. Noise is that of a batch of some 40
+to 80 trajectories."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def healthy(seed: int, steps: int = 300, lag_noise: float = 0.03) -> list[dict]:
 def fall(
     seed: int, *, begins: int = 100, rate: float, delay: int, depth: float = 3.0, steps: int = 300
 ) -> tuple[list[dict], int]:
-    """From step `begins` likelihood falls by `rate` nats a token and step; reward starts to fall `delay` steps later.
+    """From step `begins` likelihood falls by `rate` nats a token and step; reward starts to fall `delay`
+    steps later.
 
     Returns the run and the first step at which the reward's own level (without noise) is 15 % below its best.
     """

@@ -1,4 +1,5 @@
-"""A Ray cluster that lives on when a driver dies: `ray start` processes on this machine, ended by their process ids."""
+"""A Ray cluster that lives on when a driver dies: `ray start` processes on this machine, ended by their
+process ids."""
 
 from __future__ import annotations
 

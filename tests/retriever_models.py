@@ -1,4 +1,5 @@
-"""A tiny BERT with random weights and a word vocabulary, as an encoder and as a cross-encoder: real loading code, no download."""
+"""A tiny BERT with random weights and a word vocabulary, as an encoder and as a cross-encoder: real loading
+code, no download."""
 
 from __future__ import annotations
 

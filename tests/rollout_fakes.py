@@ -42,7 +42,8 @@ class ScriptedEngine:
 
 
 def byte_bpe(texts: list[str], merges: int = 120):
-    """A byte-level BPE tokenizer trained on `texts`: most random id sequences are not what it would encode their text to."""
+    """A byte-level BPE tokenizer trained on `texts`: most random id sequences are not what it would encode
+    their text to."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

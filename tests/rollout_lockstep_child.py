@@ -1,4 +1,5 @@
-"""A fresh lockstep engine in a fresh process: writes a batch of rollouts to a file. Arguments: model folder, output file."""
+"""A fresh lockstep engine in a fresh process: writes a batch of rollouts to a file. Arguments: model folder,
+output file."""
 
 import asyncio
 import json

@@ -10,7 +10,8 @@ from rollout_fakes import words
 
 
 def tiny_model(folder: Path, *, tied: bool = True, seed: int = 0, scale: float = 1.0, **shape: int):
-    """A random Qwen2 with heads of 32 and a word-level tokenizer, written to `folder`; returns the transformers model. shape: other sizes."""
+    """A random Qwen2 with heads of 32 and a word-level tokenizer, written to `folder`; returns the
+    transformers model. shape: other sizes."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = words()
@@ -45,9 +46,11 @@ def reference_logprobs(model, rows: list[list[int]], temperature: float = 1.0) -
 
 
 def bigram_model(folder: Path, next_words: dict[str, dict[str, float]], *, seed: int = 0):
-    """A policy whose next word depends on the last one alone: `next_words[word]` are the probabilities; written to `folder`.
+    """A policy whose next word depends on the last one alone: `next_words[word]` are the probabilities;
+    written to `folder`.
 
-    A real Qwen2 with one-hot embeddings, whose layers add nothing: logits are a column of the output layer. (`seed` adds a little noise.)
+    A real Qwen2 with one-hot embeddings, whose layers add nothing: logits are a column of the output layer.
+    (`seed` adds a little noise.)
     """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -86,7 +89,8 @@ def bigram_model(folder: Path, next_words: dict[str, dict[str, float]], *, seed:
 
 
 def searcher(folder: Path, *, again: float = 0.0, seed: int = 0):
-    """A policy that searches for one of `n0 .. n19`, then answers one of `n20 .. n39` (or searches again, with probability `again`)."""
+    """A policy that searches for one of `n0 .. n19`, then answers one of `n20 .. n39` (or searches again,
+    with probability `again`)."""
     table = {
         "?": {"<search>": 1.0},
         "<search>": {f"n{i}": 0.05 for i in range(20)},

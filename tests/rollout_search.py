@@ -13,7 +13,8 @@ from fastapi.responses import JSONResponse
 
 
 class Search:
-    """`queries` seen so far. While `hold` is set no query is answered, while `hold_first` is set the first one is not; `down` answers 503."""
+    """`queries` seen so far. While `hold` is set no query is answered, while `hold_first` is set the first
+    one is not; `down` answers 503."""
 
     def __init__(self, url: str):
         self.url = url

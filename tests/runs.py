@@ -1,4 +1,5 @@
-"""Small real runs for the tests of reliability: quick engine, few questions, and what can be seen of a run from outside."""
+"""Small real runs for the tests of reliability: quick engine, few questions, and what can be seen of a run
+from outside."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ QUESTIONS = 10
 
 
 def run_config(files, folder: Path, name: str, **sections) -> Path:
-    """A deterministic run of 6 steps of 4 x 3 trajectories on the transformers engine, unless told otherwise."""
+    """A deterministic run of 6 steps of 4 x 3 trajectories on the transformers engine, unless told
+    otherwise."""
     few = folder / "few.jsonl"
     if not few.exists():
         few.write_text("".join(Path(files.train_questions).read_text().splitlines(keepends=True)[:QUESTIONS]))

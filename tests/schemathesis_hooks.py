@@ -1,4 +1,5 @@
-"""What schemathesis is told that no JSON schema says: a body of bytes that is accepted, and integers inside free data."""
+"""What schemathesis is told that no JSON schema says: a body of bytes that is accepted, and integers inside
+free data."""
 
 from __future__ import annotations
 

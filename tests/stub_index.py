@@ -1,4 +1,5 @@
-"""Package indexes in folders that look like the public ones: each wheel holds real metadata and no code, so that resolvers can be run on them."""
+"""Package indexes in folders that look like the public ones: each wheel holds real metadata and no code, so
+that resolvers can be run on them."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def add_to_index(index: Path, wheel: Path) -> None:
 
 
 def make_indexes(root: Path, torch: str) -> tuple[Path, Path, Path]:
-    """(bare index, PyTorch's CPU index, folder with one wheel of torch), of what is installed here. torch: version without a local part."""
+    """(bare index, PyTorch's CPU index, folder with one wheel of torch), of what is installed here. torch:
+    version without a local part."""
     bare, pytorch, wheels = root / "simple", root / "cpu", root / "wheels"
     aside = root / "aside"
     for folder in (bare, pytorch, wheels, aside):

@@ -43,7 +43,8 @@ def change(model, seed: int) -> None:
 
 
 class LocalLearner:
-    """A model and the real sending side, without Ray and DeepSpeed. `hook(i)` is called before the i-th tensor is handed over."""
+    """A model and the real sending side, without Ray and DeepSpeed. `hook(i)` is called before the i-th
+    tensor is handed over."""
 
     def __init__(self, model, settings: WeightSyncSettings):
         self.model, self.hook, self.offers = model, lambda i: None, []

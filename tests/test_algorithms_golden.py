@@ -1,4 +1,5 @@
-"""Every number of tests/data/golden.json: sums, counts and gradients of all losses, in float64 and float32."""
+"""Every number of tests/data/golden.json: sums, counts and gradients of all losses, in float64 and
+float32."""
 
 import json
 from pathlib import Path

@@ -16,7 +16,8 @@ many = functools.partial(settings, max_examples=40, deadline=None, derandomize=T
 
 
 def batch(seed: int, rows: int | None = None) -> dict[str, torch.Tensor]:
-    """Random trajectories: runs of action tokens with gaps between, some rows empty, all advantages' signs; float64."""
+    """Random trajectories: runs of action tokens with gaps between, some rows empty, all advantages' signs;
+    float64."""
     g = torch.Generator().manual_seed(seed)
     b = int(torch.randint(1, 6, (), generator=g)) if rows is None else rows
     t = int(torch.randint(1, 14, (), generator=g))
@@ -274,7 +275,8 @@ def test_llds_equals_plain_loops(seed, gate, min_drop, weight, choose):
 
 @pytest.mark.parametrize(("gate", "opened"), [("action", [0, 1]), ("response", [0, 1])])
 def test_the_gate_opens_exactly_above_0(gate, opened):
-    """Drops of +1/2 and -1/2 are exact in binary: the sum is 0 and the gate shut; one bit more and it opens."""
+    """Drops of +1/2 and -1/2 are exact in binary: the sum is 0 and the gate shut; one bit more and it
+    opens."""
     ids, old = torch.tensor([[0, 0]]), torch.zeros(1, 2)
     for extra, is_open in zip((0.0, 2**-24), opened, strict=True):
         logp = torch.tensor([[-0.5 - extra, 0.5]])

@@ -78,7 +78,8 @@ def test_mask_action_ids_and_advantages_of_real_trajectories_equal_plain_loops(s
             (rewards[row] - mean) / (std + 1e-6) if std else 0.0, rel=1e-6
         )
 
-    # One scalar at the end of the whole chain: the LLDS sum of the padded batch against loops over the trajectories.
+    # One scalar at the end of the whole chain: the LLDS sum of the padded batch against loops over the
+    # trajectories.
     old = _padded(batch, batch.logp_sampler, 0.0)
     new = old - 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(seed))
     term = llds_loss(new, old, got, _padded(batch, batch.action_ids, -1).long())
@@ -171,9 +172,10 @@ def test_logits_of_prompt_and_observation_positions_get_a_gradient_of_exactly_0(
 def _train_toy(llds_lambda: float, seed: int) -> list[float]:
     """Mean log-prob of the right answers, before each of 60 batches and at the end.
 
-    A linear softmax policy over 24 tokens. Four prompts; one answer of five is right (search, answer). The wrong ones search
-    the same, twice, in nearly the same context, and then answer wrongly: their penalty falls on the tokens that the right
-    answer needs. GRPO at four optimiser steps a batch, pi_old taken anew for each batch.
+    A linear softmax policy over 24 tokens. Four prompts; one answer of five is right (search, answer). The
+    wrong ones search the same, twice, in nearly the same context, and then answer wrongly: their penalty
+    falls on the tokens that the right answer needs. GRPO at four optimiser steps a batch, pi_old taken anew
+    for each batch.
     """
     g = torch.Generator().manual_seed(seed)
     width, vocabulary, length = 16, 24, 8

@@ -1,4 +1,5 @@
-"""The same words everywhere: all commands of the tree, and the names by which runs, checkpoints and indexes are given."""
+"""The same words everywhere: all commands of the tree, and the names by which runs, checkpoints and indexes
+are given."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""The control plane of a real run: status, scale, drain and pause by command line and REST, in mid-run; SIGTERM while paused."""
+"""The control plane of a real run: status, scale, drain and pause by command line and REST, in mid-run;
+SIGTERM while paused."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def test_the_policy_learns_to_search_and_sampler_and_learner_agree_throughout(de
 
 
 def test_with_documents_shuffled_between_queries_the_gain_is_gone(demo):
-    """Each title keeps its place, and gets the facts of another document: a policy that knew answers would keep its score."""
+    """Each title keeps its place, and gets the facts of another document: a policy that knew answers would
+    keep its score."""
     folder, _ = demo
     rows = [
         json.loads(line) for line in (folder / "lab" / "world_1000000_corpus.jsonl").read_text().splitlines()

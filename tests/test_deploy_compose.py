@@ -57,7 +57,8 @@ def stack(checkout):
 
 
 def words(service):
-    """Entrypoint and command, with the image's own entrypoint where the file names none. Compose doubles dollars."""
+    """Entrypoint and command, with the image's own entrypoint where the file names none. Compose doubles
+    dollars."""
     entrypoint = service.get("entrypoint") or (
         ["unspiral"] if "retriever" in service["image"] or "likelihood" in service["image"] else []
     )
@@ -162,7 +163,8 @@ def test_every_service_command_is_one_that_the_command_line_takes(stack):
 
 
 def test_the_control_service_finds_runs_of_the_head_and_reaches_them(stack, monkeypatch):
-    """The gateway asks the head's key-value store; a run's driver, on the head, must serve where the gateway's container can reach it."""
+    """The gateway asks the head's key-value store; a run's driver, on the head, must serve where the
+    gateway's container can reach it."""
     line, head = words(stack["services"]["control"]), words(stack["services"]["ray-head"])
     asked = parse(typer.main.get_command(app).commands["serve"].commands["control"], line[3:])
     assert (
@@ -322,7 +324,8 @@ def test_dependencies_wait_for_health(stack):
 
 
 def test_no_container_asks_a_proxy_for_its_neighbours(stack):
-    """Compose hands every container the proxy of ~/.docker/config.json, and urllib knows no 127.0.0.0/8 in `noProxy`."""
+    """Compose hands every container the proxy of ~/.docker/config.json, and urllib knows no 127.0.0.0/8 in
+    `noProxy`."""
     proxied = {
         name: f"http://127.0.0.1:9/{name}"
         for s in ("http", "https", "all")

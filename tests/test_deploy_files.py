@@ -120,7 +120,8 @@ def test_pods_run_confined_with_probes_and_limits(overlay):
 
 
 def test_probes_have_the_time_that_health_checks_have(overlay):
-    """Kubernetes gives one second: a pod that is only busy would be taken out of its service, and its load put on the next."""
+    """Kubernetes gives one second: a pod that is only busy would be taken out of its service, and its load
+    put on the next."""
     stack = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())
     patience = int(stack["services"]["retriever"]["healthcheck"]["timeout"].removesuffix("s"))
     probes = {
@@ -197,7 +198,8 @@ def test_services_budgets_autoscaler_and_claims_point_at_what_is_there(overlay):
 
 
 def test_budgets_of_ray_pods_say_how_many_must_stay(overlay):
-    """A RayCluster has no scale subresource: of `maxUnavailable` Kubernetes makes a budget that never lets any of its pods go."""
+    """A RayCluster has no scale subresource: of `maxUnavailable` Kubernetes makes a budget that never lets
+    any of its pods go."""
     ray = [t["metadata"]["labels"] for t in ray_pods(overlay[1]).values()]
     for name, budget in of_kind(overlay[1], "PodDisruptionBudget").items():
         if any(budget["spec"]["selector"]["matchLabels"].items() <= labels.items() for labels in ray):
@@ -213,7 +215,8 @@ def test_nothing_else_says_how_many_pods_an_autoscaler_wants(overlay):
 
 
 def test_the_operator_can_ask_how_a_job_goes(overlay):
-    """It asks the dashboard from its own namespace, with the token of the Secret that KubeRay expects; else a RayJob never ends."""
+    """It asks the dashboard from its own namespace, with the token of the Secret that KubeRay expects; else a
+    RayJob never ends."""
     name, cluster = next(iter(of_kind(overlay[1], "RayCluster").items()))
     assert cluster["spec"]["authOptions"] == {"mode": "token"}
     head = ray_pods(overlay[1])["head"]

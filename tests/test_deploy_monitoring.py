@@ -1,4 +1,5 @@
-"""Prometheus rules and Grafana dashboards: every expression parses, and every metric in them is one that a service serves."""
+"""Prometheus rules and Grafana dashboards: every expression parses, and every metric in them is one that a
+service serves."""
 
 import json
 import re
@@ -59,7 +60,8 @@ def parsed(expression):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """Names of the samples that the services' /metrics hold, after one step was posted; `up` is Prometheus' own."""
+    """Names of the samples that the services' /metrics hold, after one step was posted; `up` is Prometheus'
+    own."""
     store = open_store(str(tmp_path_factory.mktemp("metrics") / "likelihood.db"))
     client = TestClient(create_app(store, None, MonitorRules(), None))
     step = StepRecord(step=1, metrics={"reward/mean": 0.5}, trajectories=[])
@@ -128,7 +130,8 @@ def selectors(node):
 
 
 def test_each_kind_of_node_is_missed_when_it_is_gone():
-    """A node that is down has no name, so no series: only `absent` sees that, and only if it asks for this kind alone."""
+    """A node that is down has no name, so no series: only `absent` sees that, and only if it asks for this
+    kind alone."""
     config = YAML(typ="safe").load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     ray = next(job for job in config["scrape_configs"] if job["job_name"] == "ray")
     assert {"source_labels": ["__meta_dns_name"], "target_label": "node"} in ray["relabel_configs"]

@@ -1,4 +1,5 @@
-"""The part of docker-compose.yml without torch, in real containers: retriever, Redis and likelihood service, killed and brought back."""
+"""The part of docker-compose.yml without torch, in real containers: retriever, Redis and likelihood service,
+killed and brought back."""
 
 import os
 import shutil

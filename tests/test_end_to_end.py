@@ -106,7 +106,8 @@ def test_the_store_holds_each_trajectory_once(undisturbed):
 
 
 def test_after_kill_9_a_resumed_run_has_the_metrics_of_an_undisturbed_one(files, folder, undisturbed):
-    """Same seed, same run: the steps before the kill, and those after the resume, are the undisturbed run's to the last bit."""
+    """Same seed, same run: the steps before the kill, and those after the resume, are the undisturbed run's
+    to the last bit."""
     config = configuration(files, folder, "killed")
     process = command("train", "--config", config)
     run, deadline = folder / "killed", time.monotonic() + 200

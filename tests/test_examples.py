@@ -44,7 +44,8 @@ def test_the_demo_file_names_files_that_can_be_made(tmp_path, monkeypatch):
 
 
 def commands(text):
-    """Commands of ours in fenced and indented blocks (continuation lines joined) and in code within a line, as lists of words."""
+    """Commands of ours in fenced and indented blocks (continuation lines joined) and in code within a line,
+    as lists of words."""
     fenced = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S)
     rest = re.sub(r"^```[^\n]*\n.*?^```", "", text, flags=re.M | re.S)
     inline = [

@@ -1,4 +1,5 @@
-"""A disk that is full, or takes no more changes, in mid-run: exit status 3 and the name of the file, wherever the run writes."""
+"""A disk that is full, or takes no more changes, in mid-run: exit status 3 and the name of the file, wherever
+the run writes."""
 
 from __future__ import annotations
 

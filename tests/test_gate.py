@@ -1,4 +1,5 @@
-"""The gate before the three services: tokens, names and foreign pages, decided on what the client cannot choose."""
+"""The gate before the three services: tokens, names and foreign pages, decided on what the client cannot
+choose."""
 
 from __future__ import annotations
 

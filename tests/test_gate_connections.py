@@ -1,4 +1,5 @@
-"""Clients that stop others: endless heads, requests that never end, connections that nobody uses. By raw sockets, for each service."""
+"""Clients that stop others: endless heads, requests that never end, connections that nobody uses. By raw
+sockets, for each service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The install commands of README and docs, resolved against an index like PyPI and one like PyTorch's, and against a folder with torch's wheel."""
+"""The install commands of README and docs, resolved against an index like PyPI and one like PyTorch's, and
+against a folder with torch's wheel."""
 
 import json
 import os
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A checkout whose own wheel is built without an index, and the two indexes and the wheel folder around it."""
+    """A checkout whose own wheel is built without an index, and the two indexes and the wheel folder around
+    it."""
     root = tmp_path_factory.mktemp("install")
     bare, pytorch, wheels = make_indexes(root, "2.13.0")
     checkout = root / "checkout"

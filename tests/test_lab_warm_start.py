@@ -1,4 +1,5 @@
-"""The laboratory's text, tokens and warm-started policy: sampler, template and warm start must mean the same by them."""
+"""The laboratory's text, tokens and warm-started policy: sampler, template and warm start must mean the same
+by them."""
 
 import random
 

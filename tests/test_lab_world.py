@@ -1,4 +1,5 @@
-"""The laboratory's world: the same for a seed, different between seeds, and searchable by the real retriever."""
+"""The laboratory's world: the same for a seed, different between seeds, and searchable by the real
+retriever."""
 
 import json
 from pathlib import Path
@@ -68,7 +69,8 @@ def test_the_question_file_reads_back_as_the_world(tmp_path):
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
-    """Every person-relation query of a world: what the retriever's own index finds, and what the warm start was shown."""
+    """Every person-relation query of a world: what the retriever's own index finds, and what the warm start
+    was shown."""
     folder, world = tmp_path_factory.mktemp("world"), make_world(0)
     corpus, _ = world_files(folder, 0)
     build_index(corpus, folder / "index")

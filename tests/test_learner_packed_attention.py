@@ -122,7 +122,8 @@ def test_attention_that_is_not_plain_is_refused_by_name():
 
 
 def test_compiled_layers_are_traced_once_for_any_number_of_rows(tmp_path):
-    """torch.compile gives up on a function after eight traces, and the rest of the run is as slow as without."""
+    """torch.compile gives up on a function after eight traces, and the rest of the run is as slow as
+    without."""
     policy = loaded(make_policy(tmp_path), True)
     for layer in policy.hf.base_model.layers:
         layer.compile(dynamic=True, backend="eager")

@@ -1,4 +1,5 @@
-"""What a hostile or broken trainer sends to the likelihood service: refused by name, at a bounded cost, and never for ever."""
+"""What a hostile or broken trainer sends to the likelihood service: refused by name, at a bounded cost, and
+never for ever."""
 
 from __future__ import annotations
 

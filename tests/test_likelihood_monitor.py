@@ -23,7 +23,8 @@ FELL = {"g15n_0": 103, "g15n_1": 84, "grpo_0": 29, "grpo_1": 32, "grpo_2": 20, "
 """Recorded falls: step at which the mean of 8 rewards was under .85 of its maximum for 3 steps."""
 HELD = ("l15n_0", "l15n_1", "llds5_2")
 NEW = {"collapse-0-grpo": 27, "collapse-1-grpo": 34, "collapse-1-llds": 43, "collapse-2-grpo": 26}
-"""Falls of the real system (`unspiral demo --collapse`), recorded after the thresholds were set; the same criterion."""
+"""Falls of the real system (`unspiral demo --collapse`), recorded after the thresholds were set; the same
+criterion."""
 
 
 def replay(run, monitor=None):
@@ -209,7 +210,8 @@ def test_an_alarm_says_what_since_when_how_sure_and_what_to_do():
 
 
 def unrewarded(step, **metrics):
-    """What a step posts none of whose trajectories has a reward; earlier versions posted a norm of null with it."""
+    """What a step posts none of whose trajectories has a reward; earlier versions posted a norm of null with
+    it."""
     return {"step": step, "reward/missing": 20.0, "learner/optimiser_steps": 0.0, **metrics}
 
 

@@ -104,7 +104,8 @@ def test_the_trl_callback_posts_every_step_of_a_real_grpo_run(tmp_path):
     assert all(v is not None and v <= 0 for v in curves["logp/wrong"]["mean"])
     assert all(0 <= v <= 1 for v in curves["reward/mean"]["mean"])
     assert [v is not None for v in curves["probe/lag"]["mean"]] == [False] * 5 + [True] * 3
-    # scored before the update with the weights that sampled: surprise equals entropy, roughly, on 32 short samples
+    # scored before the update with the weights that sampled: surprise equals entropy, roughly, on 32 short
+    # samples
     assert -curves["logp/wrong"]["mean"][0] == pytest.approx(curves["entropy"]["mean"][0], rel=0.1)
 
 

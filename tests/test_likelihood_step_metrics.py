@@ -22,7 +22,8 @@ QUESTION = Question("q", "who", ("a",), "test")
 
 
 def trajectory(uid, group, tokens, documents, kind="answer"):
-    """One search of tokens[0] tokens, an observation of 2, an answer of tokens[1] tokens; sampler log-probs are -.5."""
+    """One search of tokens[0] tokens, an observation of 2, an answer of tokens[1] tokens; sampler log-probs
+    are -.5."""
     first = Action(list(range(tokens[0])), [-0.5] * tokens[0], 0, "search", "s", "q", documents)
     last = Action(list(range(tokens[1])), [-0.5] * tokens[1], 0, kind, "a")
     return Trajectory(uid, group, QUESTION, [7, 7], [first, Observation([9, 9], "o"), last], "answer")

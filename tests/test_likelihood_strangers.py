@@ -1,4 +1,5 @@
-"""What answers in the likelihood service's place: no record is lost to it, none is taken for stored, and no probe ends the run."""
+"""What answers in the likelihood service's place: no record is lost to it, none is taken for stored, and no
+probe ends the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Models by folder or by name: what is refused and in which words, and the known model as it comes out of its package."""
+"""Models by folder or by name: what is refused and in which words, and the known model as it comes out of its
+package."""
 
 import json
 import os

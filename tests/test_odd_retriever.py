@@ -1,4 +1,5 @@
-"""A run of trajectories over a retriever that answers oddly: none is falsified, none is lost. Real actors, real engine, real HTTP."""
+"""A run of trajectories over a retriever that answers oddly: none is falsified, none is lost. Real actors,
+real engine, real HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ LENIENT = {
 
 
 class Odd:
-    """Gives each odd answer in turn, each for a while: for `times` requests. `answers` and `stays` are for the test to set."""
+    """Gives each odd answer in turn, each for a while: for `times` requests. `answers` and `stays` are for
+    the test to set."""
 
     def __init__(self, times: int = 3):
         self.times, self.stays, self.lock = times, None, threading.Lock()

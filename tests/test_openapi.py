@@ -1,4 +1,5 @@
-"""Each service against its own OpenAPI description: no input makes a 5xx, what is described is what comes, and the other way round."""
+"""Each service against its own OpenAPI description: no input makes a 5xx, what is described is what comes,
+and the other way round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Asked before anything slow starts: is there room for the run? And what the terminal shows while it goes on."""
+"""Asked before anything slow starts: is there room for the run? And what the terminal shows while it goes
+on."""
 
 import io
 import json

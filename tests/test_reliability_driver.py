@@ -1,4 +1,5 @@
-"""What the driver does by itself when something is lost, paused or stuck. Scripted steps on a real run folder; see docs/reliability.md."""
+"""What the driver does by itself when something is lost, paused or stuck. Scripted steps on a real run
+folder; see docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def quick(monkeypatch):
 
 
 class Losing(Scripted):
-    """The learner is lost at the given counts of steps, after its weights have changed and before the step is recorded."""
+    """The learner is lost at the given counts of steps, after its weights have changed and before the step is
+    recorded."""
 
     def __init__(self, system, lost_at):
         super().__init__(system, {})
@@ -309,7 +311,8 @@ def test_a_call_of_the_learner_has_until_its_own_timeout_but_is_told_of(tmp_path
 
 
 def alone(script):
-    """A script in a process of its own, with the tests' modules at hand; it hangs for 60 s unless it is ended."""
+    """A script in a process of its own, with the tests' modules at hand; it hangs for 60 s unless it is
+    ended."""
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60

@@ -1,4 +1,5 @@
-"""Workers whose actor lives while the engine is dead, that never come up, and the GPUs that they see. On a local Ray, real actors."""
+"""Workers whose actor lives while the engine is dead, that never come up, and the GPUs that they see. On a
+local Ray, real actors."""
 
 from __future__ import annotations
 

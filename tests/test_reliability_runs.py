@@ -107,7 +107,8 @@ def test_a_run_that_stands_still_prints_the_stacks_and_ends_with_1(files, folder
 
 
 def test_a_killed_driver_leaves_no_process_and_the_run_goes_on_in_another_shape(files, folder, undisturbed):
-    """On a cluster that lives on. Resumed with two workers instead of one, two learner ranks instead of one, ZeRO 2 instead of 1."""
+    """On a cluster that lives on. Resumed with two workers instead of one, two learner ranks instead of one,
+    ZeRO 2 instead of 1."""
     with RayCluster(rollout=2, learner=2) as cluster:
         config, run = run_config(files, folder, "orphans"), folder / "orphans"
         head = psutil.Process(cluster.nodes[0].process.pid)
@@ -227,7 +228,8 @@ def test_sampling_goes_on_while_the_learner_updates(files, folder, staleness):
 
 
 def test_a_seeded_slice_of_chaos(files, folder):
-    """Workers are killed, scaled and drained, the run's own services killed, at moments that a seed draws; all of it is `make test-chaos`."""
+    """Workers are killed, scaled and drained, the run's own services killed, at moments that a seed draws;
+    all of it is `make test-chaos`."""
     draw, run = random.Random(int(os.environ.get("CHAOS_SEED", 0))), folder / "slice"
     rollout = {"deterministic": False, "workers": 2}
     config = run_config(

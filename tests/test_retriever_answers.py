@@ -1,4 +1,5 @@
-"""What a retriever may answer, over real HTTP: read where it can be read, asked for again where not, never taken for an empty result."""
+"""What a retriever may answer, over real HTTP: read where it can be read, asked for again where not, never
+taken for an empty result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The queue before one search: at most one at a time, bounded, in batches that do not wait when they are full."""
+"""The queue before one search: at most one at a time, bounded, in batches that do not wait when they are
+full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Results that are kept: the same answer without a search, by normalised query and topk, the least recently used out first."""
+"""Results that are kept: the same answer without a search, by normalised query and topk, the least recently
+used out first."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ async def test_others_have_their_turn_while_a_long_answer_is_written():
 
 
 class Literal:
-    """A reranker that reads capitals and spaces, as those of cased models do: the score is the share of capitals."""
+    """A reranker that reads capitals and spaces, as those of cased models do: the score is the share of
+    capitals."""
 
     def order(self, items, topk):
         return [

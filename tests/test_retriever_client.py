@@ -28,7 +28,8 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def scripted_server():
-    """A server that answers with the (status, body, headers) of a list, one after the other, the last one for ever."""
+    """A server that answers with the (status, body, headers) of a list, one after the other, the last one for
+    ever."""
     answers, seen = [], []
 
     class Handler(BaseHTTPRequestHandler):

@@ -490,7 +490,8 @@ async def test_memory_and_file_descriptors_stay_flat_over_many_requests(small_in
         await some(200)
         memory, descriptors = process.memory_info().rss, process.num_fds()
         await some(800)
-        # 800 more requests; this process holds the client and whatever earlier tests loaded, so the bounds are loose
+        # 800 more requests; this process holds the client and whatever earlier tests loaded, so the bounds
+        # are loose
         assert process.memory_info().rss - memory < 48 * 2**20
         assert process.num_fds() <= descriptors + 40
 

@@ -1,4 +1,5 @@
-"""Dense search: encoders as their families want them, exact ranks, fusion, conversion, published files, reranking, Qdrant."""
+"""Dense search: encoders as their families want them, exact ranks, fusion, conversion, published files,
+reranking, Qdrant."""
 
 from __future__ import annotations
 

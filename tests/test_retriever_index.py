@@ -314,7 +314,8 @@ def test_parquet_gives_the_same_index_and_a_broken_build_of_it_goes_on(tmp_path,
 
 
 def test_pruning_changes_no_result_on_skewed_postings(tmp_path):
-    """Short and long queries over common and rare words, in several ranges of rows, against adding everything up."""
+    """Short and long queries over common and rare words, in several ranges of rows, against adding everything
+    up."""
     draw = np.random.default_rng(5)
     words = np.array([f"w{i}" for i in range(300)])
     chance = 1 / np.arange(1, 301)
@@ -382,7 +383,8 @@ def test_words_of_other_languages_are_whole_and_found_in_whatever_form_they_are_
 
 
 def test_texts_of_latin_letters_go_by_the_fast_pattern_and_no_mark_is_lost(monkeypatch):
-    """The one that looks for marks is eight times as slow: half of Wikipedia's passages have a dash or an accent."""
+    """The one that looks for marks is eight times as slow: half of Wikipedia's passages have a dash or an
+    accent."""
     for character in map(chr, range(0x20000)):
         if unicodedata.category(character) in ("Mn", "Mc"):
             assert analysis._MAY_HAVE_MARKS.search(character), hex(ord(character))

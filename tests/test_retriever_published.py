@@ -1,4 +1,5 @@
-"""FAISS files beside their corpus: the places of its lines, the family of an encoder that no index names, types that can't be made."""
+"""FAISS files beside their corpus: the places of its lines, the family of an encoder that no index names,
+types that can't be made."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def test_no_room_for_the_places_of_the_lines_is_said_and_nothing_is_left(tmp_pat
 
 @pytest.fixture(scope="module")
 def unnamed(tmp_path_factory, tiny_encoder):
-    """An index folder that does not say which encoder made it, and the FAISS file that it is made of (by e5's prefixes)."""
+    """An index folder that does not say which encoder made it, and the FAISS file that it is made of (by e5's
+    prefixes)."""
     folder = tmp_path_factory.mktemp("unnamed")
     vectors = Encoder(EncoderSettings(tiny_encoder, "e5")).passages(TEXTS)
     flat = faiss.IndexFlatIP(vectors.shape[1])

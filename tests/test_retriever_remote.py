@@ -1,4 +1,5 @@
-"""A Qdrant collection that is not what `push` makes, or does not answer: one line, and no passages of two indexes in one collection."""
+"""A Qdrant collection that is not what `push` makes, or does not answer: one line, and no passages of two
+indexes in one collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The disk that a build needs, estimated before it; rows of a plain corpus that turn out bad while it is served; models in folders."""
+"""The disk that a build needs, estimated before it; rows of a plain corpus that turn out bad while it is
+served; models in folders."""
 
 from __future__ import annotations
 
@@ -127,7 +128,8 @@ def test_vectors_that_a_broken_build_had_linked_count_once(tmp_path, disk):
 
 
 def test_a_full_disk_is_known_by_its_number_wherever_an_array_is_written(tmp_path):
-    """`np.save` says `100000 requested and 24968 written`, without the number that tells it from other faults."""
+    """`np.save` says `100000 requested and 24968 written`, without the number that tells it from other
+    faults."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:

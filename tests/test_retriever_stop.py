@@ -1,4 +1,5 @@
-"""A server that is stopped while it searches, while it loads, with one process and with several: bounded, and no request without its JSON."""
+"""A server that is stopped while it searches, while it loads, with one process and with several: bounded, and
+no request without its JSON."""
 
 from __future__ import annotations
 
@@ -171,7 +172,8 @@ def test_a_worker_that_does_not_move_holds_up_neither_its_successor_nor_a_stop(s
 
 @pytest.mark.chaos
 def test_a_worker_that_is_busy_loading_is_not_taken_for_dead(small_index, tmp_path):
-    """As the vocabulary of a large index keeps it: uvicorn gives a worker 5 s to answer, and starts another that does not either."""
+    """As the vocabulary of a large index keeps it: uvicorn gives a worker 5 s to answer, and starts another
+    that does not either."""
     with serving(tmp_path, small_index, 2, 1, "holding") as (process, url):
         while len(first := workers(process)) < 2:
             time.sleep(0.05)

@@ -38,7 +38,8 @@ PIECES = [
 
 
 def byte_level():
-    """A byte-level BPE tokenizer whose vocabulary holds every byte and the pieces; merges do not matter, since nothing is encoded."""
+    """A byte-level BPE tokenizer whose vocabulary holds every byte and the pieces; merges do not matter,
+    since nothing is encoded."""
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     to_visible = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     names = sorted(alphabet) + [to_visible.pre_tokenize_str(p)[0][0] for p in PIECES]

@@ -120,7 +120,8 @@ async def test_a_stop_string_ends_the_text_and_stays_in_it(asynchronous):
 async def test_generation_goes_on_past_tags_in_a_thought_with_the_ids_and_logprobs_of_one_sequence(
     asynchronous, tied
 ):
-    """A prompt that opens a thought, and a random policy: vLLM stops at tags in it, and the loop goes on from there."""
+    """A prompt that opens a thought, and a random policy: vLLM stops at tags in it, and the loop goes on from
+    there."""
     settings = SETTINGS.model_copy(
         update={"template": "lab", "max_turns": 0, "max_response_tokens": 120, "deterministic": True}
     )
@@ -187,7 +188,8 @@ async def test_without_the_cache_reset_old_keys_and_values_would_be_used(asynchr
 
 
 async def started(engine, n: int, temperature=2.0):
-    """Long requests that are running now: many, since each may meet the end token at any moment, and when the first has, all have begun."""
+    """Long requests that are running now: many, since each may meet the end token at any moment, and when the
+    first has, all have begun."""
     tasks = [
         asyncio.create_task(call(engine, [1, i], n=n, stop=(), temperature=temperature, seed=None))
         for i in range(4, 44)
@@ -197,7 +199,8 @@ async def started(engine, n: int, temperature=2.0):
 
 
 async def test_weights_may_change_while_requests_run(asynchronous, tied):
-    """Tokens up to the change are the old policy's, all later ones the new one's; the action counts as the old version's."""
+    """Tokens up to the change are the old policy's, all later ones the new one's; the action counts as the
+    old version's."""
     old, new = tiny_model(tied.tmp / "m8b", seed=8), tiny_model(tied.tmp / "m9", seed=9)
     folder = weights(new, tied.tmp / "w9")
     running = await started(asynchronous, 400)
@@ -265,7 +268,8 @@ async def test_lockstep_serves_new_weights_untied(lockstep, untied):
 async def test_lockstep_runs_a_batch_to_the_same_bits_in_fresh_engines_and_after_other_work(
     lockstep, untied, tmp_path
 ):
-    """An engine in a fresh process, this one, and this one again after other requests have filled its cache."""
+    """An engine in a fresh process, this one, and this one again after other requests have filled its
+    cache."""
     root, out = Path(child.__file__).parent, tmp_path / "out.json"
     environment = os.environ | {"PYTHONPATH": f"{root.parent}:{root}"}
     command = [sys.executable, str(root / "rollout_lockstep_child.py"), untied.path, str(out)]
@@ -306,7 +310,8 @@ async def test_the_transformers_twin_keeps_to_the_same_protocol(kind, tied, unti
 
 
 async def test_a_call_that_waits_behind_new_weights_knows_how_their_loading_ended(tied, tmp_path):
-    """Sampling and loading take turns in a thread: the next turn may begin before the event loop hears of the last one."""
+    """Sampling and loading take turns in a thread: the next turn may begin before the event loop hears of the
+    last one."""
     engine = await TransformersEngine.start(tied.path, SETTINGS, seed=0)
     model = tiny_model(tmp_path / "m", tied=True, seed=4)
     whole, half = weights(model, tmp_path / "whole"), weights(model, tmp_path / "half", {"model.norm.weight"})

@@ -1,4 +1,5 @@
-"""Passages as long as books: no more of them is encoded than an observation shows, and the worker's loop goes on meanwhile."""
+"""Passages as long as books: no more of them is encoded than an observation shows, and the worker's loop goes
+on meanwhile."""
 
 from __future__ import annotations
 

@@ -195,7 +195,8 @@ async def test_a_prompt_without_room_is_refused_with_its_lengths():
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_what_the_model_wrote_is_never_encoded_again(data):
-    """A byte-level BPE, random ids: encode(decode(ids)) differs from ids nearly always, and the ids survive all the same."""
+    """A byte-level BPE, random ids: encode(decode(ids)) differs from ids nearly always, and the ids survive
+    all the same."""
     import asyncio
 
     settings = RolloutSettings(

@@ -1,4 +1,5 @@
-"""The pool's book-keeping where workers are lost at once, leave, or lack weights; without Ray: what a worker answers is written here."""
+"""The pool's book-keeping where workers are lost at once, leave, or lack weights; without Ray: what a worker
+answers is written here."""
 
 from __future__ import annotations
 
@@ -254,7 +255,8 @@ async def test_a_joiner_whose_weights_are_lost_with_their_learner_waits_for_the_
 
 
 async def test_a_full_disk_takes_no_event_and_loses_no_trajectory():
-    """The pool tells of each retry and loss; a note that can't be written must not cost the trajectory that it is about."""
+    """The pool tells of each retry and loss; a note that can't be written must not cost the trajectory that
+    it is about."""
 
     async def dies(method, *args):
         raise WorkerLostError("killed")

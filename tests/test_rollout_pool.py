@@ -1,4 +1,5 @@
-"""The pool on a local Ray: real actors, real engines, real HTTP searches. The policy searches once, then answers."""
+"""The pool on a local Ray: real actors, real engines, real HTTP searches. The policy searches once, then
+answers."""
 
 from __future__ import annotations
 
@@ -132,7 +133,8 @@ def children(pid):
 @pytest.mark.vllm
 @pytest.mark.timeout(900)  # imports of vLLM in four processes: long on a busy machine
 async def test_a_pool_of_vllm_workers(cluster, policy, search):
-    """One pool, its whole life: asynchronous trajectories, new weights, a worker killed in mid-batch, the end."""
+    """One pool, its whole life: asynchronous trajectories, new weights, a worker killed in mid-batch, the
+    end."""
     async with pool(policy, search, engine="vllm", workers=2) as p:
         await p.start()
         assert [(w.id, w.policy_version, w.state) for w in p.workers()] == [

@@ -97,7 +97,8 @@ async def test_an_engine_that_sleeps_refuses_work_until_it_wakes(tmp_path):
 
 
 def workers_answer(monkeypatch, does):
-    """Workers that the pool starts are answered for by `does(method, *args)`; there is room for each. Returns those that it started."""
+    """Workers that the pool starts are answered for by `does(method, *args)`; there is room for each. Returns
+    those that it started."""
     started = []
 
     def made(slot, *rest, **gpus):
@@ -157,7 +158,8 @@ async def test_an_engine_that_does_not_get_up_does_not_keep_the_learner_waiting(
 
 @pytest.mark.parametrize("gone", [True, False], ids=["weights gone", "sync announced"])
 async def test_a_lost_learner_does_not_wait_for_a_worker_that_waits_for_it(monkeypatch, gone):
-    """The worker needs weights that the learner's successor sends, and the successor starts in the learner's turn."""
+    """The worker needs weights that the learner's successor sends, and the successor starts in the learner's
+    turn."""
     calls, lost = [], gone
 
     async def does(method, *args):

@@ -146,7 +146,8 @@ async def test_generation_goes_on_past_a_tag_that_a_thought_mentions():
 
 
 async def test_the_transformers_engine_goes_on_past_a_mention(tmp_path):
-    """A policy that mentions a search in its thought: what it writes does not depend on where the engine stopped."""
+    """A policy that mentions a search in its thought: what it writes does not depend on where the engine
+    stopped."""
     wanted = ["<think>", "<search>", "n9", "</search>", "</think>", "<answer>", "n2", "</answer>"]
     following = dict(pairwise(["?", *wanted]))
     bigram_model(tmp_path, {word: {after: 1.0} for word, after in following.items()})

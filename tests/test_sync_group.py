@@ -165,7 +165,8 @@ def test_each_part_of_a_tensor_parallel_worker_is_a_rank():
 
 
 def test_a_port_that_is_taken_is_never_asked_for():
-    """A restart does not fail with "address in use": the ports of meeting places are the system's choice, also beside one another."""
+    """A restart does not fail with "address in use": the ports of meeting places are the system's choice,
+    also beside one another."""
     offers = [source_of(Model(1))[1](1, "w0.1").payload.port for _ in range(3)]
     sources = [source_of(Model(1)) for _ in range(3)]
     ports = [offer(1, "w0.1").payload.port for _, offer in sources]

@@ -1,4 +1,5 @@
-"""Weights of a real DeepSpeed learner in real rollout workers: ZeRO 1 and 3, one and two ranks, one and two workers, tied and untied."""
+"""Weights of a real DeepSpeed learner in real rollout workers: ZeRO 1 and 3, one and two ranks, one and two
+workers, tied and untied."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def config_of(policy, ranks, stage):
 
 
 async def trained(group, policy, seed):
-    """One update by the learner; the transformers model then holds what the learner holds, gathered another way."""
+    """One update by the learner; the transformers model then holds what the learner holds, gathered another
+    way."""
     await asyncio.to_thread(group.update, make_batch(8, seed=seed), llds_lambda=0.2)
     weights = group._call("weights")[0]
     with torch.no_grad():

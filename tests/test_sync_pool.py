@@ -1,4 +1,5 @@
-"""Weight sync by group broadcast on a local Ray: real workers, real gloo, workers that join, die and hang on the way."""
+"""Weight sync by group broadcast on a local Ray: real workers, real gloo, workers that join, die and hang on
+the way."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ TIMEOUT = 6.0
 
 @pytest.fixture(scope="module")
 async def world(cluster, tmp_path_factory):
-    """A pool of two workers that all tests share, with shorter waits; a learner; and the version that is in force."""
+    """A pool of two workers that all tests share, with shorter waits; a learner; and the version that is in
+    force."""
     path = tmp_path_factory.mktemp("policy") / "m"
     model = wide_model(path)
     with pytest.MonkeyPatch.context() as patch, search_server() as search:
@@ -79,7 +81,8 @@ async def next_version(world) -> float:
 
 
 async def ready(world, count: int) -> list[str]:
-    """Wait for so many workers, and check that all hold the learner's weights, by log-probs over their own RPC."""
+    """Wait for so many workers, and check that all hold the learner's weights, by log-probs over their own
+    RPC."""
     p = world.pool
     await until(lambda: len(in_state(p, "ready")) == count == len(p.workers()))
     for worker in p.workers():
@@ -286,7 +289,8 @@ async def test_where_nobody_holds_the_weights_the_learner_is_asked_again(world):
     p = world.pool
     await p.scale(1)
     await ready(world, 1)
-    # The only worker dies in mid-broadcast: nobody is left to be sent the version again. That does not end the run.
+    # The only worker dies in mid-broadcast: nobody is left to be sent the version again. That does not end
+    # the run.
     pid = p.workers()[0].pid
     at_tensor(world, 14, lambda: os.kill(pid, signal.SIGKILL))
     await next_version(world)

@@ -77,7 +77,8 @@ async def test_vllm_workers_take_weights_lend_them_and_outlive_each_other(tmp_pa
                 await sync(learner, p, 2)
                 for worker in ("w0.1", "w1.1"):
                     assert await difference(p, worker, model) < 1e-4
-                # The same prompts as before, by generation: what was cached of them under the old weights is not used.
+                # The same prompts as before, by generation: what was cached of them under the old weights is
+                # not used.
                 assert await difference(p, "w0.1", model, 0.6, LONG) < 1e-4
                 done = await batch
                 assert len(done) == 60 and not events_of(p, "trajectory_retry")

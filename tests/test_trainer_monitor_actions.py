@@ -1,4 +1,5 @@
-"""The driver carries out what the monitor wants: rollback, stop, and the attempts that follow. Scripted steps on a real run folder."""
+"""The driver carries out what the monitor wants: rollback, stop, and the attempts that follow. Scripted steps
+on a real run folder."""
 
 from __future__ import annotations
 

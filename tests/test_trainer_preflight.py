@@ -1,4 +1,5 @@
-"""What is asked before anything slow starts: files of the retriever, prompts, the place for the scores, Ray."""
+"""What is asked before anything slow starts: files of the retriever, prompts, the place for the scores,
+Ray."""
 
 import asyncio
 import signal
@@ -75,7 +76,8 @@ class Ranks:
 
 
 def rooms(monkeypatch, *supplies, address):
-    """Wait for room of two workers and a rank, in a cluster that has one supply after the other; how often it was asked."""
+    """Wait for room of two workers and a rank, in a cluster that has one supply after the other; how often it
+    was asked."""
     left, asked = list(supplies), []
 
     def resources():

@@ -68,7 +68,8 @@ def test_groups_of_one_have_no_variance_to_lack():
 
 
 def scored_by(function, per_question=2, **sections):
-    """A batch of two groups of `per_question`, scored by a reward function, and what the learner is given of it."""
+    """A batch of two groups of `per_question`, scored by a reward function, and what the learner is given of
+    it."""
     rollout = {"prompts_per_step": 2, "group_size": per_question, "max_response_tokens": 4, "max_turns": 0}
     config = parse_config({**RAW, "rollout": rollout, "data": {"train": "t", "shuffle": False}} | sections)
     batch = asyncio.run(BatchSampler(config, Pool(), PromptCursor(QUESTIONS, 0, False), function).sample(1))

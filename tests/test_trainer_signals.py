@@ -1,4 +1,5 @@
-"""A signal ends the work cleanly: children are gone, temporary folders removed, the exit status says which signal."""
+"""A signal ends the work cleanly: children are gone, temporary folders removed, the exit status says which
+signal."""
 
 import asyncio
 import fcntl

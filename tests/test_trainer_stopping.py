@@ -1,4 +1,5 @@
-"""How a run ends before its time: signals, a lost learner, a step cut short. Scripted steps on a real run folder, real signals."""
+"""How a run ends before its time: signals, a lost learner, a step cut short. Scripted steps on a real run
+folder, real signals."""
 
 from __future__ import annotations
 
@@ -278,7 +279,8 @@ def test_a_learner_lost_in_a_save_is_not_asked_again(tmp_path):
 
 
 def test_a_disk_that_takes_no_checkpoint_ends_the_run_and_not_its_learner(tmp_path):
-    """Else the steps since the last one would be taken again, `trainer.max_restores` times, to fail at the same place."""
+    """Else the steps since the last one would be taken again, `trainer.max_restores` times, to fail at the
+    same place."""
     made, asked = system(tmp_path), []
 
     def save(path, state):

@@ -1,4 +1,5 @@
-"""Weights that a killed worker left in shared memory are removed by the next receiver; those of the living stay."""
+"""Weights that a killed worker left in shared memory are removed by the next receiver; those of the living
+stay."""
 
 import os
 import subprocess

@@ -1,4 +1,5 @@
-"""`python -m trainer` and the command `unspiral`. Ctrl-C while the program still loads ends it in silence, too."""
+"""`python -m trainer` and the command `unspiral`. Ctrl-C while the program still loads ends it in silence,
+too."""
 
 import sys
 

@@ -16,7 +16,8 @@ from services.common.names import accepted
 
 _WORD = re.compile(r"\w+")
 _MAY_HAVE_MARKS = re.compile("[^\x00-\u02ff\u2000-\u20cf]")
-"""A character that is no Latin letter or punctuation. Most texts have none, and the pattern that looks for marks is eight times as slow."""
+"""A character that is no Latin letter or punctuation. Most texts have none, and the pattern that looks for
+marks is eight times as slow."""
 _STOP_WORDS = {
     "english": stopwords.STOPWORDS_EN,
     "german": stopwords.STOPWORDS_GERMAN,
@@ -85,13 +86,15 @@ class Analyzer:
 
 @cache
 def _marked_word() -> re.Pattern[str]:
-    """As `_WORD`, with the marks that belong to a letter, as the vowel signs of Hindi and Tamil do: `\\w` alone ends the word there."""
+    """As `_WORD`, with the marks that belong to a letter, as the vowel signs of Hindi and Tamil do: `\\w`
+    alone ends the word there."""
     marks = (chr(c) for c in range(0x300, 0x20000) if unicodedata.category(chr(c)) in ("Mn", "Mc"))
     return re.compile(rf"\w[\w{''.join(marks)}]*")
 
 
 class TermIds:
-    """Text to the ids of its terms, remembering words. `id_of` gives the id of a term, or None for one to be left out."""
+    """Text to the ids of its terms, remembering words. `id_of` gives the id of a term, or None for one to be
+    left out."""
 
     def __init__(self, analyzer: Analyzer, id_of: Callable[[str], int | None]) -> None:
         self._term, self._words, self._id_of = analyzer.term, analyzer.words, id_of

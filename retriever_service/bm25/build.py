@@ -1,4 +1,5 @@
-"""Turning scanned postings, passage by passage on disk, into a BM25 index in the format of bm25s, in bounded memory."""
+"""Turning scanned postings, passage by passage on disk, into a BM25 index in the format of bm25s, in bounded
+memory."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ BUDGET_BYTES = 1 << 30
 
 @njit(cache=True, nogil=True)
 def _fill(terms, tfs, counts, first_row, low, high, base, cursor, norm, idf, out_rows, out_scores):
-    """Scatter the postings of terms [low, high) of one block into column order. `norm` [N] is k1 * (1 - b + b * length / mean)."""
+    """Scatter the postings of terms [low, high) of one block into column order. `norm` [N] is k1 * (1 - b + b
+    * length / mean)."""
     at = 0
     for i in range(len(counts)):
         row = first_row + i
@@ -40,8 +42,9 @@ def write_bm25(
     scan: Path, out: Path, vocabulary: list[str], *, k1: float, b: float,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:  # fmt: skip
-    """Write `out/bm25/`. `scan` holds the raw arrays of the scan: `terms` uint32 and `tfs` uint16 (one for each passage and term),
-    `counts` uint32 (terms of each passage) and `lengths` uint32 (tokens of each passage).
+    """Write `out/bm25/`. `scan` holds the raw arrays of the scan: `terms` uint32 and `tfs` uint16 (one for
+    each passage and term), `counts` uint32 (terms of each passage) and `lengths` uint32 (tokens of each
+    passage).
 
     The scan is read once for the document frequencies, then once for each BUDGET_BYTES of the result.
     """
@@ -106,7 +109,8 @@ def write_bm25(
 
 
 def _reserve(path: Path) -> None:
-    """Take the disk that a mapped file needs: a full disk is an OSError here, and would kill the process (SIGBUS) at a write to the map."""
+    """Take the disk that a mapped file needs: a full disk is an OSError here, and would kill the process
+    (SIGBUS) at a write to the map."""
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 

@@ -1,9 +1,10 @@
 """The search itself: a batch of queries against postings, compiled, without the interpreter lock.
 
-Rows are treated a range at a time, so that the scores being summed stay in the processor's cache and the queries of a batch meet the
-same pieces of the postings there. Within a range it is MaxScore (Turtle and Flood 1995): the terms of a query are ordered by the
-most that each can add, and a term is only read for as long as some row could still enter the best `topk` with it. Exact: the same
-rows in the same order as adding up everything, equal scores by row.
+Rows are treated a range at a time, so that the scores being summed stay in the processor's cache and the
+queries of a batch meet the same pieces of the postings there. Within a range it is MaxScore (Turtle and Flood
+1995): the terms of a query are ordered by the most that each can add, and a term is only read for as long as
+some row could still enter the best `topk` with it. Exact: the same rows in the same order as adding up
+everything, equal scores by row.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def starting_floor(sums, topk):
 
 @compiled
 def add(data, indices, at, end, low, high, weight, sums, touched, count):
-    """Add one term's postings of the rows [low, high) to `sums`. Returns where the term goes on, and how many rows were touched."""
+    """Add one term's postings of the rows [low, high) to `sums`. Returns where the term goes on, and how many
+    rows were touched."""
     if at < end and indices[at] < low:
         at = find(indices, at, end, low)
     stop = end if at == end or indices[end - 1] < high else find(indices, at, end, high)
@@ -131,9 +133,11 @@ def sort_few(values, count):
 def search_range(
     data, indices, indptr, n_docs, low, high, n, term, weight, bound, at, end, sums, touched, best, best_rows, size, floor
 ):  # fmt: skip
-    """Let the rows [low, high) compete for the `len(best)` best of one query. `sums` is all zero before and after.
+    """Let the rows [low, high) compete for the `len(best)` best of one query. `sums` is all zero before and
+    after.
 
-    `floor` is the score to beat: that of the last of the best once there are enough, else 0. Returns size and floor.
+    `floor` is the score to beat: that of the last of the best once there are enough, else 0. Returns size and
+    floor.
     """
     essential = n
     while essential > 0 and bound[essential - 1] <= floor:
@@ -143,7 +147,8 @@ def search_range(
         at[i], count = add(data, indices, at[i], end[i], low, high, weight[i], sums, touched, count)
     if count == 0:
         return size, floor
-    # Rows without an essential term can't win. Of the other terms, read those that are cheaper to add up than to look rows up in.
+    # Rows without an essential term can't win. Of the other terms, read those that are cheaper to add up than
+    # to look rows up in.
     width, added = high - low, essential
     while added < n:
         postings = (end[added] - indptr[term[added]]) * width // n_docs
@@ -202,10 +207,12 @@ def search_range(
 
 @compiled
 def rank(data, indices, indptr, maxima, n_docs, terms, starts, rows, scores, counts, sums):
-    """The best rows of each query: `rows` int32 and `scores` float32 [queries, topk] are filled, `counts` [queries] says how far.
+    """The best rows of each query: `rows` int32 and `scores` float32 [queries, topk] are filled, `counts`
+    [queries] says how far.
 
-    Query q has the terms `terms[starts[q]:starts[q + 1]]`. Term t has the postings `indptr[t]` to `indptr[t + 1]` of `indices` (rows,
-    ascending) and `data` (scores); `maxima[t]` is its highest score. `sums` float32 [RANGE_ROWS] is all zero before and after.
+    Query q has the terms `terms[starts[q]:starts[q + 1]]`. Term t has the postings `indptr[t]` to `indptr[t +
+    1]` of `indices` (rows, ascending) and `data` (scores); `maxima[t]` is its highest score. `sums` float32
+    [RANGE_ROWS] is all zero before and after.
     """
     queries, total = len(starts) - 1, len(terms)
     term, weight = np.empty(total, np.int64), np.empty(total, np.float32)

@@ -1,8 +1,8 @@
 """BM25 over an index in the format of bm25s, memory-mapped, searched by a compiled kernel of our own.
 
-Scores are Lucene's: `idf * tf / (tf + k1 * (1 - b + b * length / mean length))`, `idf = ln(1 + (N - df + .5) / (df + .5))`
-(Robertson and Zaragoza 2009; Kamphuis et al. 2020, "Which BM25 do you mean?"), computed once at the build (Lù 2024, bm25s).
-Equal scores are ordered by row. Documents that match no term are never returned.
+Scores are Lucene's: `idf * tf / (tf + k1 * (1 - b + b * length / mean length))`, `idf = ln(1 + (N - df + .5)
+/ (df + .5))` (Robertson and Zaragoza 2009; Kamphuis et al. 2020, "Which BM25 do you mean?"), computed once at
+the build (Lù 2024, bm25s). Equal scores are ordered by row. Documents that match no term are never returned.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class BM25Ranker:
         self._passages = int(index.scores["num_docs"])
 
     def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
-        """(row, score) of the best passages of each query, best first; fewer than `topk` where fewer match."""
+        """(row, score) of the best passages of each query, best first; fewer than `topk` where fewer
+        match."""
         topk = min(topk, self._passages)
         terms, starts, size = [], [0], len(queries)
         for query in queries:

@@ -1,4 +1,5 @@
-"""Writing FAISS indexes: a flat one straight to disk while passages are encoded, any other type from that, and the recall it costs."""
+"""Writing FAISS indexes: a flat one straight to disk while passages are encoded, any other type from that,
+and the recall it costs."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _TRAIN_ROWS_PER_LIST = 64
 
 
 def flat_header(dimension: int, vectors: int) -> bytes:
-    """The bytes before the vectors in a FAISS file of type flat, inner product: so it can be written while vectors come in."""
+    """The bytes before the vectors in a FAISS file of type flat, inner product: so it can be written while
+    vectors come in."""
     faiss = import_faiss()
     header = bytearray(faiss.serialize_index(faiss.IndexFlatIP(dimension)).tobytes())
     struct.pack_into("<q", header, 8, vectors)
@@ -54,7 +56,8 @@ def write_dense(
 
 
 def make_type(dimension: int, kind: str, vectors: int):
-    """An empty FAISS index of a type, e.g. Flat, SQfp16, SQ8, `IVF,SQ8` (number of lists from the number of vectors), HNSW32."""
+    """An empty FAISS index of a type, e.g. Flat, SQfp16, SQ8, `IVF,SQ8` (number of lists from the number of
+    vectors), HNSW32."""
     faiss = import_faiss()
     lists = max(1, min(int(4 * math.sqrt(vectors)), vectors // 39 or 1))
     spelled = kind.replace("IVF,", f"IVF{lists},")
@@ -66,7 +69,8 @@ def make_type(dimension: int, kind: str, vectors: int):
 
 
 def stored_bytes(dimension: int, kind: str) -> int:
-    """Bytes on disk of one vector in a type; about, for graphs. Raises BadSetting for a type that FAISS does not know."""
+    """Bytes on disk of one vector in a type; about, for graphs. Raises BadSetting for a type that FAISS does
+    not know."""
     made = make_type(dimension, kind, 100_000)
     faiss = import_faiss()
     links = 8 * made.hnsw.nb_neighbors(1) if isinstance(made, faiss.IndexHNSW) else 0
@@ -80,7 +84,8 @@ def convert(
     source: Path, out: Path, kind: str, *, nprobe: int | None = None, ef_search: int | None = None,
     seed: int = 0, progress: Callable[[int, int], None] | None = None,
 ):  # fmt: skip
-    """Make an index of another type from the vectors of `source`, a block at a time, and write it to `out`. Returns it."""
+    """Make an index of another type from the vectors of `source`, a block at a time, and write it to `out`.
+    Returns it."""
     faiss = import_faiss()
     flat = open_faiss(source)
     n, made = flat.ntotal, make_type(flat.d, kind, flat.ntotal)
@@ -118,7 +123,8 @@ def recall(exact, approximate, queries: np.ndarray, topk: int) -> float:
 
 
 def sample_queries(flat, count: int, seed: int = 1) -> np.ndarray:
-    """Unit vectors to measure recall with where no questions are at hand: stored vectors, each turned a third towards another one."""
+    """Unit vectors to measure recall with where no questions are at hand: stored vectors, each turned a third
+    towards another one."""
     draw = np.random.default_rng(seed)
     rows = draw.integers(0, flat.ntotal, (min(count, flat.ntotal), 2))
     pairs = np.stack([[flat.reconstruct(int(a)), flat.reconstruct(int(b))] for a, b in rows])

@@ -1,7 +1,8 @@
-"""Text to vectors, through sentence-transformers. Needs the extra `dense`; nothing else in the package loads torch.
+"""Text to vectors, through sentence-transformers. Needs the extra `dense`; nothing else in the package loads
+torch.
 
-A family says how a model wants its text and how its token vectors become one: Search-R1's servers and the published indexes depend
-on it. Vectors are L2-normalised, so that inner products are cosines.
+A family says how a model wants its text and how its token vectors become one: Search-R1's servers and the
+published indexes depend on it. Vectors are L2-normalised, so that inner products are cosines.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ FAMILIES: dict[str, tuple[str, str, str | None]] = {
 """Prefix of queries, prefix of passages, pooling (None: what the model's own folder says)."""
 MAX_TOKENS = 256
 CPU_BATCH, GPU_BATCH = 16, 256
-"""Texts of about the same length that go through the model together. In larger ones padding costs a CPU more than the batch saves."""
+"""Texts of about the same length that go through the model together. In larger ones padding costs a CPU more
+than the batch saves."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -53,7 +55,8 @@ _SAVED_AS = re.compile(r"(checkpoint|step|epoch|final|best|last|latest|model|enc
 
 
 def family_of(name: str | None, model: str) -> str:
-    """The family for upstream's `--retriever_name`, or, where that is not given, guessed from the model's name."""
+    """The family for upstream's `--retriever_name`, or, where that is not given, guessed from the model's
+    name."""
     known = ("e5", "bge", "contriever")
     if name:
         if found := next((family for family in known if family in name.lower()), None):
@@ -83,8 +86,8 @@ def model_name(model: str) -> str:
 class Encoder:
     """One model. For one thread at a time. Runs on the GPU where torch sees one.
 
-    `dtype` is one of DTYPES. `auto` is float16 on a GPU and float32 on a CPU; bfloat16 is two to three times as fast on a CPU that has
-    instructions for it, and moves scores in the third digit.
+    `dtype` is one of DTYPES. `auto` is float16 on a GPU and float32 on a CPU; bfloat16 is two to three times
+    as fast on a CPU that has instructions for it, and moves scores in the third digit.
     """
 
     def __init__(self, settings: EncoderSettings, *, dtype: str = "auto") -> None:
@@ -147,15 +150,17 @@ def _encoded(model: Any, texts: list[str], batch: int) -> Any:
 
 
 class _Workers:
-    """Batches side by side on a CPU, a core each. Faster than all cores on one batch after the other, and much faster beside other work: threads
-    that share a batch wait for one another a hundred times in it, each time for whichever has no core just then."""
+    """Batches side by side on a CPU, a core each. Faster than all cores on one batch after the other, and
+    much faster beside other work: threads that share a batch wait for one another a hundred times in it, each
+    time for whichever has no core just then."""
 
     def __init__(self, model: Any, cores: int) -> None:
         import torch
 
         self._cores = cores
         self._pool = ThreadPoolExecutor(cores, "encoder", initializer=torch.set_num_threads, initargs=(1,))
-        # A tokenizer serves one thread at a time, so each has a copy of the model, whose weights are the same tensors.
+        # A tokenizer serves one thread at a time, so each has a copy of the model, whose weights are the same
+        # tensors.
         weights = {id(t): t for t in (*model.parameters(), *model.buffers())}
         self._idle = [copy.deepcopy(model, dict(weights)) for _ in range(cores)]
 

@@ -1,4 +1,5 @@
-"""Models by folder or hub name: a wrong one is one line, not the Hugging Face libraries' own account of it."""
+"""Models by folder or hub name: a wrong one is one line, not the Hugging Face libraries' own account of
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def check_model(what: str, model: str) -> None:
-    """Raises BadSetting where `model` is neither a folder nor what could be the name of a model on the hub."""
+    """Raises BadSetting where `model` is neither a folder nor what could be the name of a model on the
+    hub."""
     is_path = model.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(model)
     if not Path(model).exists() and is_path:
         raise BadSetting(
@@ -24,13 +26,15 @@ def check_model(what: str, model: str) -> None:
 
 
 def read_as_text(model: Any) -> None:
-    """From here on a sentence-transformers model reads `[SEP]` in a text as these characters, not as its separator."""
+    """From here on a sentence-transformers model reads `[SEP]` in a text as these characters, not as its
+    separator."""
     model.tokenizer.split_special_tokens = True
 
 
 @contextmanager
 def loading(what: str, model: str) -> Iterator[None]:
-    """Around the loading of a model. Raises BadSetting or EnvironmentLacks; warnings and progress bars of the loaders are left out."""
+    """Around the loading of a model. Raises BadSetting or EnvironmentLacks; warnings and progress bars of the
+    loaders are left out."""
     check_model(what, model)
     from transformers.utils import logging as transformers_logging
 

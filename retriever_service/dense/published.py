@@ -78,7 +78,8 @@ def open_corpus_documents(corpus: Path) -> CorpusDocuments:
 
 
 def line_offsets(path: Path) -> array[int]:
-    """Start of each line and the end of the last, uint64. A last line without line break counts as if it had one.
+    """Start of each line and the end of the last, uint64. A last line without line break counts as if it had
+    one.
 
     Raises CorpusError for the first line that is no passage, so that a corpus is served whole or not at all.
     """
@@ -97,7 +98,8 @@ def line_offsets(path: Path) -> array[int]:
 
 
 def _kept(offsets: array[int], place: Path) -> bool:
-    """Write a file that is there whole or not at all; other processes may be at it. False where it can't be written."""
+    """Write a file that is there whole or not at all; other processes may be at it. False where it can't be
+    written."""
     try:
         with written_aside(place) as aside, aside.open("wb") as file:
             offsets.tofile(file)
@@ -107,7 +109,8 @@ def _kept(offsets: array[int], place: Path) -> bool:
 
 
 class PublishedIndex(Index):
-    """A FAISS file and the corpus that it was made from, row for row. The file says nothing of its encoder: name and model must."""
+    """A FAISS file and the corpus that it was made from, row for row. The file says nothing of its encoder:
+    name and model must."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""A cross-encoder that reads query and passage together: slow and good, so it orders only the best passages of a search."""
+"""A cross-encoder that reads query and passage together: slow and good, so it orders only the best passages
+of a search."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ MAX_TOKENS = 512
 
 
 class CrossEncoderReranker:
-    """A sentence-transformers cross-encoder. For one thread at a time. Runs on the GPU where torch sees one."""
+    """A sentence-transformers cross-encoder. For one thread at a time. Runs on the GPU where torch sees
+    one."""
 
     def __init__(self, model: str, *, batch_size: int = 32) -> None:
         try:
@@ -28,7 +30,8 @@ class CrossEncoderReranker:
         self._batch_size = batch_size
 
     def order(self, items: list[tuple[str, list[str]]], topk: int) -> list[list[tuple[int, float]]]:
-        """For each (query, passages): (position, score) of the best `topk` passages, best first; equal scores keep their order."""
+        """For each (query, passages): (position, score) of the best `topk` passages, best first; equal scores
+        keep their order."""
         pairs = [(query, passage_text(contents)) for query, passages in items for contents in passages]
         scores = (
             self._model.predict(pairs, batch_size=self._batch_size, show_progress_bar=False).tolist()

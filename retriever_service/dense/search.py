@@ -1,6 +1,8 @@
-"""Dense search: an encoder and a FAISS index, memory-mapped where the index type allows it (flat, scalar-quantised and HNSW do).
+"""Dense search: an encoder and a FAISS index, memory-mapped where the index type allows it (flat,
+scalar-quantised and HNSW do).
 
-FAISS segfaults or serialises when several threads search one index; here only the owner thread of the server does.
+FAISS segfaults or serialises when several threads search one index; here only the owner thread of the server
+does.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def import_faiss():
 
 
 def open_faiss(path: Path):
-    """A FAISS index file, memory-mapped if it can be. Raises IndexInvalid for one that is torn, of another kind, or not by inner product."""
+    """A FAISS index file, memory-mapped if it can be. Raises IndexInvalid for one that is torn, of another
+    kind, or not by inner product."""
     faiss = import_faiss()
     try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
@@ -45,7 +48,8 @@ def faiss_reason(error: RuntimeError) -> str:
 
 
 def set_search_effort(index, nprobe: int | None, ef_search: int | None) -> None:
-    """How many lists (IVF) or how wide a front (HNSW) a search visits; ignored by indexes that have neither."""
+    """How many lists (IVF) or how wide a front (HNSW) a search visits; ignored by indexes that have
+    neither."""
     faiss = import_faiss()
     inner = faiss.downcast_index(index)
     if nprobe and isinstance(inner, faiss.IndexIVF):
@@ -83,7 +87,8 @@ class DenseRanker:
             self._index = _to_gpu(self._index)
 
     def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
-        """(row, inner product) of the nearest passages of each query, best first; equal scores by row. A blank query has none."""
+        """(row, inner product) of the nearest passages of each query, best first; equal scores by row. A
+        blank query has none."""
         asked = [i for i, query in enumerate(queries) if query and not query.isspace()]
         ranked: list[list[tuple[int, float]]] = [[] for _ in queries]
         if not asked:
@@ -115,8 +120,8 @@ def open_dense(
     gpu: bool = False,
     dtype: str = "auto",
 ) -> DenseRanker:
-    """The ranker of an index folder. `model` names another place of the same encoder; another encoder is refused. `name` is the family
-    of one that the index does not know."""
+    """The ranker of an index folder. `model` names another place of the same encoder; another encoder is
+    refused. `name` is the family of one that the index does not know."""
     made_with = dict(settings["encoder"])
     if not made_with["model"]:  # converted from a FAISS file, which does not name it
         if not model:

@@ -4,9 +4,10 @@
    submit(queries, topk) --> bounded queue --> batch --> search(queries, topk)
          future         <------- call_soon_threadsafe <---------'
 
-At any time at most one search runs, and nothing else touches the index, so indexes that are not thread-safe are safe. While a batch
-is searched the next one gathers. A long request is cut into batches and goes to the end of the queue after each, so that short ones
-do not wait for all of it. A search that is cheaper than the way to another thread and back is done on the spot (`quick`).
+At any time at most one search runs, and nothing else touches the index, so indexes that are not thread-safe
+are safe. While a batch is searched the next one gathers. A long request is cut into batches and goes to the
+end of the queue after each, so that short ones do not wait for all of it. A search that is cheaper than the
+way to another thread and back is done on the spot (`quick`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Batcher:
         quick: bool = False,
         weight: Callable[[Any, int], int] | None = None,
     ) -> None:
-        """`weight` says of a query and its topk how many of the `batch_size` places in a batch it takes; None is one each."""
+        """`weight` says of a query and its topk how many of the `batch_size` places in a batch it takes; None
+        is one each."""
         self._search, self._metrics, self._quick, self._weight = search, metrics, quick, weight
         self._batch_size, self._wait_seconds, self._max_queued = batch_size, batch_wait_ms / 1000, max_queued
         self._owner = owner
@@ -74,11 +76,13 @@ class Batcher:
         """Queries that wait or are being searched."""
 
     async def submit(self, queries: list[str], topk: int, timeout_seconds: float) -> list[Hits]:
-        """Hits of each query. Raises QueueFull (also when stopping), DeadlinePassed, or what the search raised."""
+        """Hits of each query. Raises QueueFull (also when stopping), DeadlinePassed, or what the search
+        raised."""
         n = len(queries)
         if self._stopping:
             raise QueueFull("the server is stopping")
-        # Not `queued`: it forgets a request whose deadline has passed, and the owner may be searching for it still.
+        # Not `queued`: it forgets a request whose deadline has passed, and the owner may be searching for it
+        # still.
         quick = (
             self._quick
             and (self._seconds_per_query or 1) * n < _ON_THE_SPOT_SECONDS
@@ -113,8 +117,8 @@ class Batcher:
             self._metrics.queued.dec(n)
 
     async def stop(self, timeout_seconds: float) -> bool:
-        """Refuse new requests and wait for those that are queued; for a search whose answer nobody waits for any more, a second at
-        most. False if they were not done in time."""
+        """Refuse new requests and wait for those that are queued; for a search whose answer nobody waits for
+        any more, a second at most. False if they were not done in time."""
         self._stopping = True
         until = time.monotonic() + timeout_seconds
         while (self._running or self._jobs) and time.monotonic() < until:
@@ -124,7 +128,8 @@ class Batcher:
         return not self._running
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start a batch once this turn of the event loop has brought what it brings, or after the time to gather."""
+        """Start a batch once this turn of the event loop has brought what it brings, or after the time to
+        gather."""
         if self._running or (self._scheduled is not None and not self._gathering):
             return
         gathers = bool(self._wait_seconds) and not self._full()
@@ -186,7 +191,8 @@ class Batcher:
         return parts, topk
 
     def _fitting(self, job: _Job, room: int) -> tuple[int, int]:
-        """How many of the queries that a job still has come into a batch, one at least, and how many places they take."""
+        """How many of the queries that a job still has come into a batch, one at least, and how many places
+        they take."""
         begin, end = len(job.results), len(job.queries)
         if self._weight is None:
             count = min(end - begin, room)
@@ -213,7 +219,8 @@ class Batcher:
             self._start(loop)
 
     def _search_parts(self, parts: list[tuple[_Job, list[str]]], topk: int) -> None:
-        """Search the parts together; if that fails, each alone, so that one bad query fails its own request only."""
+        """Search the parts together; if that fails, each alone, so that one bad query fails its own request
+        only."""
         queries = list(dict.fromkeys(q for _, part in parts for q in part))
         try:
             hits = dict(zip(queries, self._timed_search(queries, topk), strict=True))

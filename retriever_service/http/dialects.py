@@ -196,7 +196,8 @@ def _as_text(document: bytes, score: float) -> bytes:
 
 
 def _page(rows: Rows, url: str) -> tuple[dict[str, Any] | None, int]:
-    """The row of a url or id; of several passages with one url the first, with the contents of all. And how many they are."""
+    """The row of a url or id; of several passages with one url the first, with the contents of all. And how
+    many they are."""
     for key in dict.fromkeys([url, url.replace("index.php/", "index.php?title="), url.strip().rstrip("/")]):
         if found := rows.find(key):
             pages = [rows.row(number) for number in found]

@@ -1,4 +1,5 @@
-"""Running the server: in this process until a signal, in several processes, or in a background thread (in a Ray actor, in a test)."""
+"""Running the server: in this process until a signal, in several processes, or in a background thread (in a
+Ray actor, in a test)."""
 
 from __future__ import annotations
 
@@ -50,10 +51,11 @@ def _check_host(settings: ServerSettings) -> None:
 def serve_in_thread(
     settings: ServerSettings, *, start_timeout_seconds: float = 120.0, open_index: Callable | None = None
 ) -> RunningServer:
-    """Start the server in a thread of this process and return once its index is loaded (`settings.workers` is not looked at).
+    """Start the server in a thread of this process and return once its index is loaded (`settings.workers` is
+    not looked at).
 
-    Raises IndexInvalid for an index that is missing or torn, CannotServe for a port in use or a server that is not ready in time,
-    TokenRequired for a wider host without token. `open_index` is for `create_app`.
+    Raises IndexInvalid for an index that is missing or torn, CannotServe for a port in use or a server that
+    is not ready in time, TokenRequired for a wider host without token. `open_index` is for `create_app`.
     """
     _check_host(settings)
     app = create_app(settings, open_index)
@@ -78,8 +80,8 @@ class _Started:
 def run(settings: ServerSettings, on_start: Callable[[str, str], None] = lambda url, what: None) -> int:
     """Serve in this process, or under it, until SIGINT or SIGTERM, and return the exit status (130, 143).
 
-    `on_start` is told the address and what is searched, when it listens. Raises TokenRequired, IndexInvalid and CannotServe before it
-    listens, or later if the index turns out not to open.
+    `on_start` is told the address and what is searched, when it listens. Raises TokenRequired, IndexInvalid
+    and CannotServe before it listens, or later if the index turns out not to open.
     """
     _check_host(settings)
     what = check_settings(settings)
@@ -140,7 +142,8 @@ def _end_worker(error: Exception) -> None:
 
 
 def worker_app() -> FastAPI:
-    """The application of one of several workers, its settings from the environment that `run` makes for it."""
+    """The application of one of several workers, its settings from the environment that `run` makes for
+    it."""
     signals.left_to_parent()
     settings = ServerSettings.model_validate_json(os.environ[_SETTINGS_VARIABLE])
     settings.token = os.environ.get(_TOKEN_VARIABLE)

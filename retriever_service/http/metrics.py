@@ -1,6 +1,8 @@
-"""Prometheus metrics of one server. Each application has its own registry, so that several can live in one process.
+"""Prometheus metrics of one server. Each application has its own registry, so that several can live in one
+process.
 
-With several workers the environment variable PROMETHEUS_MULTIPROC_DIR names a folder through which their numbers are added up.
+With several workers the environment variable PROMETHEUS_MULTIPROC_DIR names a folder through which their
+numbers are added up.
 """
 
 from __future__ import annotations

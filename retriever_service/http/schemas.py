@@ -1,4 +1,5 @@
-"""What goes over the wire: requests and answers of the REST interface, and the checks that a type can't express."""
+"""What goes over the wire: requests and answers of the REST interface, and the checks that a type can't
+express."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ class Limited(BaseModel):
     """As `topk`."""
 
     def limit(self) -> tuple[str, int | None]:
-        """The name that was used and the number. Raises BadRequest for several names, and for a name of another
-        service."""
+        """The name that was used and the number. Raises BadRequest for several names, and for a name of
+        another service."""
         accepted = "topk, top_k or top_n"
         if unknown := refused_limit(self.model_extra):
             raise BadRequest(
@@ -69,7 +70,8 @@ class Limited(BaseModel):
 
 
 class RetrieveRequest(Limited):
-    """`queries` (a list) or `query` (one string), never both. Unknown fields are ignored, as existing clients send some."""
+    """`queries` (a list) or `query` (one string), never both. Unknown fields are ignored, as existing clients
+    send some."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -151,7 +153,8 @@ class ScoredDocument(BaseModel):
 
 
 class RetrieveResponse(BaseModel):
-    """One list for each query, in the order of the queries, best document first; shorter where fewer documents match."""
+    """One list for each query, in the order of the queries, best document first; shorter where fewer
+    documents match."""
 
     result: list[list[ScoredDocument] | list[Document]]
 
@@ -302,8 +305,8 @@ def parse_body(adapter: TypeAdapter, body: bytes) -> Any:
 
 
 def _lone_surrogate(body: bytes) -> str | None:
-    """Path of the first string in `body` with a lone surrogate, `body` for a key; None where Python's parser, which lets them pass,
-    finds none."""
+    """Path of the first string in `body` with a lone surrogate, `body` for a key; None where Python's parser,
+    which lets them pass, finds none."""
     try:
         waiting = [((), json.loads(body))]
     except (ValueError, RecursionError):

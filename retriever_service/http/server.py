@@ -1,6 +1,8 @@
-"""The retrieval server: Search-R1's `/retrieve`, in all dialects of its forks, with health, metrics and documentation.
+"""The retrieval server: Search-R1's `/retrieve`, in all dialects of its forks, with health, metrics and
+documentation.
 
-Every error is JSON with a 4xx or 5xx status, because existing clients call `.json()` without a look at the status.
+Every error is JSON with a 4xx or 5xx status, because existing clients call `.json()` without a look at the
+status.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ _PAGE = Path(__file__).with_name("search.html")
 
 
 def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None = None) -> FastAPI:
-    """The application. The index is loaded in the background once it runs: `/healthz` answers at once, `/readyz` when it is loaded.
+    """The application. The index is loaded in the background once it runs: `/healthz` answers at once,
+    `/readyz` when it is loaded.
 
-    `open_index` gives the index (anything with the attributes of `retriever_service.index.Index`); None opens `settings.index`.
+    `open_index` gives the index (anything with the attributes of `retriever_service.index.Index`); None opens
+    `settings.index`.
     """
     bodies = Room(settings.max_bodies_bytes)
     service = Service(settings, open_index or (lambda: opening.open_index(settings)))

@@ -181,7 +181,8 @@ class ResultCache:
 
 
 async def encode_answer(hits: list[Hits], return_scores: bool) -> bytes:
-    """The body of an answer, joined from documents that are JSON already. Others have their turn between the parts of a long one."""
+    """The body of an answer, joined from documents that are JSON already. Others have their turn between the
+    parts of a long one."""
     rows, room = [], _ENCODED_AT_ONCE
     for one in hits:
         if return_scores:

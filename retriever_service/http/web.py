@@ -1,7 +1,8 @@
-"""HTTP for the server: endpoints that take and give JSON bytes, errors that are always JSON, the optional token.
+"""HTTP for the server: endpoints that take and give JSON bytes, errors that are always JSON, the optional
+token.
 
-`/retrieve` and `/rerank` are answered before FastAPI's own machinery, which costs more than a search in a small index does; for
-everything else (and for the documentation of these two) FastAPI is used as usual.
+`/retrieve` and `/rerank` are answered before FastAPI's own machinery, which costs more than a search in a
+small index does; for everything else (and for the documentation of these two) FastAPI is used as usual.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from services.common.http.stopping import AnswerWhenStopped
 
 log = logging.getLogger("retriever_service")
 OPEN_PATHS = HEALTH | {"/", "/health"}
-"""Asked for no token beside health: the search page, which holds no data and sends the token that its user types in."""
+"""Asked for no token beside health: the search page, which holds no data and sends the token that its user
+types in."""
 _JSON = (b"content-type", b"application/json")
 Answer = Callable[[bytes, float], Awaitable[Reply]]
 """From the body of a request and the seconds it may take to the answer."""
@@ -79,7 +81,8 @@ class JsonEndpoint:
             more = [header_of(changed)] if changed else []
             return 200, [_JSON, (b"content-length", b"%d" % len(body)), *more], body
         except (Exception, asyncio.CancelledError) as error:
-            # Cancelled is what uvicorn does to requests that are still in flight when the time to drain is up: they get an answer.
+            # Cancelled is what uvicorn does to requests that are still in flight when the time to drain is
+            # up: they get an answer.
             status, body, headers = error_answer(error)
             self._metrics.requests.labels(self.path, str(status)).inc()
             return status, [_JSON, (b"content-length", b"%d" % len(body)), *headers], body
@@ -88,7 +91,8 @@ class JsonEndpoint:
 
 
 class BoundedBodies:
-    """ASGI application before one that reads whole bodies without a limit: the other routes' limits hold for it too."""
+    """ASGI application before one that reads whole bodies without a limit: the other routes' limits hold for
+    it too."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, bodies: Room) -> None:
         self._app, self._limit, self._bodies = app, settings.max_body_bytes, bodies
@@ -146,7 +150,8 @@ class RetrieverApp(FastAPI):
 
 
 def error_body(detail: str, field: str | None = None, limit: int | float | str | None = None) -> bytes:
-    """The JSON of every error: `detail`, `field` and `limit`, null where there is none (schemas.ErrorBody)."""
+    """The JSON of every error: `detail`, `field` and `limit`, null where there is none
+    (schemas.ErrorBody)."""
     return orjson.dumps({"detail": detail, "field": field, "limit": limit})
 
 
@@ -223,7 +228,8 @@ async def _read(receive: Receive, declared: bytes, max_bytes: int, bodies: Room)
 
 
 def _require_json(content_type: bytes) -> None:
-    """A 415 for what is not JSON in UTF-8. A request without the header does not come here: its body is read as JSON."""
+    """A 415 for what is not JSON in UTF-8. A request without the header does not come here: its body is read
+    as JSON."""
     plain, *parameters = [part.strip().lower() for part in content_type.split(b";")]
     if plain != b"application/json" and not (plain.startswith(b"application/") and plain.endswith(b"+json")):
         given = content_type.decode("latin-1")[:80]

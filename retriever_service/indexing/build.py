@@ -1,4 +1,5 @@
-"""Building an index: checksum, scan, invert or convert, seal. All in a folder aside, which is renamed at the end."""
+"""Building an index: checksum, scan, invert or convert, seal. All in a folder aside, which is renamed at the
+end."""
 
 from __future__ import annotations
 
@@ -52,12 +53,14 @@ def build_index(
 ) -> IndexInfo:
     """Index `corpus` (a file or folder of any layout in docs/data.md) into the folder `out`.
 
-    A build that was interrupted goes on where it was; an index that is already there with the same corpus and settings is kept as
-    it is. Memory is bounded by the vocabulary, not by the passages. The options from `language` to `b`
-    are for `bm25` and `hybrid`, those from `model` to `encoder_dtype` for `dense` and `hybrid`.
+    A build that was interrupted goes on where it was; an index that is already there with the same corpus and
+    settings is kept as it is. Memory is bounded by the vocabulary, not by the passages. The options from
+    `language` to `b` are for `bm25` and `hybrid`, those from `model` to `encoder_dtype` for `dense` and
+    `hybrid`.
 
-    Raises CorpusError (file, line, what was expected; `skip_bad` leaves such lines out and counts them), IndexInvalid where `out`
-    holds something else and `overwrite` is not set, EnvironmentLacks where the disk is too small or another build is at work.
+    Raises CorpusError (file, line, what was expected; `skip_bad` leaves such lines out and counts them),
+    IndexInvalid where `out` holds something else and `overwrite` is not set, EnvironmentLacks where the disk
+    is too small or another build is at work.
     """
     from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 
@@ -195,8 +198,8 @@ def build_folder(
 ) -> Iterator[Build | None]:
     """A folder to build in, renamed to `out` once it is sealed; None where `out` already is that very index.
 
-    `by` is what builds: a build never goes on from what another way of building left, even of an index with the same settings.
-    `vector_bytes` is what one passage's vectors take on disk while it builds.
+    `by` is what builds: a build never goes on from what another way of building left, even of an index with
+    the same settings. `vector_bytes` is what one passage's vectors take on disk while it builds.
     """
     size = corpus_bytes(corpus)
     sha256 = checksum(corpus, lambda done: tell("checksum", done / max(size, 1), corpus.name))
@@ -253,7 +256,8 @@ def _sealed(work: Path, key: dict) -> bool:
 
 
 def _put(work: Path, out: Path) -> None:
-    """Give a sealed build its place. What stands there goes into it first, so that at every moment a whole index is there to go on with."""
+    """Give a sealed build its place. What stands there goes into it first, so that at every moment a whole
+    index is there to go on with."""
     sealed = read_info(work).files
     replaced = work / REPLACED
     if out.exists():
@@ -295,8 +299,9 @@ def _require_same(out: Path, key: dict) -> None:
 
 
 def _require_disk(work: Path, corpus: Path, postings: bool, vector_bytes: int) -> None:
-    """Raise EnvironmentLacks where the disk is too small for what the start of the corpus promises: its text, three times that with
-    postings, and vectors. What an interrupted build left there counts as free, since it is used or removed."""
+    """Raise EnvironmentLacks where the disk is too small for what the start of the corpus promises: its text,
+    three times that with postings, and vectors. What an interrupted build left there counts as free, since it
+    is used or removed."""
     text, passages = estimate(corpus)
     there = sum(
         {s.st_ino: s.st_blocks * 512 for s in (p.stat() for p in work.rglob("*") if p.is_file())}.values()

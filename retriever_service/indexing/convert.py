@@ -1,4 +1,5 @@
-"""From one dense index to another: smaller or faster types, and published FAISS files into index folders, with the recall that it costs."""
+"""From one dense index to another: smaller or faster types, and published FAISS files into index folders,
+with the recall that it costs."""
 
 from __future__ import annotations
 
@@ -38,10 +39,12 @@ def convert_index(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> tuple[IndexInfo, dict[int, float]]:
-    """Make the index `out` of type `kind` from `source`: a dense or hybrid index folder of type Flat, or a FAISS file, which needs `corpus`.
+    """Make the index `out` of type `kind` from `source`: a dense or hybrid index folder of type Flat, or a
+    FAISS file, which needs `corpus`.
 
-    The result is a dense index. Returns its description and the recall at 1, 3 and 10 against the exact search: over the questions of `queries` (JSONL with
-    `question`, or one a line; needs the model), else over `sample` vectors between stored ones, which is a harder test than questions.
+    The result is a dense index. Returns its description and the recall at 1, 3 and 10 against the exact
+    search: over the questions of `queries` (JSONL with `question`, or one a line; needs the model), else over
+    `sample` vectors between stored ones, which is a harder test than questions.
     """
     source, out, tell = Path(source), Path(out), progress or (lambda stage, share, text: None)
     if source.is_dir():

@@ -1,7 +1,9 @@
-"""The first stage of a build: read the corpus once, write documents, postings and vectors to disk. Can be killed and gone on with.
+"""The first stage of a build: read the corpus once, write documents, postings and vectors to disk. Can be
+killed and gone on with.
 
-Files are only appended to. After each chunk of passages the files are synced and `progress.json` is replaced, which holds their
-lengths; going on cuts the files back to those lengths and reads on from the recorded position, so the result is the same bytes.
+Files are only appended to. After each chunk of passages the files are synced and `progress.json` is replaced,
+which holds their lengths; going on cuts the files back to those lengths and reads on from the recorded
+position, so the result is the same bytes.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ class Scanner:
         return self.state.passages
 
     def run(self, progress: Callable[[ScanState], None] | None = None) -> ScanState:
-        """Scan to the end. Raises CorpusError for a malformed line (unless skipped), an empty corpus, or an id that occurs twice."""
+        """Scan to the end. Raises CorpusError for a malformed line (unless skipped), an empty corpus, or an
+        id that occurs twice."""
         state = self.state
         if not state.read:
             skipped = Skipped(state.skipped, list(state.reasons))

@@ -1,4 +1,5 @@
-"""What a scan writes beside the documents: postings for BM25, vectors for dense search. A hybrid index gets both."""
+"""What a scan writes beside the documents: postings for BM25, vectors for dense search. A hybrid index gets
+both."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ class Sink(Protocol):
 
 
 class PostingsSink:
-    """Arrays by passage: `terms` uint32 and `tfs` uint16 (one for each passage and term), `counts` uint32 (terms of each passage),
-    `lengths` uint32 (tokens of each passage), and the `vocabulary`, one term a line in the order of first sight."""
+    """Arrays by passage: `terms` uint32 and `tfs` uint16 (one for each passage and term), `counts` uint32
+    (terms of each passage), `lengths` uint32 (tokens of each passage), and the `vocabulary`, one term a line
+    in the order of first sight."""
 
     files = ("terms", "tfs", "counts", "lengths", "vocabulary")
     chunk_passages = 20_000

@@ -1,4 +1,5 @@
-"""JSON that another program wrote: a server behind an ingress, somebody else's retriever, an older version of a service."""
+"""JSON that another program wrote: a server behind an ingress, somebody else's retriever, an older version of
+a service."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def read_json(body: bytes, charset: str | None = None) -> Any:
-    """A JSON body, read as leniently as Python reads it: NaN, lone surrogates and bytes outside the encoding are no reason to refuse it.
+    """A JSON body, read as leniently as Python reads it: NaN, lone surrogates and bytes outside the encoding
+    are no reason to refuse it.
 
-    charset: the encoding that the sender names; otherwise the one that JSON's first bytes show. Raises ValueError in one line.
+    charset: the encoding that the sender names; otherwise the one that JSON's first bytes show. Raises
+    ValueError in one line.
     """
     if not charset or charset.lower() in ("utf-8", "utf8"):
         try:

@@ -1,9 +1,11 @@
-"""Which extra brings an optional package, and the command that installs it. Every "not installed" message is made here."""
+"""Which extra brings an optional package, and the command that installs it. Every "not installed" message is
+made here."""
 
 from __future__ import annotations
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-"""Where the CPU builds of PyTorch lie: on PyPI's own index the CPU build of vLLM finds no torch that it accepts."""
+"""Where the CPU builds of PyTorch lie: on PyPI's own index the CPU build of vLLM finds no torch that it
+accepts."""
 INSTALL = {
     "cpu": f"pip install '.[cpu]' --extra-index-url {TORCH_INDEX}",
     "gpu": "pip install '.[gpu]'",
@@ -62,14 +64,16 @@ def distribution_name(module: str) -> str:
 
 
 def how_to_install(extra: str | None) -> str:
-    """The end of a message: the command that installs an extra (None: a plain install), in a checkout, since Unspiral is on no index yet."""
+    """The end of a message: the command that installs an extra (None: a plain install), in a checkout, since
+    Unspiral is on no index yet."""
     command = INSTALL.get(extra, f"pip install '.[{extra}]'") if extra else "pip install ."
     gpus = f" (with NVIDIA GPUs: {INSTALL['gpu']})" if extra == "cpu" else ""
     return f"in a checkout of Unspiral: {command}{gpus}"
 
 
 def not_installed(module: str, extra: str | None = None) -> str:
-    """One line for a package that is not there: its name, and the command that brings it (`extra`, or the table's)."""
+    """One line for a package that is not there: its name, and the command that brings it (`extra`, or the
+    table's)."""
     name = module.split(".")[0]
     if name in ON_ITS_OWN:
         return f"{name} is not installed: pip install {name}"
@@ -83,7 +87,8 @@ def not_installed(module: str, extra: str | None = None) -> str:
 
 
 def not_imported(error: ImportError, extra: str | None = None) -> str:
-    """One line for an import that failed: a package that is there, and does not work, is not called missing."""
+    """One line for an import that failed: a package that is there, and does not work, is not called
+    missing."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         return not_installed(error.name, extra)
     return f"{error.name or 'a package'} is installed, and cannot be imported: {' '.join(str(error).split())}"

@@ -1,4 +1,5 @@
-"""What a refused name is answered with: the accepted one that is nearest to it, or all of them where they are few."""
+"""What a refused name is answered with: the accepted one that is nearest to it, or all of them where they are
+few."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ FEW = 8
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:
-    """The accepted name that `name` is most likely a slip of, whatever its case; None where none is like it."""
+    """The accepted name that `name` is most likely a slip of, whatever its case; None where none is like
+    it."""
     lower = {k.lower(): k for k in known}
     found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     return lower[found[0]] if found else None

@@ -9,5 +9,6 @@ _SECRET_PARAMETER = re.compile(r"(?i)([?&][^=&#]*(?:password|passwd|token|secret
 
 
 def address_without_secrets(address: str, user: str = "***@") -> str:
-    """With user and password replaced by `user`, and secret parameters masked. What is no address is given back as it is."""
+    """With user and password replaced by `user`, and secret parameters masked. What is no address is given
+    back as it is."""
     return _SECRET_PARAMETER.sub(r"\1***", _USER_INFO.sub(user, address)) if "://" in address else address

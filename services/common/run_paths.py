@@ -31,7 +31,8 @@ def newest_run(runs: Path = RUNS) -> Path:
 
 
 def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
-    """Folder of the run that `given` names, or `given` itself where it is a file, or a folder that lies in no run.
+    """Folder of the run that `given` names, or `given` itself where it is a file, or a folder that lies in no
+    run.
 
     Raises FileNotFoundError, whose `strerror` names the nearest run, where there is nothing of that name.
     """
@@ -51,7 +52,8 @@ def run_folder(given: str | Path, runs: Path = RUNS) -> Path:
 
 
 def near_run(path: Path, runs: Path = RUNS) -> str:
-    """`; did you mean runs/demo-0?` where a run beside the path, or in `runs`, has a name like it; otherwise nothing."""
+    """`; did you mean runs/demo-0?` where a run beside the path, or in `runs`, has a name like it; otherwise
+    nothing."""
     folders = {
         str(f) for place in {path.parent, runs} if place.is_dir() for f in place.iterdir() if is_run(f)
     }

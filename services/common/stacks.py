@@ -1,4 +1,5 @@
-"""What a process is waiting for: its threads' stacks, asked for by a signal, so that one whose threads are all stuck answers too."""
+"""What a process is waiting for: its threads' stacks, asked for by a signal, so that one whose threads are
+all stuck answers too."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ DEPTH = 30
 
 
 def answer_stack_requests() -> None:
-    """From now on SIGUSR1 has this process write its threads' stacks into a file in memory, which `thread_stacks` reads."""
+    """From now on SIGUSR1 has this process write its threads' stacks into a file in memory, which
+    `thread_stacks` reads."""
     if not any(_answers(os.getpid())):
         faulthandler.register(signal.SIGUSR1, file=os.memfd_create(NAME), all_threads=True)
 
@@ -32,7 +34,8 @@ def _answers(pid: int) -> Iterator[Path]:
 
 
 def thread_stacks(pid: int) -> str:
-    """Stacks of all threads of a process on this host, newest call first, or one line that says why there are none."""
+    """Stacks of all threads of a process on this host, newest call first, or one line that says why there are
+    none."""
     try:
         handles = list(_answers(pid))
         state = next(

@@ -45,7 +45,8 @@ def serve_control(
     host: Annotated[str, typer.Option(envvar="UNSPIRAL_CONTROL_HOST", help="Address to bind; beyond this machine UNSPIRAL_API_TOKEN must be set.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="UNSPIRAL_CONTROL_PORT", min=0, max=65535, help="0 takes any free port.")] = 8200,
 ) -> None:  # fmt: skip
-    """Run a gateway: it finds the run of a Ray cluster and passes requests on to it. A run serves its own control plane without this."""
+    """Run a gateway: it finds the run of a Ray cluster and passes requests on to it. A run serves its own
+    control plane without this."""
     import ray  # noqa: F401  (says at once which extra is missing)
 
     from services.control.gateway import Gateway
@@ -79,7 +80,8 @@ def scale(
     ] = False,
     url: Url = URL,
 ) -> None:
-    """Ask for another number of rollout workers, or `all`: as many as the cluster has room for. For no work at all, use `unspiral pause`."""
+    """Ask for another number of rollout workers, or `all`: as many as the cluster has room for. For no work
+    at all, use `unspiral pause`."""
     if n.isascii() and n.isdigit() and int(n) == 0:
         raise ControlError(f"workers scale {n}: {PAUSE_INSTEAD}")
     if n != "all" and not (n.isascii() and n.isdigit() and int(n) <= MAX_WORKERS):
@@ -93,7 +95,8 @@ def scale(
 def drain(
     id: Annotated[str, typer.Argument(help="The worker's id, as `workers list` shows it.")], url: Url = URL
 ) -> None:
-    """Let one worker finish what it runs, then end it; one fewer is wanted from now on. The last one stays: see `unspiral pause`."""
+    """Let one worker finish what it runs, then end it; one fewer is wanted from now on. The last one stays:
+    see `unspiral pause`."""
     from urllib.parse import quote
 
     typer.echo(ask(Done, "POST", url, f"/v1/workers/{quote(id, safe='')}/drain").text)
@@ -110,7 +113,8 @@ def resume(url: Url = URL) -> None:
 
 
 def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
-    """One request to the control plane, with the token of UNSPIRAL_API_TOKEN. Raises ControlError; its `exit_code` is 3 where no control plane answers."""
+    """One request to the control plane, with the token of UNSPIRAL_API_TOKEN. Raises ControlError; its
+    `exit_code` is 3 where no control plane answers."""
     import httpx
 
     from services.control.gateway import read_answer
@@ -138,7 +142,8 @@ def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
 
 
 def address_of(url: str) -> str:
-    """The address, where it may have been given as a run's folder or `latest`. Raises ControlError for a run that serves none now."""
+    """The address, where it may have been given as a run's folder or `latest`. Raises ControlError for a run
+    that serves none now."""
     if url != LATEST and not Path(url).is_dir():
         return url
     run = run_folder(url)

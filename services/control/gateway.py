@@ -40,7 +40,8 @@ MAX_HEALTH_BYTES = 4096
 def announce_run(run: str, id: str, url: str, folder: str) -> None:
     """Put the address of this process's run into the key-value store of the Ray that it has joined.
 
-    id: what the run's own health check answers with. What an earlier attempt in the same folder left behind is taken away.
+    id: what the run's own health check answers with. What an earlier attempt in the same folder left behind
+    is taken away.
     """
     from ray.experimental.internal_kv import (
         _internal_kv_del,
@@ -65,7 +66,8 @@ def announce_run(run: str, id: str, url: str, folder: str) -> None:
 
 
 def withdraw_run(run: str, id: str) -> None:
-    """Take the address away again. Where the cluster is gone it went with it: that is logged, and no error of the run."""
+    """Take the address away again. Where the cluster is gone it went with it: that is logged, and no error of
+    the run."""
     from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
     try:
@@ -98,7 +100,8 @@ def announcement(value: bytes | None) -> dict[str, Any] | None:
 
 
 class Gateway:
-    """`Control` of the newest run on a cluster. ray_address: HOST:PORT of the cluster's head (6379 by default)."""
+    """`Control` of the newest run on a cluster. ray_address: HOST:PORT of the cluster's head (6379 by
+    default)."""
 
     def __init__(self, ray_address: str, token: str | None):
         host, _, port = ray_address.rpartition(":")
@@ -146,7 +149,8 @@ class Gateway:
         return read_answer(answer, kind, url)
 
     async def _find(self) -> tuple[str, list[str]]:
-        """The address of the newest run that answers, looked for anew each time, and the names of the others. Raises NoRun, CannotReach."""
+        """The address of the newest run that answers, looked for anew each time, and the names of the others.
+        Raises NoRun, CannotReach."""
         runs = await asyncio.to_thread(self._registered)
         async with httpx.AsyncClient(
             timeout=LOOK_SECONDS, trust_env=False
@@ -220,7 +224,8 @@ async def _little(answer: httpx.Response) -> bytes:
 
 
 def read_answer(answer: httpx.Response, kind: type[A], url: str) -> A:
-    """What a control plane answered. Raises its refusal as a ControlError, CannotReach for what no control plane would answer."""
+    """What a control plane answered. Raises its refusal as a ControlError, CannotReach for what no control
+    plane would answer."""
     if not answer.is_success:
         raise _as_error(answer)
     try:

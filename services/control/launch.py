@@ -29,9 +29,11 @@ START_SECONDS = 30.0
 def serve_in_thread(
     control: Control, settings: ControlSettings, say: Callable[[str], None], id: str | None = None
 ) -> RunningServer:
-    """Serve a run's own control plane. Where the port is taken, by another run mostly, a free one serves, and `say` is told.
+    """Serve a run's own control plane. Where the port is taken, by another run mostly, a free one serves, and
+    `say` is told.
 
-    id: what the health check gives back. Raises CannotServe for any other fault of the address, TokenRequired for one beyond this machine without UNSPIRAL_API_TOKEN.
+    id: what the health check gives back. Raises CannotServe for any other fault of the address, TokenRequired
+    for one beyond this machine without UNSPIRAL_API_TOKEN.
     """
     token = required_token(settings.host)
 

@@ -68,7 +68,8 @@ class Scale(Record):
     """How many rollout workers are wanted. None at all would end the run: a pause is meant for that."""
 
     n: Annotated[int, Field(ge=1, le=MAX_WORKERS, strict=True), BeforeValidator(_whole)] | Literal["all"]
-    """A number, or "all": as many as the cluster's `rollout` resource (or its GPUs) allows, now and when nodes come and go."""
+    """A number, or "all": as many as the cluster's `rollout` resource (or its GPUs) allows, now and when
+    nodes come and go."""
     ahead: StrictBool = False
     """Also where the cluster has no room for so many yet: an autoscaler, or somebody, will add nodes."""
 

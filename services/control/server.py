@@ -1,4 +1,5 @@
-"""The control plane over HTTP: what a run is doing, how many workers it has, pause and resume. The same in front of a run and of a gateway."""
+"""The control plane over HTTP: what a run is doing, how many workers it has, pause and resume. The same in
+front of a run and of a gateway."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ Worker = Annotated[str, fastapi.Path(max_length=64, description="a worker's id, 
 
 
 def create_app(control: Control, token: str | None = None, id: str | None = None) -> FastAPI:
-    """The control plane of `control`. With a token, everything but health needs it (services.common.http.gate).
+    """The control plane of `control`. With a token, everything but health needs it
+    (services.common.http.gate).
 
     id: of a run, given back by the health check so that a gateway knows it again; a gateway has none.
     """
@@ -51,7 +53,8 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
 
     @app.post("/v1/workers/scale", status_code=202, openapi_extra=json_body(Scale), responses=TO_A_RUN)
     async def scale(request: Request) -> Done:
-        """Want another number of rollout workers. Answers at once: workers join when they hold the weights, and leave when they are idle.
+        """Want another number of rollout workers. Answers at once: workers join when they hold the weights,
+        and leave when they are idle.
 
         409 where the cluster cannot hold so many, unless `ahead` is true."""
         body = await read_body(request, MAX_BODY_BYTES)
@@ -67,7 +70,8 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
 
     @app.post("/v1/workers/{worker}/drain", status_code=202, responses=TO_A_RUN | described(404))
     async def drain(worker: Worker, request: Request) -> Done:
-        """Let a worker finish what it runs, then end it; one fewer is wanted from now on. 404 for an unknown worker, 422 for the last one."""
+        """Let a worker finish what it runs, then end it; one fewer is wanted from now on. 404 for an unknown
+        worker, 422 for the last one."""
         await read_body(request, MAX_BODY_BYTES)
         return await control.drain(worker)
 

@@ -1,4 +1,5 @@
-"""What the likelihood service answers, for its OpenAPI description. Fields that a newer part of the service adds pass through."""
+"""What the likelihood service answers, for its OpenAPI description. Fields that a newer part of the service
+adds pass through."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Summary(RunInfo):
 
 
 class Curve(Answer):
-    """A value, or null, for each of the answer's steps; least and largest where a point stands for several steps."""
+    """A value, or null, for each of the answer's steps; least and largest where a point stands for several
+    steps."""
 
     mean: list[float | None]
     min: list[float | None] | None = None

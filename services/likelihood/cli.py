@@ -1,4 +1,5 @@
-"""The likelihood part of the command line. `trainer/commands/cli.py` mounts these; mistakes are raised as LikelihoodError (`exit_code`)."""
+"""The likelihood part of the command line. `trainer/commands/cli.py` mounts these; mistakes are raised as
+LikelihoodError (`exit_code`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The client that a learner posts through: calls return at once, records arrive in order, once, and survive an outage.
+"""The client that a learner posts through: calls return at once, records arrive in order, once, and survive
+an outage.
 
-A background thread sends. While the service is away, messages wait in memory (bounded), then on disk; what is on disk when the
-process ends is sent by the next client on the same folder. The service stores each (run, step, attempt, uid) once, so
-that a message whose answer was lost can be sent again.
+A background thread sends. While the service is away, messages wait in memory (bounded), then on disk; what is
+on disk when the process ends is sent by the next client on the same folder. The service stores each (run,
+step, attempt, uid) once, so that a message whose answer was lost can be sent again.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ AGAIN = {401, 403, 408, 425, 429, 500, 502, 503, 504}
 
 
 class LikelihoodClient:
-    """post_step, put_tokens and post_event return at once and never raise for an outage; the other calls ask the service.
+    """post_step, put_tokens and post_event return at once and never raise for an outage; the other calls ask
+    the service.
 
-    url: the service's address. spool_dir: folder for what cannot be delivered yet. token: bearer token, if the service asks for one.
-    Records and arrays must not be changed after they were handed over. Raises SpoolError if the folder cannot be used, LikelihoodError for
-    an address without http.
+    url: the service's address. spool_dir: folder for what cannot be delivered yet. token: bearer token, if
+    the service asks for one. Records and arrays must not be changed after they were handed over. Raises
+    SpoolError if the folder cannot be used, LikelihoodError for an address without http.
     """
 
     def __init__(
@@ -67,14 +69,16 @@ class LikelihoodClient:
         self.refused = 0
         """Messages that the service refused for good (a superseded attempt, a bad record); each is logged."""
         self._suspect = (-1, 0)
-        """Number of the message that is tried, and how often it failed in a way that it may be the cause of."""
+        """Number of the message that is tried, and how often it failed in a way that it may be the cause
+        of."""
         self._thread = threading.Thread(target=self._send_all, name="likelihood-client", daemon=True)
         self._thread.start()
 
     def post_step(self, run: str, record: StepRecord) -> None:
         """Hand over one step. Its trajectories may be TrajectoryRecord or plain dicts of that form.
 
-        Raises LikelihoodError for a bad run name, SpoolError if the service is away and the disk is full, ValueError after close.
+        Raises LikelihoodError for a bad run name, SpoolError if the service is away and the disk is full,
+        ValueError after close.
         """
         for at in range(0, max(1, len(record.trajectories)), PART):  # the service merges the parts of a step
             part = record.model_copy(update={"trajectories": record.trajectories[at : at + PART]})
@@ -105,8 +109,8 @@ class LikelihoodClient:
     def get_tokens(self, run: str, step: int, timeout_seconds: float | None = None) -> TokenBatch | None:
         """The token arrays of a step, also while they still wait to be delivered.
 
-        None if the service has none (any more), cannot be reached, or answers with something else. timeout_seconds: for each part of the
-        answer, instead of the client's own.
+        None if the service has none (any more), cannot be reached, or answers with something else.
+        timeout_seconds: for each part of the answer, instead of the client's own.
         """
         limit = httpx.USE_CLIENT_DEFAULT if timeout_seconds is None else timeout_seconds
         try:
@@ -135,7 +139,8 @@ class LikelihoodClient:
             return len(self._spool)
 
     def flush(self, timeout: float) -> bool:
-        """Wait until everything handed over so far is stored. False if that took longer than `timeout` seconds."""
+        """Wait until everything handed over so far is stored. False if that took longer than `timeout`
+        seconds."""
         deadline = time.monotonic() + timeout
         with self._changed:
             last = self._spool.next_seq - 1
@@ -145,8 +150,8 @@ class LikelihoodClient:
         return True
 
     def keep(self, timeout: float) -> None:
-        """Have everything handed over so far outlive this process: stored, or on disk where the service is away (known to be, or for `timeout`
-        seconds). Raises SpoolError if the disk is full."""
+        """Have everything handed over so far outlive this process: stored, or on disk where the service is
+        away (known to be, or for `timeout` seconds). Raises SpoolError if the disk is full."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while len(self._spool) and not self._away and (left := deadline - time.monotonic()) > 0:
@@ -154,7 +159,8 @@ class LikelihoodClient:
             self._spool.to_disk()
 
     def close(self, timeout: float = 10.0) -> int:
-        """Deliver what can be delivered, leave the rest on disk, and end the thread. Returns how many messages were left."""
+        """Deliver what can be delivered, leave the rest on disk, and end the thread. Returns how many
+        messages were left."""
         if self._closing:
             return 0
         self.flush(timeout)
@@ -261,8 +267,8 @@ class LikelihoodClient:
         said = _said(answer)
         if answer.is_success and said.get("run") == message.run:
             return None
-        # Not in the service's own words, so an ingress or a page before it answers; a body that is too large for
-        # that one stays so.
+        # Not in the service's own words, so an ingress or a page before it answers; a body that is too large
+        # for that one stays so.
         strange = answer.status_code != 413 and (answer.is_success or "detail" not in said)
         if strange or answer.status_code in AGAIN:
             problem = _reason(answer)
@@ -281,7 +287,8 @@ class LikelihoodClient:
         return None
 
     def _is_poison(self, message: Message, problem: str) -> bool:
-        """Put a message aside that fails again and again although the service is well: those behind it must not wait for ever."""
+        """Put a message aside that fails again and again although the service is well: those behind it must
+        not wait for ever."""
         tries = self._suspect[1] + 1 if self._suspect[0] == message.seq else 1
         self._suspect = message.seq, tries
         if tries < POISON_TRIES or not self._is_well():

@@ -1,4 +1,5 @@
-"""Starting the likelihood service: in this process's thread (a Ray actor, a test), or alone until a signal ends it."""
+"""Starting the likelihood service: in this process's thread (a Ray actor, a test), or alone until a signal
+ends it."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class ServeSettings(Settings):
 
 
 def serve_in_thread(settings: ServeSettings) -> RunningServer:
-    """Start the service and return once it answers. Raises CannotServe, StoreError, TokenRequired, MirrorError."""
+    """Start the service and return once it answers. Raises CannotServe, StoreError, TokenRequired,
+    MirrorError."""
     return run_in_thread(
         lambda parts: _assembled(settings, parts), settings.host, WHAT, settings.start_timeout_seconds, MANNER
     )

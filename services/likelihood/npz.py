@@ -1,4 +1,5 @@
-"""Arrays out of an npz body that a stranger sent: what it claims is checked against limits before anything is inflated."""
+"""Arrays out of an npz body that a stranger sent: what it claims is checked against limits before anything is
+inflated."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from services.likelihood.records import LikelihoodError
 MAX_UNPACKED = 512 << 20
 """Most bytes that a body may unpack to."""
 MAX_RATIO = 200
-"""Most bytes that a byte of the body may unpack to, over all of it (padding and repeated ids pack well; bombs pack a thousandfold) ..."""
+"""Most bytes that a byte of the body may unpack to, over all of it (padding and repeated ids pack well; bombs
+pack a thousandfold) ..."""
 SPARE_UNPACKED = 1 << 20
 """... beyond this."""
 MAX_ARRAYS = 64
@@ -33,7 +35,8 @@ class Entry:
 
 
 def unpacked_size(body: bytes) -> int:
-    """Bytes that the body claims to unpack to. Raises LikelihoodError for what is no npz, or claims too much."""
+    """Bytes that the body claims to unpack to. Raises LikelihoodError for what is no npz, or claims too
+    much."""
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
             return _claimed(archive, len(body))
@@ -44,7 +47,8 @@ def unpacked_size(body: bytes) -> int:
 
 
 def read_arrays(body: bytes) -> dict[str, np.ndarray]:
-    """The arrays by name, each of one dimension. Raises LikelihoodError for a body that is not whole, or claims too much."""
+    """The arrays by name, each of one dimension. Raises LikelihoodError for a body that is not whole, or
+    claims too much."""
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
             _claimed(archive, len(body))

@@ -1,7 +1,8 @@
 """What the likelihood service accepts and gives back, as REST records.
 
-A *step record* is one training step of anybody's trainer: metrics by name and, for each trajectory, its actions with their
-log-probs before and after the update. Log-probs are sums over the tokens of an action, in nats, so they are at most 0.
+A *step record* is one training step of anybody's trainer: metrics by name and, for each trajectory, its
+actions with their log-probs before and after the update. Log-probs are sums over the tokens of an action, in
+nats, so they are at most 0.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ NUMBERS: dict[str, tuple[type, ...]] = {
     ),
     "reward": (str,),
 }
-"""What is not taken for a number, by key: a reward and a metric may be true or false, and nothing is a text."""
+"""What is not taken for a number, by key: a reward and a metric may be true or false, and nothing is a
+text."""
 MAX_KEYS = 64
 """Most keys of one object, beside the metrics: a mistake is kept for each wrong one until all are read."""
 MAX_INTEGER = 2**63 - 1
@@ -57,7 +59,8 @@ class LikelihoodError(OneLineError):
 
 
 def check_run_name(run: str) -> str:
-    """The name itself. Raises LikelihoodError unless it is letters, digits, dot, dash and underscore, 128 at most."""
+    """The name itself. Raises LikelihoodError unless it is letters, digits, dot, dash and underscore, 128 at
+    most."""
     if not RUN_NAME.fullmatch(run):
         raise LikelihoodError(
             f"run {run[:140]!r}: expected 1 to 128 letters, digits, '.', '-' or '_', the first a letter or digit"
@@ -134,8 +137,8 @@ class TrajectoryRecord(Record):
     reward: Finite | None = Field(
         None, json_schema_extra={"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "null"}]}
     )
-    """Null where it is not known; true and false are 1 and 0. With an advantage of 0 the trajectory is then in
-    no likelihood metric."""
+    """Null where it is not known; true and false are 1 and 0. With an advantage of 0 the trajectory is then
+    in no likelihood metric."""
     advantage: Finite
     right: StrictBool | None = None
     """Whether the reward function calls its answer right; null: a reward of at least 1."""
@@ -145,11 +148,13 @@ class TrajectoryRecord(Record):
 
 
 class StepRecord(Record):
-    """One training step. Several posts of the same step and attempt are merged (data-parallel ranks may post their own part)."""
+    """One training step. Several posts of the same step and attempt are merged (data-parallel ranks may post
+    their own part)."""
 
     step: int = Field(ge=0, le=MAX_STEP)
     attempt: int = Field(0, ge=0, le=MAX_COUNT)
-    """0, and one more each time the run is resumed: it supersedes all steps of lower attempts from its own first step on."""
+    """0, and one more each time the run is resumed: it supersedes all steps of lower attempts from its own
+    first step on."""
     policy_version: int | None = Field(None, ge=0, le=MAX_COUNT)
     """Version of the weights that the step started from."""
     metrics: Annotated[dict[str, float | None], AfterValidator(_metrics)] = Field(
@@ -220,9 +225,11 @@ R = TypeVar("R", bound=Record)
 
 
 def parsed(model: type[R], body: bytes) -> R:
-    """The record in a body. Raises LikelihoodError for what is not JSON, and for the first value that is not accepted.
+    """The record in a body. Raises LikelihoodError for what is not JSON, and for the first value that is not
+    accepted.
 
-    The objects' sizes are looked at first: a mistake is kept for each wrong key, so that a few megabytes of them would cost gigabytes.
+    The objects' sizes are looked at first: a mistake is kept for each wrong key, so that a few megabytes of
+    them would cost gigabytes.
     """
     try:
         raw = from_json(body)
@@ -266,7 +273,8 @@ def _dicts_of(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def one_line(error: ValidationError, known: Collection[str] = ()) -> str:
-    """The first mistake, as `trajectories.3.actions.0.logp_before: what is accepted (got ...)`. `known`: the accepted keys, for a guess."""
+    """The first mistake, as `trajectories.3.actions.0.logp_before: what is accepted (got ...)`. `known`: the
+    accepted keys, for a guess."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     given = first.get("input")

@@ -51,9 +51,11 @@ MAX_TOKEN_BYTES = 512 << 20
 MAX_POINTS = 20_000
 MEMORY_BYTES = 1 << 30
 PARSED = 24
-"""Bytes that a byte of JSON may take once it is read: small objects and short strings (measured: 24 for actions without documents)."""
+"""Bytes that a byte of JSON may take once it is read: small objects and short strings (measured: 24 for
+actions without documents)."""
 THREADS = 8
-"""That read and write the store. More would take turns with the event loop for the interpreter, each with a page cache of its own."""
+"""That read and write the store. More would take turns with the event loop for the interpreter, each with a
+page cache of its own."""
 STATIC = Path(__file__).parent / "static"
 OF_A_RUN = described(404)
 
@@ -110,7 +112,8 @@ def create_app(
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
     async def read(load: Callable[[], bytes], media_type: str) -> Response:
-        """An answer that may be large: read while no other is, and held within the memory until it is sent."""
+        """An answer that may be large: read while no other is, and held within the memory until it is
+        sent."""
         async with memory.reading:
             body = await run_in_threadpool(load)
             await memory.work.take(len(body))
@@ -123,7 +126,8 @@ def create_app(
         responses=WITH_BODY | described(409),
     )
     async def post_step(run: Run, request: Request) -> Any:
-        """Store one step; the first post makes the run. The same step and attempt may be posted in parts and more than once."""
+        """Store one step; the first post makes the run. The same step and attempt may be posted in parts and
+        more than once."""
         started = time.perf_counter()
         async with memory.body(request, MAX_STEP_BYTES, parsed_size) as body:
             receipt = await run_in_threadpool(lambda: service.put_step(run, parsed(StepRecord, body)))
@@ -151,9 +155,11 @@ def create_app(
     async def put_tokens(
         run: Run, step: Step, request: Request, attempt: Annotated[int, Query(ge=0, le=MAX_COUNT)] = 0
     ) -> TokensReceipt:
-        """Keep the token arrays of a step (npz: uid, offsets, token_ids, action_ids, logp_old), those of the newest steps only.
+        """Keep the token arrays of a step (npz: uid, offsets, token_ids, action_ids, logp_old), those of the
+        newest steps only.
 
-        Identifiers are 32-bit integers, actions 16-bit; other arrays hold one number a token or a trajectory."""
+        Identifiers are 32-bit integers, actions 16-bit; other arrays hold one number a token or a
+        trajectory."""
         async with memory.body(request, MAX_TOKEN_BYTES, unpacked_tokens_size) as body:
 
             def keep() -> int:
@@ -203,7 +209,8 @@ def create_app(
         last: Annotated[int | None, Query(ge=0, le=MAX_STEP)] = None,
         points: Annotated[int, Query(ge=2, le=MAX_POINTS)] = 1000,
     ) -> Response:
-        """Curves: the value of each step, or mean, least and largest of each bucket of `stride` steps where there are more than `points`.
+        """Curves: the value of each step, or mean, least and largest of each bucket of `stride` steps where
+        there are more than `points`.
 
         Of many curves there are fewer points each: 500,000 over all."""
         chosen = [n for n in names.split(",") if n] if names is not None else None
@@ -233,7 +240,8 @@ def create_app(
         first: Annotated[int, Query(ge=0, le=MAX_STEP)] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> list[StoredStep]:
-        """Stored steps from `first` on, without their trajectories; fewer than `limit` where they hold many metrics."""
+        """Stored steps from `first` on, without their trajectories; fewer than `limit` where they hold many
+        metrics."""
         return service.steps(run, first, limit)
 
     @app.get(
@@ -251,7 +259,8 @@ def create_app(
         responses=OF_A_RUN | text_answer("text/event-stream"),
     )
     async def stream(run: Run, request: Request) -> EventSourceResponse:
-        """Server-sent events: `step`, `alarm`, `cleared`, `event`; `reset` asks the listener to read everything anew."""
+        """Server-sent events: `step`, `alarm`, `cleared`, `event`; `reset` asks the listener to read
+        everything anew."""
         await run_in_threadpool(store.info, run)
         service.check_listeners()
         return EventSourceResponse(_events(service, run, request), ping=15)
@@ -275,7 +284,8 @@ def create_app(
 
     @app.get("/metrics", response_class=Response, responses=text_answer())
     def metrics() -> Response:
-        """Prometheus: the service's own counters, and the latest value of each metric of the runs that are alive."""
+        """Prometheus: the service's own counters, and the latest value of each metric of the runs that are
+        alive."""
         return Response(seen.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)

@@ -1,4 +1,5 @@
-"""The likelihood service without its web layer: a store, a phase monitor for each run, and those who listen."""
+"""The likelihood service without its web layer: a store, a phase monitor for each run, and those who
+listen."""
 
 from __future__ import annotations
 
@@ -152,7 +153,8 @@ class LikelihoodService:
         return found
 
     def summary(self, run: str) -> dict[str, Any]:
-        """What the head of the page shows: the run, its phase, its latest metrics and its alarms that stand."""
+        """What the head of the page shows: the run, its phase, its latest metrics and its alarms that
+        stand."""
         info = self.store.info(run)
         latest = self.store.steps(run, info.last_step, info.last_step) if info.last_step is not None else []
         now = self.phase(run)
@@ -183,7 +185,8 @@ class LikelihoodService:
     # ---- the monitor
 
     def _observe(self, run: str, step: int) -> tuple[StoredStep, PhaseState] | None:
-        """Bring the monitor up to what is stored; after a post for an earlier step, replay from the newest kept state below it.
+        """Bring the monitor up to what is stored; after a post for an earlier step, replay from the newest
+        kept state below it.
 
         Returns the newest step and what the monitor says after it."""
         watch = self._watches.get(run)

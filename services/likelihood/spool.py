@@ -1,4 +1,5 @@
-"""A queue of outgoing messages: memory first, then disk, always in order; what is on disk outlives the process."""
+"""A queue of outgoing messages: memory first, then disk, always in order; what is on disk outlives the
+process."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Message:
     method: str
     path: str
     make: Callable[[], bytes]
-    """Makes the body; called once, by whoever first needs the bytes, so that the learner does not wait for it."""
+    """Makes the body; called once, by whoever first needs the bytes, so that the learner does not wait for
+    it."""
     size: int
     """About how many bytes it holds on to."""
     seq: int = -1
@@ -47,8 +49,9 @@ class Message:
 class Spool:
     """Not thread-safe: the client holds a lock around it.
 
-    Up to about `memory_bytes` wait in memory; from then on messages go to files in `folder`, named by their number, until
-    the files are gone again. So memory always holds the older ones, and numbers give the order over restarts.
+    Up to about `memory_bytes` wait in memory; from then on messages go to files in `folder`, named by their
+    number, until the files are gone again. So memory always holds the older ones, and numbers give the order
+    over restarts.
     """
 
     def __init__(self, folder: str | Path, memory_bytes: int, token_steps: int):

@@ -16,7 +16,8 @@ LARGEST = {"token_ids": np.iinfo(np.int32), "action_ids": np.iinfo(np.int16)}
 
 
 def pack_tokens(batch: TokenBatch) -> bytes:
-    """npz with `uid, offsets, token_ids, action_ids, logp_old` and, where present, `logp_sampler` and the extra columns."""
+    """npz with `uid, offsets, token_ids, action_ids, logp_old` and, where present, `logp_sampler` and the
+    extra columns."""
     columns = {
         "uid": np.asarray(batch.uid, dtype=np.str_),
         "offsets": np.asarray(batch.offsets, np.int64),

@@ -1,4 +1,5 @@
-"""Weight sync: `make_source` or `make_publisher` for the learner; for a worker `make_receiver`, or the engine itself takes part in a group."""
+"""Weight sync: `make_source` or `make_publisher` for the learner; for a worker `make_receiver`, or the engine
+itself takes part in a group."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ __all__ = [
 def choose_backend(
     settings: WeightSyncSettings, *, learner_gpu: bool, receivers: Sequence[WeightsReceiver]
 ) -> str:
-    """`weight_sync.backend`, with `auto` decided: nccl where learner and every worker have GPUs of their own, else shared_memory."""
+    """`weight_sync.backend`, with `auto` decided: nccl where learner and every worker have GPUs of their own,
+    else shared_memory."""
     if settings.backend != "auto":
         return settings.backend
     own = learner_gpu and bool(receivers) and all(r.gpus >= r.ranks for r in receivers)
@@ -58,7 +60,8 @@ def make_publisher(settings: WeightSyncSettings) -> Publisher:
 
 
 def make_source(settings: WeightSyncSettings, backend: str, device: Any, dtype: str) -> Source:
-    """The learner's side of nccl and gloo. dtype: of the engines, such as `bfloat16`; weights are cast to it before they are sent."""
+    """The learner's side of nccl and gloo. dtype: of the engines, such as `bfloat16`; weights are cast to it
+    before they are sent."""
     from services.weight_sync.broadcast import BroadcastSource
 
     return BroadcastSource(settings, backend, device, dtype)

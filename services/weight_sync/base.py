@@ -3,8 +3,9 @@
     learner rank 0:  update = source.offer(shapes, version, receivers)     what will come, and where to meet
     learner:         source.send(named tensors)       at the same time     each worker:  update_weights(update)
 
-A WeightUpdate is small enough to travel inside one call. `shared_memory` has nothing left to send after the offer, and its update serves
-workers that join later too; with `nccl` and `gloo` a later worker takes the weights from another worker (services/rollout/pool/delivery.py).
+A WeightUpdate is small enough to travel inside one call. `shared_memory` has nothing left to send after the
+offer, and its update serves workers that join later too; with `nccl` and `gloo` a later worker takes the
+weights from another worker (services/rollout/pool/delivery.py).
 """
 
 from __future__ import annotations
@@ -29,25 +30,30 @@ class WeightSyncError(RuntimeError):
 
 
 class WeightMismatchError(WeightSyncError):
-    """The weights sent are not those of this model; the message names the first that differ. The engine was not touched."""
+    """The weights sent are not those of this model; the message names the first that differ. The engine was
+    not touched."""
 
 
 class WeightsGoneError(WeightSyncError):
-    """What was published is lost with the learner that published it. The engine was not touched; the learner's successor publishes again."""
+    """What was published is lost with the learner that published it. The engine was not touched; the
+    learner's successor publishes again."""
 
 
 class GroupMismatchError(WeightSyncError):
-    """Two ranks of a group can't work together; the message prints the difference. Raised by all of them, before any weight was sent."""
+    """Two ranks of a group can't work together; the message prints the difference. Raised by all of them,
+    before any weight was sent."""
 
     exit_code = 3
 
 
 class GroupBrokenError(WeightSyncError):
-    """A rank of the group has gone, has failed, or was late; the message says which, where that is known. Sending again may work."""
+    """A rank of the group has gone, has failed, or was late; the message says which, where that is known.
+    Sending again may work."""
 
 
 class HalfWrittenError(GroupBrokenError):
-    """The group broke after the first weights were written: the engine may hold half of two versions until a whole one arrives."""
+    """The group broke after the first weights were written: the engine may hold half of two versions until a
+    whole one arrives."""
 
 
 def untouched(error: BaseException | None) -> bool:
@@ -56,7 +62,8 @@ def untouched(error: BaseException | None) -> bool:
 
 
 class Publisher(Protocol):
-    """Weights as something that any worker may take at any later time. Runs in the actor of learner rank 0."""
+    """Weights as something that any worker may take at any later time. Runs in the actor of learner rank
+    0."""
 
     def publish(self, tensors: Iterator[tuple[str, Tensor]], version: int) -> WeightUpdate:
         """Send whole weights by their Hugging Face names; tied ones once. Raises WeightSyncError."""
@@ -64,7 +71,8 @@ class Publisher(Protocol):
 
 
 class Source(Protocol):
-    """Weights as something that is sent to a known set of workers. Runs in the actor of learner rank 0, or in a worker that lends its own."""
+    """Weights as something that is sent to a known set of workers. Runs in the actor of learner rank 0, or in
+    a worker that lends its own."""
 
     def offer(
         self,
@@ -72,7 +80,8 @@ class Source(Protocol):
         version: int,
         receivers: Sequence[WeightsReceiver],
     ) -> WeightUpdate:
-        """Say what will be sent, and where to meet. Makes a new group where the receivers are not those of the last one."""
+        """Say what will be sent, and where to meet. Makes a new group where the receivers are not those of
+        the last one."""
         ...
 
     def send(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
@@ -84,7 +93,8 @@ class Receiver(Protocol):
     """The worker's side of a Publisher."""
 
     def receive(self, update: WeightUpdate) -> Path:
-        """Take delivery, check it, and return a folder of safetensors files. Raises WeightMismatchError, WeightSyncError."""
+        """Take delivery, check it, and return a folder of safetensors files. Raises WeightMismatchError,
+        WeightSyncError."""
         ...
 
     def release(self, folder: Path) -> None:

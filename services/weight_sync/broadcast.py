@@ -49,7 +49,8 @@ def send(group: Group, tensors: Iterator[tuple[str, Tensor]]) -> None:
 
 
 def receive(group: Group, load: Load) -> None:
-    """Other ranks: hand each bucket's weights to `load` as they come. Raises GroupBrokenError, HalfWrittenError, and what `load` raises."""
+    """Other ranks: hand each bucket's weights to `load` as they come. Raises GroupBrokenError,
+    HalfWrittenError, and what `load` raises."""
     layout, written = group.layout, False
     with group.watched():
         buffers = group.buffers()
@@ -73,7 +74,8 @@ def receive(group: Group, load: Load) -> None:
 
 
 class BroadcastSource:
-    """Learner rank 0's side; see services.weight_sync.base.Source. `dtype` is the engines' data type, such as `bfloat16`."""
+    """Learner rank 0's side; see services.weight_sync.base.Source. `dtype` is the engines' data type, such as
+    `bfloat16`."""
 
     def __init__(
         self,
@@ -165,9 +167,11 @@ class WeightReceiver:
         own: Sequence[Weight],
         problem: str | None,
     ) -> None:
-        """Take a version. load: whole weights by their Hugging Face names; load_raw: the engine's own parameters, which are `own`.
+        """Take a version. load: whole weights by their Hugging Face names; load_raw: the engine's own
+        parameters, which are `own`.
 
-        Raises WeightMismatchError, GroupMismatchError, GroupBrokenError (the model was not touched), HalfWrittenError, what `load` raises.
+        Raises WeightMismatchError, GroupMismatchError, GroupBrokenError (the model was not touched),
+        HalfWrittenError, what `load` raises.
         """
         if self._group is not None and self._group.epoch == ticket.epoch:
             self._group.begin(ticket)
@@ -205,7 +209,8 @@ _TAKES_NEW = "the lender takes new weights itself"
 
 
 class WeightLender:
-    """Gives a joining worker the parameters of this process's model, in a thread, while the model goes on serving."""
+    """Gives a joining worker the parameters of this process's model, in a thread, while the model goes on
+    serving."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -296,7 +301,8 @@ _ERRORS = {
 
 
 def told(call: Callable[[], None]) -> dict[str, str]:
-    """Run a part of a sync; the outcome as plain words, since exceptions do not cross vLLM's processes as they are."""
+    """Run a part of a sync; the outcome as plain words, since exceptions do not cross vLLM's processes as
+    they are."""
     try:
         call()
     except Exception as e:
@@ -305,7 +311,8 @@ def told(call: Callable[[], None]) -> dict[str, str]:
 
 
 def raise_told(outcomes: Sequence[dict[str, str]]) -> None:
-    """Raise what a part of the engine ran into: its own failure first, then what left a part half written. Other errors as RuntimeError."""
+    """Raise what a part of the engine ran into: its own failure first, then what left a part half written.
+    Other errors as RuntimeError."""
     failed = [o for o in outcomes if o]
     if not failed:
         return

@@ -1,4 +1,5 @@
-"""Broadcast over TCP with gloo, on CPUs: the twin of nccl.py. The process's default group, which DeepSpeed or vLLM owns, is not touched."""
+"""Broadcast over TCP with gloo, on CPUs: the twin of nccl.py. The process's default group, which DeepSpeed or
+vLLM owns, is not touched."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _left: list[tuple[Any, list[Any]]] = []
-"""Groups that were given up with operations under way. Destroying one would wait for those; so it is kept until they have timed out."""
+"""Groups that were given up with operations under way. Destroying one would wait for those; so it is kept
+until they have timed out."""
 
 
 class GlooCommunicator:
-    """See services.weight_sync.group.Communicator. `wait(done)` is the group's: it raises when waiting is over."""
+    """See services.weight_sync.group.Communicator. `wait(done)` is the group's: it raises when waiting is
+    over."""
 
     def __init__(
         self,
@@ -39,7 +42,8 @@ class GlooCommunicator:
             except RuntimeError as e:
                 made.append(e)
 
-        # It waits for all ranks to connect, and can't be told to stop: so in a thread, which may be left to its timeout.
+        # It waits for all ranks to connect, and can't be told to stop: so in a thread, which may be left to
+        # its timeout.
         threading.Thread(target=connect, name="gloo-connect", daemon=True).start()
         wait(lambda: bool(made))
         if isinstance(made[0], RuntimeError):

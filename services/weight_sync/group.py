@@ -6,8 +6,9 @@
         worker w0.1   part 0, 1 ──> rank 1, 2                          joiner part 0 ──> rank 1 | part 1 ──> rank 1
         worker w1.1   part 0, 1 ──> rank 3, 4
 
-The ranks meet at a store that rank 0's process holds. Each says there what it is; all compare what all said, and come to the same
-conclusion, before the first collective operation. A rank that gives up says so in the store, and the others need not wait for their timeout.
+The ranks meet at a store that rank 0's process holds. Each says there what it is; all compare what all said,
+and come to the same conclusion, before the first collective operation. A rank that gives up says so in the
+store, and the others need not wait for their timeout.
 """
 
 from __future__ import annotations
@@ -75,9 +76,11 @@ class Ticket:
     timeout_seconds: float
     bucket_bytes: int
     raw: bool
-    """The engine's own parameters from another engine, each part in a group of two; else whole weights by their Hugging Face names."""
+    """The engine's own parameters from another engine, each part in a group of two; else whole weights by
+    their Hugging Face names."""
     weights: list[Weight] | None
-    """What will come; None: the same as in the last sync of this epoch (raw: the receiver's own parameters)."""
+    """What will come; None: the same as in the last sync of this epoch (raw: the receiver's own
+    parameters)."""
 
     @property
     def names(self) -> list[str]:
@@ -99,10 +102,12 @@ class Ticket:
 
 
 class Communicator(Protocol):
-    """Moves packed buckets from rank 0 to all others. No call waits for other ranks, so whoever waits can give up."""
+    """Moves packed buckets from rank 0 to all others. No call waits for other ranks, so whoever waits can
+    give up."""
 
     def broadcast(self, buffer: Tensor) -> Callable[[], bool]:
-        """Begin to send (rank 0) or to fill (others) a uint8 buffer. The result says whether that is done; it raises RuntimeError."""
+        """Begin to send (rank 0) or to fill (others) a uint8 buffer. The result says whether that is done; it
+        raises RuntimeError."""
         ...
 
     def fence(self) -> None:
@@ -130,7 +135,8 @@ def facts_of(
 
 
 def check_facts(names: Sequence[str], facts: Sequence[dict[str, Any]]) -> None:
-    """Raises WeightMismatchError, GroupMismatchError with the first difference between ranks. The same on all ranks."""
+    """Raises WeightMismatchError, GroupMismatchError with the first difference between ranks. The same on all
+    ranks."""
     for name, its in zip(names, facts, strict=True):
         if its["problem"]:
             raise WeightMismatchError(f"{name}: {its['problem']}")
@@ -180,8 +186,8 @@ class Group:
         self._limit, self._deadline = ticket.timeout_seconds, time.monotonic() + ticket.timeout_seconds
 
     def join(self, problem: str | None = None) -> None:
-        """Meet the others, compare, connect. problem: why this rank can't take part. Raises GroupBrokenError, GroupMismatchError,
-        WeightMismatchError."""
+        """Meet the others, compare, connect. problem: why this rank can't take part. Raises GroupBrokenError,
+        GroupMismatchError, WeightMismatchError."""
         from torch.distributed import PrefixStore
 
         backend, store = self._ticket.backend, self._store
@@ -235,7 +241,8 @@ class Group:
         try:
             return done()
         except RuntimeError as e:
-            # A connection was lost. Whose it was is known to whoever ended it, and may be in the store a moment later.
+            # A connection was lost. Whose it was is known to whoever ended it, and may be in the store a
+            # moment later.
             time.sleep(2 * POLL_SECONDS)
             raise GroupBrokenError(self._broken or f"{self.names[self.rank]} lost its connection: {e}") from e
 
@@ -250,7 +257,8 @@ class Group:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within, waits end when another rank gives up. An error within is told to the other ranks, and ends the group."""
+        """Within, waits end when another rank gives up. An error within is told to the other ranks, and ends
+        the group."""
         over = threading.Event()
         threading.Thread(target=self._watch, args=(over,), name="weight-sync-watch", daemon=True).start()
         try:
@@ -318,7 +326,8 @@ def offer_loan(
     receiver: WeightsReceiver,
     version: int,
 ) -> WeightUpdate:
-    """A worker's offer of its engine's own parameters to one other worker. store: the worker's meeting place."""
+    """A worker's offer of its engine's own parameters to one other worker. store: the worker's meeting
+    place."""
     ticket = Ticket(
         epoch=uuid.uuid4().hex[:12],
         version=version,
@@ -344,7 +353,8 @@ def own_address() -> str:
 
 
 _idle: dict[tuple[str, int], list[Any]] = {}
-"""Connections that are used again: PyTorch looks up a name for each new one, which takes seconds where a name server is slow."""
+"""Connections that are used again: PyTorch looks up a name for each new one, which takes seconds where a name
+server is slow."""
 
 
 def meet(ticket: Ticket) -> Any:

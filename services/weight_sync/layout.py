@@ -1,4 +1,5 @@
-"""How weights are packed into buckets. Sender and receivers compute the same layout from the list of weights and the bucket's size.
+"""How weights are packed into buckets. Sender and receivers compute the same layout from the list of weights
+and the bucket's size.
 
 bucket 0  |model.embed_tokens.weight....|                        a tensor larger than a bucket goes alone
 bucket 1  |model.layers.0...q_proj.weight..|..|..|..|            each tensor begins at a multiple of ALIGNMENT bytes
@@ -53,7 +54,8 @@ class Piece:
 
 
 class Layout:
-    """The buckets of a list of weights. `nbytes` counts the weights alone, `largest` is the largest bucket."""
+    """The buckets of a list of weights. `nbytes` counts the weights alone, `largest` is the largest
+    bucket."""
 
     def __init__(self, weights: Sequence[Weight], bucket_bytes: int):
         self.weights = [(name, dtype, tuple(shape)) for name, dtype, shape in weights]
@@ -78,10 +80,12 @@ class Layout:
         return hashlib.blake2b(json.dumps(self.weights).encode(), digest_size=12).hexdigest()
 
     def filled(self, tensors: Iterator[tuple[str, Tensor]], buffers: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Pack tensors into the buffers, by turns, cast to the layout's types; yields each bucket when it is full.
+        """Pack tensors into the buffers, by turns, cast to the layout's types; yields each bucket when it is
+        full.
 
-        A buffer may be overwritten as soon as the next but one bucket is asked for. Raises ValueError where a tensor is not the one
-        that the layout expects (an empty one, say, from a parameter that was not gathered).
+        A buffer may be overwritten as soon as the next but one bucket is asked for. Raises ValueError where a
+        tensor is not the one that the layout expects (an empty one, say, from a parameter that was not
+        gathered).
         """
         for number, (pieces, size) in enumerate(zip(self.buckets, self.sizes, strict=True)):
             buffer = buffers[number % len(buffers)]

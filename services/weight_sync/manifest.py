@@ -8,7 +8,8 @@ from services.weight_sync.base import WeightMismatchError
 
 
 def model_shapes(model_path: str) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """Names and shapes of a model folder's parameters, and the names that are tied to another (these may be left out)."""
+    """Names and shapes of a model folder's parameters, and the names that are tied to another (these may be
+    left out)."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

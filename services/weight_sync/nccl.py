@@ -1,8 +1,9 @@
 """Broadcast between GPUs with NCCL, called directly (ctypes on the library that PyTorch has loaded).
 
-Why not through PyTorch or vLLM: a blocking `ncclCommInitRank` or a broadcast whose peer has died can't be ended from outside, and
-PyTorch's watchdog ends the whole process. Here the communicator is non-blocking (NCCL 2.14 and later): every call returns at once, progress
-is asked for, and `ncclCommAbort` ends whatever hangs, the kernels on the device included.
+Why not through PyTorch or vLLM: a blocking `ncclCommInitRank` or a broadcast whose peer has died can't be
+ended from outside, and PyTorch's watchdog ends the whole process. Here the communicator is non-blocking (NCCL
+2.14 and later): every call returns at once, progress is asked for, and `ncclCommAbort` ends whatever hangs,
+the kernels on the device included.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class UniqueId(ctypes.Structure):
 
 
 class NcclConfig(ctypes.Structure):
-    """The first fields of `ncclConfig_t`, as NCCL 2.14 has them; a newer library fills in the rest from its defaults."""
+    """The first fields of `ncclConfig_t`, as NCCL 2.14 has them; a newer library fills in the rest from its
+    defaults."""
 
     _fields_ = [
         ("size", ctypes.c_size_t),
@@ -108,7 +110,8 @@ def facts(rank: int, device: torch.device) -> dict[str, Any]:
 
 
 class NcclCommunicator:
-    """See services.weight_sync.group.Communicator. `wait(done)` is the group's: it raises when waiting is over."""
+    """See services.weight_sync.group.Communicator. `wait(done)` is the group's: it raises when waiting is
+    over."""
 
     def __init__(
         self,

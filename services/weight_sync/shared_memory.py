@@ -1,8 +1,9 @@
-"""Weights through Ray's object store: shared memory on a node, moved by Ray to others. CPU and GPU; needs no process group.
+"""Weights through Ray's object store: shared memory on a node, moved by Ray to others. CPU and GPU; needs no
+process group.
 
-The publisher packs tensors into buckets, each a safetensors file in memory, and puts each into the store while the next one fills. A worker
-writes them to files in /dev/shm, several at a time, which its engine maps and loads. The store keeps a version for as long as anyone holds
-its WeightUpdate.
+The publisher packs tensors into buckets, each a safetensors file in memory, and puts each into the store
+while the next one fills. A worker writes them to files in /dev/shm, several at a time, which its engine maps
+and loads. The store keeps a version for as long as anyone holds its WeightUpdate.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class SharedMemoryPublisher:
         seen: set[str] = set()
         filling, resting = _Packer(self._limit), _Packer(self._limit)
         stored: list[Future[Bucket]] = []
-        # One bucket fills while the other is checked and copied into the store. The source may free or overwrite what it yielded, so
-        # nothing of it is kept.
+        # One bucket fills while the other is checked and copied into the store. The source may free or
+        # overwrite what it yielded, so nothing of it is kept.
         with ThreadPoolExecutor(1, "weights-to-store") as store:
 
             def send() -> None:
@@ -102,7 +103,8 @@ class SharedMemoryPublisher:
 
 
 class _Packer:
-    """One bucket in the making: |room|header|weights end to end|, so that header and weights go into the store as they lie.
+    """One bucket in the making: |room|header|weights end to end|, so that header and weights go into the
+    store as they lie.
 
     The safetensors library's own `save` makes two copies of all weights.
     """
@@ -131,7 +133,8 @@ class _Packer:
             raise WeightSyncError(f"{name} is of type {dtype}: weights may be {', '.join(_TYPES)}")
         start, end = _HEADER_BYTES + self._size, _HEADER_BYTES + self._size + nbytes
         if self._buffer is None or len(self._buffer) < end:
-            # Pinned memory, which a GPU writes to at full speed, is costly to get: it is kept from bucket to bucket, and small for a small model.
+            # Pinned memory, which a GPU writes to at full speed, is costly to get: it is kept from bucket to
+            # bucket, and small for a small model.
             size = max(end, _HEADER_BYTES + min(self._limit, 2 * (end - _HEADER_BYTES)))
             longer = torch.empty(size, dtype=torch.uint8, pin_memory=tensor.is_cuda)
             if self._buffer is not None:
@@ -174,7 +177,8 @@ def _entry_bytes(name: str, dimensions: int) -> int:
 
 
 def checksum(blob: np.ndarray) -> int:
-    """Of a uint8 array: CRC-32 over the sums of its 4 KiB blocks (of little-endian words, modulo 2^64) and what is left after the last one.
+    """Of a uint8 array: CRC-32 over the sums of its 4 KiB blocks (of little-endian words, modulo 2^64) and
+    what is left after the last one.
 
     As fast as memory, which CRC-32 over all of it is not.
     """
@@ -236,13 +240,15 @@ class SharedMemoryReceiver:
 
 
 def _prefix() -> str:
-    """What weight folders begin with. Containers may share /dev/shm: a process id means something in its own namespace only."""
+    """What weight folders begin with. Containers may share /dev/shm: a process id means something in its own
+    namespace only."""
     namespace = Path("/proc/self/ns/pid")
     return f"unspiral-weights-{namespace.stat().st_ino if namespace.exists() else 0}-"
 
 
 def remove_orphans() -> None:
-    """Remove weight folders of processes that are gone: a worker killed between receive and release leaves a whole copy."""
+    """Remove weight folders of processes that are gone: a worker killed between receive and release leaves a
+    whole copy."""
     for folder in orphans():
         shutil.rmtree(folder, ignore_errors=True)
 

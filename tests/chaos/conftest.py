@@ -1,5 +1,5 @@
-"""How much chaos: CHAOS_STEPS (200), CHAOS_KILLS (20), CHAOS_SEED (0), CHAOS_ENGINE (vllm). CHAOS_FOLDER keeps the undisturbed runs for the
-next time."""
+"""How much chaos: CHAOS_STEPS (200), CHAOS_KILLS (20), CHAOS_SEED (0), CHAOS_ENGINE (vllm). CHAOS_FOLDER
+keeps the undisturbed runs for the next time."""
 
 import os
 import signal

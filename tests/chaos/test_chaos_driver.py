@@ -1,4 +1,5 @@
-"""kill -9 of the driver at random moments: resumed each time, the run has the metrics of an undisturbed one, to the last bit."""
+"""kill -9 of the driver at random moments: resumed each time, the run has the metrics of an undisturbed one,
+to the last bit."""
 
 from __future__ import annotations
 

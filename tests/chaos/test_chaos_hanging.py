@@ -1,4 +1,5 @@
-"""A worker that hangs (SIGSTOP) while it generates, while weights come, while it joins: found out within its timeout, and the run goes on."""
+"""A worker that hangs (SIGSTOP) while it generates, while weights come, while it joins: found out within its
+timeout, and the run goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The network between the learner and one rollout worker is cut: the worker's node is a network namespace whose link goes down. Needs root."""
+"""The network between the learner and one rollout worker is cut: the worker's node is a network namespace
+whose link goes down. Needs root."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Workers in mid-run, 1 -> 4 -> 2 by command line and REST: all take part, and the speed follows.
 
-Each worker gets a quarter of a core, where this user may make control groups: workers stand for machines, and a laptop has few cores."""
+Each worker gets a quarter of a core, where this user may make control groups: workers stand for machines, and
+a laptop has few cores."""
 
 from __future__ import annotations
 

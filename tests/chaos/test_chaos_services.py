@@ -1,4 +1,5 @@
-"""A long run of the laboratory's demo while workers are killed, come and go, the retriever is down twice and Redis once."""
+"""A long run of the laboratory's demo while workers are killed, come and go, the retriever is down twice and
+Redis once."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def demo(folder, amount):
 
 
 def usage(driver: subprocess.Popen, cluster: RayCluster) -> dict[str, dict[str, int]]:
-    """Descriptors, memory and threads of the driver and of the learner's rank; how many processes the cluster has beside rollout workers."""
+    """Descriptors, memory and threads of the driver and of the learner's rank; how many processes the cluster
+    has beside rollout workers."""
     there = [p for node in cluster.nodes for p in node.processes()]
     titles = {p: p.cmdline()[:1] for p in there if alive(p.pid)}
     of_title = lambda title: [p for p, words in titles.items() if words and words[0].startswith(title)]  # noqa: E731
@@ -217,7 +219,8 @@ def early(usages: list) -> dict[str, dict[str, int]]:
 
 
 def check_growth(usages: list[dict[str, dict[str, int]]]) -> None:
-    """From a quarter of the run on: no growth of descriptors, threads or processes, and of memory no more than a twentieth and 100 MB."""
+    """From a quarter of the run on: no growth of descriptors, threads or processes, and of memory no more
+    than a twentieth and 100 MB."""
     before, after = early(usages), usages[-1]
     for name in ("driver", "rank"):
         for what, more in (("fds", 40), ("threads", 20), ("rss", before[name]["rss"] / 20 + 100e6)):

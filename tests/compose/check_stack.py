@@ -1,11 +1,13 @@
-"""Bring the compose stack up, use it, break it, and look whether it stands. Runs beside an engine: tests/compose/engine.sh WORK this.
+"""Bring the compose stack up, use it, break it, and look whether it stands. Runs beside an engine:
+tests/compose/engine.sh WORK this.
 
     check_stack.py WORK small     retriever, Redis and likelihood service alone: no torch
     check_stack.py WORK demo      all of it: build, a demo job to its end, sizes and times
     check_stack.py WORK scale     a run meanwhile: rollout nodes and workers up and down; the stack down and up, and the run goes on
     check_stack.py WORK chaos     a run meanwhile: each container killed in turn, by the kernel and by `docker kill`, Redis cut off from the network for 30 s
 
-Every step is printed with what was seen; the first that fails ends it with status 1. WORK/evidence.json keeps the numbers.
+Every step is printed with what was seen; the first that fails ends it with status 1. WORK/evidence.json keeps
+the numbers.
 """
 
 from __future__ import annotations
@@ -92,7 +94,8 @@ def crash(service: str) -> None:
 
 
 def operators_kill(service: str) -> None:
-    """`docker kill` is an operator's stop: the engine leaves it at that, and `docker compose up -d` brings the container back."""
+    """`docker kill` is an operator's stop: the engine leaves it at that, and `docker compose up -d` brings
+    the container back."""
     id, before, _, _ = state(service)
     docker("kill", id)
     seen(f"{service} ended", lambda: not containers(service)[0]["State"]["Running"], 20)
@@ -204,7 +207,8 @@ def background_run(env: dict[str, str], what: str) -> Run:
 
 
 def stopped(env: dict[str, str], run: Run) -> list[int]:
-    """Stop the job's container; the steps of the run, each of which must be in its folder and in the likelihood store once."""
+    """Stop the job's container; the steps of the run, each of which must be in its folder and in the
+    likelihood store once."""
     job = docker(
         "ps",
         "-q",

@@ -1,9 +1,10 @@
-"""Several "hosts" on one machine, without containers: each a network namespace with an address and a /tmp of its own. Needs root.
+"""Several "hosts" on one machine, without containers: each a network namespace with an address and a /tmp of
+its own. Needs root.
 
     namespaces.py WORK        10.77.0.1 head    10.77.0.2 learner    10.77.0.3 rollout    10.77.0.4 retriever, Redis, likelihood, control
 
-A job of the demo's kind runs across them; the services' host is cut off for 30 s in the middle of it, then the rollout host, and both come
-back. Never beside a Docker engine: both change the machine's bridges.
+A job of the demo's kind runs across them; the services' host is cut off for 30 s in the middle of it, then
+the rollout host, and both come back. Never beside a Docker engine: both change the machine's bridges.
 """
 
 from __future__ import annotations

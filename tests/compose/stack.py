@@ -1,4 +1,5 @@
-"""The stack of docker-compose.yml as its check handles it: Compose commands, containers, published ports, and a job in the background."""
+"""The stack of docker-compose.yml as its check handles it: Compose commands, containers, published ports, and
+a job in the background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the checks of whole systems share: steps said with their time, waits that end, and a run's files of lines."""
+"""What the checks of whole systems share: steps said with their time, waits that end, and a run's files of
+lines."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def say(text: str) -> None:
 def until(
     what: str, look: Callable[[], Any], limit: float, otherwise: Callable[[], None] = lambda: None
 ) -> Any:
-    """The first true value that `look` gives; calls `otherwise` and ends the check where none comes in `limit` seconds."""
+    """The first true value that `look` gives; calls `otherwise` and ends the check where none comes in
+    `limit` seconds."""
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         if found := look():

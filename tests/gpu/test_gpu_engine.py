@@ -1,4 +1,5 @@
-"""vLLM on a GPU: the sampler's log-probs are the learner's, the GPU is given away in sleep, and nothing of it is kept after the end."""
+"""vLLM on a GPU: the sampler's log-probs are the learner's, the GPU is given away in sleep, and nothing of it
+is kept after the end."""
 
 import asyncio
 import time

@@ -1,4 +1,5 @@
-"""The learner on a GPU: packed rows by flash attention against padded rows, and both against float32 on the CPU."""
+"""The learner on a GPU: packed rows by flash attention against padded rows, and both against float32 on the
+CPU."""
 
 import numpy as np
 import pytest

@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 GPUS = torch.cuda.device_count()
 TWO_ROUNDINGS = 0.02
-"""Mean difference of two computations in bfloat16 of one policy, in nats, at most; on CPU they differ by .011 to .013."""
+"""Mean difference of two computations in bfloat16 of one policy, in nats, at most; on CPU they differ by .011
+to .013."""
 pytestmark = [
     pytest.mark.skipif(
         GPUS < 2, reason=f"needs two GPUs, one for the learner and one for a worker; there are {GPUS}"

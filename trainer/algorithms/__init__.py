@@ -1,4 +1,5 @@
-"""Losses and advantages as pure functions on tensors; torch alone. docs/algorithms.md has formulas and sources."""
+"""Losses and advantages as pure functions on tensors; torch alone. docs/algorithms.md has formulas and
+sources."""
 
 from trainer.algorithms.advantages import group_advantages, zero_variance
 from trainer.algorithms.answer_weight import answer_beta

@@ -15,13 +15,14 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, kind: AdvantageKind) ->
 
     rewards [B], group_ids [B] (any integers, rows in any order), result [B] in the rewards' float dtype:
 
-    - `grpo` (arXiv 2402.03300): `(r - mean) / (std + 1e-6)`, unbiased std; a group of one gives `r / (1 + 1e-6)`.
+    - `grpo` (arXiv 2402.03300): `(r - mean) / (std + 1e-6)`, unbiased std; a group of one gives `r / (1 +
+      1e-6)`.
     - `dr_grpo` (arXiv 2503.20783): `r - mean`; a group of one gives 0.
     - `rloo` (arXiv 2402.14740): `r -` mean of the others; a group of one gives 0.
 
-    Where all rewards of a group of two or more are equal, and for a reward that is its group's mean but for rounding, the advantage
-    is exactly 0. A reward that is not finite is left out of its group's statistics and gets 0 (the caller removes that row from every
-    loss); a group that so loses all but one gives 0.
+    Where all rewards of a group of two or more are equal, and for a reward that is its group's mean but for
+    rounding, the advantage is exactly 0. A reward that is not finite is left out of its group's statistics
+    and gets 0 (the caller removes that row from every loss); a group that so loses all but one gives 0.
 
     >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 7, 9, 9]), "dr_grpo")
     tensor([ 0.6667, -0.3333, -0.3333,  0.0000,  0.0000])
@@ -51,15 +52,18 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, kind: AdvantageKind) ->
 
 
 def zero_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """True [B] for trajectories of groups that teach nothing: two or more members, all finite rewards equal (or none finite).
+    """True [B] for trajectories of groups that teach nothing: two or more members, all finite rewards equal
+    (or none finite).
 
-    What `groups/zero_variance` counts and DAPO's dynamic sampling (arXiv 2503.14476, section 3.2) replaces."""
+    What `groups/zero_variance` counts and DAPO's dynamic sampling (arXiv 2503.14476, section 3.2)
+    replaces."""
     group, _, born, left, equal = _groups(rewards, group_ids)
     return ((born > 1) & (equal | (left == 0)))[group]
 
 
 def _groups(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, ...]:
-    """(group of each row, row is finite, and by group: members, finite members, whether those are all equal)."""
+    """(group of each row, row is finite, and by group: members, finite members, whether those are all
+    equal)."""
     if rewards.ndim != 1 or rewards.shape != group_ids.shape:
         raise ValueError(
             f"rewards and group_ids must both be [B], not {tuple(rewards.shape)} and {tuple(group_ids.shape)}"

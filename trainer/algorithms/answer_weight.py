@@ -1,4 +1,5 @@
-"""Weight of answer tokens in LLDS-MA: low while the policy hardly searches, so that it is not held to answering at once."""
+"""Weight of answer tokens in LLDS-MA: low while the policy hardly searches, so that it is not held to
+answering at once."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ def answer_beta(
     llds_lambda: float = 0.2,
     answer_lambda: float = 0.1,
 ) -> float:
-    """beta in 0..1, the `answer_weight` of `llds_loss`, from V = valid searches a trajectory, mean over the step.
+    """beta in 0..1, the `answer_weight` of `llds_loss`, from V = valid searches a trajectory, mean over the
+    step.
 
-    `paper` (arXiv 2512.04220): `min(V / 2, 1)`. `code` (its authors' release):
-    `min(answer_lambda * max(V - 1, 0), lambda) / lambda`: 0 up to one search, then rising, 1 with lambda = 0 (LLDS is off).
-    `off`: 1.
+    `paper` (arXiv 2512.04220): `min(V / 2, 1)`. `code` (its authors' release): `min(answer_lambda * max(V -
+    1, 0), lambda) / lambda`: 0 up to one search, then rising, 1 with lambda = 0 (LLDS is off). `off`: 1.
     """
     if schedule not in get_args(AnswerSchedule):
         raise ValueError(f"unknown answer weight {schedule!r}; known: {', '.join(get_args(AnswerSchedule))}")

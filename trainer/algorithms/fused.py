@@ -1,9 +1,10 @@
 """Log-probs and entropies straight from hidden states, without the logits of a whole sequence ever in memory.
 
-`log softmax(hidden @ weight.T / temperature)` needs `[N, V]` logits: 5 GB in fp32 for 8k tokens and a vocabulary of 152k, and
-autograd keeps several copies. Here the forward pass goes through blocks of tokens and keeps three numbers a token. The
-backward pass makes the logits again in blocks of the *vocabulary*: each block of the weight's gradient is then one matrix
-product over all tokens, written once, so that there is no fp32 accumulator as large as the weight.
+`log softmax(hidden @ weight.T / temperature)` needs `[N, V]` logits: 5 GB in fp32 for 8k tokens and a
+vocabulary of 152k, and autograd keeps several copies. Here the forward pass goes through blocks of tokens and
+keeps three numbers a token. The backward pass makes the logits again in blocks of the *vocabulary*: each
+block of the weight's gradient is then one matrix product over all tokens, written once, so that there is no
+fp32 accumulator as large as the weight.
 """
 
 from __future__ import annotations
@@ -30,16 +31,18 @@ def token_logprobs(
     bias: Tensor | None = None,
     masked_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target and entropy of each position under `softmax((hidden @ weight.T + bias) / temperature)`, in nats.
+    """Log-prob of each target and entropy of each position under `softmax((hidden @ weight.T + bias) /
+    temperature)`, in nats.
 
-    hidden [N, D], weight [V, D], targets int64 [N] in 0..V-1, bias [V]; masked_ids int64 [M] are taken out of the softmax's
-    support (a masked target has log-prob -inf and no gradient). About `chunk_tokens * V` logits exist at a time. Returns
-    two tensors [N], fp32 for half-precision input (matrix products then accumulate in fp32 and are not rounded), else of the
-    input's dtype. Differentiable once, in hidden, weight and bias, through both results; a backward pass through the entropy
-    costs a little more. Pass only the positions that count: each costs the same, whatever its weight in the loss.
+    hidden [N, D], weight [V, D], targets int64 [N] in 0..V-1, bias [V]; masked_ids int64 [M] are taken out of
+    the softmax's support (a masked target has log-prob -inf and no gradient). About `chunk_tokens * V` logits
+    exist at a time. Returns two tensors [N], fp32 for half-precision input (matrix products then accumulate
+    in fp32 and are not rounded), else of the input's dtype. Differentiable once, in hidden, weight and bias,
+    through both results; a backward pass through the entropy costs a little more. Pass only the positions
+    that count: each costs the same, whatever its weight in the loss.
 
-    The backward pass reads `weight` itself (saved by reference), so its data may be swapped out and back in between, as
-    DeepSpeed's ZeRO-3 does. Raises ValueError on shapes or dtypes that do not fit.
+    The backward pass reads `weight` itself (saved by reference), so its data may be swapped out and back in
+    between, as DeepSpeed's ZeRO-3 does. Raises ValueError on shapes or dtypes that do not fit.
     """
     _check(hidden, weight, targets, temperature, bias)
     if chunk_tokens < 1:
@@ -163,7 +166,8 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, with an fp32 result for half-precision input: half-precision products must not be rounded before the softmax."""
+    """a @ b, with an fp32 result for half-precision input: half-precision products must not be rounded before
+    the softmax."""
     if a.dtype == _compute_dtype(a):
         return a @ b
     if a.is_cuda:

@@ -1,4 +1,5 @@
-"""The correction of the gap between the sampler's log-probs and the learner's (truncated importance sampling)."""
+"""The correction of the gap between the sampler's log-probs and the learner's (truncated importance
+sampling)."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ def importance_weights(
 ) -> Tensor:
     """Weights [B, T] for `policy_loss`, without gradient, 1 outside the mask.
 
-    logp_old, logp_sampler [B, T] in nats: the learner's before its first step, and those of the engine that sampled.
-    `token`: `min(exp(logp_old - logp_sampler), cap)`. `sequence_mask`: 0 for each token of a trajectory whose geometric-mean ratio
-    lies outside [1/cap, cap], else 1. `off`: 1.
+    logp_old, logp_sampler [B, T] in nats: the learner's before its first step, and those of the engine that
+    sampled. `token`: `min(exp(logp_old - logp_sampler), cap)`. `sequence_mask`: 0 for each token of a
+    trajectory whose geometric-mean ratio lies outside [1/cap, cap], else 1. `off`: 1.
     """
     if mode not in get_args(ImportanceMode):
         raise ValueError(f"unknown importance mode {mode!r}; known: {', '.join(get_args(ImportanceMode))}")

@@ -9,11 +9,13 @@ from trainer.algorithms.terms import LossTerm, check_shapes, select
 
 
 def kl_k3(logp: Tensor, logp_ref: Tensor, action_ids: Tensor) -> LossTerm:
-    """Estimate of KL(policy || reference) from sampled tokens: `k3 = exp(d) - d - 1`, `d = clamp(logp_ref - logp, -10, 10)`.
+    """Estimate of KL(policy || reference) from sampled tokens: `k3 = exp(d) - d - 1`, `d = clamp(logp_ref -
+    logp, -10, 10)`.
 
-    logp, logp_ref [B, T] in nats, action_ids int64 [B, T]; count: action tokens. k3 (Schulman, "Approximating KL divergence",
-    2020) is never negative. The clamp keeps value and gradient finite however far the two are apart; beyond it the gradient is 0.
-    Zero-variance groups feel it too: their policy gradient is 0, their KL is not.
+    logp, logp_ref [B, T] in nats, action_ids int64 [B, T]; count: action tokens. k3 (Schulman, "Approximating
+    KL divergence", 2020) is never negative. The clamp keeps value and gradient finite however far the two are
+    apart; beyond it the gradient is 0. Zero-variance groups feel it too: their policy gradient is 0, their KL
+    is not.
     """
     check_shapes(action_ids, logp, logp_ref)
     mask = action_ids >= 0

@@ -1,4 +1,5 @@
-"""LLDS, the lazy-likelihood-displacement regulariser (arXiv 2512.04220, v2): a one-sided pull on preserved tokens that lost likelihood."""
+"""LLDS, the lazy-likelihood-displacement regulariser (arXiv 2512.04220, v2): a one-sided pull on preserved
+tokens that lost likelihood."""
 
 from __future__ import annotations
 
@@ -26,20 +27,22 @@ def llds_loss(
     min_drop: float = 0.0,
     preserved: Tensor | None = None,
 ) -> LossTerm:
-    """`sum(1[sum of drop over the unit > 0] max(0, drop) w)` over the action tokens of preserved trajectories, `drop = logp_old - logp`.
+    """`sum(1[sum of drop over the unit > 0] max(0, drop) w)` over the action tokens of preserved
+    trajectories, `drop = logp_old - logp`.
 
-    logp, logp_old [B, T] (nats; logp_old is the learner's own, at the anchor, without gradient), advantages [B], action_ids
-    int64 [B, T]: index of the token's action in its trajectory (0..T-1), -1 outside the mask. preserved bool [B]: the
-    trajectories to hold; None is the paper's choice, advantage >= 0.
+    logp, logp_old [B, T] (nats; logp_old is the learner's own, at the anchor, without gradient), advantages
+    [B], action_ids int64 [B, T]: index of the token's action in its trajectory (0..T-1), -1 outside the mask.
+    preserved bool [B]: the trajectories to hold; None is the paper's choice, advantage >= 0.
 
-    gate: the unit whose summed drop must be above 0: `action` (LLDS-A), `response` (LLDS-R), or none (`token`); no gradient goes
-    through it. denominator: the count is the action tokens of the preserved trajectories (paper) or all action tokens
-    (released code). answer_weight: w on tokens of answer_mask bool [B, T] (LLDS-MA), 1 elsewhere. min_drop: drops with
+    gate: the unit whose summed drop must be above 0: `action` (LLDS-A), `response` (LLDS-R), or none
+    (`token`); no gradient goes through it. denominator: the count is the action tokens of the preserved
+    trajectories (paper) or all action tokens (released code). answer_weight: w on tokens of answer_mask bool
+    [B, T] (LLDS-MA), 1 elsewhere. min_drop: drops with
     |drop| <= min_drop nats count as 0 before gate and sum, because re-scoring noise alone would get the pull's full strength.
 
-    The gradient of loss_sum is -w on each active token, however small the drop, and exactly 0 elsewhere: at drop = 0, on other
-    trajectories, outside the mask. stats: `active_tokens`, `active_actions` (with at least one active token),
-    `preserved_tokens`, `action_tokens`.
+    The gradient of loss_sum is -w on each active token, however small the drop, and exactly 0 elsewhere: at
+    drop = 0, on other trajectories, outside the mask. stats: `active_tokens`, `active_actions` (with at least
+    one active token), `preserved_tokens`, `action_tokens`.
     """
     if gate not in get_args(Gate):
         raise ValueError(f"unknown LLDS gate {gate!r}; known: {', '.join(get_args(Gate))}")
@@ -82,7 +85,8 @@ def llds_loss(
     tokens, preserved_tokens = mask.sum(), held.sum()
     stats = {
         "active_tokens": active.sum(),
-        # An action whose summed drop is above 0 has a token that fell: with the action gate no second sum is needed.
+        # An action whose summed drop is above 0 has a token that fell: with the action gate no second sum is
+        # needed.
         "active_actions": ((fallen if fallen is not None else by_action(active)) > 0).sum(),
         "preserved_tokens": preserved_tokens,
         "action_tokens": tokens,

@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def overlong_penalty(lengths: Tensor, *, max_tokens: int, zone_tokens: int, penalty: float = 1.0) -> Tensor:
-    """What to add to each reward (arXiv 2503.14476, eq. 13): 0 up to `max_tokens - zone_tokens`, falling in a straight line to
-    `-penalty` at `max_tokens`, and `-penalty` beyond.
+    """What to add to each reward (arXiv 2503.14476, eq. 13): 0 up to `max_tokens - zone_tokens`, falling in a
+    straight line to `-penalty` at `max_tokens`, and `-penalty` beyond.
 
-    lengths [B]: model tokens of each trajectory. `zone_tokens` 0 is off. Result fp32 [B]. Raises ValueError unless
-    0 <= zone_tokens <= max_tokens.
+    lengths [B]: model tokens of each trajectory. `zone_tokens` 0 is off. Result fp32 [B]. Raises ValueError
+    unless 0 <= zone_tokens <= max_tokens.
 
     >>> overlong_penalty(torch.tensor([70, 80, 90, 100, 120]), max_tokens=100, zone_tokens=20)
     tensor([ 0.0000,  0.0000, -0.5000, -1.0000, -1.0000])

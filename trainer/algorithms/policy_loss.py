@@ -24,7 +24,8 @@ def policy_loss(
     max_response_tokens: int | None = None,
     importance_weights: Tensor | None = None,
 ) -> LossTerm:
-    """The policy term, to be minimised. With `ratio = exp(clamp(logp - logp_old, -20, 20))`, advantage A, and sums over action tokens:
+    """The policy term, to be minimised. With `ratio = exp(clamp(logp - logp_old, -20, 20))`, advantage A, and
+    sums over action tokens:
 
     | kind | maximised for each token | loss_sum, count |
     | --- | --- | --- |
@@ -36,10 +37,11 @@ def policy_loss(
 
     `dapo` is `grpo` with its own clips (0.2, 0.28); its dynamic sampling is the caller's.
 
-    logp, logp_old, importance_weights [B, T] (nats; the weights multiply each token's loss and change no count), advantages [B],
-    action_ids int64 [B, T], -1 outside the mask. logp_old, advantages and weights get no gradient. Values outside the mask may be
-    anything. stats: `clip_fraction` (action tokens whose clipped bound holds: no gradient, in `cispo` a bounded one),
-    `clipped_tokens`, `action_tokens`, `ratio_max` (0 on an empty mask).
+    logp, logp_old, importance_weights [B, T] (nats; the weights multiply each token's loss and change no
+    count), advantages [B], action_ids int64 [B, T], -1 outside the mask. logp_old, advantages and weights get
+    no gradient. Values outside the mask may be anything. stats: `clip_fraction` (action tokens whose clipped
+    bound holds: no gradient, in `cispo` a bounded one), `clipped_tokens`, `action_tokens`, `ratio_max` (0 on
+    an empty mask).
     """
     if kind not in get_args(PolicyLossKind):
         raise ValueError(f"unknown policy loss {kind!r}; known: {', '.join(get_args(PolicyLossKind))}")

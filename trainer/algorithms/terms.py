@@ -9,10 +9,12 @@ from torch import Tensor
 
 
 class LossTerm:
-    """A loss as a sum and a count, to be divided by the count of the whole optimiser step (all micro-batches, all ranks).
+    """A loss as a sum and a count, to be divided by the count of the whole optimiser step (all micro-batches,
+    all ranks).
 
-    loss_sum: 0-dim tensor to be minimised, differentiable. count: float. stats: dict of floats. Count and stats are brought
-    from the device together, when one of them is first read: read them after `loss_sum` is used, and no kernel waits.
+    loss_sum: 0-dim tensor to be minimised, differentiable. count: float. stats: dict of floats. Count and
+    stats are brought from the device together, when one of them is first read: read them after `loss_sum` is
+    used, and no kernel waits.
     """
 
     def __init__(self, loss_sum: Tensor, count: Tensor, stats: dict[str, Tensor] | None = None) -> None:
@@ -40,16 +42,16 @@ class LossTerm:
 
 
 def select(mask: Tensor, values: Tensor) -> Tensor:
-    """Values under the mask, 0 elsewhere, at least fp32. A selection, not a product: whatever lies outside the mask, NaN and
-    infinity included, reaches neither the value nor the gradient."""
+    """Values under the mask, 0 elsewhere, at least fp32. A selection, not a product: whatever lies outside
+    the mask, NaN and infinity included, reaches neither the value nor the gradient."""
     if values.dtype in (torch.bfloat16, torch.float16):
         values = values.float()
     return torch.where(mask, values, 0.0)
 
 
 def check_shapes(action_ids: Tensor, *tokens: Tensor | None, rows: tuple[Tensor | None, ...] = ()) -> None:
-    """Raise ValueError unless action_ids is [B, T], each of `tokens` is [B, T], and each of `rows` is [B]; None passes.
-    (Shapes that broadcast would give a plausible, wrong loss.)"""
+    """Raise ValueError unless action_ids is [B, T], each of `tokens` is [B, T], and each of `rows` is [B];
+    None passes. (Shapes that broadcast would give a plausible, wrong loss.)"""
     if action_ids.ndim != 2:
         raise ValueError(f"action_ids must be [B, T], not {tuple(action_ids.shape)}")
     for x in tokens:

@@ -1,7 +1,8 @@
-"""The command `unspiral` (also `python -m trainer`). Imports happen inside the commands, so that a plain install runs what it can.
+"""The command `unspiral` (also `python -m trainer`). Imports happen inside the commands, so that a plain
+install runs what it can.
 
-Exit status: 0 done; 1 a fault of ours; 2 bad usage, configuration or data; 3 the environment lacks something; 4 stopped by the
-monitor; 129, 130 and 143 after a clean stop by SIGHUP, SIGINT and SIGTERM.
+Exit status: 0 done; 1 a fault of ours; 2 bad usage, configuration or data; 3 the environment lacks something;
+4 stopped by the monitor; 129, 130 and 143 after a clean stop by SIGHUP, SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ def warm_start(
     batch: Annotated[int, typer.Option(min=1, help="Demonstrations of one optimiser step.")] = 16,
     lr: Annotated[float, typer.Option(min=0.0, help="Learning rate.")] = 1e-5,
 ) -> None:
-    """Teach a model the search and answer tags, on demonstrations composed with the retriever. Then train from --out."""
+    """Teach a model the search and answer tags, on demonstrations composed with the retriever. Then train
+    from --out."""
     from trainer.config.schema import load_config
 
     settings = load_config(config, overrides or [])
@@ -153,7 +155,8 @@ def evaluate(
         Path | None, typer.Option(help="Write the scores there as JSON; none: print them.")
     ] = None,
 ) -> None:
-    """Score held-out questions by greedy decoding: exact match and F1 for each data source, every row once."""
+    """Score held-out questions by greedy decoding: exact match and F1 for each data source, every row
+    once."""
     from trainer.config.schema import ConfigError, load_config
 
     settings = load_config(config, overrides or [])

@@ -1,4 +1,5 @@
-"""What `unspiral doctor` looks at inside a container: only what the container's role needs (UNSPIRAL_ROLE, set by the images)."""
+"""What `unspiral doctor` looks at inside a container: only what the container's role needs (UNSPIRAL_ROLE,
+set by the images)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`unspiral eval`: the scores of a checkpoint, or of a model that was never trained, on held-out questions."""
+"""`unspiral eval`: the scores of a checkpoint, or of a model that was never trained, on held-out
+questions."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def run_eval(
     limit: int | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """`unspiral eval`: greedy scores of a checkpoint's weights (or of model.path) on `data` (or data.eval): all rows, or `limit`.
+    """`unspiral eval`: greedy scores of a checkpoint's weights (or of model.path) on `data` (or data.eval):
+    all rows, or `limit`.
 
     Raises Stopped after a clean stop by SIGINT, SIGTERM or SIGHUP.
     """

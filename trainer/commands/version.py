@@ -50,7 +50,8 @@ def own_version() -> str:
 
 
 def commit() -> str | None:
-    """Short commit of the checkout, `-dirty` where files differ from it; of an install from a repository, that; otherwise None."""
+    """Short commit of the checkout, `-dirty` where files differ from it; of an install from a repository,
+    that; otherwise None."""
     if (ROOT / ".git").exists():
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
         try:

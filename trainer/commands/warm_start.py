@@ -1,11 +1,13 @@
 """`unspiral warm-start`: teach a model the tags before it is trained, where it does not write them by itself.
 
-Demonstrations are composed from training questions and the real retriever: search for the question, read, answer with a golden answer that
-one of the documents holds. Where the first search does not find it, a second one asks with the first document's title. Questions whose
-answer is not found are left out, so nothing is taught that was not read.
+Demonstrations are composed from training questions and the real retriever: search for the question, read,
+answer with a golden answer that one of the documents holds. Where the first search does not find it, a second
+one asks with the first document's title. Questions whose answer is not found are left out, so nothing is
+taught that was not read.
 
-The learner itself trains: with pi_old = pi and advantage 1 the policy loss's gradient is that of the cross-entropy of the action tokens, so
-one optimiser step a batch with LLDS and KL off is supervised training, in every layout (ranks, ZeRO, packing, LoRA) that the run will use.
+The learner itself trains: with pi_old = pi and advantage 1 the policy loss's gradient is that of the
+cross-entropy of the action tokens, so one optimiser step a batch with LLDS and KL off is supervised training,
+in every layout (ranks, ZeRO, packing, LoRA) that the run will use.
 """
 
 from __future__ import annotations
@@ -100,7 +102,8 @@ def _title(hit: Hit) -> str:
 
 
 def _found(question: Question, hits: list[Hit], shown: str) -> tuple[int, str, str] | None:
-    """Number and title of the first document that holds a golden answer, and that answer; what was cut off does not count."""
+    """Number and title of the first document that holds a golden answer, and that answer; what was cut off
+    does not count."""
     seen = f" {normalize(shown)} "
     for number, hit in enumerate(hits, 1):
         text = f" {normalize(hit.contents)} "
@@ -158,8 +161,8 @@ def train_on(
     seed: int,
     say: Callable[[str], None],
 ):
-    """Passes over the demonstrations in a seeded order, `batch` of them in each optimiser step. Returns the mean log-prob of an action
-    token in the first and in the last step (before it was taken)."""
+    """Passes over the demonstrations in a seeded order, `batch` of them in each optimiser step. Returns the
+    mean log-prob of an action token in the first and in the last step (before it was taken)."""
     rng, means = random.Random(seed), []
     steps = epochs * math.ceil(len(demonstrations) / batch)
     for _ in range(epochs):

@@ -12,14 +12,16 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LoRASettings(Settings):
-    """Train small matrices beside frozen weights (arXiv 2106.09685). Rollout workers and exports get merged weights."""
+    """Train small matrices beside frozen weights (arXiv 2106.09685). Rollout workers and exports get merged
+    weights."""
 
     rank: int = Field(16, ge=1)
     """Rank of the matrices."""
     alpha: float = Field(32.0, gt=0)
     """Their product is scaled by alpha / rank."""
     targets: Literal["all-linear"] | list[str] = "all-linear"
-    """Layers that get them: all linear ones but the output head, or those whose names end so (q_proj, v_proj)."""
+    """Layers that get them: all linear ones but the output head, or those whose names end so (q_proj,
+    v_proj)."""
 
 
 class LearnerSettings(Settings):
@@ -44,8 +46,8 @@ class LearnerSettings(Settings):
     tokens_per_microbatch: int = Field(16384, ge=1)
     """Most tokens, padding included, of one forward pass of a rank."""
     packing: Literal["auto", "padded", "packed"] = "auto"
-    """How rows of different lengths share a forward pass: `packed`, end to end without padding; `padded`, each filled up to the longest.
-    `auto` is packed on GPU."""
+    """How rows of different lengths share a forward pass: `packed`, end to end without padding; `padded`,
+    each filled up to the longest. `auto` is packed on GPU."""
     logit_chunk_tokens: int = Field(1024, ge=1)
     """Positions whose logits exist at the same time."""
     grad_clip: float = Field(1.0, gt=0)
@@ -55,10 +57,11 @@ class LearnerSettings(Settings):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, to save memory."""
     compile: bool = False
-    """Compile the decoder layers (torch.compile): faster after a minute's start, with less memory for activations. Not with zero_stage 3."""
+    """Compile the decoder layers (torch.compile): faster after a minute's start, with less memory for
+    activations. Not with zero_stage 3."""
     offload_optimizer: bool = False
-    """Keep fp32 master weights and Adam's moments in host memory, and step there: 12 bytes a parameter less on GPU, a slower step.
-    Needs zero_stage >= 1."""
+    """Keep fp32 master weights and Adam's moments in host memory, and step there: 12 bytes a parameter less
+    on GPU, a slower step. Needs zero_stage >= 1."""
     lora: LoRASettings | None = None
     """Train LoRA adapters instead of all weights. Not with zero_stage 3."""
     start_timeout_seconds: float = Field(600.0, gt=0)

@@ -47,7 +47,8 @@ class ModelSettings(Settings):
     """The policy."""
 
     path: str
-    """Folder in Hugging Face form (config.json, safetensors, tokenizer), or a name that `unspiral model fetch` knows."""
+    """Folder in Hugging Face form (config.json, safetensors, tokenizer), or a name that `unspiral model
+    fetch` knows."""
 
 
 class DataSettings(Settings):
@@ -67,7 +68,8 @@ class ImportanceSettings(Settings):
     """Correction for the difference between sampler and learner (truncated importance sampling)."""
 
     mode: Literal["off", "token", "sequence_mask"] = "off"
-    """`token`: min(exp(logp_old - logp_sampler), cap) on each token; `sequence_mask`: drop sequences whose geometric mean leaves [1/cap, cap]."""
+    """`token`: min(exp(logp_old - logp_sampler), cap) on each token; `sequence_mask`: drop sequences whose
+    geometric mean leaves [1/cap, cap]."""
     cap: float = Field(2.0, gt=1)
     """Largest weight."""
 
@@ -82,18 +84,22 @@ class OverlongSettings(Settings):
 
 
 class LLDSSettings(Settings):
-    """Lazy likelihood displacement regularisation (arXiv 2512.04220): a one-sided pull on tokens of right or untrained answers that lost likelihood."""
+    """Lazy likelihood displacement regularisation (arXiv 2512.04220): a one-sided pull on tokens of right or
+    untrained answers that lost likelihood."""
 
     lambda_: float = Field(0.2, ge=0, alias="lambda")
     """Weight; 0 is off. The paper takes 0.2, and 0.3 for a 7B instruct model."""
     gate: Literal["action", "response", "token"] = "action"
-    """Unit whose summed log-prob must have fallen before its tokens are pulled: LLDS-A, LLDS-R, or no gate."""
+    """Unit whose summed log-prob must have fallen before its tokens are pulled: LLDS-A, LLDS-R, or no
+    gate."""
     denominator: Literal["preserved", "all"] = "preserved"
-    """Token count that divides the sum: of the preserved set (paper) or of all action tokens (released code)."""
+    """Token count that divides the sum: of the preserved set (paper) or of all action tokens (released
+    code)."""
     preserve: Literal["nonnegative", "right"] = "nonnegative"
     """Preserved set: advantage >= 0 (paper), or those of them alone that are right (`reward.right_at`)."""
     anchor: Literal["batch_start", "snapshot"] = "batch_start"
-    """Where likelihood is compared with: the weights at the start of the batch, or a kept copy of the weights."""
+    """Where likelihood is compared with: the weights at the start of the batch, or a kept copy of the
+    weights."""
     snapshot_every: int = Field(10, ge=1)
     """Steps between refreshes of the kept copy (anchor `snapshot`)."""
     answer_weight: Literal["off", "paper", "code"] = "off"
@@ -185,7 +191,8 @@ class TrainerSettings(Settings):
     steps: int = Field(100, ge=0)
     """Training steps, each one batch of prompts."""
     max_minutes: float | None = Field(None, gt=0)
-    """End after the step in which so many minutes have passed (paused ones too), as if it were the last one."""
+    """End after the step in which so many minutes have passed (paused ones too), as if it were the last
+    one."""
     eval_every: int = Field(0, ge=0)
     """Evaluate every n-th step (0: only before and after)."""
     eval_at_ends: bool = True
@@ -195,11 +202,12 @@ class TrainerSettings(Settings):
     keep_checkpoints: int = Field(2, ge=1)
     """Newest checkpoints kept."""
     max_restores: int = Field(3, ge=0)
-    """Times that a lost learner is started again from the last checkpoint; after them the run ends with exit status 1."""
+    """Times that a lost learner is started again from the last checkpoint; after them the run ends with exit
+    status 1."""
     stall_timeout_seconds: float = Field(5400.0, gt=0)
-    """Longest time without progress (a trajectory finished, a call of the learner returned, another stage). Past it the run prints what each
-    part waits for and ends with exit status 1. Longer than learner.step_timeout_seconds and rollout.trajectory_timeout_seconds, which name the
-    one that is late."""
+    """Longest time without progress (a trajectory finished, a call of the learner returned, another stage).
+    Past it the run prints what each part waits for and ends with exit status 1. Longer than
+    learner.step_timeout_seconds and rollout.trajectory_timeout_seconds, which name the one that is late."""
 
 
 class Config(Settings):
@@ -344,7 +352,8 @@ def parse_config(raw: dict[str, Any]) -> Config:
 
 
 def without_secrets(value: Any) -> Any:
-    """A nested value of the configuration, with user and password of its addresses masked: it may be shown to others."""
+    """A nested value of the configuration, with user and password of its addresses masked: it may be shown to
+    others."""
     if isinstance(value, dict):
         return {k: without_secrets(v) for k, v in value.items()}
     return address_without_secrets(value) if isinstance(value, str) else value
@@ -421,7 +430,8 @@ def leaf_keys(model: type[BaseModel] = Config) -> list[str]:
 
 
 def default_of(key: str) -> Any:
-    """The default of a dotted key as JSON has it; None where it has none, or its section is not there by default."""
+    """The default of a dotted key as JSON has it; None where it has none, or its section is not there by
+    default."""
     *sections, name = key.split(".")
     model: type[BaseModel] = Config
     for section in sections:

@@ -18,7 +18,8 @@ SHOWN_PROBLEMS = 10
 def validate_command(
     path: Annotated[Path, typer.Argument(help="Question file or folder, of any layout in docs/data.md.")],
 ) -> None:
-    """Read every row and count the questions of each data source. Malformed rows are listed, and make the exit status 2."""
+    """Read every row and count the questions of each data source. Malformed rows are listed, and make the
+    exit status 2."""
     from trainer.data.questions import validate
 
     report = validate(path)

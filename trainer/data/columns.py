@@ -189,7 +189,8 @@ def list_in(text: str) -> list[str | int | float] | None:
     """The texts and numbers of a list that was written as text, by JSON, Python or NumPy; None where it is no
     such list.
 
-    NumPy writes no commas (`['Rome' 'Roma']`), which Python would read as one text: so it is read word by word.
+    NumPy writes no commas (`['Rome' 'Roma']`), which Python would read as one text: so it is read word by
+    word.
     """
     try:
         held = json.loads(text)

@@ -30,9 +30,11 @@ SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 
 
 def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False) -> Questions:
-    """Write the questions of `src` to `dst`: `.parquet` in Search-R1's columns, `.jsonl` and `.jsonl.gz` as FlashRAG has them.
+    """Write the questions of `src` to `dst`: `.parquet` in Search-R1's columns, `.jsonl` and `.jsonl.gz` as
+    FlashRAG has them.
 
-    Written aside and renamed. Other columns of the source are kept (in parquet as JSON text where their values have no common type).
+    Written aside and renamed. Other columns of the source are kept (in parquet as JSON text where their
+    values have no common type).
     Raises DataError, also for the first malformed row, unless `skip_bad`.
     """
     src, dst = Path(src), Path(dst)
@@ -137,7 +139,8 @@ def _search_r1(fields: dict[str, Any], question: Question, *, number: int) -> tu
 
 
 def _column(values: list[Any]) -> Any:
-    """A column of the values, or of their JSON text where parquet has no type for all of them (mixed kinds, empty objects)."""
+    """A column of the values, or of their JSON text where parquet has no type for all of them (mixed kinds,
+    empty objects)."""
     import pyarrow
 
     try:

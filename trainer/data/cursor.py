@@ -10,15 +10,18 @@ from trainer.data.errors import DataError
 
 
 class PromptCursor:
-    """Goes through the questions pass after pass. Each pass has its own order, which seed and pass alone decide (on any machine).
+    """Goes through the questions pass after pass. Each pass has its own order, which seed and pass alone
+    decide (on any machine).
 
-    The state is a few numbers and a checksum of the questions, so that a resumed run takes exactly the prompts that an undisturbed one takes.
+    The state is a few numbers and a checksum of the questions, so that a resumed run takes exactly the
+    prompts that an undisturbed one takes.
     """
 
     def __init__(
         self, questions: list[Question], seed: int, shuffle: bool, may_change: frozenset[str] = frozenset()
     ) -> None:
-        """may_change: those of `seed`, `data.shuffle` and `data.train` that may differ from the saved state's."""
+        """may_change: those of `seed`, `data.shuffle` and `data.train` that may differ from the saved
+        state's."""
         if not questions:
             raise DataError("data.train: no questions")
         self.questions, self.seed, self.shuffle = questions, seed, shuffle
@@ -51,7 +54,8 @@ class PromptCursor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where that state was taken. Raises DataError where data set, seed or shuffling are others now, or something is missing.
+        """Go on where that state was taken. Raises DataError where data set, seed or shuffling are others
+        now, or something is missing.
 
         With one that is other and may be, a new pass begins."""
         mine = self.state_dict()

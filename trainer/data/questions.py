@@ -87,7 +87,8 @@ def load_questions(path: str | Path, *, skip_bad: bool = False) -> Questions:
 
 
 def validate(path: str | Path) -> Report:
-    """Read the whole file and count. Raises DataError only where the file cannot be read at all, or is empty."""
+    """Read the whole file and count. Raises DataError only where the file cannot be read at all, or is
+    empty."""
     path, report = Path(path), Report()
     for item in parsed(path):
         if isinstance(item, BadRow):
@@ -162,7 +163,8 @@ def _split_of(file: Path) -> str:
 
 
 def source_of(path: Path) -> str:
-    """Data source of rows that name none: the file's name, or its folder's where the file is called test, dev, ..."""
+    """Data source of rows that name none: the file's name, or its folder's where the file is called test,
+    dev, ..."""
     stem = path.name.split(".")[0]
     parent = path.resolve().parent.name
     return parent if stem.lower() in SPLITS and parent else stem

@@ -13,7 +13,8 @@ from trainer.lab.warm_start import Progress, WarmStart, warm_start
 from trainer.lab.world import make_world
 
 TRAIN_WORLD, EVAL_WORLD = 0, 1_000_000
-"""Worlds of a seed: trained on is `TRAIN_WORLD + seed`, held out is `EVAL_WORLD + seed`. The warm start's have negative seeds."""
+"""Worlds of a seed: trained on is `TRAIN_WORLD + seed`, held out is `EVAL_WORLD + seed`. The warm start's
+have negative seeds."""
 EVAL_QUESTIONS = 200
 
 
@@ -43,7 +44,8 @@ def lab_model(seed: int, *, fresh: bool = False, progress: Progress | None = Non
 
 
 def world_files(folder: Path, seed: int) -> tuple[Path, Path]:
-    """Corpus and questions of a world, written to `folder` (`world_SEED_corpus.jsonl`, `world_SEED_questions.jsonl`)."""
+    """Corpus and questions of a world, written to `folder` (`world_SEED_corpus.jsonl`,
+    `world_SEED_questions.jsonl`)."""
     corpus, questions = folder / f"world_{seed}_corpus.jsonl", folder / f"world_{seed}_questions.jsonl"
     if not (corpus.is_file() and questions.is_file()):
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +130,8 @@ def demo_config(
 def collapse_config(
     files: LabFiles, *, folder: Path, name: str, seed: int, llds_lambda: float, steps: int | None = None
 ) -> dict[str, Any]:
-    """Settings under which plain GRPO falls: lr 3e-4, 8 prompts x 5 in mini-batches of 8, 10 optimiser steps a batch; 90 steps."""
+    """Settings under which plain GRPO falls: lr 3e-4, 8 prompts x 5 in mini-batches of 8, 10 optimiser steps
+    a batch; 90 steps."""
     raw = _config(files, folder=folder, name=name, seed=seed)
     raw["rollout"] |= {"prompts_per_step": 8}
     raw["learner"] |= {"lr": 3e-4, "minibatches_per_batch": 5, "epochs": 2}

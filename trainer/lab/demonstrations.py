@@ -1,7 +1,9 @@
-"""Supervised sequences for the warm start: reading drills, and demonstrations of good and of bad search behaviour.
+"""Supervised sequences for the warm start: reading drills, and demonstrations of good and of bad search
+behaviour.
 
-A sequence is a list of `(text, learnt)` pieces; the loss is taken on the tokens of the learnt ones. The documents are those that the real
-retriever returns for the same queries (BM25, k1 .9, b .4, top 2), distractors included.
+A sequence is a list of `(text, learnt)` pieces; the loss is taken on the tokens of the learnt ones. The
+documents are those that the real retriever returns for the same queries (BM25, k1 .9, b .4, top 2),
+distractors included.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ def answer_action(relation: str, value: str) -> str:
 
 
 def demonstration(question: LabQuestion, library: Library, kind: Kind, rng: random.Random) -> list[Piece]:
-    """A whole trajectory. `right` searches each hop; `guess` answers at once with any name; `poor` searches for half of the name and reads
-    what comes; `stop` answers with the value of the first hop."""
+    """A whole trajectory. `right` searches each hop; `guess` answers at once with any name; `poor` searches
+    for half of the name and reads what comes; `stop` answers with the value of the first hop."""
     hops, pieces = question.hops, [(question_prompt(question.text), False)]
     if kind == "guess":
         return [*pieces, (answer_action(hops[-1].relation, rng.choice(NAMES)), True)]
@@ -82,8 +84,9 @@ def demonstration(question: LabQuestion, library: Library, kind: Kind, rng: rand
 
 
 def drill(library: Library, rng: random.Random) -> list[Piece]:
-    """One search result, then every fact of every document in it, in random order, in two passes; only the values are learnt. Without
-    these the policy learns to copy names but not to read values (8 to 12 readings in a sequence, against 1 or 2 in a demonstration)."""
+    """One search result, then every fact of every document in it, in random order, in two passes; only the
+    values are learnt. Without these the policy learns to copy names but not to read values (8 to 12 readings
+    in a sequence, against 1 or 2 in a demonstration)."""
     subject = rng.choice(list(library.world.facts))
     query = f"{subject} {rng.choice(list(library.world.facts[subject]))}"
     found = library.search(query)

@@ -52,7 +52,8 @@ def prepared(console: Console, folder: Path, seed: int, fresh: bool) -> LabFiles
 
 
 def fresh_config(raw: dict[str, Any]) -> Config:
-    """The configuration, with an earlier demo of the same name moved aside to NAME.before: a demo is made to be run again.
+    """The configuration, with an earlier demo of the same name moved aside to NAME.before: a demo is made to
+    be run again.
 
     Raises ConfigError where that demo is still running.
     """
@@ -74,7 +75,8 @@ def fresh_config(raw: dict[str, Any]) -> Config:
 def run_demo(
     folder: Path, seed: int, *, steps: int | None = None, fresh: bool = False, console: Console | None = None
 ) -> dict[str, Any]:
-    """Warm start, then the whole system for a few steps; prints scores before and after, the phase, and where the report lies."""
+    """Warm start, then the whole system for a few steps; prints scores before and after, the phase, and where
+    the report lies."""
     from trainer.session.run import train
 
     console = console or Console()
@@ -117,7 +119,8 @@ def run_collapse(
     fresh: bool = False,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """GRPO without and with LLDS under settings in which plain GRPO falls; both arms run at the same time, a core each."""
+    """GRPO without and with LLDS under settings in which plain GRPO falls; both arms run at the same time, a
+    core each."""
     console = console or Console()
     console.print(
         "Two arms for each seed, equal but for algorithm.llds.lambda (0 and 0.5). What to expect: with LLDS the likelihood of right answers falls less; the reward may fall all the same."
@@ -203,7 +206,8 @@ def running(processes: dict[str, subprocess.Popen[bytes]], folder: Path, configs
 
 @contextmanager
 def ended(processes: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
-    """On leaving, no process is left: those that still run are told to end, and killed where they don't in time."""
+    """On leaving, no process is left: those that still run are told to end, and killed where they don't in
+    time."""
     try:
         yield
     finally:

@@ -38,13 +38,15 @@ WORDS = (
 
 
 def vocabulary() -> list[str]:
-    """All tokens, in the order of their ids. The model has exactly these rows, so that sampler and learner have the same support."""
+    """All tokens, in the order of their ids. The model has exactly these rows, so that sampler and learner
+    have the same support."""
     asked = dict.fromkeys(w for wording in QUESTIONS.values() for w in wording.split() if w != "{}")
     return [*SPECIAL, *TAGS, *dict.fromkeys([*WORDS, *asked]), *NAMES]
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Words are split at white space and joined by single spaces; nothing is added when encoding. Unknown words become `<unk>`."""
+    """Words are split at white space and joined by single spaces; nothing is added when encoding. Unknown
+    words become `<unk>`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,7 +1,9 @@
-"""The supervised warm start: a tiny Qwen3 learns the tags, to copy and to read, but only half of when to search.
+"""The supervised warm start: a tiny Qwen3 learns the tags, to copy and to read, but only half of when to
+search.
 
-180 steps on generated sequences (about a minute and a half on one core). First the reading drills (see trainer.lab.demonstrations), then a mixture in
-which most of the demonstrations guess without searching: a policy that can search, yet often does not, is what GRPO has to improve.
+180 steps on generated sequences (about a minute and a half on one core). First the reading drills (see
+trainer.lab.demonstrations), then a mixture in which most of the demonstrations guess without searching: a
+policy that can search, yet often does not, is what GRPO has to improve.
 """
 
 from __future__ import annotations
@@ -86,8 +88,9 @@ def new_model(settings: WarmStart) -> Qwen3ForCausalLM:
             dtype="float32",
         )
     )
-    # The start decides whether reading forms in so few steps: with Qwen2 and transformers' default of .02 throughout it did in 1 of 4 seeds
-    # by step 250; with Qwen3's query and key norms, these two, and two passes in each drill, in 5 of 5 by step 120.
+    # The start decides whether reading forms in so few steps: with Qwen2 and transformers' default of .02
+    # throughout it did in 1 of 4 seeds by step 250; with Qwen3's query and key norms, these two, and two
+    # passes in each drill, in 5 of 5 by step 120.
     for module in model.model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(
@@ -147,7 +150,8 @@ def _train(settings: WarmStart, progress: Progress | None) -> Qwen3ForCausalLM:
 
 
 def warm_start(settings: WarmStart, *, fresh: bool = False, progress: Progress | None = None) -> Path:
-    """Folder of the trained policy in Hugging Face form: from the cache where these settings were trained before, unless `fresh`."""
+    """Folder of the trained policy in Hugging Face form: from the cache where these settings were trained
+    before, unless `fresh`."""
     folder = cache_dir() / "lab" / f"warm-start-{settings.key()}"
     if (folder / "model.safetensors").is_file() and not fresh:
         return folder

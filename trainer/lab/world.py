@@ -1,7 +1,8 @@
 """A made-up encyclopaedia and questions about it, from a seed.
 
-People live in towns and belong to guilds; every entity has one document, and every fact is one token. All names and values come from one
-pool of tokens, dealt anew for each seed, so a token says nothing about what it stands for, and nothing learnt by heart in one world helps
+People live in towns and belong to guilds; every entity has one document, and every fact is one token. All
+names and values come from one pool of tokens, dealt anew for each seed, so a token says nothing about what it
+stands for, and nothing learnt by heart in one world helps
 in another: a policy can only search, read and copy. A blind guess is right one time in 240.
 """
 
@@ -31,7 +32,8 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class Hop:
-    """One fact on the way to an answer: the `relation` of `subject` is `value` (a subject may be two tokens long)."""
+    """One fact on the way to an answer: the `relation` of `subject` is `value` (a subject may be two tokens
+    long)."""
 
     subject: str
     relation: str
@@ -57,7 +59,8 @@ class LabQuestion:
 
 @dataclass(frozen=True)
 class World:
-    """`facts[subject][relation] = value`; `documents` are `(id, contents)` in the retriever's form; 7 questions a person."""
+    """`facts[subject][relation] = value`; `documents` are `(id, contents)` in the retriever's form; 7
+    questions a person."""
 
     seed: int
     facts: dict[str, dict[str, str]]

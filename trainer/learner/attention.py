@@ -1,7 +1,9 @@
-"""Attention over a packed sequence: causal inside each row, nothing between rows. Registered with transformers as `NAME`.
+"""Attention over a packed sequence: causal inside each row, nothing between rows. Registered with
+transformers as `NAME`.
 
-On GPU it is PyTorch's variable-length flash attention (no mask is ever made, no padding is computed); elsewhere, and in float32, each row
-goes through scaled_dot_product_attention by itself, which is the reference that the tests compare with.
+On GPU it is PyTorch's variable-length flash attention (no mask is ever made, no padding is computed);
+elsewhere, and in float32, each row goes through scaled_dot_product_attention by itself, which is the
+reference that the tests compare with.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def attention(
     segments: Segments | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]. Without segments each of the B rows is one.
+    """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]. Without segments each of the B rows
+    is one.
 
     Raises PackedAttentionError for what is more than causal attention.
     """

@@ -1,4 +1,5 @@
-"""Checkpoints and exports on disk: written aside, checksummed, then renamed, so that what has the right name is whole.
+"""Checkpoints and exports on disk: written aside, checksummed, then renamed, so that what has the right name
+is whole.
 
     checkpoints/step_000010/
         manifest.json    size and SHA-256 of each file below
@@ -10,7 +11,8 @@
         snapshot/        weights that LLDS compares with (anchor `snapshot` only)
         rng/             state of the learner's random numbers
 
-Weights and moments are whole tensors under their Hugging Face names: a run can be resumed with other ranks or another ZeRO stage.
+Weights and moments are whole tensors under their Hugging Face names: a run can be resumed with other ranks or
+another ZeRO stage.
 """
 
 from __future__ import annotations
@@ -65,9 +67,11 @@ class CheckpointNotWritten(CheckpointError):
 
 @contextlib.contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """A folder to fill; on leaving without an error it gets its manifest, goes to disk, and becomes `path`, replacing what was there.
+    """A folder to fill; on leaving without an error it gets its manifest, goes to disk, and becomes `path`,
+    replacing what was there.
 
-    At each moment `path` or `path.old` is a whole checkpoint, if one was there before. Raises CheckpointNotWritten."""
+    At each moment `path` or `path.old` is a whole checkpoint, if one was there before. Raises
+    CheckpointNotWritten."""
     aside = path.parent / f"{ASIDE}{path.name}-{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -133,7 +137,8 @@ def _missing(needed: Iterable[str], names: Iterable[str]) -> str | None:
 
 
 def _promised(path: Path) -> Iterator[str]:
-    """What the files of a checkpoint say is there: the optimiser's and the snapshot's folders, and the shards of each index."""
+    """What the files of a checkpoint say is there: the optimiser's and the snapshot's folders, and the shards
+    of each index."""
     about = json.loads((path / "learner.json").read_text())
     if about.get("adam_steps"):
         yield "optimizer/"
@@ -153,8 +158,9 @@ def require_whole(path: Path) -> None:
 
 
 def find(given: str | Path, run: Path | None = None) -> Path:
-    """The checkpoint that a user names: its folder, a run's (the newest whole one of it), or `latest`, which is that of `run`, or, with
-    none given, of the run in `runs/` that was written to last. It may be torn where its own folder is named. Raises CheckpointError."""
+    """The checkpoint that a user names: its folder, a run's (the newest whole one of it), or `latest`, which
+    is that of `run`, or, with none given, of the run in `runs/` that was written to last. It may be torn
+    where its own folder is named. Raises CheckpointError."""
     path = Path(given)
     path = path.parent if path.name == METRICS else path
     if str(given) == LATEST and not path.exists():
@@ -178,7 +184,8 @@ def find(given: str | Path, run: Path | None = None) -> Path:
 
 
 def latest(run_dir: str | Path, *, before: int | None = None, checksums: bool = True) -> Path | None:
-    """The newest whole checkpoint of a run (its `checkpoints` folder) of a step below `before`, or None. checksums: as of `fault`."""
+    """The newest whole checkpoint of a run (its `checkpoints` folder) of a step below `before`, or None.
+    checksums: as of `fault`."""
     return next(
         (
             p
@@ -197,7 +204,8 @@ def drop_after(run_dir: str | Path, step: int) -> None:
 
 
 def prune(run_dir: str | Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` whole checkpoints, torn ones and leftovers of interrupted writes. Returns what was removed.
+    """Remove all but the newest `keep` whole checkpoints, torn ones and leftovers of interrupted writes.
+    Returns what was removed.
 
     A torn checkpoint never counts as one of those kept. Must not run beside a write in the same run."""
     kept = [p for p in _newest_first(Path(run_dir)) if fault(p, checksums=False) is None][:keep]
@@ -236,7 +244,8 @@ def _remove(path: Path) -> None:
 
 
 class TensorWriter:
-    """Named tensors into a folder of safetensors shards, with an index where there is more than one (Hugging Face form)."""
+    """Named tensors into a folder of safetensors shards, with an index where there is more than one (Hugging
+    Face form)."""
 
     def __init__(self, folder: Path, shard_bytes: int = 2**30):
         self.folder, self.shard_bytes = folder, shard_bytes
@@ -334,7 +343,8 @@ def exported(out: Path, model_files: Path, *, dtype: str, about: dict[str, Any])
 
 
 def export_checkpoint(checkpoint: str | Path, out: str | Path) -> Path:
-    """A checkpoint's policy as a plain Hugging Face folder with tokenizer, in the run's compute dtype. `checkpoint` is what `find` takes.
+    """A checkpoint's policy as a plain Hugging Face folder with tokenizer, in the run's compute dtype.
+    `checkpoint` is what `find` takes.
     Raises CheckpointError."""
     import torch
 
@@ -352,7 +362,8 @@ def export_checkpoint(checkpoint: str | Path, out: str | Path) -> Path:
 
 
 def require_same_adapters(path: Path, before: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
-    """Raise CheckpointError unless a learner whose adapters are described by `now` (None: it has none) may take those of `before`."""
+    """Raise CheckpointError unless a learner whose adapters are described by `now` (None: it has none) may
+    take those of `before`."""
     if (before is None) != (now is None):
         kinds = ["all weights" if lora is None else "LoRA adapters" for lora in (before, now)]
         raise CheckpointError(
@@ -366,7 +377,8 @@ def require_same_adapters(path: Path, before: dict[str, Any] | None, now: dict[s
 
 
 def _whole_weights(read: TensorReader, lora: dict[str, Any] | None) -> Iterator[tuple[str, Tensor]]:
-    """(name, weight) of a checkpoint; of one that holds adapters alone, the frozen weights with these added."""
+    """(name, weight) of a checkpoint; of one that holds adapters alone, the frozen weights with these
+    added."""
     if lora is None:
         yield from ((name, read(name)) for name in read.names)
         return

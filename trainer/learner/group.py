@@ -1,4 +1,5 @@
-"""The learner as its driver sees it: a group of Ray actors, one a data-parallel rank, behind plain blocking calls.
+"""The learner as its driver sees it: a group of Ray actors, one a data-parallel rank, behind plain blocking
+calls.
 
     driver ── LearnerGroup ──┬── rank 0  (GPU or CPU)  ──┐  torch.distributed (NCCL or gloo), DeepSpeed ZeRO
                              ├── rank 1                ──┤  rank 0 also publishes weights and writes checkpoints
@@ -70,7 +71,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """One batch's update. `logp_old` and `entropy_old` [sum T] are under the weights before its first step."""
+    """One batch's update. `logp_old` and `entropy_old` [sum T] are under the weights before its first
+    step."""
 
     logp_old: np.ndarray
     entropy_old: np.ndarray
@@ -90,7 +92,8 @@ class UpdateResult:
 
 
 class RankActor:
-    """Ray's side of one rank. The rank itself is imported here, so that the driver's process loads neither torch nor DeepSpeed."""
+    """Ray's side of one rank. The rank itself is imported here, so that the driver's process loads neither
+    torch nor DeepSpeed."""
 
     def __init__(self, config: Config, **options: Any):
         from services.common.stacks import answer_stack_requests
@@ -107,10 +110,12 @@ class RankActor:
 
 
 class LearnerGroup:
-    """All ranks of the learner. Every method blocks; none waits longer than `learner.start_timeout_seconds` or `step_timeout_seconds`.
+    """All ranks of the learner. Every method blocks; none waits longer than `learner.start_timeout_seconds`
+    or `step_timeout_seconds`.
 
-    reference: keep the starting weights, for the KL (needed with algorithm.kl > 0). masked_ids: token ids that the sampler can
-    never draw; they are taken out of the learner's softmax too. vLLM samples from every row of the embedding, so normally none.
+    reference: keep the starting weights, for the KL (needed with algorithm.kl > 0). masked_ids: token ids
+    that the sampler can never draw; they are taken out of the learner's softmax too. vLLM samples from every
+    row of the embedding, so normally none.
     """
 
     actor_class: type = RankActor
@@ -128,15 +133,17 @@ class LearnerGroup:
         )
         self.ranks = config.learner.ranks
         self.where: list[dict[str, Any]] = []
-        """Of each rank, once started: process id, host, device (with its name and UUID), dtype, whether it trains LoRA adapters, and the
-        model's parameters: of the output layer, and of all but it and the input embedding."""
+        """Of each rank, once started: process id, host, device (with its name and UUID), dtype, whether it
+        trains LoRA adapters, and the model's parameters: of the output layer, and of all but it and the input
+        embedding."""
         self.held: dict[str, float] = {}
         """What all ranks hold of the cluster, once started."""
         self._actors: list[Any] = []
 
     def start(self) -> None:
-        """Place the ranks, load the model, join them. Raises LearnerError (LearnerPlacementError without room for them), or what a
-        rank raised for a mistake of the user's (`trainer.learner.model_folder.ModelFolderError`)."""
+        """Place the ranks, load the model, join them. Raises LearnerError (LearnerPlacementError without room
+        for them), or what a rank raised for a mistake of the user's
+        (`trainer.learner.model_folder.ModelFolderError`)."""
         limit = self.config.learner.start_timeout_seconds
         deadline = time.monotonic() + limit
         check_model_folder(self.model_path)
@@ -168,7 +175,8 @@ class LearnerGroup:
             raise
 
     def _check_devices(self) -> None:
-        """Raises LearnerPlacementError where two ranks are on one GPU, which NCCL refuses with a message that does not say so."""
+        """Raises LearnerPlacementError where two ranks are on one GPU, which NCCL refuses with a message that
+        does not say so."""
         seen: dict[tuple[str, str], int] = {}
         for rank, where in enumerate(self.where):
             uuid = where.get("device_uuid")
@@ -227,23 +235,28 @@ class LearnerGroup:
         return UpdateResult(logp, entropy, metrics, sum(s.skipped for s in steps))
 
     def offer_weights(self, version: int, receivers: list[WeightsReceiver]) -> WeightUpdate:
-        """Offer the current weights to rollout workers as `version`. What it gives goes to the pool's `sync`, while `send_weights` runs."""
+        """Offer the current weights to rollout workers as `version`. What it gives goes to the pool's `sync`,
+        while `send_weights` runs."""
         return self._call("offer", version, receivers)[0]
 
     def send_weights(self) -> None:
-        """Send what was offered last. Raises GroupMismatchError, GroupBrokenError (services.weight_sync) within `weight_sync.timeout_seconds`."""
+        """Send what was offered last. Raises GroupMismatchError, GroupBrokenError (services.weight_sync)
+        within `weight_sync.timeout_seconds`."""
         self._call("send")
 
     def rest(self) -> None:
-        """Give unused GPU memory free: it is the workers' turn (`rollout.share_gpus`). Weights and gradients stay."""
+        """Give unused GPU memory free: it is the workers' turn (`rollout.share_gpus`). Weights and gradients
+        stay."""
         self._call("rest")
 
     def save(self, path: str | Path, state: dict[str, Any]) -> None:
-        """Checkpoint to the folder `path`: weights, optimiser, schedule, snapshot, RNG, and the driver's own JSON `state`."""
+        """Checkpoint to the folder `path`: weights, optimiser, schedule, snapshot, RNG, and the driver's own
+        JSON `state`."""
         self._call("save", str(path), state)
 
     def load(self, path: str | Path) -> dict[str, Any]:
-        """Go on from a checkpoint, of any number of ranks and any ZeRO stage; gives the driver's state. Raises CheckpointError."""
+        """Go on from a checkpoint, of any number of ranks and any ZeRO stage; gives the driver's state.
+        Raises CheckpointError."""
         return self._call("load", str(path))[0]
 
     def export_hf(self, path: str | Path) -> None:
@@ -266,7 +279,8 @@ class LearnerGroup:
         deadline: float | None = None,
         demand: dict[str, float] | None = None,
     ) -> list[Any]:
-        """All results, or the error of the first rank that fails. limit: seconds, counted to `deadline` where that is given."""
+        """All results, or the error of the first rank that fails. limit: seconds, counted to `deadline` where
+        that is given."""
         deadline = deadline or time.monotonic() + limit
         rank_of, waiting = {ref: rank for rank, ref in enumerate(refs)}, list(refs)
         while waiting:
@@ -310,7 +324,8 @@ class LearnerGroup:
         return logp, entropy
 
     def demand(self) -> dict[str, float]:
-        """What one rank asks of the cluster. Raises LearnerPlacementError where the cluster can never hold all of them."""
+        """What one rank asks of the cluster. Raises LearnerPlacementError where the cluster can never hold
+        all of them."""
         have = ray.cluster_resources()
         demand = {"CPU": 1.0}
         share = 1.0 - SHARED if self.config.rollout.share_gpus else 1.0

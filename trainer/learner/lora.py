@@ -1,7 +1,9 @@
-"""LoRA (arXiv 2106.09685) through peft: small matrices are trained beside frozen weights, and what leaves the learner is merged.
+"""LoRA (arXiv 2106.09685) through peft: small matrices are trained beside frozen weights, and what leaves the
+learner is merged.
 
-Only the adapters have an optimiser, gradients and a place in checkpoints. Workers, exports and the likelihood probes see whole weights
-`W + alpha / rank * B A`, so nothing outside the learner knows of adapters. B starts at 0: with the starting adapters the policy is the base.
+Only the adapters have an optimiser, gradients and a place in checkpoints. Workers, exports and the likelihood
+probes see whole weights `W + alpha / rank * B A`, so nothing outside the learner knows of adapters. B starts
+at 0: with the starting adapters the policy is the base.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def add_adapters(hf: nn.Module, settings: LoRASettings) -> None:
 
 @torch.no_grad()
 def merged(weights: list[tuple[str, Tensor]], scale: float) -> Iterator[tuple[str, Tensor]]:
-    """(plain name, whole weight) of a model with adapters, one layer at a time; sums in fp32, results in the weight's dtype."""
+    """(plain name, whole weight) of a model with adapters, one layer at a time; sums in fp32, results in the
+    weight's dtype."""
     adapters = dict(weights)
     for name, weight in weights:
         if not is_adapter(name):
@@ -70,7 +73,8 @@ def plain_name(name: str) -> str:
 
 
 def merge(name: str, weight: Tensor, adapter: Callable[[str], Tensor | None], scale: float) -> Tensor:
-    """`weight` with its adapter added, if it has one: adapter(NAME) gives A, B or None. scale: alpha / rank."""
+    """`weight` with its adapter added, if it has one: adapter(NAME) gives A, B or None. scale: alpha /
+    rank."""
     layer = name.removesuffix(".weight")
     a, b = adapter(layer + _A), adapter(layer + _B)
     if layer == name or a is None or b is None:

@@ -1,6 +1,8 @@
-"""Trajectories into micro-batches: which row trains in which optimiser step, on which rank, beside which others.
+"""Trajectories into micro-batches: which row trains in which optimiser step, on which rank, beside which
+others.
 
-Everything here is a pure function of the batch and the settings, so every rank computes the same plan without talking.
+Everything here is a pure function of the batch and the settings, so every rank computes the same plan without
+talking.
 
 The model sees a micro-batch in one of two shapes; the loss always sees rows [B, T].
 
@@ -22,16 +24,18 @@ from services.contracts import TokenBatch
 
 Rows = list[int]
 LENGTH_STEP = 256
-"""Packed sequences have a length that is a multiple of this: few distinct shapes for the memory allocator and the compiler."""
+"""Packed sequences have a length that is a multiple of this: few distinct shapes for the memory allocator and
+the compiler."""
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Where the rows of a packed sequence begin and end. What fills it up to its length is a last segment of its own."""
+    """Where the rows of a packed sequence begin and end. What fills it up to its length is a last segment of
+    its own."""
 
     bounds: Tensor
-    """0, the end of the first row, of the second, ...: on the device, int32 [S + 1]. (A list here would have torch.compile trace the
-    layers anew for each S.)"""
+    """0, the end of the first row, of the second, ...: on the device, int32 [S + 1]. (A list here would have
+    torch.compile trace the layers anew for each S.)"""
     longest: int
     """At least the length of the longest segment (rounded up to a power of two)."""
 
@@ -48,7 +52,8 @@ class Packed:
 
 @dataclass
 class MicroBatch:
-    """Rows that go through the model together, padded on the right to the longest (B rows, T positions, N action tokens)."""
+    """Rows that go through the model together, padded on the right to the longest (B rows, T positions, N
+    action tokens)."""
 
     rows: Rows
     """Index of each row in the batch; empty for a micro-batch that only keeps the ranks in step."""
@@ -79,7 +84,8 @@ class MicroBatch:
 
 
 def minibatches(rows: Rows, parts: int) -> list[Rows]:
-    """The rows in their given order, cut into `parts` runs whose sizes differ by at most one. Empty runs are left out."""
+    """The rows in their given order, cut into `parts` runs whose sizes differ by at most one. Empty runs are
+    left out."""
     cuts = [i * len(rows) // parts for i in range(parts + 1)]
     return [rows[a:b] for a, b in pairwise(cuts) if b > a]
 
@@ -87,11 +93,13 @@ def minibatches(rows: Rows, parts: int) -> list[Rows]:
 def deal(
     rows: Rows, lengths: np.ndarray, ranks: int, tokens_per_microbatch: int, *, packed: bool = False
 ) -> list[list[Rows]]:
-    """Rows of one optimiser step to ranks, and each rank's rows to micro-batches: [rank][micro-batch] -> rows.
+    """Rows of one optimiser step to ranks, and each rank's rows to micro-batches: [rank][micro-batch] ->
+    rows.
 
-    Rows are dealt from the longest to the shortest, forth and back, so that ranks get nearly equal numbers of tokens. A micro-batch
-    holds at most `tokens_per_microbatch` tokens, padding counted where there is any; a row that is longer than that goes alone. Every
-    rank gets the same number of micro-batches (the last may be empty): ranks meet in collective operations, and one that came less often would hang the rest.
+    Rows are dealt from the longest to the shortest, forth and back, so that ranks get nearly equal numbers of
+    tokens. A micro-batch holds at most `tokens_per_microbatch` tokens, padding counted where there is any; a
+    row that is longer than that goes alone. Every rank gets the same number of micro-batches (the last may be
+    empty): ranks meet in collective operations, and one that came less often would hang the rest.
     """
     by_length = sorted(rows, key=lambda b: (-lengths[b], b))
     hands: list[Rows] = [[] for _ in range(ranks)]
@@ -133,9 +141,11 @@ def _pack_tokens(rows: Rows, lengths: np.ndarray, budget: int) -> list[Rows]:
 def make_microbatch(
     batch: TokenBatch, rows: Rows, device: torch.device, *, packed: bool = False
 ) -> MicroBatch:
-    """The tensors of some rows. No rows: one row of two tokens without an action, which costs nothing and has no loss.
+    """The tensors of some rows. No rows: one row of two tokens without an action, which costs nothing and has
+    no loss.
 
-    Raises ValueError where a row's first token is an action: nothing stands before it that could have predicted it.
+    Raises ValueError where a row's first token is an action: nothing stands before it that could have
+    predicted it.
     """
     lengths = [int(batch.offsets[b + 1] - batch.offsets[b]) for b in rows]
     shape = (max(len(rows), 1), max([2, *lengths]))

@@ -12,7 +12,8 @@ class ModelFolderError(ValueError):
 
 
 def check_model_folder(path: str | Path) -> Path:
-    """The folder, if it holds a configuration, weights and a tokenizer. Raises ModelFolderError with what is missing."""
+    """The folder, if it holds a configuration, weights and a tokenizer. Raises ModelFolderError with what is
+    missing."""
     folder = Path(path)
     if not folder.is_dir():
         raise ModelFolderError(

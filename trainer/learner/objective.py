@@ -1,7 +1,7 @@
 """The loss of one micro-batch. Pure torch: no Ray, no DeepSpeed, no I/O.
 
-Each term is a sum and a count. Its share of the loss is `coefficient * sum / count of the whole optimiser step` (all
-micro-batches of all ranks), so the gradient does not depend on how the step was divided.
+Each term is a sum and a count. Its share of the loss is `coefficient * sum / count of the whole optimiser
+step` (all micro-batches of all ranks), so the gradient does not depend on how the step was divided.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Objective:
     def terms(self, logp: Tensor, entropy: Tensor, m: MicroBatch) -> dict[str, LossTerm]:
         """The terms of a micro-batch, from log-probs and entropies [B, T] (anything outside the action mask).
 
-        LLDS is also computed with lambda 0, without gradient, so that an unregularised run shows what it would have acted on.
+        LLDS is also computed with lambda 0, without gradient, so that an unregularised run shows what it
+        would have acted on.
         """
         a = self.algorithm
         weights = None
@@ -96,7 +97,8 @@ class Objective:
         return terms
 
     def counts(self, m: MicroBatch) -> list[float]:
-        """Count of each of TERMS, known before any forward pass: it hangs on masks and advantages alone. 0 where a term is off."""
+        """Count of each of TERMS, known before any forward pass: it hangs on masks and advantages alone. 0
+        where a term is off."""
         nothing = torch.zeros(m.action_ids.shape, device=m.action_ids.device)
         blank = MicroBatch(
             m.rows, m.lengths, m.input_ids, m.action_ids, m.at, m.advantages, m.preserved, m.answer_mask
@@ -106,9 +108,11 @@ class Objective:
         return [terms[name].count if name in terms else 0.0 for name in TERMS]
 
     def loss(self, terms: dict[str, LossTerm], counts: dict[str, float]) -> Tensor:
-        """This micro-batch's share of the step's loss. counts: of the whole optimiser step; a term whose count is 0 is 0.
+        """This micro-batch's share of the step's loss. counts: of the whole optimiser step; a term whose
+        count is 0 is 0.
 
-        A loss that is not finite becomes NaN as a whole, so that each gradient is NaN too and the step is skipped on every rank.
+        A loss that is not finite becomes NaN as a whole, so that each gradient is NaN too and the step is
+        skipped on every rank.
         """
         total = terms["policy"].loss_sum / max(counts["policy"], 1.0)
         for name, coefficient in self.coefficients.items():
@@ -129,7 +133,8 @@ class StepStats:
     skipped: bool = False
 
     def add(self, terms: dict[str, LossTerm], m: MicroBatch) -> None:
-        """Counts of one micro-batch. The loss terms bring their numbers from the device here: call it after the backward pass."""
+        """Counts of one micro-batch. The loss terms bring their numbers from the device here: call it after
+        the backward pass."""
         for name, term in terms.items():
             values = {f"{name}/loss": float(term.loss_sum.detach()), f"{name}/count": term.count}
             for key, value in term.stats.items():

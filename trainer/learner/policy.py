@@ -1,4 +1,5 @@
-"""The policy: a Hugging Face causal language model whose head gives log-probs and entropies instead of logits."""
+"""The policy: a Hugging Face causal language model whose head gives log-probs and entropies instead of
+logits."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 
 
 class FusedHead(nn.Module):
-    """The output embedding, called on hidden states [N, D] and targets [N]: log-probs and entropies [N], logits in blocks only.
+    """The output embedding, called on hidden states [N, D] and targets [N]: log-probs and entropies [N],
+    logits in blocks only.
 
-    It holds the very parameters of the layer that it replaces, so tied embeddings stay tied and names stay the same."""
+    It holds the very parameters of the layer that it replaces, so tied embeddings stay tied and names stay
+    the same."""
 
     def __init__(self, head: nn.Linear):
         super().__init__()
@@ -36,8 +39,9 @@ class FusedHead(nn.Module):
 class PolicyModel(nn.Module):
     """`forward` gives log-prob and entropy of chosen tokens at the sampling temperature.
 
-    Only the positions asked for pass through the head: what is outside the action mask has no logits, hence no gradient there.
-    Dropout is off, so that log-probs before and during the update are of the same function.
+    Only the positions asked for pass through the head: what is outside the action mask has no logits, hence
+    no gradient there. Dropout is off, so that log-probs before and during the update are of the same
+    function.
     """
 
     def __init__(
@@ -68,11 +72,12 @@ class PolicyModel(nn.Module):
         position_ids: Tensor | None = None,
         segments: Segments | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Log-prob and entropy [N], in nats, of the tokens at (rows, columns), each given all tokens to its left in its row.
+        """Log-prob and entropy [N], in nats, of the tokens at (rows, columns), each given all tokens to its
+        left in its row.
 
-        input_ids int64 [B, T] padded on the right; rows, columns int64 [N], columns >= 1. Causal attention never looks right, so
-        no attention mask is needed and what stands in the padding does not matter. With segments: B = 1 and the rows lie end to end
-        (trainer.learner.micro_batches.Packed).
+        input_ids int64 [B, T] padded on the right; rows, columns int64 [N], columns >= 1. Causal attention
+        never looks right, so no attention mask is needed and what stands in the padding does not matter. With
+        segments: B = 1 and the rows lie end to end (trainer.learner.micro_batches.Packed).
         """
         packed = {} if segments is None else {"position_ids": position_ids, "segments": segments}
         hidden = self.hf.base_model(input_ids=input_ids, use_cache=False, **packed).last_hidden_state
@@ -86,7 +91,8 @@ class PolicyModel(nn.Module):
         )
 
     def named_weights(self) -> list[tuple[str, nn.Parameter]]:
-        """Parameters that are trained, under their Hugging Face names, tied ones once. With LoRA: the adapters' alone."""
+        """Parameters that are trained, under their Hugging Face names, tied ones once. With LoRA: the
+        adapters' alone."""
         return [(name, p) for name, p in self.hf.named_parameters() if p.requires_grad]
 
     def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -111,7 +117,8 @@ def load_policy(
     packed: bool = False,
     **options: Any,
 ) -> PolicyModel:
-    """The model of a folder, on the CPU. packed: for rows that lie end to end. options: of `prepare_policy`, whose errors it raises too."""
+    """The model of a folder, on the CPU. packed: for rows that lie end to end. options: of `prepare_policy`,
+    whose errors it raises too."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -133,7 +140,8 @@ def prepare_policy(
     adapters: LoRASettings | None = None,
     **options: Any,
 ) -> PolicyModel:
-    """A policy of a class from a Hugging Face model. Raises ModelFolderError, and what `add_adapters` raises."""
+    """A policy of a class from a Hugging Face model. Raises ModelFolderError, and what `add_adapters`
+    raises."""
     policy = kind(hf, **options)
     if adapters:
         lora.add_adapters(hf, adapters)
@@ -157,7 +165,8 @@ def _switch_off_dropout(hf: nn.Module) -> None:
 
 @torch.no_grad()
 def _check_plain_head(hf: nn.Module, head: nn.Linear) -> None:
-    """Some models scale or cap their logits after the head. The fused head would silently compute another policy: refuse."""
+    """Some models scale or cap their logits after the head. The fused head would silently compute another
+    policy: refuse."""
     ids = torch.tensor([[0, 1, 2, 3]], device=head.weight.device)
     own = hf(input_ids=ids, use_cache=False).logits.float()
     plain = head(hf.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()

@@ -1,10 +1,12 @@
 """One data-parallel rank of the learner: it scores token batches and takes optimiser steps. No Ray in here.
 
 A batch's update, in order:
-    1. cut the batch into `minibatches_per_batch` parts, deal each part to ranks, pack each rank's rows into micro-batches, once;
+    1. cut the batch into `minibatches_per_batch` parts, deal each part to ranks, pack each rank's rows into
+       micro-batches, once;
     2. score pi_old (and the reference model, and the LLDS snapshot) over those very micro-batches;
     3. for each epoch, for each part: forward and backward over its micro-batches, then one optimiser step.
-Where no term of the loss can act, 3 is left out: weights, optimiser, warm-up stay as they are, and only the batch is counted.
+Where no term of the loss can act, 3 is left out: weights, optimiser, warm-up stay as they are, and only the
+batch is counted.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ Scored = tuple[Rows, np.ndarray, np.ndarray]
 
 
 class LearnerRank:
-    """Rank `rank` of `config.learner.ranks`. `host_store` (rank 0), then `setup`, then everything else; all ranks make the same calls."""
+    """Rank `rank` of `config.learner.ranks`. `host_store` (rank 0), then `setup`, then everything else; all
+    ranks make the same calls."""
 
     def __init__(
         self,
@@ -81,7 +84,8 @@ class LearnerRank:
         return self.store.port
 
     def setup(self, host: str, port: int) -> dict[str, Any]:
-        """Join the other ranks, load the model, build the engine. Says where this rank runs. Raises ModelFolderError."""
+        """Join the other ranks, load the model, build the engine. Says where this rank runs. Raises
+        ModelFolderError."""
         try:
             check_model_folder(self.model_path)
         except ModelFolderError as e:  # the driver's host has the folder, or it would not have come so far
@@ -193,8 +197,9 @@ class LearnerRank:
     def update(
         self, batch: TokenBatch, *, llds_lambda: float, answer_beta: float, lr_scale: float
     ) -> tuple[Scored, list[StepStats], dict[str, float]]:
-        """All optimiser steps of one batch. Gives log-probs and entropies under the weights at its start, what each step did, and
-        `min_drop`, `lr`, the tokens scored and the seconds it took. Rows with `valid` False are scored, and take no part in any loss or count."""
+        """All optimiser steps of one batch. Gives log-probs and entropies under the weights at its start,
+        what each step did, and `min_drop`, `lr`, the tokens scored and the seconds it took. Rows with `valid`
+        False are scored, and take no part in any loss or count."""
         began = time.monotonic()
         self._check(batch)
         valid = batch.extra.get("valid", np.ones(len(batch), bool))
@@ -239,8 +244,9 @@ class LearnerRank:
         *,
         on_policy: bool,
     ) -> tuple[StepStats, float]:
-        """One optimiser step. on_policy: pi_old is the very policy of this forward pass, so its log-probs *are* pi_old; what was scored
-        before differs from them by rounding alone, and the largest difference is the re-scoring noise (second result, over all ranks)."""
+        """One optimiser step. on_policy: pi_old is the very policy of this forward pass, so its log-probs
+        *are* pi_old; what was scored before differs from them by rounding alone, and the largest difference
+        is the re-scoring noise (second result, over all ranks)."""
         stats, noise = StepStats(), torch.zeros((), device=self.device)
         for m in part:
             logp, entropy = self._forward(m)
@@ -268,7 +274,8 @@ class LearnerRank:
         return [dict(zip(TERMS, row, strict=True)) for row in counts.tolist()]
 
     def _score_kept(self, micros: list[list[MicroBatch]]) -> None:
-        """Log-probs under weights kept in host memory: the reference model's, and those of the snapshot that LLDS compares with."""
+        """Log-probs under weights kept in host memory: the reference model's, and those of the snapshot that
+        LLDS compares with."""
         if self.algorithm.kl:
             with self.engine.exchanged(self.reference_weights):
                 for m in (m for part in micros for m in part):
@@ -292,7 +299,8 @@ class LearnerRank:
     # Weights out and in
 
     def offer(self, version: int, receivers: list[WeightsReceiver]) -> WeightUpdate | None:
-        """Offer the weights to rollout workers as `version` (rank 0's result). shared_memory: with that they are sent too."""
+        """Offer the weights to rollout workers as `version` (rank 0's result). shared_memory: with that they
+        are sent too."""
         backend = choose_backend(
             self.config.weight_sync, learner_gpu=self.device.type == "cuda", receivers=receivers
         )
@@ -309,7 +317,8 @@ class LearnerRank:
         return self.source.offer(self.engine.shapes(), version, receivers)
 
     def send(self) -> None:
-        """Send what was offered (rank 0; the others help to gather). Raises what services.weight_sync.base.Source.send does."""
+        """Send what was offered (rank 0; the others help to gather). Raises what
+        services.weight_sync.base.Source.send does."""
         if self.sends:
             with _all_of(self.engine.iter_weights(self.config.weight_sync.bucket_mib * 2**20)) as weights:
                 if self.rank == 0:
@@ -399,7 +408,8 @@ class LearnerRank:
 
     @property
     def _lora(self) -> dict[str, Any] | None:
-        """What an export needs to merge the adapters: the frozen weights' place and checksum, and the scale."""
+        """What an export needs to merge the adapters: the frozen weights' place and checksum, and the
+        scale."""
         scale = self.engine.policy.lora_scale
         if not scale:
             return None
@@ -409,7 +419,8 @@ class LearnerRank:
 
 @contextlib.contextmanager
 def _all_of(items: Iterator[Any]) -> Iterator[Iterator[Any]]:
-    """Go through whatever is left on leaving, also after an error: the other ranks are in the same collective operations."""
+    """Go through whatever is left on leaving, also after an error: the other ranks are in the same collective
+    operations."""
     try:
         yield items
     finally:

@@ -1,6 +1,8 @@
-"""DeepSpeed's ZeRO engine behind a few plain operations: build, step, read and write whole weights and optimiser state.
+"""DeepSpeed's ZeRO engine behind a few plain operations: build, step, read and write whole weights and
+optimiser state.
 
-What each rank holds with two ranks, for parameters p, gradients g and optimiser state o (fp32 master weights in bf16 runs, Adam's moments):
+What each rank holds with two ranks, for parameters p, gradients g and optimiser state o (fp32 master weights
+in bf16 runs, Adam's moments):
 
     stage 0   p p   g g   o o        stage 2   p p   g/2 g/2   o/2 o/2
     stage 1   p p   g g   o/2 o/2    stage 3   p/2 p/2   g/2 g/2   o/2 o/2
@@ -27,7 +29,8 @@ NamedParams = list[tuple[str, nn.Parameter]]
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """AdamW for ZeRO stage 0, where DeepSpeed neither gives a gradient norm nor refuses a gradient that is not finite."""
+    """AdamW for ZeRO stage 0, where DeepSpeed neither gives a gradient norm nor refuses a gradient that is
+    not finite."""
 
     def __init__(self, params: Iterable[nn.Parameter], *, grad_clip: float, **options: Any):
         super().__init__(params, **options)
@@ -36,7 +39,8 @@ class GuardedAdamW(torch.optim.AdamW):
         self._global_grad_norm: Tensor | None = None
 
     def step(self, closure: Any = None) -> None:
-        """Clip to `grad_clip` and step; with a norm that is not finite leave weights and state as they are."""
+        """Clip to `grad_clip` and step; with a norm that is not finite leave weights and state as they
+        are."""
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         norm = self._global_grad_norm = nn.utils.clip_grad_norm_(params, self.grad_clip)
         self.overflow = not bool(norm.isfinite())
@@ -60,7 +64,8 @@ class Engine:
         from deepspeed.utils import logger
 
         logger.setLevel("WARNING")
-        # With bf16 DeepSpeed keeps fp32 master weights only where ZeRO is on; ZeRO 1 is stage 0 with the state divided.
+        # With bf16 DeepSpeed keeps fp32 master weights only where ZeRO is on; ZeRO 1 is stage 0 with the
+        # state divided.
         self.stage = max(settings.zero_stage, 1) if dtype == torch.bfloat16 else settings.zero_stage
         self.world_size, self.device, self.dtype = world_size, device, dtype
         options = {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
@@ -92,7 +97,8 @@ class Engine:
                 "overlap_comm": False,
                 "reduce_bucket_size": bucket,
                 "allgather_bucket_size": bucket,
-                # Every parameter is partitioned: a small one that stayed whole would be missed when weights are exchanged.
+                # Every parameter is partitioned: a small one that stayed whole would be missed when weights
+                # are exchanged.
                 "stage3_param_persistence_threshold": 0,
                 "stage3_model_persistence_threshold": 0,
             },
@@ -117,12 +123,15 @@ class Engine:
         return self.engine(*args)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the loss's gradient. The loss is this rank's share of a sum over ranks (DeepSpeed takes the mean, so it is scaled up)."""
+        """Add the loss's gradient. The loss is this rank's share of a sum over ranks (DeepSpeed takes the
+        mean, so it is scaled up)."""
         self.engine.backward(loss * self.world_size)
 
     def step(self, lr: float) -> tuple[float, bool]:
-        """Take the optimiser step. Gives the global gradient norm before clipping (NaN or inf where it is not finite) and whether
-        the step was taken: with a norm that is not finite weights and optimiser stay as they were, on every rank."""
+        """Take the optimiser step. Gives the global gradient norm before clipping (NaN or inf where it is not
+        finite) and whether
+        the step was taken: with a norm that is not finite weights and optimiser stay as they were, on every
+        rank."""
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         self.engine.step()
@@ -130,7 +139,8 @@ class Engine:
         return (float(self.engine.get_global_grad_norm()) if taken else float("nan")), taken
 
     def iter_weights(self, bucket_bytes: int) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole tensor) of each parameter in the compute dtype, on the device; valid for as long as it is held."""
+        """(name, whole tensor) of each parameter in the compute dtype, on the device; valid for as long as it
+        is held."""
         if self.policy.lora_scale:
             return self.policy.merged_weights()
         if self.stage < 3:
@@ -144,7 +154,8 @@ class Engine:
         return [(name, tuple(p.ds_shape if self.stage == 3 else p.shape)) for name, p in self.weights]
 
     def iter_master(self) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
-        """(name, fp32 weight, Adam's moments) of each parameter, whole. The moments are empty before the first step."""
+        """(name, fp32 weight, Adam's moments) of each parameter, whole. The moments are empty before the
+        first step."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         started = self.adam_steps > 0
@@ -168,7 +179,8 @@ class Engine:
     def load_master(
         self, weights: Callable[[str], Tensor], moments: Callable[[str], Tensor] | None, adam_steps: int
     ) -> None:
-        """Write whole fp32 weights and moments back: weights("NAME") and, with adam_steps > 0, moments("NAME.exp_avg"), ...
+        """Write whole fp32 weights and moments back: weights("NAME") and, with adam_steps > 0,
+        moments("NAME.exp_avg"), ...
 
         Bits are those that `iter_master` gave, whatever the ranks and stage were then."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
@@ -224,7 +236,8 @@ class Engine:
 
     @contextlib.contextmanager
     def exchanged(self, kept: dict[str, Tensor]) -> Iterator[None]:
-        """Compute under kept weights: they and the current ones trade places, and trade back on leaving. No step may be taken within."""
+        """Compute under kept weights: they and the current ones trade places, and trade back on leaving. No
+        step may be taken within."""
         self._exchange(kept)
         try:
             yield
@@ -250,10 +263,12 @@ def iter_partitioned(
     bucket_bytes: int,
     gather: Callable[[list[nn.Parameter]], contextlib.AbstractContextManager] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole copy) of ZeRO-3 parameters, gathered in buckets of at most `bucket_bytes` (a larger parameter goes alone).
+    """(name, whole copy) of ZeRO-3 parameters, gathered in buckets of at most `bucket_bytes` (a larger
+    parameter goes alone).
 
-    A partitioned parameter looks empty (`numel()` is 0): sizes come from `ds_numel`, shapes from `ds_shape`. Raises RuntimeError when
-    a gathered tensor has another shape than that. gather: for tests; default `deepspeed.zero.GatheredParameters`.
+    A partitioned parameter looks empty (`numel()` is 0): sizes come from `ds_numel`, shapes from `ds_shape`.
+    Raises RuntimeError when a gathered tensor has another shape than that. gather: for tests; default
+    `deepspeed.zero.GatheredParameters`.
     """
     if gather is None:
         import deepspeed
@@ -280,7 +295,8 @@ def iter_partitioned(
 
 
 def _shard(p: nn.Parameter, whole: Tensor) -> Tensor:
-    """This rank's flat shard of a tensor laid out as the ZeRO-3 parameter is; the last shard is padded with zeros."""
+    """This rank's flat shard of a tensor laid out as the ZeRO-3 parameter is; the last shard is padded with
+    zeros."""
     size, rank = p.ds_tensor.numel(), torch.distributed.get_rank()
     mine = whole.flatten()[rank * size : (rank + 1) * size]
     return nn.functional.pad(mine, (0, size - mine.numel()))
@@ -301,12 +317,14 @@ def _set_shard(p: nn.Parameter, value: Tensor, key: str | None) -> None:
 def init_distributed(
     *, device: torch.device, rank: int, world_size: int, store: Any, timeout_seconds: float
 ) -> None:
-    """Join the process group of the learner: NCCL on GPU, gloo on CPU. `store` is a torch TCPStore that all ranks share."""
+    """Join the process group of the learner: NCCL on GPU, gloo on CPU. `store` is a torch TCPStore that all
+    ranks share."""
     import deepspeed
     import deepspeed.ops
 
     os.environ["LOCAL_RANK"] = "0"  # each rank is a process that sees one device
-    # DeepSpeed would compile a shared-memory extension (minutes on a laptop, and it needs a C++ compiler) that only its inference uses.
+    # DeepSpeed would compile a shared-memory extension (minutes on a laptop, and it needs a C++ compiler)
+    # that only its inference uses.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "nccl" if device.type == "cuda" else "gloo"
     if (

@@ -33,7 +33,8 @@ def advantages_of(rewards: np.ndarray, groups: list[str], kind: str) -> np.ndarr
 
 
 def prepare(batch: RolloutBatch, config: Config, tokenizer: Any) -> Prepared:
-    """Pack the trajectories and add the learner's columns: advantages, the preserved set, rows to leave out, answer spans."""
+    """Pack the trajectories and add the learner's columns: advantages, the preserved set, rows to leave out,
+    answer spans."""
     tokens = TokenBatch.of(batch.trajectories)
     valid = np.isfinite(batch.rewards)
     advantages = advantages_of(

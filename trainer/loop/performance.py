@@ -1,7 +1,7 @@
 """Where a run's time went: shares of a step, tokens a second, model FLOP/s, and what each weight sync moved.
 
-Everything is computed from `metrics.jsonl`, so a resumed run counts all its steps. The first step of a run (compilation, first
-allocations) is left out where there are others.
+Everything is computed from `metrics.jsonl`, so a resumed run counts all its steps. The first step of a run
+(compilation, first allocations) is left out where there are others.
 """
 
 from __future__ import annotations
@@ -32,18 +32,23 @@ PEAK_FLOPS = {
     "L4": 121e12,
     "A10G": 70e12,
 }
-"""Dense bfloat16 FLOP/s by the vendors' data sheets. The first name that stands in the device's as a word counts: an L40 is no L4."""
+"""Dense bfloat16 FLOP/s by the vendors' data sheets. The first name that stands in the device's as a word
+counts: an L40 is no L4."""
 PARTS = ("rollout", "update", "logprob", "sync", "other")
 
 
 def performance(metrics: Sequence[dict[str, Any]], ranks: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Means over the steps of a run, as `summary.json` holds them. metrics: one dict a step. ranks: `LearnerGroup.where`.
+    """Means over the steps of a run, as `summary.json` holds them. metrics: one dict a step. ranks:
+    `LearnerGroup.where`.
 
-    `share/*`: of the step's wall time; `rollout` is the time that the learner waited for trajectories, `update` includes scoring pi_old,
-    `logprob` is the scoring after it, `sync` ends when all workers serve again, `other` is the rest: rewards, files, store, monitor.
-    `overhead`: `other` and the part of `update` in which no rank computed, which is what Ray, services and driver cost around a step.
-    `learner/flops_per_s`: of all ranks, during updates, 6 a parameter and token (4 with LoRA), 2 for scoring pi_old. The output layer's
-    parameters (tied or not) count for action tokens, the others' for all; the input embedding and attention's own products are left out. `learner/mfu`: over the devices' peak, in bfloat16 where it is known.
+    `share/*`: of the step's wall time; `rollout` is the time that the learner waited for trajectories,
+    `update` includes scoring pi_old, `logprob` is the scoring after it, `sync` ends when all workers serve
+    again, `other` is the rest: rewards, files, store, monitor. `overhead`: `other` and the part of `update`
+    in which no rank computed, which is what Ray, services and driver cost around a step.
+    `learner/flops_per_s`: of all ranks, during updates, 6 a parameter and token (4 with LoRA), 2 for scoring
+    pi_old. The output layer's parameters (tied or not) count for action tokens, the others' for all; the
+    input embedding and attention's own products are left out. `learner/mfu`: over the devices' peak, in
+    bfloat16 where it is known.
     """
     steps = [m for m in metrics if m.get("time/step")]
     steps = steps[1:] if len(steps) > 1 else steps

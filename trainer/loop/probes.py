@@ -1,7 +1,9 @@
-"""What is scored again after an update: the batch itself (displacement), and trajectories of the past (the probes).
+"""What is scored again after an update: the batch itself (displacement), and trajectories of the past (the
+probes).
 
-The lag probe takes right trajectories of k steps ago from the likelihood store: the batch's own right samples are survivors, whose
-log-prob stays high while the likelihood of earlier right answers decays. The fixed probe is a frozen set of right trajectories.
+The lag probe takes right trajectories of k steps ago from the likelihood store: the batch's own right samples
+are survivors, whose log-prob stays high while the likelihood of earlier right answers decays. The fixed probe
+is a frozen set of right trajectories.
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ from services.likelihood.tokens import pack_tokens, unpack_tokens
 from services.settings import ProbeSettings
 
 ASK_SECONDS = 5.0
-"""Longest wait for the store's answer, from the beginning of the step. A store that was late once is not waited for again until it answers."""
+"""Longest wait for the store's answer, from the beginning of the step. A store that was late once is not
+waited for again until it answers."""
 FREEZE_BY_STEP = 5
 """The fixed probe is closed at this step, however few right trajectories there were."""
 
 
 @dataclass
 class Rescored:
-    """Log-probs under the new weights. `rows` of the batch were scored; `logp_new` [sum T] is NaN elsewhere."""
+    """Log-probs under the new weights. `rows` of the batch were scored; `logp_new` [sum T] is NaN
+    elsewhere."""
 
     rows: list[int]
     logp_new: np.ndarray
@@ -38,7 +42,8 @@ class Rescored:
 
 
 class Probes:
-    """Chooses what is to be scored again at a step. The fixed set lies in `fixed_probe.npz` of the run's folder."""
+    """Chooses what is to be scored again at a step. The fixed set lies in `fixed_probe.npz` of the run's
+    folder."""
 
     def __init__(self, settings: ProbeSettings, store: LikelihoodClient, run: str, folder: Path) -> None:
         self.settings, self.store, self.run, self._file = settings, store, run, folder / "fixed_probe.npz"
@@ -114,7 +119,8 @@ class Probes:
         return self.fixed if full or step > FREEZE_BY_STEP else None
 
     def ask(self, step: int) -> None:
-        """Begin to fetch what the lag probe of `step` needs. Returns at once; while an earlier answer is still awaited nothing more is asked."""
+        """Begin to fetch what the lag probe of `step` needs. Returns at once; while an earlier answer is
+        still awaited nothing more is asked."""
         past = step - self.settings.lag_steps
         asking = self._asked and not self._answer.done()
         if past < 1 or step % self.settings.every or asking or self._asked == step:
@@ -165,13 +171,15 @@ class Probes:
 
 
 def _right_rows(batch: TokenBatch) -> list[int]:
-    """Rows of right answers that the update did not push down; none where the arrays do not say what is right."""
+    """Rows of right answers that the update did not push down; none where the arrays do not say what is
+    right."""
     right = batch.extra.get("right", np.zeros(0, bool))
     return probe_rows(right, batch.extra.get("advantages", np.zeros(len(right)))).tolist()
 
 
 def join(batches: list[TokenBatch]) -> TokenBatch:
-    """Rows of several batches one after another; sampler log-probs are left out, extra columns kept where all have them."""
+    """Rows of several batches one after another; sampler log-probs are left out, extra columns kept where all
+    have them."""
     shared = set.intersection(*(set(b.extra) for b in batches))
     return TokenBatch(
         [u for b in batches for u in b.uid],

@@ -1,4 +1,5 @@
-"""What a run says on the terminal: a live table where there is one, one plain line a step elsewhere (`ray job submit`, files)."""
+"""What a run says on the terminal: a live table where there is one, one plain line a step elsewhere (`ray job
+submit`, files)."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ LINE = (
     ("tok/s", "rollout/tokens_per_s", "{:.0f}", 5),
     ("s/step", "time/step", "{:.1f}", 6),
 )
-"""The same for files and pipes: short names and a width each, so that lines fit into 80 columns and line up."""
+"""The same for files and pipes: short names and a width each, so that lines fit into 80 columns and line
+up."""
 LEFT_WIDTH = 6
 ABSENT = {
     "reward/mean": "no trajectory had a reward",
@@ -157,7 +159,8 @@ class Progress:
             self.console.print(performance.table(numbers), highlight=False)
 
     def _left(self, step: int) -> str:
-        """Time for the steps that are left, by what one typically takes: a step that waited for a worker or a service does not count for all.
+        """Time for the steps that are left, by what one typically takes: a step that waited for a worker or a
+        service does not count for all.
 
         It runs down while the next step is made."""
         typical = statistics.median_low(self._seconds)

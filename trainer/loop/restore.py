@@ -1,4 +1,5 @@
-"""Back to a checkpoint in mid-run, as the next attempt: because the learner was lost, or because the monitor wants it."""
+"""Back to a checkpoint in mid-run, as the next attempt: because the learner was lost, or because the monitor
+wants it."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class Restorable(Protocol):
 
 
 async def restore_learner(driver: Restorable, error: LearnerError) -> None:
-    """Start the learner's ranks again, on the newest whole checkpoint. Without any it begins with the model itself. Raises `error` (or that of the last try) where `trainer.max_restores` are used up."""
+    """Start the learner's ranks again, on the newest whole checkpoint. Without any it begins with the model
+    itself. Raises `error` (or that of the last try) where `trainer.max_restores` are used up."""
     most, system = driver.config.trainer.max_restores, driver.system
     while True:
         driver.whole = False  # nothing can be saved, and trying would hide the cause
@@ -99,7 +101,8 @@ async def restore_learner(driver: Restorable, error: LearnerError) -> None:
 
 
 def require_same_model(driver: Restorable) -> None:
-    """Raise ConfigError where the model's folder changed while the run went on: the restored learner would be another one."""
+    """Raise ConfigError where the model's folder changed while the run went on: the restored learner would be
+    another one."""
     if not (identity := driver.system.identity):
         return
     folder, config = Path(driver.system.learner.model_path), driver.config
@@ -115,7 +118,8 @@ def require_same_model(driver: Restorable) -> None:
 
 
 async def roll_back(driver: Restorable, action: MonitorAction) -> bool:
-    """Go back to the newest whole checkpoint from before the fall, as the next attempt. False if none is kept: the run goes on, with half the learning rate too."""
+    """Go back to the newest whole checkpoint from before the fall, as the next attempt. False if none is
+    kept: the run goes on, with half the learning rate too."""
     folder, fell = driver.system.folder.path, driver.step
     checkpoint = await asyncio.to_thread(latest, folder, before=action.before_step)
     if checkpoint is None:
@@ -131,7 +135,8 @@ async def roll_back(driver: Restorable, action: MonitorAction) -> bool:
     driver.actions.load_state_dict(actions)
     driver.version += 1
     await driver.sync()
-    # What was tried must outlive this process: a run that is killed now, or loses its learner, would else fall the same way again.
+    # What was tried must outlive this process: a run that is killed now, or loses its learner, would else
+    # fall the same way again.
     await driver.on_learner(driver.system.learner.save, checkpoint, driver.state_dict())
     driver.event(
         EventRecord(

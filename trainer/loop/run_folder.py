@@ -1,6 +1,7 @@
 """A run's folder: `config.yaml metrics.jsonl events.jsonl trajectories/ checkpoints/ summary.json`.
 
-Lines are appended whole and flushed; after a kill the file may end in a torn line, which a resumed run cuts off.
+Lines are appended whole and flushed; after a kill the file may end in a torn line, which a resumed run cuts
+off.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class RunFolder:
         self._lock: TextIO | None = None
 
     def open(self, *, resume: bool) -> None:
-        """Take the folder. Raises ConfigError where another run holds it, or where it is used and `resume` is not asked for."""
+        """Take the folder. Raises ConfigError where another run holds it, or where it is used and `resume` is
+        not asked for."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as e:
@@ -89,7 +91,8 @@ class RunFolder:
         write_json(self.path / "summary.json", {k: finite_or_none(v) for k, v in summary.items()}, indent=1)
 
     def trajectories(self, step: int | str, trajectories: list[Trajectory], rewards: list[float]) -> None:
-        """One JSON object a trajectory, in words, for people to read: `step_000001.jsonl`, or `NAME.jsonl` of an evaluation."""
+        """One JSON object a trajectory, in words, for people to read: `step_000001.jsonl`, or `NAME.jsonl` of
+        an evaluation."""
         folder = self.path / "trajectories"
         folder.mkdir(exist_ok=True)
         name = step if isinstance(step, str) else f"step_{step:06d}"
@@ -129,12 +132,14 @@ class RunFolder:
         return max((m["step"] for m in json_lines(self.metrics_path) if "step" in m), default=0)
 
     def last_attempt(self) -> int:
-        """The highest attempt that was begun in this folder: one that was killed before its first checkpoint counts too."""
+        """The highest attempt that was begun in this folder: one that was killed before its first checkpoint
+        counts too."""
         events = json_lines(self.path / "events.jsonl")
         return max((event["attempt"] for event in events if event.get("event") == "resume"), default=0)
 
     def cut_after(self, step: int) -> None:
-        """Forget the metrics and trajectories of later steps, and torn lines: a resumed run writes them anew."""
+        """Forget the metrics and trajectories of later steps, and torn lines: a resumed run writes them
+        anew."""
         keep_json_lines(self.metrics_path, lambda metrics: metrics["step"] <= step)
         for file in self.path.glob("trajectories/step_*.jsonl"):
             number = file.stem.removeprefix("step_")

@@ -41,11 +41,12 @@ class RolloutBatch:
     cursor: dict[str, Any]
     seconds: float
     counts: dict[str, float] = field(default_factory=dict)
-    """Metrics of the sampling itself: groups resampled, trajectories without a finite reward, those dropped as too stale."""
+    """Metrics of the sampling itself: groups resampled, trajectories without a finite reward, those dropped
+    as too stale."""
 
     def drop_older_than(self, version: int) -> RolloutBatch:
-        """Without the trajectories that an older policy version took part in, nor the last one of a group that lost all others by it:
-        alone it has nothing to be compared with. How many is counted."""
+        """Without the trajectories that an older policy version took part in, nor the last one of a group
+        that lost all others by it: alone it has nothing to be compared with. How many is counted."""
         groups = [t.group for t in self.trajectories]
         fresh = [i for i, t in enumerate(self.trajectories) if t.policy_version >= version]
         born, left = Counter(groups), Counter(groups[i] for i in fresh)
@@ -67,7 +68,8 @@ class RolloutBatch:
 
 
 class BatchSampler:
-    """Takes prompts, gives each occurrence a fresh group uid, asks the pool for G trajectories of each, scores them."""
+    """Takes prompts, gives each occurrence a fresh group uid, asks the pool for G trajectories of each,
+    scores them."""
 
     def __init__(self, config: Config, pool: RolloutPool, cursor: PromptCursor, reward: Reward) -> None:
         self.config, self.pool, self.cursor, self.reward = config, pool, cursor, reward
@@ -83,7 +85,8 @@ class BatchSampler:
         """Highest reward that the reward function has given so far."""
 
     def requests(self, step: int, questions: list[Question], first: int = 0) -> list[TrajectoryRequest]:
-        """G requests for each question. Uids are `step-prompt-sample`: unique in a run, the same in a resumed one."""
+        """G requests for each question. Uids are `step-prompt-sample`: unique in a run, the same in a resumed
+        one."""
         out = []
         for p, question in enumerate(questions, first):
             group = f"{step:06d}-{p:04d}"
@@ -97,7 +100,8 @@ class BatchSampler:
         return out
 
     async def sample(self, step: int, on_done: Callable[[Trajectory], None] | None = None) -> RolloutBatch:
-        """One step's batch. With dynamic sampling (DAPO), groups without variance are replaced, a bounded number of times."""
+        """One step's batch. With dynamic sampling (DAPO), groups without variance are replaced, a bounded
+        number of times."""
         began, wanted, size = (
             time.monotonic(),
             self.config.rollout.prompts_per_step,
@@ -116,7 +120,8 @@ class BatchSampler:
             earned = await self.earned(fresh)
             good = is_right(earned, self.right_at).tolist()
             values = [e - self.length_penalty(t) for e, t in zip(earned, fresh, strict=True)]
-            # In the last round (and without dynamic sampling) all groups are taken, so that the batch has its size.
+            # In the last round (and without dynamic sampling) all groups are taken, so that the batch has its
+            # size.
             flat = (
                 zero_variance(torch.tensor(values, dtype=torch.float64), torch.arange(len(fresh)) // size)
                 if rounds

@@ -4,7 +4,8 @@
     update = learner.offer_weights(v)      what will come, and where to meet: a group that is kept for as long as its members stay
     learner.send_weights() | pool.sync(update)          at the same time
 
-A worker that dies, hangs or fails on the way leaves the pool. Those that were in the same group are sent the version again.
+A worker that dies, hangs or fails on the way leaves the pool. Those that were in the same group are sent the
+version again.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ async def sync_weights(
     on_event: Callable[[dict[str, Any]], None],
     before_sending: Callable[[], Awaitable[None]] | None = None,
 ) -> WeightUpdate:
-    """Give the workers the learner's weights as `version`; gives what was sent. on_learner: runs a learner's call elsewhere; gives its result
-    and seconds. before_sending: awaited between the offer and the delivery (`rollout.share_gpus`, where the offer holds the weights whole).
+    """Give the workers the learner's weights as `version`; gives what was sent. on_learner: runs a learner's
+    call elsewhere; gives its result and seconds. before_sending: awaited between the offer and the delivery
+    (`rollout.share_gpus`, where the offer holds the weights whole).
 
     Raises what either side raises; GroupBrokenError after ATTEMPTS.
     """
@@ -59,8 +61,8 @@ async def sync_weights(
 
 
 async def kept_supplied(pool: RolloutPool, work: Awaitable[T], sync: Callable[[], Awaitable[Any]]) -> T:
-    """Await `work` of the workers. Where all that held the weights have gone, their successors get them from the learner, which must stand
-    at the version in force."""
+    """Await `work` of the workers. Where all that held the weights have gone, their successors get them from
+    the learner, which must stand at the version in force."""
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait([task], timeout=LOOK_SECONDS))[0]:

@@ -1,4 +1,5 @@
-"""What the loop works with: everything that a run needs, started by the session and handed over as one object."""
+"""What the loop works with: everything that a run needs, started by the session and handed over as one
+object."""
 
 from __future__ import annotations
 

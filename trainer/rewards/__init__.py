@@ -1,4 +1,5 @@
-"""What an answer is worth. A reward reads only what the model itself wrote, never the prompt or a retrieved document."""
+"""What an answer is worth. A reward reads only what the model itself wrote, never the prompt or a retrieved
+document."""
 
 from __future__ import annotations
 
@@ -103,8 +104,8 @@ def make_reward(kind: str) -> Reward:
     """The reward of `reward.kind`: a known one (docs/algorithms.md, "Scoring"), or the function at an import
     path `package.module:function`.
 
-    The path is looked for where Python looks, and in the current folder. Raises RewardError; so does a user's function where it fails or
-    returns what is neither a number nor None.
+    The path is looked for where Python looks, and in the current folder. Raises RewardError; so does a user's
+    function where it fails or returns what is neither a number nor None.
     """
     if kind in _KNOWN:
         return _KNOWN[kind]

@@ -1,4 +1,5 @@
-"""Finding the answer of a trajectory, and comparing it with the golden answers (Search-R1, arXiv 2503.09516, section 3.4)."""
+"""Finding the answer of a trajectory, and comparing it with the golden answers (Search-R1, arXiv 2503.09516,
+section 3.4)."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def substring_match(answer: str, golden: Iterable[str]) -> float:
 
 
 def token_f1(answer: str, golden: Iterable[str]) -> float:
-    """Best token F1 over the golden answers, 0 to 1. As in HotpotQA's scoring, yes, no and noanswer match only themselves."""
+    """Best token F1 over the golden answers, 0 to 1. As in HotpotQA's scoring, yes, no and noanswer match
+    only themselves."""
     return max((_f1(answer, g) for g in golden), default=0.0)
 
 

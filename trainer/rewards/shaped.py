@@ -1,4 +1,5 @@
-"""Search-R1's v0.3 shaping: part of the reward for the form of the trajectory, part for having retrieved the answer."""
+"""Search-R1's v0.3 shaping: part of the reward for the form of the trajectory, part for having retrieved the
+answer."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ _NEXT = {
 
 
 def format_reward(trajectory: Trajectory) -> float:
-    """1 right and well-formed; 0.8 right, ill-formed; 0.3 wrong, well-formed, a golden answer was retrieved; 0.2 wrong, well-formed; 0.1 an
-    answer, ill-formed; 0 none.
+    """1 right and well-formed; 0.8 right, ill-formed; 0.3 wrong, well-formed, a golden answer was retrieved;
+    0.2 wrong, well-formed; 0.1 an answer, ill-formed; 0 none.
     """
     answer = final_answer(trajectory)
     if answer is None:
@@ -44,7 +45,8 @@ def format_reward(trajectory: Trajectory) -> float:
 
 
 def well_formed(trajectory: Trajectory) -> bool:
-    """Whether it is think, then (search, information, think) any number of times, then the answer, with nothing but space between the tags.
+    """Whether it is think, then (search, information, think) any number of times, then the answer, with
+    nothing but space between the tags.
 
     What stands in a document or, read `innermost`, in a think block does not matter. A notice after an
     invalid action makes it ill-formed.
@@ -82,7 +84,8 @@ def retrieved(trajectory: Trajectory) -> bool:
 
 
 def _cut(action: Action, innermost: bool) -> str:
-    """The action's text up to the tag that ended it: a token may carry a character or two past it, which nobody acts on."""
+    """The action's text up to the tag that ended it: a token may carry a character or two past it, which
+    nobody acts on."""
     shown = outside_thoughts(action.text, action.thinking)[0] if innermost else action.text
     ends = [shown.index(tag) + len(tag) for tag in ("</search>", "</answer>") if tag in shown]
     return action.text[: min(ends)] if ends else action.text

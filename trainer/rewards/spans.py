@@ -12,10 +12,11 @@ from trainer.rewards.answers import final_action
 
 
 def answer_mask(trajectory: Trajectory, tokenizer: Any) -> np.ndarray:
-    """bool [T] over the whole sequence: tokens of the last complete `<answer>...</answer>`, tags included; all False where there is none.
+    """bool [T] over the whole sequence: tokens of the last complete `<answer>...</answer>`, tags included;
+    all False where there is none.
 
-    A token that holds a character of the span belongs to it. Positions come from decoding growing prefixes of the action's own tokens;
-    nothing is encoded.
+    A token that holds a character of the span belongs to it. Positions come from decoding growing prefixes of
+    the action's own tokens; nothing is encoded.
     """
     marks = [np.zeros(len(trajectory.prompt_ids), bool)]
     found, index = final_action(trajectory), 0

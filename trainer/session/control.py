@@ -1,4 +1,5 @@
-"""The run's side of the control plane: what its server is asked becomes work of the driver's own event loop, or an answer from it."""
+"""The run's side of the control plane: what its server is asked becomes work of the driver's own event loop,
+or an answer from it."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ REACH_SECONDS = 1.0
 
 
 class RunControl:
-    """`services.control.records.Control` of a run. The server's thread calls the methods; what touches the driver runs on the loop that made this."""
+    """`services.control.records.Control` of a run. The server's thread calls the methods; what touches the
+    driver runs on the loop that made this."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.config, self.folder = config, folder

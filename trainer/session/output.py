@@ -1,5 +1,5 @@
-"""What a run prints never holds it up: a terminal that stands still (Ctrl-S, a full pipe that nobody reads) or has gone would otherwise
-stop the driver in the middle of a step, deaf to signals."""
+"""What a run prints never holds it up: a terminal that stands still (Ctrl-S, a full pipe that nobody reads)
+or has gone would otherwise stop the driver in the middle of a step, deaf to signals."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ class Unhurried(io.TextIOBase):
         if self._descriptor is None:
             self._file.write(text)
             return
-        # Not through the file object: Python waits for its lock when it exits, and this thread may hold that for ever.
+        # Not through the file object: Python waits for its lock when it exits, and this thread may hold that
+        # for ever.
         left = memoryview(text.encode(self.encoding, "replace"))
         while left:
             try:

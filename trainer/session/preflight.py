@@ -1,4 +1,5 @@
-"""What can be wrong with a run, asked before anything slow starts: room, files of the retriever, length of the prompts."""
+"""What can be wrong with a run, asked before anything slow starts: room, files of the retriever, length of
+the prompts."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def check_retrievers(config: Config) -> None:
 
 
 def check_prompts(key: str, questions: list[Question], tokenizer: Any, settings: RolloutSettings) -> None:
-    """Raises PromptTooLongError for the first question whose prompt is too long, TemplateError. `key` says where questions are from."""
+    """Raises PromptTooLongError for the first question whose prompt is too long, TemplateError. `key` says
+    where questions are from."""
     template = make_template(settings.template, tokenizer, settings)
     for question in questions:
         try:
@@ -72,8 +74,9 @@ def check_room(
 ) -> None:
     """Raises NotEnoughRoom if checkpoints won't fit on the run's disk, or learner and CPU workers in memory.
 
-    Counted: 16 bytes a parameter for a checkpoint (fp32 weights, two moments, export) times those kept plus the one being written; 16
-    bytes a parameter for a CPU learner, 4 for each CPU worker, and each worker's cache.
+    Counted: 16 bytes a parameter for a checkpoint (fp32 weights, two moments, export) times those kept plus
+    the one being written; 16 bytes a parameter for a CPU learner, 4 for each CPU worker, and each worker's
+    cache.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """Ray's own processes may die under a run: the GCS (its head) or the raylet of the driver's node.
 
-Neither is noticed soon by Ray itself. Actors live on for some seconds after their raylet, and for minutes after the GCS; then everything
-exits, with Ray's words. Within that time a run saves what it has.
+Neither is noticed soon by Ray itself. Actors live on for some seconds after their raylet, and for minutes
+after the GCS; then everything exits, with Ray's words. Within that time a run saves what it has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import ray
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 3.0
 LOCAL_GCS_SECONDS, JOINED_GCS_SECONDS = 2.0, 20.0
-"""Time without an answer after which the GCS is lost. That of a cluster may be started again by whoever runs it."""
+"""Time without an answer after which the GCS is lost. That of a cluster may be started again by whoever runs
+it."""
 RECONNECT_SECONDS = 600
 """Longest that a local Ray lives on without its GCS: a large checkpoint takes minutes to write."""
 

@@ -37,7 +37,8 @@ SAVE_SECONDS = 120.0
 
 
 def checkpoint_of(resume: str, folder: Path) -> Path | None:
-    """`latest` (None where the run has no checkpoint yet: it starts anew) or a path. Raises ConfigError, CheckpointError."""
+    """`latest` (None where the run has no checkpoint yet: it starts anew) or a path. Raises ConfigError,
+    CheckpointError."""
     if resume == "latest":
         return latest(folder)
     accepted = f"latest, a run's folder, or one such as {folder}/checkpoints/step_000010"
@@ -59,7 +60,8 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
 
 
 def require_same_questions(resumed: Resumed, config: Config) -> None:
-    """Raise DataError where the checkpoint's run took its prompts from other questions, or in another order."""
+    """Raise DataError where the checkpoint's run took its prompts from other questions, or in another
+    order."""
     if state := resumed.state.get("cursor"):
         questions = questions_of(config, config.data.train, lambda text: None)
         PromptCursor(questions, config.seed, config.data.shuffle, resumed.allowed).load_state_dict(state)
@@ -203,7 +205,8 @@ async def _train(
 
 
 def _ray_has_died(lost: RayLost, driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
-    """Called from the watch's thread. The step in hand comes to its end where it is about to; the last whole step is saved."""
+    """Called from the watch's thread. The step in hand comes to its end where it is about to; the last whole
+    step is saved."""
     stop, over = driver.stop, time.monotonic() + SAVE_SECONDS
     loop.call_soon_threadsafe(stop.end_soon, lost, 0.0 if driver.whole else STEP_SECONDS)
     while time.monotonic() < over or driver.learner_call == "save":
@@ -212,7 +215,8 @@ def _ray_has_died(lost: RayLost, driver: Driver, loop: asyncio.AbstractEventLoop
 
 
 def _leave_without_ray(lost: RayLost, driver: Driver, began: float | None) -> NoReturn:
-    """End the process as it is: its parts are ended by Ray alone, and to ask for it would take until Ray ends this process."""
+    """End the process as it is: its parts are ended by Ray alone, and to ask for it would take until Ray ends
+    this process."""
     folder, progress = driver.system.folder, driver.progress
     try:
         _finish(

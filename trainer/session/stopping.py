@@ -107,7 +107,8 @@ class StopSignals:
             self._cancel()
 
     def end_soon(self, error: Exception, seconds: float) -> None:
-        """Begin no further step; the run leaves with `error` once it has saved. A step in hand has so many seconds."""
+        """Begin no further step; the run leaves with `error` once it has saved. A step in hand has so many
+        seconds."""
         if self._ending or self.error is not None:
             return
         self.error = error

@@ -1,4 +1,5 @@
-"""Everything that a run needs, started in order and ended in reverse: data, model, Ray, retriever, store, workers, learner.
+"""Everything that a run needs, started in order and ended in reverse: data, model, Ray, retriever, store,
+workers, learner.
 
 What a user can get wrong is looked at first, before anything slow starts.
 """
@@ -54,8 +55,9 @@ class RayUnavailable(RuntimeError):
 
 @contextmanager
 def _in_a_group_of_their_own() -> Iterator[None]:
-    """Processes that Ray starts inside do not hear what the driver's process group is sent, as `timeout` does: a stop would find no Ray
-    left for its checkpoint. Ray's own function runs in each of them before its program does; they still end with this process."""
+    """Processes that Ray starts inside do not hear what the driver's process group is sent, as `timeout`
+    does: a stop would find no Ray left for its checkpoint. Ray's own function runs in each of them before its
+    program does; they still end with this process."""
     bound = utils.set_kill_on_parent_death_linux
 
     def apart() -> None:
@@ -78,7 +80,8 @@ def connect_ray(say: Say) -> None:
     # Read by a Ray that starts here: without its head it lives on, for the run to save what it has.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_SECONDS))
     try:
-        # Ray puts its own handlers in place of ours, which would end the process in the middle of a clean stop.
+        # Ray puts its own handlers in place of ours, which would end the process in the middle of a clean
+        # stop.
         with signals.kept(), _in_a_group_of_their_own(), told(say, "Ray to start"):
             if address:
                 # A job may bring some of these variables itself (--runtime-env), and Ray refuses the same
@@ -97,8 +100,8 @@ def connect_ray(say: Say) -> None:
 
 
 def _silence_ray() -> None:
-    """What Ray prints of its own accord (that a process died, with its last 20 lines and escape codes) is in its session's logs. What it means
-    for the run is said by the run."""
+    """What Ray prints of its own accord (that a process died, with its last 20 lines and escape codes) is in
+    its session's logs. What it means for the run is said by the run."""
     worker._worker_logs_enabled = False
     log = logging.getLogger("ray")
     log.addHandler(logging.NullHandler())
@@ -112,7 +115,8 @@ def leave_ray() -> None:
 
 
 def worker_environment() -> dict[str, str]:
-    """The only variables that travel to actors by Ray's runtime environment: an allow-list, since these are shown on the dashboard."""
+    """The only variables that travel to actors by Ray's runtime environment: an allow-list, since these are
+    shown on the dashboard."""
     allowed = (
         "HF_HUB_OFFLINE",
         "UNSPIRAL_CACHE",
@@ -193,7 +197,8 @@ async def start_serving(
     *,
     learner_ranks: int = 0,
 ) -> AsyncIterator[Serving]:
-    """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended. learner_ranks: that will run beside."""
+    """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended.
+    learner_ranks: that will run beside."""
     check_retrievers(config)
     held_out = (
         questions_of(config, config.data.eval, say)[: config.evaluation.limit] if config.data.eval else []
@@ -223,9 +228,11 @@ async def start_serving(
 
 
 async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
-    """Return once the cluster could hold all workers and ranks; nodes may still be joining one that was there before this run.
+    """Return once the cluster could hold all workers and ranks; nodes may still be joining one that was there
+    before this run.
 
-    Raises UnschedulableError with demand and supply after SCHEDULE_SECONDS (LOCAL_SECONDS in our own local Ray), LearnerPlacementError.
+    Raises UnschedulableError with demand and supply after SCHEDULE_SECONDS (LOCAL_SECONDS in our own local
+    Ray), LearnerPlacementError.
     """
     workers, ranks = config.rollout.workers, config.learner.ranks
     limit = placement.SCHEDULE_SECONDS if os.environ.get("RAY_ADDRESS") else LOCAL_SECONDS

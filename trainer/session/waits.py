@@ -21,8 +21,8 @@ def told(
 ) -> Iterator[None]:
     """While inside, `say` is called from a thread of its own, since the event loop may be what stands still.
 
-    what: is waited for; a function that gives it may give "" where nothing is. progress: while what this gives changes, the wait begins
-    anew.
+    what: is waited for; a function that gives it may give "" where nothing is. progress: while what this
+    gives changes, the wait begins anew.
     """
     over = threading.Event()
     thread = threading.Thread(target=_tell, args=(over, say, what, progress), name="waits", daemon=True)
@@ -49,7 +49,8 @@ def _tell(
 
 
 def _asked(function: Callable[[], Any] | None) -> Any:
-    """What it gives. It looks at objects of another thread, which may change meanwhile: then the next look tells."""
+    """What it gives. It looks at objects of another thread, which may change meanwhile: then the next look
+    tells."""
     try:
         return function() if function is not None else None
     except (RuntimeError, KeyError):

@@ -1,7 +1,9 @@
-"""The last line against a deadlock: every wait has a timeout of its own, and this sees to it that none was forgotten.
+"""The last line against a deadlock: every wait has a timeout of its own, and this sees to it that none was
+forgotten.
 
-Without progress (a trajectory finished, a call of the learner returned, another stage or step) for `trainer.stall_timeout_seconds`, what every part
-waits for is printed and written to `stall.txt`, and the run ends with exit status 1. A call of the learner has until its own timeout.
+Without progress (a trajectory finished, a call of the learner returned, another stage or step) for
+`trainer.stall_timeout_seconds`, what every part waits for is printed and written to `stall.txt`, and the run
+ends with exit status 1. A call of the learner has until its own timeout.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ class Watchdog:
                 return
 
     def _tell(self, quiet: float) -> None:
-        """Say what each part waits for. A part that cannot be asked, or a full disk, does not keep the run from being ended."""
+        """Say what each part waits for. A part that cannot be asked, or a full disk, does not keep the run
+        from being ended."""
         folder = self.driver.system.folder
         try:
             text = self.report(quiet)

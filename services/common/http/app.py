@@ -22,7 +22,8 @@ def new_app(
     refused: Callable[[int], None],
     lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
-    """An application without routes. With a token, everything but health needs it; `refused` counts errors by status."""
+    """An application without routes. With a token, everything but health needs it; `refused` counts errors by
+    status."""
     app = FastAPI(
         title=title,
         version="1",

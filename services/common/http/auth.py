@@ -1,4 +1,5 @@
-"""The token of a service: where it comes from, when it must be set, and the cookie that stands for it in a browser."""
+"""The token of a service: where it comes from, when it must be set, and the cookie that stands for it in a
+browser."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def required_token(host: str, token: str | None = None) -> str | None:
 
 
 def token_of(variable: str) -> str | None:
-    """The token in a variable of the environment, without the line break that files of secrets end with; None without one.
+    """The token in a variable of the environment, without the line break that files of secrets end with; None
+    without one.
 
     Raises OneLineError for a token that no header can carry; it does not show it.
     """

@@ -1,4 +1,5 @@
-"""Bodies of requests: read by the service itself, so that size and memory are bounded and a mistake is said in one line."""
+"""Bodies of requests: read by the service itself, so that size and memory are bounded and a mistake is said
+in one line."""
 
 from __future__ import annotations
 
@@ -32,9 +33,11 @@ class NoRoom(OneLineError):
 
 
 class Room:
-    """Bytes that requests in flight may hold together. Used on one event loop; whoever waits has its turn in order.
+    """Bytes that requests in flight may hold together. Used on one event loop; whoever waits has its turn in
+    order.
 
-    A request that holds all of what is held is always given more, so that one larger than the limit is served alone.
+    A request that holds all of what is held is always given more, so that one larger than the limit is served
+    alone.
     """
 
     def __init__(self, limit: int, wait_seconds: float = WAIT_SECONDS):
@@ -88,7 +91,8 @@ class Room:
 
 
 class Memory:
-    """What the requests of a service may hold: a quarter of `limit` bytes for bodies as they came, the rest to work on them.
+    """What the requests of a service may hold: a quarter of `limit` bytes for bodies as they came, the rest
+    to work on them.
 
     `reading` lets one large answer be put together at a time; once its size is known it is held in `work`.
     """
@@ -125,7 +129,8 @@ class Memory:
 
 
 class HeldResponse(Response):
-    """A body for which room was taken, given back once it is sent: in parts, so that a slow reader's is not held twice."""
+    """A body for which room was taken, given back once it is sent: in parts, so that a slow reader's is not
+    held twice."""
 
     def __init__(self, body: bytes, room: Room, media_type: str):
         super().__init__(body, media_type=media_type)
@@ -146,13 +151,15 @@ class HeldResponse(Response):
 
 
 def declared_size(length: bytes) -> int:
-    """Bytes that a Content-Length names, 0 where it names none. It may begin with more zeros than Python reads of a number."""
+    """Bytes that a Content-Length names, 0 where it names none. It may begin with more zeros than Python
+    reads of a number."""
     digits = length.lstrip(b"0")[:20]
     return int(digits) if digits.isdigit() else 0
 
 
 async def parts_of(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body piece by piece, read no further than the limit. Raises TooLarge, and ClientDisconnect for a client that left."""
+    """The body piece by piece, read no further than the limit. Raises TooLarge, and ClientDisconnect for a
+    client that left."""
     declared = declared_size(request.headers.get("content-length", "").encode("latin-1"))
     if declared > limit:
         raise TooLarge(f"body of {declared} bytes; at most {limit} accepted")

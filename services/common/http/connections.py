@@ -1,7 +1,8 @@
-"""One client's connection: how large a request's head may be, how long head and body may take, and how many connections are open.
+"""One client's connection: how large a request's head may be, how long head and body may take, and how many
+connections are open.
 
-uvicorn's parser (httptools) gathers a header line until it ends, at a cost that grows with its square, and waits for ever for a client
-that says nothing. Here bytes and seconds are counted around it.
+uvicorn's parser (httptools) gathers a header line until it ends, at a cost that grows with its square, and
+waits for ever for a client that says nothing. Here bytes and seconds are counted around it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 LINGER_SECONDS = 2.0
-"""After a refusal, how long what the client still sends is read and dropped, so that it gets to read the answer."""
+"""After a refusal, how long what the client still sends is read and dropped, so that it gets to read the
+answer."""
 LINGER_BYTES = 64 << 20
 SPARE_BYTES = 1 << 20
 """Most of a body that is read and dropped after its request was answered."""
@@ -31,7 +33,8 @@ class Limits:
     """What one client, and all together, may ask of a server's connections."""
 
     head_bytes: int = 64 << 10
-    """Longest head of a request (its first line and headers), and longest piece that says nothing; beyond it a 431."""
+    """Longest head of a request (its first line and headers), and longest piece that says nothing; beyond it
+    a 431."""
     head_seconds: float = 15.0
     """Longest time for a head, from the connection or from its first byte; after it a 408."""
     body_seconds: float = 60.0
@@ -41,7 +44,8 @@ class Limits:
     idle_seconds: float = 75.0
     """How long a connection stays open between requests."""
     connections: int = 1000
-    """Most that are open. A further one takes the place of the one that has been quiet longest; where all are at work it gets a 503."""
+    """Most that are open. A further one takes the place of the one that has been quiet longest; where all are
+    at work it gets a 503."""
 
 
 class Config(uvicorn.Config):
@@ -55,7 +59,8 @@ class Config(uvicorn.Config):
 
 
 Waiting = Literal["head", "body", "idle", "work", "end"]
-"""What a connection waits for: its client's head or body, its next request, the service's answer, or its own end."""
+"""What a connection waits for: its client's head or body, its next request, the service's answer, or its own
+end."""
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -176,7 +181,8 @@ class BoundedConnection(HttpToolsProtocol):
         self.look = self.loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """One timer for each connection, not one for each request: it comes back when the time of what is waited for is up."""
+        """One timer for each connection, not one for each request: it comes back when the time of what is
+        waited for is up."""
         if self.waits == "end":
             self.transport.close()
             return
@@ -216,7 +222,8 @@ class BoundedConnection(HttpToolsProtocol):
         return not stuck
 
     def _has_room(self) -> bool:
-        """Whether there is a place for this connection, made by ending the one whose client has been quiet longest."""
+        """Whether there is a place for this connection, made by ending the one whose client has been quiet
+        longest."""
         now = self.loop.time()
         open_ones = [c for c in self.connections if not c.transport.is_closing()]
         if len(open_ones) <= self.limits.connections:
@@ -254,7 +261,8 @@ class BoundedConnection(HttpToolsProtocol):
         )
 
     def _refuse(self, status: int, detail: str, limit: float | str) -> None:
-        """Answer in place of the application, and end the connection once the client has had time to read it."""
+        """Answer in place of the application, and end the connection once the client has had time to read
+        it."""
         if self._answering():
             if (
                 self.cycle.response_started or self.waits != "body"

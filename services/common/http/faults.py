@@ -1,4 +1,5 @@
-"""What a service answers when something is wrong: one line of JSON with a 4xx or 5xx, as its OpenAPI description says."""
+"""What a service answers when something is wrong: one line of JSON with a 4xx or 5xx, as its OpenAPI
+description says."""
 
 from __future__ import annotations
 

@@ -1,12 +1,16 @@
 """The gate that every HTTP service stands behind: who may ask, under which name, and from which page.
 
-1. A request that a foreign page sends from a user's browser is refused: posts across sites, and parts of its own page.
-2. Without a token, a service answers only to names that no stranger can own (services.common.http.hosts), against DNS rebinding.
-3. With a token, everything but the open paths needs it: as a bearer token, or, for reading in a browser, as the cookie that a
-   login form sets. An event source sends no header, so the live page needs the cookie; it is same-site and hidden from scripts.
+1. A request that a foreign page sends from a user's browser is refused: posts across sites, and parts of its
+   own page.
+2. Without a token, a service answers only to names that no stranger can own (services.common.http.hosts),
+   against DNS rebinding.
+3. With a token, everything but the open paths needs it: as a bearer token, or, for reading in a browser, as
+   the cookie that a
+   login form sets. An event source sends no header, so the live page needs the cookie; it is same-site and
+   hidden from scripts.
 
-Everything is decided on the path that the server parsed (`scope["path"]`), which is what routes are chosen by. A URL that a
-framework puts together holds the client's `Host` header.
+Everything is decided on the path that the server parsed (`scope["path"]`), which is what routes are chosen
+by. A URL that a framework puts together holds the client's `Host` header.
 """
 
 from __future__ import annotations
@@ -57,7 +61,8 @@ def plain_fault(detail: str, field: str | None = None, limit: str | None = None)
 class Gate:
     """ASGI middleware.
 
-    token: asked for by all paths but `open_paths`; None for none. login: serve the form at /login. fault: writes refusals.
+    token: asked for by all paths but `open_paths`; None for none. login: serve the form at /login. fault:
+    writes refusals.
     """
 
     def __init__(
@@ -179,5 +184,6 @@ def _place(origin: bytes) -> str:
 
 
 def _cookie(headers: dict[bytes, bytes]) -> str:
-    """The value of our own cookie. Others on this host, which may be set by anyone, are read as browsers read them."""
+    """The value of our own cookie. Others on this host, which may be set by anyone, are read as browsers read
+    them."""
     return cookie_parser(headers.get(b"cookie", b"").decode("latin-1")).get(COOKIE, "")

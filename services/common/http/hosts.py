@@ -1,7 +1,8 @@
 """Under which names a service may be asked for while nothing but its address protects it.
 
-A foreign page can make a name of its own mean this machine (DNS rebinding), and a browser then lets it read whatever answers. It cannot
-choose what the browser writes into `Host`: its own name. So a service without a token answers only to names that no stranger can own.
+A foreign page can make a name of its own mean this machine (DNS rebinding), and a browser then lets it read
+whatever answers. It cannot choose what the browser writes into `Host`: its own name. So a service without a
+token answers only to names that no stranger can own.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def is_loopback(host: str) -> bool:
 def is_ours(header: str, server: str, allowed: frozenset[str]) -> bool:
     """Whether a request with this `Host`, which arrived at address `server`, is meant for this service.
 
-    At a loopback address: loopback names. At any other: addresses, names of one label, names with a reserved end, and this
-    machine's own. Anywhere: those in `allowed`.
+    At a loopback address: loopback names. At any other: addresses, names of one label, names with a reserved
+    end, and this machine's own. Anywhere: those in `allowed`.
     """
     name = name_of(header)
     if not name:

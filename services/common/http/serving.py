@@ -1,4 +1,5 @@
-"""Running an application: in a thread of this process (a run, a Ray actor, a test), or alone until a signal ends it."""
+"""Running an application: in a thread of this process (a run, a Ray actor, a test), or alone until a signal
+ends it."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ class RunningServer:
     def stop(self, timeout: float | None = None) -> None:
         """Answer what is in flight, end the server, then close what it holds. Safe to call twice.
 
-        timeout: seconds; by default twice the time to drain, and 10 more. Raises CannotServe where the server goes on past it.
+        timeout: seconds; by default twice the time to drain, and 10 more. Raises CannotServe where the server
+        goes on past it.
         """
         timeout = 2 * self._drain + 10 if timeout is None else timeout
         self._server.should_exit = True

@@ -1,4 +1,5 @@
-"""Requests that are still in flight when the server has waited long enough for them: an answer each, and no traceback in the log."""
+"""Requests that are still in flight when the server has waited long enough for them: an answer each, and no
+traceback in the log."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ ANSWER_SECONDS = 60
 
 
 class Workers(Multiprocess):
-    """uvicorn's supervisor, remembering the signal that ended it, and telling `on_gone` which processes are no more.
+    """uvicorn's supervisor, remembering the signal that ended it, and telling `on_gone` which processes are
+    no more.
 
     A stop waits neither for a worker's sign of life nor without end for its drain.
     """
@@ -45,7 +46,8 @@ class Workers(Multiprocess):
         self._counted = running
 
     def _answers(self, process: Process) -> bool:
-        """As uvicorn's `ping`, which would look at a signal to stop, or at a worker that died meanwhile, only when the time is up."""
+        """As uvicorn's `ping`, which would look at a signal to stop, or at a worker that died meanwhile, only
+        when the time is up."""
         until = time.monotonic() + ANSWER_SECONDS
         try:
             process.parent_conn.send(b"ping")
@@ -95,7 +97,8 @@ def run_workers(
     environment: Mapping[str, str],
     on_gone: Callable[[int], None],
 ) -> list[int]:
-    """Serve what `factory` (`module:function`) makes in `count` processes with these variables. Returns the signals that ended them.
+    """Serve what `factory` (`module:function`) makes in `count` processes with these variables. Returns the
+    signals that ended them.
 
     Raises CannotServe where a process cannot start.
     """

@@ -1,4 +1,5 @@
-"""Steps mirrored to other trackers as they are stored: TensorBoard and, where it is installed, Weights & Biases."""
+"""Steps mirrored to other trackers as they are stored: TensorBoard and, where it is installed, Weights &
+Biases."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Mirror(Protocol):
 
 
 class TensorBoardMirror:
-    """Event files below `folder`, one sub-folder a run; the phase is the scalar `phase`, its place in PHASES."""
+    """Event files below `folder`, one sub-folder a run; the phase is the scalar `phase`, its place in
+    PHASES."""
 
     def __init__(self, folder: str | Path):
         try:
@@ -73,7 +75,8 @@ class TensorBoardMirror:
 
 
 class WandbMirror:
-    """Runs of the same names in a Weights & Biases project; its own settings (WANDB_MODE, keys, ...) come from the environment."""
+    """Runs of the same names in a Weights & Biases project; its own settings (WANDB_MODE, keys, ...) come
+    from the environment."""
 
     def __init__(self, project: str):
         try:
@@ -104,7 +107,8 @@ def numbers(metrics: dict[str, float | None], phase: str | None) -> dict[str, fl
 
 
 class Mirroring:
-    """Hands steps to mirrors in a thread of its own, so that a slow tracker holds nobody up. A tracker that fails is logged, not raised."""
+    """Hands steps to mirrors in a thread of its own, so that a slow tracker holds nobody up. A tracker that
+    fails is logged, not raised."""
 
     def __init__(self, mirrors: list[Mirror]):
         self.mirrors = mirrors

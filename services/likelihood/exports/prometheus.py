@@ -17,7 +17,8 @@ MOST_RUNS = 20
 
 
 class ServiceMetrics:
-    """The service's counters, and gauges of the runs that were posted to within the last hour (20 at most, to bound the labels)."""
+    """The service's counters, and gauges of the runs that were posted to within the last hour (20 at most, to
+    bound the labels)."""
 
     def __init__(self, service: LikelihoodService):
         self.service, self.registry = service, CollectorRegistry()

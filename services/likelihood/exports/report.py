@@ -29,7 +29,8 @@ class CannotWrite(LikelihoodError):
 
 
 def write_report(run_dirs: list[Path], out: Path) -> Path:
-    """One self-contained HTML page for one or several runs. Returns `out`. Raises RunFileError, CannotWrite."""
+    """One self-contained HTML page for one or several runs. Returns `out`. Raises RunFileError,
+    CannotWrite."""
     runs = [read_run(Path(d)) for d in run_dirs]
     if not runs:
         raise LikelihoodError("report: expected at least one run's folder")

@@ -26,7 +26,8 @@ class RunFileError(LikelihoodError):
 
 @dataclass
 class RunFiles:
-    """One recorded run. `metrics` has one entry a step, in order; a step written twice (a resumed run) counts once, the later one."""
+    """One recorded run. `metrics` has one entry a step, in order; a step written twice (a resumed run) counts
+    once, the later one."""
 
     name: str
     metrics: list[dict[str, Any]]
@@ -51,7 +52,8 @@ class RunFiles:
         return out, first
 
     def rules(self) -> MonitorRules:
-        """The thresholds that the run itself used, by its configuration. Raises RunFileError naming the key."""
+        """The thresholds that the run itself used, by its configuration. Raises RunFileError naming the
+        key."""
         section = self.config.get("monitor")
         rules = section.get("rules") if isinstance(section, dict) else None
         try:
@@ -62,7 +64,8 @@ class RunFiles:
             ) from e
 
     def replay(self, rules: MonitorRules | None = None) -> tuple[np.ndarray, list[dict]]:
-        """The monitor over the recorded metrics, by the run's own rules if no others are given: phase codes [last - first + 1] (NaN where no step is), and the alarms."""
+        """The monitor over the recorded metrics, by the run's own rules if no others are given: phase codes
+        [last - first + 1] (NaN where no step is), and the alarms."""
         monitor, steps = PhaseMonitor(rules or self.rules()), [m["step"] for m in self.metrics]
         codes = np.full(steps[-1] - steps[0] + 1 if steps else 0, np.nan)
         alarms = []
@@ -111,7 +114,8 @@ def read_run(path: Path) -> RunFiles:
 
 
 def read_rules(path: Path | None) -> MonitorRules:
-    """Thresholds of the monitor from a YAML file; the defaults without one. Raises RunFileError naming the key."""
+    """Thresholds of the monitor from a YAML file; the defaults without one. Raises RunFileError naming the
+    key."""
     if path is None:
         return MonitorRules()
     try:
@@ -137,7 +141,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """(line number, object) of each line. A torn last line (a run that was killed, or still writes) is left out."""
+    """(line number, object) of each line. A torn last line (a run that was killed, or still writes) is left
+    out."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as e:
@@ -175,7 +180,8 @@ def _lenient(line: bytes) -> Any:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """YAML has more than JSON (dates, sets, keys that are lists, an anchor within itself): such values as text."""
+    """YAML has more than JSON (dates, sets, keys that are lists, an anchor within itself): such values as
+    text."""
     if isinstance(value, dict) and depth < 20:
         return {str(k): _plain(v, depth + 1) for k, v in value.items()}
     if isinstance(value, list) and depth < 20:
@@ -197,7 +203,8 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Keys on which the configurations differ: `{"key", "values"}`, the run's own name and folder left out."""
+    """Keys on which the configurations differ: `{"key", "values"}`, the run's own name and folder left
+    out."""
     flats = [flat(c) for c in configs]
     keys = sorted({k for f in flats for k in f} - {"run.name", "run.dir"})
     rows = [{"key": k, "values": [f.get(k) for f in flats]} for k in keys]

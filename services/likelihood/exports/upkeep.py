@@ -38,8 +38,9 @@ def prune(
     keep_steps: int | None = None,
     older_than_days: float | None = None,
 ) -> dict[str, int]:
-    """Forget trajectories of all but the last `keep_steps` steps of each run, and whole runs that were last posted to
-    `older_than_days` ago. Curves and metrics of the runs that stay are kept for ever. Returns `{"runs", "trajectories"}` that went."""
+    """Forget trajectories of all but the last `keep_steps` steps of each run, and whole runs that were last
+    posted to `older_than_days` ago. Curves and metrics of the runs that stay are kept for ever. Returns
+    `{"runs", "trajectories"}` that went."""
     gone = {"runs": 0, "trajectories": 0}
     for run in runs:
         info = store.info(run)
@@ -54,7 +55,8 @@ def prune(
 
 
 def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]:
-    """`RUN-steps.parquet` (a row a step, a column a metric) and `RUN-actions.parquet` (a row an action). Raises CannotExport."""
+    """`RUN-steps.parquet` (a row a step, a column a metric) and `RUN-actions.parquet` (a row an action).
+    Raises CannotExport."""
     info = store.info(run)
     if info.last_step is None:
         raise LikelihoodError(f"run {run}: no steps in the store")

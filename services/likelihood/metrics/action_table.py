@@ -13,7 +13,8 @@ from services.likelihood.records import TrajectoryRecord
 
 @dataclass
 class ActionTable:
-    """One entry for each action of B trajectories, ordered by trajectory and then by action. Log-probs are sums over tokens, in nats."""
+    """One entry for each action of B trajectories, ordered by trajectory and then by action. Log-probs are
+    sums over tokens, in nats."""
 
     rows: int
     """B, the trajectories (also those without any action)."""
@@ -25,7 +26,8 @@ class ActionTable:
 
     @classmethod
     def of_tokens(cls, batch: TokenBatch, before: np.ndarray, after: np.ndarray | None = None) -> ActionTable:
-        """From token arrays: `before` and `after` are log-probs [sum T]; values outside the action mask are ignored, NaN included."""
+        """From token arrays: `before` and `after` are log-probs [sum T]; values outside the action mask are
+        ignored, NaN included."""
         lengths = np.diff(batch.offsets)
         row_of = np.repeat(np.arange(len(batch)), lengths)
         at = np.flatnonzero(batch.action_ids >= 0)
@@ -63,7 +65,8 @@ class ActionTable:
 
     @property
     def change(self) -> np.ndarray:
-        """Displacement of each action: `after - before`, NaN where it was not scored again. Negative is bad."""
+        """Displacement of each action: `after - before`, NaN where it was not scored again. Negative is
+        bad."""
         return self.after - self.before
 
     def per_row(self, values: np.ndarray) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""For other trainers: REST records and the lag probe from padded [B, T] arrays. No torch is imported; its tensors are accepted."""
+"""For other trainers: REST records and the lag probe from padded [B, T] arrays. No torch is imported; its
+tensors are accepted."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def padded_records(
 
 
 class LagMemory:
-    """The lag probe for a trainer without a store of token arrays: right rows of the last batches, kept in memory and scored again."""
+    """The lag probe for a trainer without a store of token arrays: right rows of the last batches, kept in
+    memory and scored again."""
 
     def __init__(self, lag_steps: int = 5, size: int = 64):
         self.lag_steps, self.size = lag_steps, size

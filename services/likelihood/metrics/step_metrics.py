@@ -28,7 +28,8 @@ CLASSES = {"right": Verdict.RIGHT, "untrained": Verdict.UNTRAINED, "wrong": Verd
 
 
 def likelihood_metrics(table: ActionTable, verdict: np.ndarray) -> dict[str, float]:
-    """`logp/right|untrained|wrong` and `logp/right_action_0..`, `logp/wrong_action_0..`: mean log-prob a token before the update.
+    """`logp/right|untrained|wrong` and `logp/right_action_0..`, `logp/wrong_action_0..`: mean log-prob a
+    token before the update.
 
     verdict: int [B], of `Verdict`.
     """
@@ -45,12 +46,13 @@ def likelihood_metrics(table: ActionTable, verdict: np.ndarray) -> dict[str, flo
 
 
 def displacement_metrics(table: ActionTable, advantages: np.ndarray, verdict: np.ndarray) -> dict[str, float]:
-    """What the update did to the likelihood of the preserved set, advantage >= 0 (groups without variance are counted, as in LLDS).
+    """What the update did to the likelihood of the preserved set, advantage >= 0 (groups without variance are
+    counted, as in LLDS).
 
-    `displacement/mean`: nats a token. `displacement/share_negative`: share of responses whose summed log-prob fell;
-    `displacement/share_negative_actions`: the same of actions; `.._action_0..` the two by action index;
-    `displacement/p10|p50|p90`: quantiles over responses of the mean change a token; `displacement/wrong`: mean over wrong answers.
-    Trajectories that were not scored again, or have no reward, are left out.
+    `displacement/mean`: nats a token. `displacement/share_negative`: share of responses whose summed log-prob
+    fell; `displacement/share_negative_actions`: the same of actions; `.._action_0..` the two by action index;
+    `displacement/p10|p50|p90`: quantiles over responses of the mean change a token; `displacement/wrong`:
+    mean over wrong answers. Trajectories that were not scored again, or have no reward, are left out.
     """
     change = table.change
     scored = ~np.isnan(change)
@@ -78,7 +80,8 @@ def displacement_metrics(table: ActionTable, advantages: np.ndarray, verdict: np
 
 
 def lag_probe(batch: TokenBatch, logp_now: np.ndarray, rows: Sequence[int] | None = None) -> float | None:
-    """Mean change a token, in nats, of trajectories of some steps ago (`batch.logp_old`) under the weights of now (`logp_now`, [sum T]).
+    """Mean change a token, in nats, of trajectories of some steps ago (`batch.logp_old`) under the weights of
+    now (`logp_now`, [sum T]).
 
     `rows` picks trajectories (the right ones); None takes all. The metric `probe/lag`.
     """
@@ -94,9 +97,11 @@ def fixed_probe(batch: TokenBatch, logp_now: np.ndarray) -> float | None:
 
 
 def leak(batch: TokenBatch, logp_old: np.ndarray, entropy: np.ndarray | float) -> float | None:
-    """|mean(-logp of sampled tokens) - mean entropy| over action tokens, in nats. The metric `leak/logp_entropy`.
+    """|mean(-logp of sampled tokens) - mean entropy| over action tokens, in nats. The metric
+    `leak/logp_entropy`.
 
-    Near 0 when sampler and learner have the same support. `entropy`: [sum T], or its mean over the action tokens.
+    Near 0 when sampler and learner have the same support. `entropy`: [sum T], or its mean over the action
+    tokens.
     """
     inside = batch.action_ids >= 0
     if not inside.any():
@@ -106,7 +111,8 @@ def leak(batch: TokenBatch, logp_old: np.ndarray, entropy: np.ndarray | float) -
 
 
 def sampler_mismatch(batch: TokenBatch, logp_old: np.ndarray) -> dict[str, float]:
-    """`mismatch/abs_logp`: mean |logp_old - logp_sampler| of action tokens; `kl/sampler`: its k3 estimate of KL(sampler || learner)."""
+    """`mismatch/abs_logp`: mean |logp_old - logp_sampler| of action tokens; `kl/sampler`: its k3 estimate of
+    KL(sampler || learner)."""
     inside = batch.action_ids >= 0
     if batch.logp_sampler is None or not inside.any():
         return {}
@@ -153,9 +159,11 @@ def tool_round_metrics(table: ActionTable, tool_rounds: Sequence[int]) -> dict[s
 def retrieval_metrics(
     groups: Sequence[str], verdict: np.ndarray, first_documents: Sequence[Sequence[str] | None]
 ) -> dict[str, float]:
-    """`retrieval/wrong_same_documents`: share of wrong answers whose first retrieval gave the same documents as a right one's of the group.
+    """`retrieval/wrong_same_documents`: share of wrong answers whose first retrieval gave the same documents
+    as a right one's of the group.
 
-    These are the answers that search no longer tells apart: what pushes them down pushes the right ones' first action down too.
+    These are the answers that search no longer tells apart: what pushes them down pushes the right ones'
+    first action down too.
     """
     right = {
         (g, tuple(sorted(d)))
@@ -173,7 +181,8 @@ def retrieval_metrics(
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], seconds: float | None = None) -> dict[str, float]:
-    """`rollout/length` (model tokens), `rollout/searches`, `rollout/valid` (share of actions), `rollout/finished`, `rollout/tokens_per_s`."""
+    """`rollout/length` (model tokens), `rollout/searches`, `rollout/valid` (share of actions),
+    `rollout/finished`, `rollout/tokens_per_s`."""
     actions = [a for t in trajectories for a in t.actions]
     tokens = sum(len(a.token_ids) for a in actions)
     out = {
@@ -233,7 +242,8 @@ def trajectory_records(
     *,
     right: Sequence[bool | None] | None = None,
 ) -> list[dict[str, Any]]:
-    """The REST records of a step (`TrajectoryRecord`) as plain dicts, which cost the learner a tenth of the checked objects.
+    """The REST records of a step (`TrajectoryRecord`) as plain dicts, which cost the learner a tenth of the
+    checked objects.
 
     Arguments as in `step_metrics`. Raises ValueError if a log-prob inside the mask is not finite.
     """
@@ -273,7 +283,8 @@ def trajectory_records(
 
 
 def record_metrics(trajectories: Sequence[TrajectoryRecord]) -> dict[str, float]:
-    """The metrics that REST records alone allow: what the service adds to a step whose trainer posts no metrics of its own."""
+    """The metrics that REST records alone allow: what the service adds to a step whose trainer posts no
+    metrics of its own."""
     if not trajectories:
         return {}
     whole = ActionTable.of_records(trajectories)

@@ -1,9 +1,10 @@
 """Which trajectories are right, wrong, untrained or unknown: the one definition, for metrics, probes, LLDS
 and adapters.
 
-*Right* is what the reward function says: the reward that it gave, before any penalty for length, is at least `right_at` (the setting
-`reward.right_at`; by default the reward's best value). It is not the sign of the advantage: the best of several wrong answers has
-an advantage above 0. LLDS's *preserved* set (advantage >= 0, arXiv 2512.04220) is another thing, and keeps its own word.
+*Right* is what the reward function says: the reward that it gave, before any penalty for length, is at least
+`right_at` (the setting `reward.right_at`; by default the reward's best value). It is not the sign of the
+advantage: the best of several wrong answers has an advantage above 0. LLDS's *preserved* set (advantage >= 0,
+arXiv 2512.04220) is another thing, and keeps its own word.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What the monitor may do about a phase: raise lambda, lower the learning rate, roll back, stop. Decides only; the driver carries out.
+"""What the monitor may do about a phase: raise lambda, lower the learning rate, roll back, stop. Decides
+only; the driver carries out.
 
-A pure state machine beside PhaseMonitor. What it decides is a `MonitorAction` to be logged as an event, and undone when it no longer applies:
-lambda and learning rate go back to the configured values once the run is healthy again.
+A pure state machine beside PhaseMonitor. What it decides is a `MonitorAction` to be logged as an event, and
+undone when it no longer applies: lambda and learning rate go back to the configured values once the run is
+healthy again.
 """
 
 from __future__ import annotations
@@ -46,10 +48,11 @@ class MonitorAction:
 class MonitorActions:
     """`decide(state)` after each PhaseMonitor.update.
 
-    raise_lambda, lower_lr: one change when a likelihood or acceleration alarm is raised, again each `patience_steps` steps that the
-    phase stays decay or acceleration, at most MOST_CHANGES; all undone at the first healthy step. rollback: when the phase becomes
-    acceleration or collapsed, to before the standing likelihood alarm began, and with half the learning rate, since the same prompts and
-    weights would fall the same way again; MOST_CHANGES times at most; the learning rate is put back once the run is healthy
+    raise_lambda, lower_lr: one change when a likelihood or acceleration alarm is raised, again each
+    `patience_steps` steps that the phase stays decay or acceleration, at most MOST_CHANGES; all undone at the
+    first healthy step. rollback: when the phase becomes acceleration or collapsed, to before the standing
+    likelihood alarm began, and with half the learning rate, since the same prompts and weights would fall the
+    same way again; MOST_CHANGES times at most; the learning rate is put back once the run is healthy
     `patience_steps` past the step at which it fell. stop: when the phase becomes collapsed.
     """
 

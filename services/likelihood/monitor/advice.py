@@ -69,7 +69,8 @@ def signs(monitor: Signs) -> dict[str, str]:
 
 
 def confidence(rule: Rule, monitor: Signs) -> Literal["low", "medium", "high"]:
-    """High: two independent signs agree, or one is far past its threshold. Low: the share of falling responses alone, without probes."""
+    """High: two independent signs agree, or one is far past its threshold. Low: the share of falling
+    responses alone, without probes."""
     if rule not in ("likelihood", "acceleration"):
         return "high"
     lag = monitor.watches["lag"]

@@ -1,10 +1,11 @@
 """The phase monitor: names the phase that a run is in and raises alarms, from likelihood before reward.
 
-A pure state machine over the metrics of each step: no clock, no I/O, so that it replays over any recorded run. The order of phases
-is that of arXiv 2512.04220 (I stagnation, II decay, III acceleration, collapse); the paper gives no numeric rule, so the rules are ours.
-They feed on the *lag probe*: right trajectories of some steps ago, scored again under the weights of now. The batch's own right
-samples are survivors: their log-prob stays high while that of earlier right answers decays. Reward decides over `collapsed` alone,
-and over the name `stagnation`, which raises no alarm.
+A pure state machine over the metrics of each step: no clock, no I/O, so that it replays over any recorded
+run. The order of phases is that of arXiv 2512.04220 (I stagnation, II decay, III acceleration, collapse); the
+paper gives no numeric rule, so the rules are ours. They feed on the *lag probe*: right trajectories of some
+steps ago, scored again under the weights of now. The batch's own right
+samples are survivors: their log-prob stays high while that of earlier right answers decays. Reward decides
+over `collapsed` alone, and over the name `stagnation`, which raises no alarm.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class PhaseState:
 
 
 class PhaseMonitor:
-    """Feed it the metrics of every step, in order: `update(metrics)`. Metrics that are missing or None are tolerated."""
+    """Feed it the metrics of every step, in order: `update(metrics)`. Metrics that are missing or None are
+    tolerated."""
 
     SCALARS = ("step", "phase", "since", "best_reward", "first_reward", "nonfinite", "dead", "low_reward", "low_since",
                "flat", "calm", "fast", "unrewarded")  # fmt: skip
@@ -70,7 +72,8 @@ class PhaseMonitor:
         self.open: dict[str, Alarm] = {}
 
     def update(self, metrics: Mapping[str, Any]) -> PhaseState:
-        """metrics: the step's, by the names of docs/monitor.md, `step` among them (else steps are counted)."""
+        """metrics: the step's, by the names of docs/monitor.md, `step` among them (else steps are
+        counted)."""
         step = int(metrics["step"]) if metrics.get("step") is not None else self.step + 1
         self.step = step
         self._read(step, metrics)
@@ -234,7 +237,8 @@ class PhaseMonitor:
 
 
 def _no_reward(metrics: Mapping[str, Any]) -> bool:
-    """None of the step's trajectories has a reward. A trainer that posts no rewards at all does not say so."""
+    """None of the step's trajectories has a reward. A trainer that posts no rewards at all does not say
+    so."""
     missing = (_number(metrics.get("reward/missing")) or 0.0) > 0
     return _number(metrics.get("reward/mean")) is None and ("reward/mean" in metrics or missing)
 

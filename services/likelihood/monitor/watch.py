@@ -1,4 +1,5 @@
-"""Running means and extremes against thresholds, with patience in both directions: what the phase monitor is built of."""
+"""Running means and extremes against thresholds, with patience in both directions: what the phase monitor is
+built of."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Window:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of one value around its slow course, from the median of successive differences; 0 with fewer than 8 values."""
+        """Standard deviation of one value around its slow course, from the median of successive differences;
+        0 with fewer than 8 values."""
         steps = sorted(abs(b - a) for a, b in pairwise(self.values))
         return (
             steps[len(steps) // 2] / 0.954 if len(steps) > 6 else 0.0
@@ -60,10 +62,11 @@ class Peak:
 
 
 class Watch:
-    """Active once the mean of `window` values has been past `enter` for `patience` steps running, until past `leave` for `leave_patience`.
+    """Active once the mean of `window` values has been past `enter` for `patience` steps running, until past
+    `leave` for `leave_patience`.
 
-    The side is given by the thresholds: enter < leave watches for low values, enter > leave for high ones. `since` is the first step
-    of the run of bad steps that made it active.
+    The side is given by the thresholds: enter < leave watches for low values, enter > leave for high ones.
+    `since` is the first step of the run of bad steps that made it active.
     """
 
     KEYS = ("bad", "good", "active", "since", "first_bad", "past")

@@ -1,4 +1,5 @@
-"""What a likelihood store does. Two keep it: SQLite (embedded, `sqlite_store.py`) and Redis (`redis_store.py`)."""
+"""What a likelihood store does. Two keep it: SQLite (embedded, `sqlite_store.py`) and Redis
+(`redis_store.py`)."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Superseded(LikelihoodError):
 
 
 MONITOR_SPACING = 500
-"""Steps between monitor states that are kept for good (the newest is kept besides): a superseded step replays at most so many."""
+"""Steps between monitor states that are kept for good (the newest is kept besides): a superseded step replays
+at most so many."""
 
 
 MAX_RUNS = 100_000
@@ -69,16 +71,19 @@ def superseded_message(run: str, step: int, attempt: int, later: int, began: int
 
 
 class LikelihoodStore(Protocol):
-    """Runs, their steps, trajectories and metric curves, and the token arrays of the last `token_steps` steps.
+    """Runs, their steps, trajectories and metric curves, and the token arrays of the last `token_steps`
+    steps.
 
-    Thread-safe. A write that has returned survives `kill -9` of the process. Methods raise StoreError when the store is away,
-    UnknownRun for reads of a run that was never written, Superseded for writes that a higher attempt has overtaken.
+    Thread-safe. A write that has returned survives `kill -9` of the process. Methods raise StoreError when
+    the store is away, UnknownRun for reads of a run that was never written, Superseded for writes that a
+    higher attempt has overtaken.
     """
 
     token_steps: int
 
     def put_step(self, run: str, record: StepRecord) -> StepReceipt:
-        """Store a step, or merge it with what earlier posts of the same step and attempt held. Writing it twice changes nothing."""
+        """Store a step, or merge it with what earlier posts of the same step and attempt held. Writing it
+        twice changes nothing."""
         ...
 
     def put_tokens(self, run: str, step: int, attempt: int, body: bytes) -> None:
@@ -117,7 +122,8 @@ class LikelihoodStore(Protocol):
     def save_monitor(
         self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]
     ) -> None:
-        """The monitor's state after a step, all alarms of the run so far, and phase codes by step (the curve named `phase`)."""
+        """The monitor's state after a step, all alarms of the run so far, and phase codes by step (the curve
+        named `phase`)."""
         ...
 
     def load_monitor(self, run: str, before: int) -> tuple[int, dict[str, Any]] | None:

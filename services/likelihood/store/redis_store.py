@@ -1,4 +1,5 @@
-"""The shared likelihood store: Redis, without modules. Sorted sets and hashes for steps, dense strings for curves, a stream for events.
+"""The shared likelihood store: Redis, without modules. Sorted sets and hashes for steps, dense strings for
+curves, a stream for events.
 
 Keys, all below `unspiral:`
     runs                          sorted set: run, by time of the latest post
@@ -11,8 +12,8 @@ Keys, all below `unspiral:`
     RUN:tokens                    hash: step -> attempt;  RUN:tokens:{step}  npz body; expires after `token_seconds`
     RUN:monitor                   hash: step -> state;  RUN:alarms  JSON
     RUN:events                    stream
-A step is written in one MULTI under WATCH, so that several services may share a Redis. Aggregates stay for ever; Redis must append
-to disk (`appendonly yes`) and must not evict.
+A step is written in one MULTI under WATCH, so that several services may share a Redis. Aggregates stay for
+ever; Redis must append to disk (`appendonly yes`) and must not evict.
 """
 
 from __future__ import annotations
@@ -323,7 +324,8 @@ class RedisStore:
         return series.stored(held, first, last)
 
     def _chunks(self, order: str, first: int, last: int) -> list[int]:
-        """Numbers of the chunks that may hold something: all of a short range, those of the stored steps in a sparse one."""
+        """Numbers of the chunks that may hold something: all of a short range, those of the stored steps in a
+        sparse one."""
         every = range(series.place(first)[0], series.place(max(first, last))[0] + 1)
         if self._redis.zcount(order, first, last) >= len(every):
             return list(every)

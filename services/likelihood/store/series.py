@@ -1,7 +1,8 @@
-"""Metric curves as dense chunks: one float64 a step, NaN where a step has no value. Both stores keep them in this form.
+"""Metric curves as dense chunks: one float64 a step, NaN where a step has no value. Both stores keep them in
+this form.
 
-A chunk holds CHUNK steps of one metric, so a curve of 10^5 steps is 200 small blobs, read in a few milliseconds and thinned
-here before it leaves the server.
+A chunk holds CHUNK steps of one metric, so a curve of 10^5 steps is 200 small blobs, read in a few
+milliseconds and thinned here before it leaves the server.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def stored(chunks: Sequence[tuple[int, bytes]], first: int, last: int) -> tuple[
 
 
 def thinned(columns: Mapping[str, np.ndarray], first: int, points: int) -> dict:
-    """`thinned_curves` of columns [N] with NaN where a step has no value; the first belongs to step `first`."""
+    """`thinned_curves` of columns [N] with NaN where a step has no value; the first belongs to step
+    `first`."""
     size = max((len(c) for c in columns.values()), default=0)
     curves = ((n, (first + np.flatnonzero(~np.isnan(c)), c[~np.isnan(c)])) for n, c in columns.items())
     return thinned_curves(curves, first, first + size - 1, points)
@@ -69,9 +71,9 @@ def thinned_curves(
 ) -> dict:
     """At most `points` points a curve: the mean, least and largest value of each bucket of `stride` steps.
 
-    curves: (name, (steps [N] rising, values [N] without NaN)), read one after the other; those without a value are left out. Buckets
-    start at multiples of the stride, so that a curve that grows keeps its points; buckets in which no curve has a value are left
-    out. Lists hold None for "no value".
+    curves: (name, (steps [N] rising, values [N] without NaN)), read one after the other; those without a
+    value are left out. Buckets start at multiples of the stride, so that a curve that grows keeps its points;
+    buckets in which no curve has a value are left out. Lists hold None for "no value".
     """
     stride = max(1, -(-(last - first + 1) // max(1, points - 1)))
     base = first // stride

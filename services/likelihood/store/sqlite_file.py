@@ -22,7 +22,8 @@ BUSY_SECONDS = 30.0
 
 
 class SQLiteFile:
-    """`path` is made, with its folder and schema, if it is not there. Raises StoreError, or LikelihoodError for another schema version."""
+    """`path` is made, with its folder and schema, if it is not there. Raises StoreError, or LikelihoodError
+    for another schema version."""
 
     def __init__(self, path: Path, schema: str, version: int):
         self.path = path

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Generation:
-    """One run of sampled tokens. `token_ids` and `logprobs` have the same length; an EOS token, if written, is the last of them."""
+    """One run of sampled tokens. `token_ids` and `logprobs` have the same length; an EOS token, if written,
+    is the last of them."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -45,11 +46,13 @@ class RequestAbortedError(RuntimeError):
 
 
 class WeightLoadError(RuntimeError):
-    """Weights could not be loaded whole: the engine may hold half of two versions, and must not serve until a whole one arrives."""
+    """Weights could not be loaded whole: the engine may hold half of two versions, and must not serve until a
+    whole one arrives."""
 
 
 class EngineAsleepError(RuntimeError):
-    """The engine has given its GPU away for a while (`rollout.share_gpus`); it was asked to work before `wake`."""
+    """The engine has given its GPU away for a while (`rollout.share_gpus`); it was asked to work before
+    `wake`."""
 
 
 def check_may_serve(usable: bool, asleep: bool) -> None:
@@ -70,7 +73,8 @@ def check_all_loaded(parameters: Iterable[str], loaded: Container[str]) -> None:
 
 
 class Engine(Protocol):
-    """An inference engine with one policy. Its vocabulary is sampled whole: no top-k, no top-p, no forbidden tokens."""
+    """An inference engine with one policy. Its vocabulary is sampled whole: no top-k, no top-p, no forbidden
+    tokens."""
 
     async def generate(
         self,
@@ -82,7 +86,8 @@ class Engine(Protocol):
         seed: int | None,
         stop: tuple[str, ...],
     ) -> Generation:
-        """Continue `token_ids`. Temperature 0 is greedy. Stop strings stay in the output. Raises EngineDeadError."""
+        """Continue `token_ids`. Temperature 0 is greedy. Stop strings stay in the output. Raises
+        EngineDeadError."""
         ...
 
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
@@ -90,16 +95,18 @@ class Engine(Protocol):
         ...
 
     async def logprobs(self, token_ids: list[list[int]], temperature: float) -> list[list[float]]:
-        """Log-prob (nats) of each token given those before it, with logits divided by `temperature`; the first is 0.0."""
+        """Log-prob (nats) of each token given those before it, with logits divided by `temperature`; the
+        first is 0.0."""
         ...
 
     async def load_weights(self, path: Path, version: int) -> None:
-        """Hold sampling, load the safetensors files of a folder whole, empty the prefix cache, go on. Raises WeightLoadError."""
+        """Hold sampling, load the safetensors files of a folder whole, empty the prefix cache, go on. Raises
+        WeightLoadError."""
         ...
 
     async def sleep(self) -> None:
-        """Give the GPU's memory free: weights go to host memory, cached keys and values are dropped. No request may be running; until
-        `wake` each raises EngineAsleepError."""
+        """Give the GPU's memory free: weights go to host memory, cached keys and values are dropped. No
+        request may be running; until `wake` each raises EngineAsleepError."""
         ...
 
     async def wake(self) -> None:
@@ -107,12 +114,14 @@ class Engine(Protocol):
         ...
 
     async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
-        """Hold sampling, take a version from the ticket's group, empty the prefix cache, go on. problem: why these weights can't be this
-        model's; it is told to the group. Raises WeightLoadError, and what services.weight_sync.broadcast.WeightReceiver raises."""
+        """Hold sampling, take a version from the ticket's group, empty the prefix cache, go on. problem: why
+        these weights can't be this model's; it is told to the group. Raises WeightLoadError, and what
+        services.weight_sync.broadcast.WeightReceiver raises."""
         ...
 
     async def lend_weights(self, ticket: Ticket) -> None:
-        """Give the engine's own parameters to a joining worker, and go on sampling meanwhile. Raises WeightSyncError."""
+        """Give the engine's own parameters to a joining worker, and go on sampling meanwhile. Raises
+        WeightSyncError."""
         ...
 
     async def reset_prefix_cache(self) -> None:

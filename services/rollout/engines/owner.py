@@ -18,10 +18,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(owner: int) -> None:
-    """End this process when `owner` ends, so that a killed worker leaves no engine behind, nor the GPU memory of one that hangs."""
+    """End this process when `owner` ends, so that a killed worker leaves no engine behind, nor the GPU memory
+    of one that hangs."""
     if sys.platform == "linux":
-        # The kernel also ends a process that is stopped, or whose threads stand still. (It counts from the parent's thread that started
-        # this process: one that lives as long as the engine's owner does.)
+        # The kernel also ends a process that is stopped, or whose threads stand still. (It counts from the
+        # parent's thread that started this process: one that lives as long as the engine's owner does.)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     process = psutil.Process(owner)
 

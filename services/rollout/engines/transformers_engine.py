@@ -22,7 +22,8 @@ _TAIL = 32
 
 
 class TransformersEngine(OwnThread):
-    """Calls that wait at the same moment are sampled together, as one left-padded batch; those that come later join the next."""
+    """Calls that wait at the same moment are sampled together, as one left-padded batch; those that come
+    later join the next."""
 
     def __init__(self, model, tokenizer, thread: ThreadPoolExecutor, seed: int):
         import torch

@@ -1,9 +1,10 @@
 """The vLLM engines, on CPU and GPU alike.
 
-`VllmEngine` is vLLM's asynchronous engine: requests join and leave the running batch at any time. `LockstepVllmEngine` is the same model and
-scheduler inside this process, stepped by hand: what is in a batch then depends on nothing but the calls, so the same calls give the same
-bits. The asynchronous engine can't promise that: it notices a stop string one message late, so a finished request may share one more batch
-with the others or not, and the shape of a batch changes the last bits of a matrix product.
+`VllmEngine` is vLLM's asynchronous engine: requests join and leave the running batch at any time.
+`LockstepVllmEngine` is the same model and scheduler inside this process, stepped by hand: what is in a batch
+then depends on nothing but the calls, so the same calls give the same bits. The asynchronous engine can't
+promise that: it notices a stop string one message late, so a finished request may share one more batch with
+the others or not, and the shape of a batch changes the last bits of a matrix product.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    # The model runs in the engine's own process. (vLLM's CPU build puts a further process between them where this is 1.)
+    # The model runs in the engine's own process. (vLLM's CPU build puts a further process between them where
+    # this is 1.)
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -83,7 +85,8 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "tensor_parallel_size": settings.tensor_parallel,
-        # Inside a Ray actor vLLM would have Ray place the parts, on GPUs of which this worker holds all already.
+        # Inside a Ray actor vLLM would have Ray place the parts, on GPUs of which this worker holds all
+        # already.
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
         "worker_extension_cls": "services.rollout.engines.vllm_worker_extension.WorkerExtension",
         "disable_log_stats": True,
@@ -115,8 +118,8 @@ def _sampling(call: GenerateCall):
 
 
 def _generation(request_id: str, output, version: int | None = None) -> Generation:
-    """One finished request as a Generation. Log-probs are looked up by token id: a list by rank may begin with another token.
-    `version` None: the oldest that vLLM has noted."""
+    """One finished request as a Generation. Log-probs are looked up by token id: a list by rank may begin
+    with another token. `version` None: the oldest that vLLM has noted."""
     completion = output.outputs[0]
     if completion.finish_reason not in ("stop", "length"):
         raise RequestAbortedError(f"request {request_id}: vLLM ended it with {completion.finish_reason!r}")
@@ -135,8 +138,8 @@ def _generation(request_id: str, output, version: int | None = None) -> Generati
 
 
 def _scoring_requests(row: list[int], temperature: float) -> list[tuple[list[int], Any]]:
-    """Requests that score a row. vLLM scores a whole prompt only at temperature 1; at others each token is asked for by itself, through
-    the sampler's own path (the prefix cache holds the rest)."""
+    """Requests that score a row. vLLM scores a whole prompt only at temperature 1; at others each token is
+    asked for by itself, through the sampler's own path (the prefix cache holds the rest)."""
     from vllm import SamplingParams
 
     if temperature == 1.0:
@@ -165,7 +168,8 @@ def _scores(row: list[int], temperature: float, outputs: list) -> list[float]:
 
 
 class VllmEngine:
-    """`vllm.v1.engine.async_llm.AsyncLLM` behind the engine protocol; the model lives in a process of its own."""
+    """`vllm.v1.engine.async_llm.AsyncLLM` behind the engine protocol; the model lives in a process of its
+    own."""
 
     def __init__(self, llm, processes: list[psutil.Process]):
         self._llm, self._processes = llm, processes
@@ -235,7 +239,8 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _replacing(self, version: int) -> AsyncIterator[None]:
-        """Hold sampling while the weights change. Requests that run are kept, unless the engine is left half written."""
+        """Hold sampling while the weights change. Requests that run are kept, unless the engine is left half
+        written."""
         await self._llm.pause_generation(mode="keep", clear_cache=False)
         try:
             yield
@@ -292,7 +297,8 @@ class VllmEngine:
 
 
 class LockstepVllmEngine(OwnThread):
-    """vLLM's engine in this process, stepped by one thread. `generate_batch` adds all requests before the first step."""
+    """vLLM's engine in this process, stepped by one thread. `generate_batch` adds all requests before the
+    first step."""
 
     def __init__(self, llm, thread: ThreadPoolExecutor):
         super().__init__(thread)

@@ -1,7 +1,8 @@
 """Imported by vLLM inside the process that holds the model (`worker_extension_cls`): loads new weights there.
 
-vLLM's CPU build packs linear weights into a private layout when the model is built and drops the originals: loading new weights then fails,
-or leaves a tied output layer silently stale. So the packing is replaced, at import and before any model exists, by a plain linear.
+vLLM's CPU build packs linear weights into a private layout when the model is built and drops the originals:
+loading new weights then fails, or leaves a tied output layer silently stale. So the packing is replaced, at
+import and before any model exists, by a plain linear.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
 
 
 def keep_cpu_weights_loadable() -> None:
-    """Replace vLLM's weight packing. Raises RuntimeError where this vLLM has no such function, or calls it another way."""
+    """Replace vLLM's weight packing. Raises RuntimeError where this vLLM has no such function, or calls it
+    another way."""
     packer = getattr(layer_utils, _PACKER, None)
     if packer is plain_linear:
         return
@@ -45,7 +47,8 @@ def keep_cpu_weights_loadable() -> None:
 
 
 class SavedTokenizer:
-    """In place of vLLM's loader of Hugging Face tokenizers: the one that the folder holds; see services.rollout.worker.tokenizer."""
+    """In place of vLLM's loader of Hugging Face tokenizers: the one that the folder holds; see
+    services.rollout.worker.tokenizer."""
 
     @classmethod
     def from_pretrained(cls, path: str, *args, **kwargs):
@@ -56,7 +59,8 @@ class WorkerExtension:
     """Methods that vLLM adds to its worker; called through `collective_rpc`."""
 
     def unspiral_load_weights(self, folder: str) -> int:
-        """Load all safetensors files of `folder` into the model; returns the number of parameters that were set.
+        """Load all safetensors files of `folder` into the model; returns the number of parameters that were
+        set.
 
         Raises ValueError where a parameter of the model is left without a value.
         """
@@ -77,7 +81,8 @@ class WorkerExtension:
         return len(loaded)
 
     def unspiral_receive_weights(self, ticket: str, worker: str, problem: str | None) -> dict[str, str]:
-        """Take part in a group broadcast, and load what comes, each bucket as it comes. Returns the outcome, see `told`."""
+        """Take part in a group broadcast, and load what comes, each bucket as it comes. Returns the outcome,
+        see `told`."""
         return told(lambda: self._unspiral_receive(Ticket.of(ticket), worker, problem))
 
     def _unspiral_receive(self, ticket: Ticket, worker: str, problem: str | None) -> None:

@@ -21,7 +21,8 @@ from services.weight_sync import GroupBrokenError, WeightsGoneError, WeightSyncE
 from services.weight_sync.group import Ticket, break_group
 
 SLACK_SECONDS = 5.0
-"""Beyond a group's own timeout, before a worker that has not answered is taken for dead: it names itself by its silence."""
+"""Beyond a group's own timeout, before a worker that has not answered is taken for dead: it names itself by
+its silence."""
 LOANS = 3
 """Loans that may fail before a joiner waits for the learner."""
 LOOK_SECONDS = 0.5
@@ -37,7 +38,8 @@ class Loan:
 
 
 class Delivery:
-    """The weights' part of a pool. `members` are its workers that have joined; `lose` takes one out. `parts`, `gpus`: of one worker."""
+    """The weights' part of a pool. `members` are its workers that have joined; `lose` takes one out. `parts`,
+    `gpus`: of one worker."""
 
     def __init__(
         self,
@@ -61,14 +63,17 @@ class Delivery:
         self._failed_loans: Counter[Member] = Counter()
         self._syncing = asyncio.Lock()
         self._sync_comes_until = 0.0
-        """Time (monotonic) until which a sync that was announced by `receivers` is expected: no loan begins before it."""
+        """Time (monotonic) until which a sync that was announced by `receivers` is expected: no loan begins
+        before it."""
         self._again_until = 0.0
-        """Time (monotonic) until which the learner is expected to send once more what a broken group left half written."""
+        """Time (monotonic) until which the learner is expected to send once more what a broken group left
+        half written."""
         self._arrived = asyncio.Event()
 
     @property
     def expects_weights(self) -> bool:
-        """Whether a sync was announced, or must follow one whose group broke: workers without whole weights may hope."""
+        """Whether a sync was announced, or must follow one whose group broke: workers without whole weights
+        may hope."""
         return time.monotonic() < max(self._sync_comes_until, self._again_until)
 
     @property
@@ -83,7 +88,8 @@ class Delivery:
         return self._syncing.locked() or time.monotonic() < self._sync_comes_until
 
     async def receivers(self, version: int) -> list[WeightsReceiver]:
-        """The workers that are to be sent `version`. Loans end: their takers are among them. Raises WeightSyncError for an older version."""
+        """The workers that are to be sent `version`. Loans end: their takers are among them. Raises
+        WeightSyncError for an older version."""
         self._check_newer(version)
         self._sync_comes_until = time.monotonic() + self._settings.timeout_seconds
         loans = list(self._loans.values())
@@ -93,7 +99,8 @@ class Delivery:
         return [WeightsReceiver(m.id, self._parts, m.gpus) for m in self._needing(version)]
 
     def no_sync_comes(self) -> None:
-        """What `receivers` announced is off, as where the learner was lost before it sent: nobody must wait for it."""
+        """What `receivers` announced is off, as where the learner was lost before it sent: nobody must wait
+        for it."""
         self._sync_comes_until = 0.0
 
     def _needing(self, version: int) -> list[Member]:
@@ -202,7 +209,8 @@ class Delivery:
     # -- joiners
 
     async def catch_up(self, member: Member) -> None:
-        """Give a worker that has just started the weights in force. Raises WorkerLostError, TimeoutError, and the worker's own errors."""
+        """Give a worker that has just started the weights in force. Raises WorkerLostError, TimeoutError, and
+        the worker's own errors."""
         try:
             # Who joined in mid-sync would hold the version before it, and idle until the next one.
             while self._sync_comes or self._lacks(member):
@@ -229,7 +237,8 @@ class Delivery:
         return self.update is not None and (member.version < self.version or member.state == "failed")
 
     async def _fetch(self, member: Member, update: WeightUpdate) -> None:
-        """From the object store; where it lost them with their learner, wait until its successor sends others."""
+        """From the object store; where it lost them with their learner, wait until its successor sends
+        others."""
         try:
             await self._give(member, update, None)
         except WeightsGoneError as e:

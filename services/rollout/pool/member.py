@@ -1,4 +1,5 @@
-"""A worker as the pool sees it: its actor, what it holds, what it runs. And a trajectory that waits for one."""
+"""A worker as the pool sees it: its actor, what it holds, what it runs. And a trajectory that waits for
+one."""
 
 from __future__ import annotations
 
@@ -75,8 +76,8 @@ class Member:
             raise
 
     def end(self) -> None:
-        """End the actor and give its resources back. With those its node ends the process, also one that is stopped and hears nothing; the
-        engine notices, and ends too."""
+        """End the actor and give its resources back. With those its node ends the process, also one that is
+        stopped and hears nothing; the engine notices, and ends too."""
         ray.kill(self.actor)
         release(self.group)
 
@@ -92,7 +93,8 @@ class Member:
 
 @dataclass(eq=False)
 class Job:
-    """One trajectory to be sampled, until its future is done. Jobs with the same `home` key share a worker (its prefix cache)."""
+    """One trajectory to be sampled, until its future is done. Jobs with the same `home` key share a worker
+    (its prefix cache)."""
 
     request: TrajectoryRequest
     future: asyncio.Future[Trajectory]
@@ -103,7 +105,8 @@ class Job:
 
 
 def noted(on_event: Callable[[dict], None]) -> Callable[[dict], None]:
-    """The same, but where a full disk takes no event that is logged: the trajectory or worker that it is about must not be lost with it."""
+    """The same, but where a full disk takes no event that is logged: the trajectory or worker that it is
+    about must not be lost with it."""
 
     def note(event: dict) -> None:
         try:

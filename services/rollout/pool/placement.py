@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from services.settings import RolloutSettings, WeightSyncSettings
 
 SHARED = 0.6
-"""Share of a GPU that a worker asks for with `rollout.share_gpus`: two workers never fit on one, a worker and a learner rank (the rest) do."""
+"""Share of a GPU that a worker asks for with `rollout.share_gpus`: two workers never fit on one, a worker and
+a learner rank (the rest) do."""
 RESOURCE = "rollout"
 """Ray resource that marks nodes for rollout workers; one worker takes one."""
 SCHEDULE_SECONDS = 20.0
@@ -32,7 +33,8 @@ PASSED_ON = (
     "VLLM_CPU_KVCACHE_SPACE",
     "VLLM_USE_FLASHINFER_SAMPLER",
 )
-"""Variables of the driver that workers see too. An allow-list: secrets never enter Ray's runtime environment."""
+"""Variables of the driver that workers see too. An allow-list: secrets never enter Ray's runtime
+environment."""
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 """With this Ray leaves it to each process to find its own GPU, and ours take the first that they see."""
@@ -45,7 +47,8 @@ class UnschedulableError(RuntimeError):
 
 
 def demand(settings: RolloutSettings, supply: dict[str, float]) -> dict[str, float]:
-    """What one worker asks of Ray: `rollout` where the cluster has that resource, GPUs where it has any, else one CPU."""
+    """What one worker asks of Ray: `rollout` where the cluster has that resource, GPUs where it has any, else
+    one CPU."""
     wants: dict[str, float] = {}
     if RESOURCE in supply:
         wants[RESOURCE] = 1
@@ -55,8 +58,8 @@ def demand(settings: RolloutSettings, supply: dict[str, float]) -> dict[str, flo
 
 
 def count(settings: RolloutSettings, supply: dict[str, float], learner_gpus: int = 0) -> int:
-    """Number of workers wanted: as configured, or for "all" as many as the cluster's `rollout` resource (or the GPUs that the learner leaves)
-    allows."""
+    """Number of workers wanted: as configured, or for "all" as many as the cluster's `rollout` resource (or
+    the GPUs that the learner leaves) allows."""
     if settings.workers != "all":
         return settings.workers
     if RESOURCE in supply:
@@ -65,7 +68,8 @@ def count(settings: RolloutSettings, supply: dict[str, float], learner_gpus: int
 
 
 def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) -> None:
-    """Raises UnschedulableError where learner ranks and workers do not all get a GPU: two ranks of NCCL cannot share one."""
+    """Raises UnschedulableError where learner ranks and workers do not all get a GPU: two ranks of NCCL
+    cannot share one."""
     gpus = int(supply.get("GPU", 0))
     if not gpus:
         return
@@ -88,7 +92,8 @@ def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) 
 
 
 async def reserve(settings: RolloutSettings) -> PlacementGroup:
-    """Hold the resources of one worker. Raises UnschedulableError after SCHEDULE_SECONDS (or the start timeout, if shorter)."""
+    """Hold the resources of one worker. Raises UnschedulableError after SCHEDULE_SECONDS (or the start
+    timeout, if shorter)."""
     group = ray.util.placement_group([demand(settings, ray.cluster_resources())])
     limit = min(SCHEDULE_SECONDS, settings.start_timeout_seconds)
     try:

@@ -1,4 +1,5 @@
-"""The pool of rollout workers: it spreads trajectories over them, and runs again elsewhere what one did not finish.
+"""The pool of rollout workers: it spreads trajectories over them, and runs again elsewhere what one did not
+finish.
 
     driver -> RolloutPool -> Membership -> w0.1, w1.1, ...   Ray actors: agent loops + engine
 
@@ -50,7 +51,8 @@ _ELSEWHERE = (
 
 
 class RolloutPool:
-    """See the module. All methods belong to one event loop. `on_event` is told of joins, losses, retries and failures, as flat dicts.
+    """See the module. All methods belong to one event loop. `on_event` is told of joins, losses, retries and
+    failures, as flat dicts.
     learner_gpus: GPUs that workers="all" leaves to the learner."""
 
     def __init__(
@@ -84,7 +86,8 @@ class RolloutPool:
         self._pauses: set[asyncio.Task] = set()
 
     async def start(self) -> None:
-        """Start the configured number of workers. Raises UnschedulableError, EngineMissingError, or NoWorkersError naming the worker."""
+        """Start the configured number of workers. Raises UnschedulableError, EngineMissingError, or
+        NoWorkersError naming the worker."""
         try:
             await self._membership.start()
         except BaseException:
@@ -92,7 +95,8 @@ class RolloutPool:
             raise
 
     async def close(self) -> None:
-        """End all workers and their engines. May be called again; what still runs fails with NoWorkersError."""
+        """End all workers and their engines. May be called again; what still runs fails with
+        NoWorkersError."""
         for job in list(self._open):
             if not job.future.done():
                 job.future.set_exception(NoWorkersError("the rollout pool was closed"))
@@ -132,16 +136,16 @@ class RolloutPool:
         return self._membership.lacking(n, held)
 
     async def scale(self, n: int | Literal["all"]) -> None:
-        """Want `n` workers from now on; "all": as many as the cluster allows, now and when nodes come and go. More: returns at once; they
-        join once they hold the current weights. Fewer: returns when the last ones have finished what they run. 0: trajectories that still wait
-        fail with NoWorkersError."""
+        """Want `n` workers from now on; "all": as many as the cluster allows, now and when nodes come and go.
+        More: returns at once; they join once they hold the current weights. Fewer: returns when the last ones
+        have finished what they run. 0: trajectories that still wait fail with NoWorkersError."""
         if n != "all" and n < 0:
             raise ValueError(f"the number of workers can't be negative; got {n}")
         await self._membership.scale(n)
 
     def drain(self, id: str) -> Coroutine[Any, Any, None]:
-        """Let a worker finish what it runs, then end it; from the call on the pool wants one worker fewer. Raises KeyError for an unknown
-        worker."""
+        """Let a worker finish what it runs, then end it; from the call on the pool wants one worker fewer.
+        Raises KeyError for an unknown worker."""
         return self._membership.drain(id)
 
     def waits(self) -> list[tuple[str, Any]]:
@@ -149,20 +153,25 @@ class RolloutPool:
         return [(m.id, m.actor.waits.remote()) for m in self._membership.all()]
 
     async def receivers(self, version: int) -> list[WeightsReceiver]:
-        """The workers that are to be offered `version`: all that do not hold it whole. Raises WeightSyncError for an older version."""
+        """The workers that are to be offered `version`: all that do not hold it whole. Raises WeightSyncError
+        for an older version."""
         return await self._membership.delivery.receivers(version)
 
     @property
     def wants_weights(self) -> bool:
-        """Whether workers wait for the version in force, and only the learner can give it to them: sync it again."""
+        """Whether workers wait for the version in force, and only the learner can give it to them: sync it
+        again."""
         return self._membership.delivery.wants_learner
 
     async def sync(self, update: WeightUpdate) -> None:
-        """Bring a version of the weights to the workers it was offered to; from then on only those that hold it serve.
+        """Bring a version of the weights to the workers it was offered to; from then on only those that hold
+        it serve.
 
-        A worker that fails is replaced, and its successor catches up by itself. Raises WeightSyncError where the version is not newer, or no
-        worker took it: then the old version stays in force, and workers that still hold it whole go on with it. Raises GroupBrokenError where
-        a worker that is not to blame did not get it whole: offer it and send it again.
+        A worker that fails is replaced, and its successor catches up by itself. Raises WeightSyncError where
+        the version is not newer, or no
+        worker took it: then the old version stays in force, and workers that still hold it whole go on with
+        it. Raises GroupBrokenError where a worker that is not to blame did not get it whole: offer it and
+        send it again.
         """
         await self._membership.delivery.sync(update)
 
@@ -177,7 +186,8 @@ class RolloutPool:
     async def logprobs(
         self, worker_id: str, ids: list[list[int]], temperature: float = 1.0
     ) -> list[list[float]]:
-        """Log-probs that a worker gives to tokens, under the weights it holds now. Raises KeyError for an unknown worker."""
+        """Log-probs that a worker gives to tokens, under the weights it holds now. Raises KeyError for an
+        unknown worker."""
         member = self._membership.get(worker_id)
         return await member.call(
             "logprobs", ids, temperature, timeout_seconds=self._settings.trajectory_timeout_seconds
@@ -188,8 +198,8 @@ class RolloutPool:
     ) -> list[Trajectory]:
         """Sample all requests; trajectories in their order. `on_done` is told of each as it finishes.
 
-        Raises NoWorkersError, a trajectory's own error, and errors of the place or moment that came ATTEMPTS times
-        (RetrieverUnavailable, TrajectoryTimeoutError, ...).
+        Raises NoWorkersError, a trajectory's own error, and errors of the place or moment that came ATTEMPTS
+        times (RetrieverUnavailable, TrajectoryTimeoutError, ...).
         """
         repeated = [uid for uid, n in Counter(r.uid for r in requests).items() if n > 1]
         if repeated:
@@ -355,7 +365,8 @@ class RolloutPool:
     # -- deterministic mode
 
     async def _rollout_in_lockstep(self, requests, on_done) -> list[Trajectory]:
-        """Groups go round the slots in their order; each slot runs its share as one batch, again from the start if its worker dies."""
+        """Groups go round the slots in their order; each slot runs its share as one batch, again from the
+        start if its worker dies."""
         shares: dict[int, list[TrajectoryRequest]] = {}
         slots: dict[str, int] = {}
         for request in requests:

@@ -1,4 +1,5 @@
-"""Learner and workers that share GPUs use them in turns: an engine starts in the workers' turn alone, and where there is no sharing it is always theirs."""
+"""Learner and workers that share GPUs use them in turns: an engine starts in the workers' turn alone, and
+where there is no sharing it is always theirs."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ class Turns:
     async def of_learner(
         self, timeout_seconds: float, in_vain: Callable[[], set[asyncio.Task]] = set
     ) -> None:
-        """No engine starts from here on. Those that are starting are waited for, and given up after `timeout_seconds`; at once those that
-        wait `in_vain`: for what only the learner can send, after its turn."""
+        """No engine starts from here on. Those that are starting are waited for, and given up after
+        `timeout_seconds`; at once those that wait `in_vain`: for what only the learner can send, after its
+        turn."""
         self._workers.clear()
         deadline = time.monotonic() + timeout_seconds
         while self._starting:

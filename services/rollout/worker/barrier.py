@@ -1,4 +1,5 @@
-"""A turn barrier: all trajectories of a batch take their turn together. For deterministic runs, and as the baseline of the benchmark."""
+"""A turn barrier: all trajectories of a batch take their turn together. For deterministic runs, and as the
+baseline of the benchmark."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class TurnBarrier:
-    """Holds the calls of `size` trajectories until each has made its own or has left, then makes them as one batch, in order."""
+    """Holds the calls of `size` trajectories until each has made its own or has left, then makes them as one
+    batch, in order."""
 
     def __init__(self, engine: Engine, size: int):
         self._engine, self._active = engine, size

@@ -2,8 +2,9 @@
 
     ids = prompt | action 0 | observation 0 | action 1 | observation 1 | ... | action n
 
-Each engine call is given all ids so far, so the ids of turn k are an exact prefix of those of turn k + 1, and the engine's prefix cache
-holds them. What the model wrote is never encoded again: text is decoded only to look for tags (Search-R1, arXiv 2503.09516, section 3.2).
+Each engine call is given all ids so far, so the ids of turn k are an exact prefix of those of turn k + 1, and
+the engine's prefix cache holds them. What the model wrote is never encoded again: text is decoded only to
+look for tags (Search-R1, arXiv 2503.09516, section 3.2).
 """
 
 from __future__ import annotations
@@ -58,11 +59,12 @@ async def run_trajectory(
 ) -> Trajectory:
     """Sample one trajectory. observe: the template's `observation_ids`, made elsewhere than on this loop.
 
-    `max_turns` generations may search; one more follows in which a search is not carried out. An action without a tag gets the template's
-    notice and uses its turn up. `finish` is `answer`, `turns` (no answer in the last turn) or `length` (no room left in `max_model_tokens`).
+    `max_turns` generations may search; one more follows in which a search is not carried out. An action
+    without a tag gets the template's notice and uses its turn up. `finish` is `answer`, `turns` (no answer in
+    the last turn) or `length` (no room left in `max_model_tokens`).
 
-    Raises NonFiniteLogprobError after SAMPLING_ATTEMPTS samples with non-finite log-probs, PromptTooLongError, and whatever `search` and
-    the engine raise.
+    Raises NonFiniteLogprobError after SAMPLING_ATTEMPTS samples with non-finite log-probs,
+    PromptTooLongError, and whatever `search` and the engine raise.
     """
     started = time.monotonic()
     for attempt in range(SAMPLING_ATTEMPTS):

@@ -85,7 +85,8 @@ def _meant(text: str, thinking: bool) -> Iterator[Pair]:
 
 
 def _pairs(text: str, shown: str, start: int, end: int) -> Iterator[Pair]:
-    """From the last opening tag to the first closing one of its kind. shown: the text without its thoughts."""
+    """From the last opening tag to the first closing one of its kind. shown: the text without its
+    thoughts."""
     opened: dict[str, re.Match[str]] = {}
     for tag in _TAG.finditer(shown, start, end):
         if not tag[1]:

@@ -1,7 +1,8 @@
 """The policy's tokenizer, as it was saved.
 
-`AutoTokenizer` gives every model of type qwen2 (and some others) the tokenizer class of that type, whatever the folder says: a word-level
-tokenizer saved beside a Qwen2 model comes back as a byte-level one, and most of its words are gone.
+`AutoTokenizer` gives every model of type qwen2 (and some others) the tokenizer class of that type, whatever
+the folder says: a word-level tokenizer saved beside a Qwen2 model comes back as a byte-level one, and most of
+its words are gone.
 """
 
 from __future__ import annotations

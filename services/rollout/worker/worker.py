@@ -1,4 +1,5 @@
-"""A rollout worker: one engine, its agent loops, its weights. A plain class; `services.rollout.pool.pool` runs it as an asynchronous Ray actor."""
+"""A rollout worker: one engine, its agent loops, its weights. A plain class; `services.rollout.pool.pool`
+runs it as an asynchronous Ray actor."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class StaleVersionError(WeightSyncError):
 
 
 async def start_engine(settings: RolloutSettings, model_path: str, seed: int) -> Engine:
-    """Start `settings.engine`; in deterministic mode vLLM is stepped in this process. Raises EngineMissingError."""
+    """Start `settings.engine`; in deterministic mode vLLM is stepped in this process. Raises
+    EngineMissingError."""
     if settings.engine == "transformers":
         from services.rollout.engines.transformers_engine import TransformersEngine
 
@@ -71,7 +73,8 @@ async def start_engine(settings: RolloutSettings, model_path: str, seed: int) ->
 
 
 class RolloutWorker:
-    """`start()` first; then any number of `rollout` calls at the same time. `info()` answers at any moment."""
+    """`start()` first; then any number of `rollout` calls at the same time. `info()` answers at any
+    moment."""
 
     def __init__(
         self,
@@ -95,7 +98,8 @@ class RolloutWorker:
         self._engine: Engine | None = None
         self._template = None
         self._reader = None
-        """A template of its own for the thread that makes observations: tokenizers must not be called by two threads at once."""
+        """A template of its own for the thread that makes observations: tokenizers must not be called by two
+        threads at once."""
         self._reading = ThreadPoolExecutor(1, "observations")
         self._version, self._synced = 0, False
         self._state, self._draining = "starting", False
@@ -116,7 +120,8 @@ class RolloutWorker:
         return make_template(self._settings.template, load_tokenizer(self._model_path), self._settings)
 
     async def _observe(self, hits: list[Hit], budget: int) -> Observation:
-        """An observation, made in a thread: long passages would hold up all other trajectories, and the answer to a ping."""
+        """An observation, made in a thread: long passages would hold up all other trajectories, and the
+        answer to a ping."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._reading, self._reader.observation_ids, hits, budget)
 
@@ -142,11 +147,13 @@ class RolloutWorker:
         return self._ready().info()
 
     async def rollout(self, request: TrajectoryRequest) -> Trajectory:
-        """Sample one trajectory. Raises WorkerUnavailableError, TrajectoryTimeoutError, RetrieverUnavailable, and what `run_trajectory` raises."""
+        """Sample one trajectory. Raises WorkerUnavailableError, TrajectoryTimeoutError, RetrieverUnavailable,
+        and what `run_trajectory` raises."""
         return await self._one(request, self._ready())
 
     async def rollout_batch(self, requests: list[TrajectoryRequest]) -> list[Trajectory]:
-        """Sample a batch turn by turn, always in the order of the uids: the same batch and weights give the same bits.
+        """Sample a batch turn by turn, always in the order of the uids: the same batch and weights give the
+        same bits.
 
         Returns trajectories in the order of `requests`. One that fails fails the batch.
         """
@@ -173,8 +180,9 @@ class RolloutWorker:
     async def update_weights(self, update: WeightUpdate) -> int:
         """Take a whole version of the weights; sampling is held meanwhile. Returns the version now held.
 
-        Raises StaleVersionError for a version that is not newer; WeightMismatchError, GroupMismatchError and GroupBrokenError before the
-        engine is touched. Any other error, HalfWrittenError among them, leaves a worker that is refused by `rollout` until a whole version arrives.
+        Raises StaleVersionError for a version that is not newer; WeightMismatchError, GroupMismatchError and
+        GroupBrokenError before the engine is touched. Any other error, HalfWrittenError among them, leaves a
+        worker that is refused by `rollout` until a whole version arrives.
         """
         engine = self._ready(failed_too=True)
         async with self._sync:
@@ -225,7 +233,8 @@ class RolloutWorker:
         return None
 
     async def offer_weights(self, receiver: WeightsReceiver, version: int, backend: str) -> WeightUpdate:
-        """Offer this worker's weights to one that joins. Raises WeightSyncError where it does not hold `version` whole."""
+        """Offer this worker's weights to one that joins. Raises WeightSyncError where it does not hold
+        `version` whole."""
         self._ready()
         if self._version != version or self._state != "ready":
             raise WeightSyncError(
@@ -238,11 +247,13 @@ class RolloutWorker:
         )
 
     async def lend_weights(self, update: WeightUpdate) -> None:
-        """Send what was offered, and go on sampling. New weights that arrive meanwhile end the loan. Raises GroupBrokenError, GroupMismatchError."""
+        """Send what was offered, and go on sampling. New weights that arrive meanwhile end the loan. Raises
+        GroupBrokenError, GroupMismatchError."""
         await self._ready().lend_weights(update.payload)
 
     async def logprobs(self, token_ids: list[list[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Log-prob of each token given those before it, under the weights now held; the first of each row is 0.0."""
+        """Log-prob of each token given those before it, under the weights now held; the first of each row is
+        0.0."""
         return await self._ready().logprobs(token_ids, temperature)
 
     async def sleep(self) -> None:

@@ -21,8 +21,8 @@ _MEMBERS = ("stop", "min_observation_tokens", "prompt_ids", "decode", "parse", "
 
 
 def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:
-    """`name` is a known template or the import path of a class that is called with `(tokenizer, settings)`; it is looked for where Python
-    looks, and in the current folder. Raises TemplateError."""
+    """`name` is a known template or the import path of a class that is called with `(tokenizer, settings)`;
+    it is looked for where Python looks, and in the current folder. Raises TemplateError."""
     path = _KNOWN.get(name, name)
     if ":" not in path:
         near = nearest(name, _KNOWN)

@@ -1,7 +1,8 @@
 """What a template is: the text that surrounds a policy. Prompt, tags, observations.
 
-A template turns questions and search results into token ids, once; the loop appends those ids and never encodes again what the model wrote.
-Your own: subclass `TagTemplate`, or write a class with the members of `Template`, and name it as `rollout.template: package.module:Name`.
+A template turns questions and search results into token ids, once; the loop appends those ids and never
+encodes again what the model wrote. Your own: subclass `TagTemplate`, or write a class with the members of
+`Template`, and name it as `rollout.template: package.module:Name`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CHARS_PER_TOKEN = 8
-"""Characters that are encoded first for each token that is wanted. Text of many languages has fewer; where it has more, twice as much is next."""
+"""Characters that are encoded first for each token that is wanted. Text of many languages has fewer; where it
+has more, twice as much is next."""
 SPARE_CHARS, SPARE_TOKENS = 256, 16
 """Encoded beyond what is wanted, so that a word in which the text is cut does not matter."""
 
@@ -34,7 +36,8 @@ class TemplateError(ValueError):
 
 @dataclass(frozen=True)
 class ParsedAction:
-    """What the model did: `content` is the query or the answer, stripped; empty where the action is invalid."""
+    """What the model did: `content` is the query or the answer, stripped; empty where the action is
+    invalid."""
 
     kind: ActionKind
     content: str

@@ -1,6 +1,8 @@
-"""The laboratory's text form: what the tiny policy reads and writes. One definition for the rollout and for the warm start.
+"""The laboratory's text form: what the tiny policy reads and writes. One definition for the rollout and for
+the warm start.
 
-Every word is one token, and words are separated by one space, so text and tokens are the same thing. A whole trajectory:
+Every word is one token, and words are separated by one space, so text and tokens are the same thing. A whole
+trajectory:
 
     <bos> what is the river of the town where n36 n199 was born ?                                        prompt
     <think> first born </think> <search> n36 n199 born </search>                                         action
@@ -9,8 +11,9 @@ Every word is one token, and words are separated by one space, so text and token
     <information> <doc> n123 mayor n5 river n77 <doc> ... </information>                                 observation
     <think> found river n77 </think> <answer> n77 </answer>                                              action
 
-An action ends with the token `</search>` or `</answer>`. The text of `<search>...</search>`, stripped, is the query; the documents of the
-answer follow each other in the retriever's order. Nothing found, or an action with neither tag, has its own observation below.
+An action ends with the token `</search>` or `</answer>`. The text of `<search>...</search>`, stripped, is the
+query; the documents of the answer follow each other in the retriever's order. Nothing found, or an action
+with neither tag, has its own observation below.
 """
 
 from __future__ import annotations

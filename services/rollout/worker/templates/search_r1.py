@@ -1,4 +1,5 @@
-"""The Search-R1 template (arXiv 2503.09516). Its text is wire data: checkpoints were trained on it, word for word."""
+"""The Search-R1 template (arXiv 2503.09516). Its text is wire data: checkpoints were trained on it, word for
+word."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def in_chat(tokenizer: Any, turns: list[tuple[str, list[str]]]) -> list[str]:
 
 
 class SearchR1Template(TagTemplate):
-    """Prompt as one user turn (chat template where the tokenizer has one, else raw), documents as `Doc 1(Title: "X") text`."""
+    """Prompt as one user turn (chat template where the tokenizer has one, else raw), documents as `Doc
+    1(Title: "X") text`."""
 
     head = "\n\n<information>"
     tail = "</information>\n\n"
