@@ -41,7 +41,7 @@ def test_every_page_is_reached_from_the_navigation():
     assert sorted(next(iter(entry.values())) for entry in nav) == PAGES
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
 def test_links_of_the_front_pages_lead_to_files(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     missing = [target for target in LINK.findall(text) if not (ROOT / target).exists()]
