@@ -206,6 +206,7 @@ def test_several_workers_share_an_index_add_up_their_metrics_and_drain(small_ind
 
 
 def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
+    pytest.importorskip("mcp")
     given = {
         "corpus": "c", "host": "0.0.0.0", "port": 1, "topk": 4, "retriever_name": "e5", "retriever_model": "m",
         "encoder_dtype": "float16", "faiss_gpu": True, "reranker": "r", "rerank_depth": 5, "workers": 6, "batch_size": 7,
