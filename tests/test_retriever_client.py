@@ -237,7 +237,7 @@ async def test_the_token_is_sent(small_index):
         async with RetrieverClient(guarded.url, token="s3cret") as client:
             assert len(await client.retrieve(["river"], 2)) == 1
         async with RetrieverClient(guarded.url) as client:
-            with pytest.raises(RequestRefused, match="401 a token is required"):
+            with pytest.raises(RequestRefused, match="401 a token is needed"):
                 await client.retrieve(["river"], 2)
 
 

@@ -23,6 +23,7 @@ from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.service import Service
 from retriever_service.http.web import BoundedBodies
 from retriever_service.settings import ServerSettings
+from services.common.extras import not_imported
 from services.common.http.bodies import Room
 
 PATH = "/mcp"
@@ -33,10 +34,8 @@ def require_mcp() -> type:
     """The package's server class. Raises EnvironmentLacks without it."""
     try:
         from mcp.server import MCPServer
-    except ImportError:
-        raise EnvironmentLacks(
-            "--mcp needs the package mcp, version 2: pip install 'unspiral[mcp]'"
-        ) from None
+    except ImportError as e:
+        raise EnvironmentLacks(f"--mcp needs version 2 of mcp: {not_imported(e, 'mcp')}") from None
     return MCPServer
 
 

