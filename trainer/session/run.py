@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from services.common import signals
+from services.local_ray import end_what_is_left
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config, ConfigError
 from trainer.data import models
@@ -231,6 +232,7 @@ def _leave_without_ray(lost: RayLost, driver: Driver, began: float | None) -> No
     progress.close()
     output.drain()
     output.complain(f"unspiral: {lost}; {what_is_left(folder, driver)}")
+    end_what_is_left()
     os._exit(lost.exit_code)
 
 
