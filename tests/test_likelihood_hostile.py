@@ -305,7 +305,9 @@ class Poisoned(BaseHTTPRequestHandler):
     def do_POST(self):
         step = json.loads(self.rfile.read(int(self.headers["content-length"])))["step"]
         self.seen.append(step)
-        self.answer(500 if step == 1 else 200, b'{"detail": "internal error: TypeError"}')
+        broken = step == 1
+        said = {"detail": "internal error: TypeError"} if broken else {"run": "run", "step": step}
+        self.answer(500 if broken else 200, json.dumps(said).encode())
 
     def do_GET(self):
         self.answer(200, b"{}")

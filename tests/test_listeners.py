@@ -56,7 +56,7 @@ def answers(host, at: str, ports, token: str | None = None) -> dict[int, dict[st
 
 def task(address: str, token: str | None) -> subprocess.CompletedProcess:
     """Who is refused may ask again for minutes before it gives up: it is ended, with 124."""
-    command = ["timeout", "100", sys.executable, STRANGER, "task", address]
+    command = ["timeout", "-k", "5", "60", sys.executable, STRANGER, "task", address]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=strangers(token))
 
 

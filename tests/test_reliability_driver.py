@@ -159,7 +159,7 @@ def test_trajectories_that_are_too_old_are_dropped_and_counted():
     pairs = [trajectory("a", 4), trajectory("b", 2), trajectory("c", 4, group="h")]
     last = replace(batch, trajectories=pairs).drop_older_than(3)
     assert [t.uid for t in last.trajectories] == ["c"], "what is left of a pair is no group born with one"
-    assert last.counts == {"rollout/stale_dropped": 2.0}
+    assert last.counts == {"rollout/stale_dropped": 2.0, "reward/missing": 0.0}
 
 
 # -- pause

@@ -198,7 +198,9 @@ class Traced:
 
     def update(self, tokens, **options):
         self.trace.append("update")
-        return SimpleNamespace(logp_old=np.zeros(0), entropy_old=np.zeros(0), metrics={})
+        return SimpleNamespace(
+            logp_old=np.zeros(0), entropy_old=np.zeros(0), metrics={}, moved=True, idle=False
+        )
 
     def score(self, batch):
         self.trace.append("score")

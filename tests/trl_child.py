@@ -37,6 +37,7 @@ def part(rank, step):
         "completion_ids": torch.randint(3, WORDS, (ROWS, 5), generator=draw),
         "completion_mask": torch.ones(ROWS, 5, dtype=torch.long),
         "advantages": torch.where(torch.arange(ROWS) % 2 == 0, 1.0, -1.0),
+        "rewards": torch.where(torch.arange(ROWS) % 2 == 0, 1.0, 0.0),
     }
 
 
@@ -49,7 +50,13 @@ def main(url, spool):
     torch.manual_seed(0)
     args = SimpleNamespace(process_index=rank, per_device_train_batch_size=8)
     callback = module.LikelihoodCallback(url, run="two", spool_dir=spool)
-    callback.trainer = SimpleNamespace(model=Policy(), args=args, temperature=1.0)
+    callback.trainer = SimpleNamespace(
+        model=Policy(),
+        args=args,
+        temperature=1.0,
+        _calculate_rewards=None,
+        _generate_and_score_completions=None,
+    )
     state = SimpleNamespace(global_step=0)
     callback.on_train_begin(args, state, None)
     for step in range(1, STEPS + 1):

@@ -3,7 +3,6 @@ dead."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import socket
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from services.common.files import lock
 from services.common.semaphores import dead_semaphores
 from services.weight_sync.shared_memory import orphans
 
@@ -92,11 +92,11 @@ def _addresses(folder: Path) -> Iterator[Leftover]:
 
 
 def _locked(run: Path) -> bool:
-    try:
-        with open(run / ".lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    file = run / ".lock"
+    if not file.exists():
         return False
+    try:
+        lock(file).close()
     except OSError:
         return True
     return False
