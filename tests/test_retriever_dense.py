@@ -184,7 +184,7 @@ def test_conversion_keeps_the_recall_that_it_reports(dense_index, tmp_path, kind
 
 def test_the_convert_command_prints_recall_over_questions(dense_index, tmp_path, monkeypatch, capsys):
     (tmp_path / "q.jsonl").write_text(
-        '{"question": "who was born in Morwen?"}\nplain question about Fennick\n'
+        '{"question": "who was born in Morwen?"}\n{"question": "where does Fennick live?"}\n'
     )
     words = [
         "index",
@@ -451,7 +451,13 @@ def test_what_a_build_of_another_kind_left_gets_into_no_index(dense_index, tiny_
     break_off(stage, corpus=CORPUS, out=tmp_path / "i", **options)
     assert (tmp_path / "i.building" / ("terms" if left == "bm25" else "vectors")).exists()
     info, _ = convert_index(dense_index, tmp_path / "i", "SQ8", sample=10)
-    assert set(info.files) == {"dense/faiss.index", "documents.jsonl", "documents.offsets"}
+    assert set(info.files) == {
+        "dense/faiss.index",
+        "documents.jsonl",
+        "documents.offsets",
+        "lookup.keys",
+        "lookup.rows",
+    }
 
 
 def test_a_working_folder_that_is_of_no_build_is_left_alone(tmp_path):

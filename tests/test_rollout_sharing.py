@@ -245,9 +245,9 @@ class OneStep(Driver):
 
     async def next_batch(self, step):
         self.traced.trace.append("rollout")
-        return SimpleNamespace(trajectories=[], cursor={}, seconds=0.0)
+        return SimpleNamespace(trajectories=[], rewards=np.zeros(0), cursor={}, seconds=0.0)
 
-    async def rescore(self, prepared):
+    async def rescore(self, prepared, moved):
         await self.on_learner(self.system.learner.score, None)
         return None, 0.0
 

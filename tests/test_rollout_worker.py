@@ -223,7 +223,8 @@ async def test_a_missing_engine_says_what_to_install(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(
-        EngineMissingError, match=r"install the extra `cpu` or `gpu`, or set rollout\.engine=transformers"
+        EngineMissingError,
+        match=r"rollout\.engine=vllm: vllm is not installed; in a checkout of Unspiral: pip install",
     ) as e:
         await module.start_engine(RolloutSettings(), "m", 0)
     assert e.value.exit_code == 3

@@ -59,7 +59,7 @@ class Kept:
     def __init__(self):
         self.posted = []
 
-    def get_tokens(self, run, step):
+    def get_tokens(self, run, step, timeout_seconds=None):
         return None
 
     def put_tokens(self, run, step, batch, attempt):
