@@ -84,7 +84,7 @@ def test_a_command_that_needs_an_extra_says_which(tmp_path):
         HEAVY, f"from trainer.commands.cli import main; main(['train', '--config', {str(config)!r}])"
     )
     assert done.returncode == 3
-    assert f"torch is not installed; {how_to_install('cpu')}" in done.stderr
+    assert f"ray is not installed; {how_to_install('cpu')}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
