@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from services.common.quick_transformers import skip_scikit_learn
 from services.weight_sync.base import WeightMismatchError
 
 
 def model_shapes(model_path: str) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """Names and shapes of a model folder's parameters, and the names that are tied to another (these may be
     left out)."""
+    skip_scikit_learn()
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

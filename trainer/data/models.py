@@ -19,6 +19,7 @@ import typer
 from services.common.extras import how_to_install, not_imported
 from services.common.files import folder_written_aside
 from services.common.names import accepted, nearest
+from services.common.quick_transformers import skip_scikit_learn
 
 Say = Callable[[str], None]
 
@@ -221,6 +222,7 @@ def _convert_gguf(source: Path, out: Path, name: str) -> None:
     """Dequantise, and write bfloat16 safetensors with the embedding tied if the file has one matrix for both
     ends."""
     try:
+        skip_scikit_learn()
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ModuleNotFoundError as e:

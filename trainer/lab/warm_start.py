@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.common.files import folder_written_aside
+from services.common.quick_transformers import skip_scikit_learn
 from trainer.data.models import cache_dir
 from trainer.lab.demonstrations import Kind, Library, Piece, demonstration, drill
 from trainer.lab.tokenizer import build_tokenizer, vocabulary
@@ -65,6 +66,7 @@ class WarmStart:
 
 def new_model(settings: WarmStart) -> Qwen3ForCausalLM:
     """An untrained policy, fp32, with exactly the tokenizer's rows. The caller seeds torch."""
+    skip_scikit_learn()
     from torch import nn
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from services.common.quick_transformers import skip_scikit_learn
 from trainer.learner.micro_batches import Segments
 
 NAME = "unspiral_packed"
@@ -97,6 +98,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scalin
 
 def register() -> str:
     """Make the attention known to transformers; gives the name to load a model with."""
+    skip_scikit_learn()
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention)

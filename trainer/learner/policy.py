@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from services.common.quick_transformers import skip_scikit_learn
 from trainer.algorithms import token_logprobs
 from trainer.learner import attention as packed_attention
 from trainer.learner import lora
@@ -119,6 +120,7 @@ def load_policy(
 ) -> PolicyModel:
     """The model of a folder, on the CPU. packed: for rows that lie end to end. options: of `prepare_policy`,
     whose errors it raises too."""
+    skip_scikit_learn()
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from services.common.quick_transformers import skip_scikit_learn
 from services.rollout.engines.base import GenerateCall, Generation, check_all_loaded, check_may_serve
 from services.rollout.engines.own_thread import OwnThread
 from services.rollout.worker.tokenizer import load_tokenizer
@@ -42,6 +43,7 @@ class TransformersEngine(OwnThread):
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="transformers")
 
         def build():
+            skip_scikit_learn()
             import torch
             from transformers import AutoModelForCausalLM
 

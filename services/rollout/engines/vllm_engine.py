@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from services.common.quick_transformers import skip_scikit_learn
 from services.rollout.engines.base import (
     EngineDeadError,
     GenerateCall,
@@ -184,6 +185,7 @@ class VllmEngine:
         before = set(psutil.Process().children(recursive=True))
 
         def build():
+            skip_scikit_learn()
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -311,6 +313,7 @@ class LockstepVllmEngine(OwnThread):
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
 
         def build():
+            skip_scikit_learn()
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from services.common.quick_transformers import skip_scikit_learn
+
 _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Saved classes that mean: what tokenizer.json says, and nothing else."""
 
@@ -22,13 +24,16 @@ class TokenizerError(ValueError):
 
 def load_tokenizer(model_path: str | Path):
     """The tokenizer of a model folder. Raises TokenizerError."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     folder = Path(model_path)
     saved = folder / "tokenizer_config.json"
     named = json.loads(saved.read_text(encoding="utf-8")).get("tokenizer_class") if saved.is_file() else None
     if named in _GENERIC and (folder / "tokenizer.json").is_file():
         return PreTrainedTokenizerFast.from_pretrained(folder)
+    skip_scikit_learn()
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(model_path)
     except (OSError, ValueError) as e:
