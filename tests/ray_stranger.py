@@ -55,8 +55,12 @@ def grpc_answer(address: str, call: str) -> str:
 
 def run_task(address: str) -> str:
     import ray
+    from ray._private import services
 
-    ray.init(address=address, log_to_driver=False, configure_logging=False)
+    services.resolve_ip_for_localhost = lambda host: (
+        host
+    )  # Ray would ask this machine's outer address instead
+    ray.init(_node_ip_address="127.0.0.1", address=address, log_to_driver=False, configure_logging=False)
     return ray.get(ray.remote(num_cpus=0)(lambda: "ran").remote(), timeout=30)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -135,4 +136,6 @@ async def test_an_odd_answer_that_stays_ends_the_rollout_in_one_line(cluster, po
     finally:
         odd.stays = None
     assert error.value.exit_code == 3 and "\n" not in str(error.value)
-    assert any("no usable answer within 0.3 s" in e["reason"] for e in retries), retries
+    # Four searches at once on a busy machine: the last answer may also be one that did not come.
+    lacks = re.compile(f"retriever at {re.escape(odd.url)}: no (usable )?answer within 0.3 s")
+    assert retries and all(lacks.search(e["reason"]) for e in retries), retries

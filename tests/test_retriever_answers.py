@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 
 import pytest
 from test_retriever_client import scripted  # noqa: F401
@@ -152,30 +153,22 @@ async def test_a_search_without_a_match_stays_an_empty_list(scripted):
     assert len(seen) == 1
 
 
-async def test_a_long_answer_does_not_hold_up_the_loop(scripted):
+@pytest.mark.parametrize(("chars", "on_the_loop"), [(400_000, False), (200, True)])
+async def test_a_long_answer_is_read_in_a_thread(scripted, monkeypatch, chars, on_the_loop):
     url, answers, _ = scripted
-    passages = [hit("\u00e9 " * 200_000) for _ in range(30)]
-    answers.append(
-        (
-            200,
-            gzip.compress(json.dumps({"result": [passages]}).encode(), 1, mtime=0),
-            {"content-encoding": "gzip"},
-        )
-    )
-    turns, over = 0, asyncio.Event()
+    body = json.dumps({"result": [[hit("\u00e9 " * (chars // 2)) for _ in range(30)]]}).encode()
+    answers.append((200, gzip.compress(body, 1, mtime=0), {"content-encoding": "gzip"}))
+    readers = []
 
-    async def count():
-        nonlocal turns
-        while not over.is_set():
-            turns += 1
-            await asyncio.sleep(0.005)
+    def read(*arguments):
+        readers.append(threading.get_ident())
+        return read_answer(*arguments)
 
+    monkeypatch.setattr("retriever_service.client.read_answer", read)
     async with RetrieverClient(url, timeout_seconds=30) as client:
-        counting = asyncio.create_task(count())
         (hits,) = await client.retrieve(["q"], 30)
-        over.set()
-        await counting
-    assert len(hits) == 30 and len(hits[0].contents) == 400_000 and turns > 3
+    assert len(hits) == 30 and len(hits[0].contents) == chars
+    assert [reader == threading.get_ident() for reader in readers] == [on_the_loop]
 
 
 async def test_what_searches_wait_for_is_told_once_it_takes_long(scripted, monkeypatch):
