@@ -7,7 +7,7 @@ import sys
 import typer
 
 from retriever_service.cli import index_app, serve_retriever
-from services.common.http.errors import OneLineError
+from services.common.errors import UnspiralError
 
 app = typer.Typer(help="A retrieval service that speaks Search-R1's interface.", no_args_is_help=True)
 app.add_typer(index_app, name="index")
@@ -17,7 +17,7 @@ app.command("serve")(serve_retriever)
 def main() -> None:
     try:
         app()
-    except OneLineError as error:
+    except UnspiralError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 

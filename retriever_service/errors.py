@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from services.common.http.errors import OneLineError
+from services.common.errors import UserError
 
 
-class RetrieverError(OneLineError):
+class RetrieverError(UserError):
     """Base of this package's errors. `exit_code`: 2 bad usage or data, 3 the environment lacks something, 1
     anything else."""
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from services.common.errors import UserError
 from services.common.http.auth import (
     COOKIE,
     TokenRequired,
@@ -14,7 +15,6 @@ from services.common.http.auth import (
     refuse_wide_without_token,
     required_token,
 )
-from services.common.http.errors import OneLineError
 from services.common.http.hosts import is_ours
 from services.control.cli import ask
 from services.control.records import RunStatus
@@ -175,7 +175,7 @@ def test_a_token_loses_the_line_break_of_the_file_that_it_comes_from(monkeypatch
 def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(monkeypatch, token):
     monkeypatch.setenv("UNSPIRAL_API_TOKEN", token)
     for use in (required_token, lambda url: ask(RunStatus, "GET", url, "/v1/status")):
-        with pytest.raises(OneLineError, match=r"UNSPIRAL_API_TOKEN: character [23] is U\+00") as caught:
+        with pytest.raises(UserError, match=r"UNSPIRAL_API_TOKEN: character [23] is U\+00") as caught:
             use("http://127.0.0.1:9")
         assert caught.value.exit_code == 2 and "cret" not in str(caught.value)
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
-from services.common.http.errors import OneLineError
+from services.common.errors import UserError
 
 MAX_WORKERS = 10_000
 
 
-class ControlError(OneLineError):
+class ControlError(UserError):
     """A request that cannot be carried out; one line says why."""
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationError
 from pydantic_core import from_json
 
-from services.common.http.errors import OneLineError
+from services.common.errors import UserError
 from services.common.names import accepted
 
 MAX_STEP = 1_000_000
@@ -54,7 +54,7 @@ METRIC_NAME = re.compile(METRIC_PATTERN)
 _ROUNDING = 1e-3  # a sum of log-probs near 0 may come out a little above it
 
 
-class LikelihoodError(OneLineError):
+class LikelihoodError(UserError):
     """A mistake in what the likelihood service, its store or its commands are given."""
 
 

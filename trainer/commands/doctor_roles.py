@@ -9,9 +9,9 @@ import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
+from services.common.errors import UnspiralError
 from services.common.extras import EXTRAS, how_to_install
 from services.common.http.auth import TOKEN_VARIABLE, token_of
-from services.common.http.errors import OneLineError
 from trainer.commands.findings import GIB, Finding, ask, version
 
 READY = {
@@ -90,7 +90,7 @@ def check_token() -> Iterator[Finding]:
     """The token that strangers lack."""
     try:
         token = token_of(TOKEN_VARIABLE) or ""
-    except OneLineError as e:
+    except UnspiralError as e:
         yield Finding(TOKEN_VARIABLE, "bad", str(e), "deploy/new_env.sh writes one into .env")
         return
     advice = (
@@ -156,7 +156,7 @@ def check_cluster() -> Iterator[Finding]:
     )
     try:
         token = token_of(TOKEN_VARIABLE) or ""
-    except OneLineError:  # `check_token` says it
+    except UnspiralError:  # `check_token` says it
         return
     url = READY["control"].replace("/readyz", "/v1/status")
     try:

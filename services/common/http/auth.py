@@ -7,14 +7,14 @@ import hashlib
 import hmac
 import os
 
-from services.common.http.errors import OneLineError
+from services.common.errors import UserError
 from services.common.http.hosts import is_loopback
 
 TOKEN_VARIABLE = "UNSPIRAL_API_TOKEN"
 COOKIE = "unspiral_likelihood"
 
 
-class TokenRequired(OneLineError):
+class TokenRequired(UserError):
     """The service is to be bound beyond this machine, and no token is set."""
 
 
@@ -32,13 +32,13 @@ def token_of(variable: str) -> str | None:
     """The token in a variable of the environment, without the line break that files of secrets end with; None
     without one.
 
-    Raises OneLineError for a token that no header can carry; it does not show it.
+    Raises UserError for a token that no header can carry; it does not show it.
     """
     token = os.environ.get(variable, "").strip()
     for place, character in enumerate(token, 1):
         if not "!" <= character <= "~":
             found = f"character {place} is U+{ord(character):04X}"
-            raise OneLineError(f"{variable}: {found}; printable ASCII without spaces is accepted")
+            raise UserError(f"{variable}: {found}; printable ASCII without spaces is accepted")
     return token or None
 
 

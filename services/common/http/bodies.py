@@ -13,20 +13,20 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.common.http.errors import OneLineError
+from services.common.errors import UserError
 
 PART_BYTES = 256 << 10
 WAIT_SECONDS = 10.0
 """Longest wait for room in memory."""
 
 
-class TooLarge(OneLineError):
+class TooLarge(UserError):
     """A body above the limit."""
 
     status = 413
 
 
-class NoRoom(OneLineError):
+class NoRoom(UserError):
     """Other requests hold all the memory that the service may use; worth another try."""
 
     status = 503

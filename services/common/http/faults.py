@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from services.common.http.errors import OneLineError
+from services.common.errors import UnspiralError
 
 CLIENT_LEFT = 499
 WORDS = {
@@ -72,8 +72,8 @@ def install_faults(app: FastAPI, refused: Callable[[int], None]) -> None:
         refused(status)
         return JSONResponse({"detail": detail}, status, headers)
 
-    @app.exception_handler(OneLineError)
-    async def _mistake(request: Request, error: OneLineError) -> JSONResponse:
+    @app.exception_handler(UnspiralError)
+    async def _mistake(request: Request, error: UnspiralError) -> JSONResponse:
         return refuse(str(error), error.status, {"Retry-After": "1"} if error.status == 503 else None)
 
     @app.exception_handler(RequestValidationError)

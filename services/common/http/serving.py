@@ -16,15 +16,15 @@ import uvicorn
 from fastapi import FastAPI
 
 from services.common import signals
+from services.common.errors import UserError
 from services.common.http.connections import Config, Limits
-from services.common.http.errors import OneLineError
 
 BACKLOG = 2048
 Assembled = Callable[[ExitStack], tuple[FastAPI, socket.socket]]
 """Makes an application and its bound socket; what must be closed in the end goes onto the stack."""
 
 
-class CannotServe(OneLineError):
+class CannotServe(UserError):
     """The address cannot be bound, or the server did not come up or end in time."""
 
     exit_code = 3
