@@ -15,18 +15,13 @@ from typing import Any
 
 import ray
 
+from services.common.errors import EnvironmentLacks
 from services.settings import MonitorRules
 
 RESTARTS = 10
 """Times that a service that died is started again."""
 PORTS = 3
 """Ports that are tried: another process may take a free one before the service does."""
-
-
-class ServiceError(RuntimeError):
-    """A service did not start."""
-
-    exit_code = 3
 
 
 class _RetrieverActor:
@@ -109,11 +104,11 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any) 
             return Service(ray.get(actor.url.remote(), timeout=timeout_seconds), actor)
         except ray.exceptions.GetTimeoutError as e:
             ray.kill(actor)
-            raise ServiceError(f"{name}: did not start within {timeout_seconds:g} s") from e
+            raise EnvironmentLacks(f"{name}: did not start within {timeout_seconds:g} s") from e
         except ray.exceptions.RayActorError as e:
             reason = str(e).strip().splitlines()[-1] if str(e).strip() else "its actor died"
             if tries == PORTS or "in use" not in reason:
-                raise ServiceError(f"{name}: did not start: {reason}") from e
+                raise EnvironmentLacks(f"{name}: did not start: {reason}") from e
 
 
 def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> int:

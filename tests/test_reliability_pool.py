@@ -16,8 +16,8 @@ from rollout_fakes import request
 from rollout_search import search_server
 from sync_world import LocalLearner, change, difference, events_of, in_state, pool, sync, until, wide_model
 
+from services.rollout.errors import NoWorkersError
 from services.rollout.pool import membership, placement
-from services.rollout.pool.member import NoWorkersError
 from services.settings import WeightSyncSettings
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.ray]

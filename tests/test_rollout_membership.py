@@ -12,10 +12,11 @@ import pytest
 from rollout_fakes import request
 
 from services.contracts import WeightUpdate, WorkerInfo
+from services.rollout.errors import NoWorkersError, WorkerLostError
 from services.rollout.pool import delivery as deliveries
 from services.rollout.pool import membership
 from services.rollout.pool.delivery import Delivery
-from services.rollout.pool.member import Member, NoWorkersError, WorkerLostError
+from services.rollout.pool.member import Member
 from services.rollout.pool.pool import RolloutPool
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import GroupBrokenError, WeightsGoneError

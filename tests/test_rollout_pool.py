@@ -18,12 +18,11 @@ from rollout_models import reference_logprobs, searcher
 from rollout_search import search_server
 
 from retriever_service.client import RetrieverUnavailable
+from services.common.errors import UserError
 from services.contracts import WeightUpdate
+from services.rollout.errors import NoWorkersError, UnschedulableError
 from services.rollout.pool import membership, placement
-from services.rollout.pool.member import NoWorkersError
-from services.rollout.pool.placement import UnschedulableError
 from services.rollout.pool.pool import RolloutPool
-from services.rollout.worker.tokenizer import TokenizerError
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightSyncError, make_publisher
 
@@ -371,7 +370,7 @@ async def test_a_crash_loop_is_bounded_and_reported(cluster, quick, search, tmp_
             batch = asyncio.create_task(p.rollout(requests("lost", 2)))
         os.kill(p.workers()[0].pid, signal.SIGKILL)
         with pytest.raises(
-            NoWorkersError, match=r"replacements ended one after the other .*, the last by TokenizerError"
+            NoWorkersError, match=r"replacements ended one after the other .*, the last by UserError"
         ) as e:
             await asyncio.wait_for(batch, 60)
         assert e.value.exit_code == 3
@@ -380,7 +379,7 @@ async def test_a_crash_loop_is_bounded_and_reported(cluster, quick, search, tmp_
 
 async def test_a_worker_that_fails_to_start_ends_the_start_with_its_reason(cluster, policy, search, tmp_path):
     async with pool(SimpleNamespace(path=str(tmp_path)), search) as p:
-        with pytest.raises(TokenizerError, match=f"model.path {tmp_path}: no tokenizer could be loaded") as e:
+        with pytest.raises(UserError, match=f"model.path {tmp_path}: no tokenizer could be loaded") as e:
             await asyncio.wait_for(p.start(), 150)
         assert e.value.exit_code == 2
         assert p.workers() == []

@@ -11,8 +11,8 @@ from rollout_models import tiny_model
 from test_rollout_membership import member, pool_of, until
 from test_trainer_monitor_actions import system
 
+from services.common.errors import UnspiralError
 from services.contracts import WeightUpdate, WorkerInfo
-from services.rollout.engines.base import EngineAsleepError
 from services.rollout.engines.transformers_engine import TransformersEngine
 from services.rollout.pool import membership, placement
 from services.settings import RolloutSettings, WeightSyncSettings
@@ -89,7 +89,7 @@ async def test_an_engine_that_sleeps_refuses_work_until_it_wakes(tmp_path):
     tiny_model(tmp_path)
     engine = await TransformersEngine.start(str(tmp_path), RolloutSettings(engine="transformers"), 0)
     await engine.sleep()
-    with pytest.raises(EngineAsleepError, match="the learner's turn"):
+    with pytest.raises(UnspiralError, match="the learner's turn"):
         await engine.generate("a", [1, 2], **CALL)
     await engine.wake()
     assert len((await engine.generate("b", [1, 2], **CALL)).token_ids) == 2

@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from services.contracts import WorkerInfo
-from services.rollout.pool.member import Member, WorkerLostError
+from services.rollout.errors import WorkerLostError
+from services.rollout.pool.member import Member
 from services.rollout.pool.membership import Membership
 from services.settings import RolloutSettings, WeightSyncSettings
 from trainer.loop.progress import Progress

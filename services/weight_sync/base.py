@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from services.common.errors import EnvironmentLacks, UnspiralError
 from services.contracts import WeightsReceiver, WeightUpdate
 
 if TYPE_CHECKING:
@@ -23,10 +24,8 @@ ENVIRONMENT_PREFIXES = ("NCCL_", "GLOO_")
 """Variables that must be the same on both sides, so learner ranks and workers are given the driver's."""
 
 
-class WeightSyncError(RuntimeError):
+class WeightSyncError(UnspiralError):
     """Weights did not reach a worker, which holds its old version, whole."""
-
-    exit_code = 1
 
 
 class WeightMismatchError(WeightSyncError):
@@ -39,11 +38,9 @@ class WeightsGoneError(WeightSyncError):
     learner's successor publishes again."""
 
 
-class GroupMismatchError(WeightSyncError):
+class GroupMismatchError(WeightSyncError, EnvironmentLacks):
     """Two ranks of a group can't work together; the message prints the difference. Raised by all of them,
     before any weight was sent."""
-
-    exit_code = 3
 
 
 class GroupBrokenError(WeightSyncError):

@@ -203,8 +203,6 @@ class Group:
             try:
                 self.communicator = self._connect(PrefixStore("communicator", store), facts)
             except RuntimeError as e:
-                if isinstance(e, GroupBrokenError):
-                    raise
                 raise GroupBrokenError(f"{self.names[self.rank]} could not connect to the group: {e}") from e
 
     def _connect(self, store: Any, facts: Sequence[dict[str, Any]]) -> Communicator:
@@ -251,8 +249,6 @@ class Group:
         try:
             return self.communicator.broadcast(buffer)
         except RuntimeError as e:
-            if isinstance(e, GroupBrokenError):
-                raise
             raise GroupBrokenError(f"{self.names[self.rank]}: {e}") from e
 
     @contextmanager

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from services.common.errors import UnspiralError
+from services.rollout.errors import WorkerUnavailableError
+
 if TYPE_CHECKING:
     from services.weight_sync.group import Ticket
 
@@ -37,30 +40,13 @@ class GenerateCall:
     stop: tuple[str, ...]
 
 
-class EngineDeadError(RuntimeError):
-    """The engine can serve no more; its worker must be replaced."""
-
-
-class RequestAbortedError(RuntimeError):
-    """The engine gave a request up (its weights could not be replaced whole); another worker may run it."""
-
-
-class WeightLoadError(RuntimeError):
-    """Weights could not be loaded whole: the engine may hold half of two versions, and must not serve until a
-    whole one arrives."""
-
-
-class EngineAsleepError(RuntimeError):
-    """The engine has given its GPU away for a while (`rollout.share_gpus`); it was asked to work before
-    `wake`."""
-
-
 def check_may_serve(usable: bool, asleep: bool) -> None:
-    """usable: whether it holds a whole version of the weights. Raises WeightLoadError, EngineAsleepError."""
+    """usable: whether the engine holds a whole version of the weights. Raises WorkerUnavailableError, and
+    UnspiralError where it is asleep."""
     if not usable:
-        raise WeightLoadError("the engine holds no whole version of the weights")
+        raise WorkerUnavailableError("the engine holds no whole version of the weights")
     if asleep:
-        raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
+        raise UnspiralError("the engine is asleep: it is the learner's turn on the GPU")
 
 
 def check_all_loaded(parameters: Iterable[str], loaded: Container[str]) -> None:
@@ -101,12 +87,12 @@ class Engine(Protocol):
 
     async def load_weights(self, path: Path, version: int) -> None:
         """Hold sampling, load the safetensors files of a folder whole, empty the prefix cache, go on. Raises
-        WeightLoadError."""
+        UnspiralError."""
         ...
 
     async def sleep(self) -> None:
         """Give the GPU's memory free: weights go to host memory, cached keys and values are dropped. No
-        request may be running; until `wake` each raises EngineAsleepError."""
+        request may be running; until `wake` each raises UnspiralError."""
         ...
 
     async def wake(self) -> None:
@@ -115,7 +101,7 @@ class Engine(Protocol):
 
     async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
         """Hold sampling, take a version from the ticket's group, empty the prefix cache, go on. problem: why
-        these weights can't be this model's; it is told to the group. Raises WeightLoadError, and what
+        these weights can't be this model's; it is told to the group. Raises UnspiralError, and what
         services.weight_sync.broadcast.WeightReceiver raises."""
         ...
 

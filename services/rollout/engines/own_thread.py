@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from services.rollout.engines.base import WeightLoadError
+from services.common.errors import UnspiralError
 from services.weight_sync.base import WeightSyncError, untouched
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class OwnThread:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     async def _replace(self, version: int, load: Callable[[], Any]) -> None:
-        """Load the weights of a version. Raises WeightSyncError, WeightLoadError."""
+        """Load the weights of a version. Raises WeightSyncError, and UnspiralError for any other failure."""
 
         def replace() -> None:
             # What waits behind this in the thread begins before the event loop hears how it ended.
@@ -43,4 +43,4 @@ class OwnThread:
         except WeightSyncError:
             raise
         except Exception as e:
-            raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
+            raise UnspiralError(f"weights of version {version} were not loaded whole: {e}") from e

@@ -19,17 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from services.common.errors import UnspiralError
 from services.common.quick_transformers import skip_scikit_learn
-from services.rollout.engines.base import (
-    EngineDeadError,
-    GenerateCall,
-    Generation,
-    RequestAbortedError,
-    WeightLoadError,
-    check_may_serve,
-)
+from services.rollout.engines.base import GenerateCall, Generation, check_may_serve
 from services.rollout.engines.own_thread import OwnThread
 from services.rollout.engines.owner import OWNER_VARIABLE
+from services.rollout.errors import EngineDeadError, WorkerUnavailableError
 from services.weight_sync.base import WeightSyncError, untouched
 from services.weight_sync.broadcast import loan_ended, raise_told
 
@@ -123,7 +118,7 @@ def _generation(request_id: str, output, version: int | None = None) -> Generati
     with another token. `version` None: the oldest that vLLM has noted."""
     completion = output.outputs[0]
     if completion.finish_reason not in ("stop", "length"):
-        raise RequestAbortedError(f"request {request_id}: vLLM ended it with {completion.finish_reason!r}")
+        raise WorkerUnavailableError(f"request {request_id}: vLLM ended it with {completion.finish_reason!r}")
     ids = list(completion.token_ids)
     logprobs = [position[token].logprob for position, token in zip(completion.logprobs, ids, strict=True)]
     finish = (
@@ -213,7 +208,7 @@ class VllmEngine:
                     return output
         except VllmDead as e:
             raise EngineDeadError("vLLM's engine process is dead") from e
-        raise RequestAbortedError(f"request {request_id}: vLLM ended it without an output")
+        raise WorkerUnavailableError(f"request {request_id}: vLLM ended it without an output")
 
     async def logprobs(self, token_ids: list[list[int]], temperature: float) -> list[list[float]]:
         async def score(row: list[int]) -> list[float]:
@@ -259,7 +254,7 @@ class VllmEngine:
             await self._llm.pause_generation(mode="abort", clear_cache=False)
             if isinstance(e, WeightSyncError):
                 raise
-            raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
+            raise UnspiralError(f"weights of version {version} were not loaded whole: {e}") from e
         self._usable = True
         await self._llm.resume_generation()
 

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.contracts import WeightsReceiver, WeightUpdate
-from services.rollout.pool.member import Member, WorkerLostError, one_line
+from services.rollout.errors import WorkerLostError
+from services.rollout.pool.member import Member, one_line
 from services.settings import WeightSyncSettings
 from services.weight_sync import GroupBrokenError, WeightsGoneError, WeightSyncError, untouched
 from services.weight_sync.group import Ticket, break_group

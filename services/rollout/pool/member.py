@@ -14,21 +14,10 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
 from services.contracts import Trajectory, TrajectoryRequest, WorkerInfo
-from services.rollout.engines.base import EngineDeadError
+from services.rollout.errors import EngineDeadError, WorkerLostError
 from services.rollout.pool.placement import release
-from services.rollout.worker.loop import RolloutError
 
 _log = logging.getLogger(__name__)
-
-
-class NoWorkersError(RolloutError):
-    """No rollout worker serves, and none will come."""
-
-    exit_code = 3
-
-
-class WorkerLostError(RuntimeError):
-    """A worker has died, hangs, or its engine is dead."""
 
 
 @dataclass(eq=False)

@@ -18,9 +18,10 @@ import ray
 from ray.exceptions import RayError
 
 from services.contracts import WorkerInfo
+from services.rollout.errors import NoWorkersError, UnschedulableError, WorkerLostError
 from services.rollout.pool import placement
 from services.rollout.pool.delivery import Delivery
-from services.rollout.pool.member import Member, NoWorkersError, WorkerLostError, one_line
+from services.rollout.pool.member import Member, one_line
 from services.rollout.pool.turns import Turns
 from services.settings import RolloutSettings, WeightSyncSettings
 
@@ -151,9 +152,7 @@ class Membership:
     async def start(self) -> None:
         self.target = placement.count(self._settings, ray.cluster_resources(), self._learner_gpus)
         if self.target == 0:
-            raise placement.UnschedulableError(
-                f"rollout.workers=all found none: {placement.describe(self._settings)}"
-            )
+            raise UnschedulableError(f"rollout.workers=all found none: {placement.describe(self._settings)}")
         tasks = [asyncio.create_task(self._start_member(slot)) for slot in range(self.target)]
         self._starting = dict(enumerate(tasks))
         try:
@@ -372,7 +371,7 @@ class Membership:
         try:
             await self._start_member(slot)
         except Exception as e:
-            if isinstance(e, placement.UnschedulableError):
+            if isinstance(e, UnschedulableError):
                 self._no_room.add(slot)
             else:
                 self._crashes[slot] += 1

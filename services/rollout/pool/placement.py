@@ -13,6 +13,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from services.rollout.engines.vllm_engine import ENVIRONMENT
+from services.rollout.errors import UnschedulableError
 from services.rollout.worker.worker import RolloutWorker
 from services.weight_sync.base import ENVIRONMENT_PREFIXES
 
@@ -38,12 +39,6 @@ environment."""
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 """With this Ray leaves it to each process to find its own GPU, and ours take the first that they see."""
-
-
-class UnschedulableError(RuntimeError):
-    """The cluster lacks the resources that a worker asks for; the message lists demand against supply."""
-
-    exit_code = 3
 
 
 def demand(settings: RolloutSettings, supply: dict[str, float]) -> dict[str, float]:

@@ -17,8 +17,13 @@ from typing import Any, Literal
 
 from retriever_service.client import RetrieverUnavailable
 from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
-from services.rollout.engines.base import RequestAbortedError, WeightLoadError
-from services.rollout.pool.member import Job, Member, NoWorkersError, WorkerLostError, noted, one_line
+from services.rollout.errors import (
+    NoWorkersError,
+    TrajectoryTimeoutError,
+    WorkerLostError,
+    WorkerUnavailableError,
+)
+from services.rollout.pool.member import Job, Member, noted, one_line
 from services.rollout.pool.membership import (
     FIRST_BACK_OFF_SECONDS,
     GRACE_SECONDS,
@@ -26,7 +31,6 @@ from services.rollout.pool.membership import (
     LAST_BACK_OFF_SECONDS,
     Membership,
 )
-from services.rollout.worker.worker import TrajectoryTimeoutError, WorkerUnavailableError
 from services.settings import RolloutSettings, WeightSyncSettings
 
 JOBS_PER_WORKER = 256
@@ -42,8 +46,6 @@ _ELSEWHERE = (
     WorkerLostError,
     WorkerUnavailableError,
     TrajectoryTimeoutError,
-    RequestAbortedError,
-    WeightLoadError,
     RetrieverUnavailable,
     TimeoutError,
 )
@@ -86,7 +88,7 @@ class RolloutPool:
         self._pauses: set[asyncio.Task] = set()
 
     async def start(self) -> None:
-        """Start the configured number of workers. Raises UnschedulableError, EngineMissingError, or
+        """Start the configured number of workers. Raises UnschedulableError, EnvironmentLacks, or
         NoWorkersError naming the worker."""
         try:
             await self._membership.start()

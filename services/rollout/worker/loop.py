@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from services.common.errors import UnspiralError
 from services.contracts import Action, FinishReason, Trajectory, TrajectoryRequest
+from services.rollout.errors import NonFiniteLogprobError, PromptTooLongError
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
@@ -32,20 +34,6 @@ SAMPLING_ATTEMPTS = 3
 THINK = "<think>"
 PROMPT_END_TOKENS = 16
 """Newest tokens of a prompt in which a chat template may have opened a think block."""
-
-
-class RolloutError(RuntimeError):
-    """A trajectory could not be sampled."""
-
-
-class NonFiniteLogprobError(RolloutError):
-    """The sampler reported a log-prob that is not finite: the trajectory must not be trained on."""
-
-
-class PromptTooLongError(RolloutError):
-    """The question's prompt leaves no room to write."""
-
-    exit_code = 2
 
 
 async def run_trajectory(
@@ -194,11 +182,11 @@ def _as_read(action: Action) -> str:
 def _check(generation: Generation, uid: str) -> None:
     ids, logprobs = generation.token_ids, generation.logprobs
     if len(ids) != len(logprobs):
-        raise RolloutError(
+        raise UnspiralError(
             f"trajectory {uid}: the engine returned {len(ids)} tokens with {len(logprobs)} log-probs"
         )
     if not ids:
-        raise RolloutError(f"trajectory {uid}: the engine returned no token")
+        raise UnspiralError(f"trajectory {uid}: the engine returned no token")
     if not all(map(math.isfinite, logprobs)):
         raise NonFiniteLogprobError(
             f"trajectory {uid}: a sampler log-prob is not finite (policy version {generation.policy_version})"

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from retriever_service.client import Hit, RetrieverClient
+from services.common.errors import EnvironmentLacks
 from services.common.extras import not_installed
 from services.common.stacks import answer_stack_requests, task_stacks
 from services.contracts import (
@@ -22,8 +23,9 @@ from services.contracts import (
     WeightUpdate,
     WorkerInfo,
 )
+from services.rollout.errors import TrajectoryTimeoutError, WorkerUnavailableError
 from services.rollout.worker.barrier import TurnBarrier
-from services.rollout.worker.loop import RolloutError, run_trajectory
+from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.templates import Template, make_template
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings, WeightSyncSettings
@@ -35,27 +37,9 @@ if TYPE_CHECKING:
     from services.rollout.engines.base import Engine
 
 
-class EngineMissingError(RuntimeError):
-    """The configured engine is not installed."""
-
-    exit_code = 3
-
-
-class WorkerUnavailableError(RolloutError):
-    """This worker takes no trajectories now; another may."""
-
-
-class TrajectoryTimeoutError(RolloutError):
-    """A trajectory ran past `rollout.trajectory_timeout_seconds`."""
-
-
-class StaleVersionError(WeightSyncError):
-    """A version that is not newer than the one held: versions only go up."""
-
-
 async def start_engine(settings: RolloutSettings, model_path: str, seed: int) -> Engine:
     """Start `settings.engine`; in deterministic mode vLLM is stepped in this process. Raises
-    EngineMissingError."""
+    EnvironmentLacks where it is not installed."""
     if settings.engine == "transformers":
         from services.rollout.engines.transformers_engine import TransformersEngine
 
@@ -65,7 +49,7 @@ async def start_engine(settings: RolloutSettings, model_path: str, seed: int) ->
     for name, value in vllm_engine.ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if importlib.util.find_spec("vllm") is None:
-        raise EngineMissingError(
+        raise EnvironmentLacks(
             f"rollout.engine=vllm: {not_installed('vllm')}; or set rollout.engine=transformers"
         )
     kind = vllm_engine.LockstepVllmEngine if settings.deterministic else vllm_engine.VllmEngine
@@ -180,7 +164,7 @@ class RolloutWorker:
     async def update_weights(self, update: WeightUpdate) -> int:
         """Take a whole version of the weights; sampling is held meanwhile. Returns the version now held.
 
-        Raises StaleVersionError for a version that is not newer; WeightMismatchError, GroupMismatchError and
+        Raises WeightSyncError for a version that is not newer; WeightMismatchError, GroupMismatchError and
         GroupBrokenError before the engine is touched. Any other error, HalfWrittenError among them, leaves a
         worker that is refused by `rollout` until a whole version arrives.
         """
@@ -189,7 +173,7 @@ class RolloutWorker:
             if update.version < self._version or (
                 update.version == self._version and self._synced and self._state != "failed"
             ):
-                raise StaleVersionError(
+                raise WeightSyncError(
                     f"worker {self.id} holds version {self._version} and was sent {update.version}"
                 )
             before, self._state = self._state, "syncing"

@@ -28,12 +28,6 @@ SPARE_CHARS, SPARE_TOKENS = 256, 16
 """Encoded beyond what is wanted, so that a word in which the text is cut does not matter."""
 
 
-class TemplateError(ValueError):
-    """`rollout.template` names nothing usable, or nothing that fits the tokenizer."""
-
-    exit_code = 2
-
-
 @dataclass(frozen=True)
 class ParsedAction:
     """What the model did: `content` is the query or the answer, stripped; empty where the action is

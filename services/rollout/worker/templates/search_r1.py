@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from services.common.errors import UserError
 from services.contracts import Question
 from services.rollout.worker.plain_text import Outside, put_before
-from services.rollout.worker.templates.base import TagTemplate, TemplateError
+from services.rollout.worker.templates.base import TagTemplate
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
@@ -60,7 +61,7 @@ def given_turn(question: Question) -> list[str]:
 
 def in_chat(tokenizer: Any, turns: list[tuple[str, list[str]]]) -> list[str]:
     """Turns, each a role and pieces, as the tokenizer's chat template shows them, as pieces; the assistant's
-    turn is begun. Raises TemplateError."""
+    turn is begun. Raises UserError."""
     outside: list[str] = []
     messages = []
     for role, pieces in turns:
@@ -73,7 +74,7 @@ def in_chat(tokenizer: Any, turns: list[tuple[str, list[str]]]) -> list[str]:
         messages.append({"role": role, "content": content})
     shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True).split(_PLACE)
     if len(shown) != len(outside) + 1:
-        raise TemplateError(
+        raise UserError(
             "the tokenizer's chat template does not show each turn as it is, once; expected one that does"
         )
     return [*(piece for pair in zip(shown, outside, strict=False) for piece in pair), shown[-1]]
