@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from services.worker_state import WorkerState
+
 ActionKind = Literal["search", "answer", "invalid"]
 FinishReason = Literal["answer", "turns", "length"]
 Reading = Literal["innermost", "search_r1"]
@@ -223,8 +225,7 @@ class WorkerInfo:
     node: str
     policy_version: int
     outstanding_tokens: int = 0
-    state: Literal["starting", "waiting", "ready", "syncing", "draining", "failed"] = "ready"
-    """`waiting`: its engine runs, and it has no weights of the current version yet."""
+    state: WorkerState = WorkerState.READY
     trajectories: int = 0
     """That it has finished, as its pool counts them."""
     waits_for: str = ""

@@ -237,7 +237,7 @@ async def test_half_a_model_is_refused_and_the_engine_serves_again_after_a_whole
 
 async def test_a_dead_engine_process_is_an_error_at_once(asynchronous):
     """Last of this engine. The process ends by itself too when its owner is killed (test_rollout_pool)."""
-    pids = asynchronous.info()["pids"]
+    pids = asynchronous.pids()
     assert pids and all(map(psutil.pid_exists, pids))
     running = await started(asynchronous, 400)
     for pid in pids:

@@ -161,9 +161,9 @@ async def test_a_pool_of_vllm_workers(cluster, policy, search):
 
         # New weights: proven by log-probs asked of each worker.
         model, update = published(policy, 1, again=0.5)
-        before = [m.calls for m in p._membership.all()]
+        before = [m.worker.calls for m in p._roster.all()]
         await p.sync(update)
-        assert max(m.calls - b for m, b in zip(p._membership.all(), before, strict=True)) <= 4
+        assert max(m.worker.calls - b for m, b in zip(p._roster.all(), before, strict=True)) <= 4
         for worker in p.workers():
             assert worker.policy_version == 1
             assert await difference(p, worker.id, policy.model) > 0.1
@@ -190,7 +190,7 @@ async def test_a_pool_of_vllm_workers(cluster, policy, search):
         assert not psutil.pid_exists(victim.pid)
 
         # The engine of the other dies under its living worker: the next ping finds out, and the worker goes.
-        survivor = psutil.Process(p._membership.get("w1.1").info.pid)
+        survivor = psutil.Process(p._roster.get("w1.1").info.pid)
         processes = [survivor, *survivor.children(recursive=True)]
         for engine in processes[1:]:
             engine.kill()
@@ -281,7 +281,7 @@ async def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_serv
 async def test_a_retriever_that_stays_down_is_an_error_in_the_end(
     cluster, quick, policy, search, monkeypatch
 ):
-    monkeypatch.setattr("services.rollout.pool.pool.FIRST_BACK_OFF_SECONDS", 0.1)
+    monkeypatch.setattr("services.rollout.pool.membership.FIRST_BACK_OFF_SECONDS", 0.1)
     async with pool(policy, search, retriever_timeout=0.5) as p:
         await p.start()
         search.down = True

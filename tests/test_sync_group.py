@@ -14,7 +14,8 @@ import torch
 
 from services.contracts import WeightsReceiver
 from services.rollout.pool.delivery import Delivery
-from services.settings import WeightSyncSettings
+from services.rollout.pool.roster import Roster
+from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import (
     GroupBrokenError,
     GroupMismatchError,
@@ -407,6 +408,7 @@ def test_auto_is_nccl_where_learner_and_every_worker_have_gpus_of_their_own(
 
 def test_workers_that_joined_in_another_order_are_the_same_group():
     members = [SimpleNamespace(id=name, version=0, state="ready", gpus=0.0) for name in ("w1.1", "w0.1")]
-    callbacks = {"lose": None, "check_hope": None, "on_event": None, "on_change": None}
-    delivery = Delivery(WeightSyncSettings(), members=lambda: members, parts=1, **callbacks)
+    roster = Roster(RolloutSettings(), on_event=lambda event: None, on_change=lambda: None)
+    roster.members = dict(enumerate(members))
+    delivery = Delivery(WeightSyncSettings(), roster, parts=1)
     assert [r.id for r in asyncio.run(delivery.receivers(1))] == ["w0.1", "w1.1"]

@@ -93,8 +93,8 @@ async def test_an_engine_killed_in_mid_broadcast_ends_nothing_but_itself(world):
     from trainer.loop.sync import kept_supplied
 
     p, learner, _, _ = world
-    victim = p._membership.all()[-1]
-    engines = (await victim.call("engine_info", timeout_seconds=20))["pids"]
+    victim = p._roster.all()[-1]
+    engines = await victim.worker.engine_pids(timeout_seconds=20)
     # It stands still when the broadcast begins, and dies a second later.
     for pid in engines:
         os.kill(pid, signal.SIGSTOP)

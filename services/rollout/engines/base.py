@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from services.common.errors import UnspiralError
 from services.rollout.errors import WorkerUnavailableError
@@ -118,8 +118,8 @@ class Engine(Protocol):
         """Raises EngineDeadError where the engine has died."""
         ...
 
-    def info(self) -> dict[str, Any]:
-        """Its name, and the ids of its processes."""
+    def pids(self) -> list[int]:
+        """Ids of the engine's own processes; none where the model runs in the worker's process."""
         ...
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from services.common.quick_transformers import skip_scikit_learn
 from services.rollout.engines.base import GenerateCall, Generation, check_all_loaded, check_may_serve
@@ -221,8 +221,8 @@ class TransformersEngine(OwnThread):
     def check(self) -> None:
         """It lives and dies with this process."""
 
-    def info(self) -> dict[str, Any]:
-        return {"engine": "transformers", "pids": []}
+    def pids(self) -> list[int]:
+        return []
 
     async def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -280,9 +280,8 @@ class VllmEngine:
         if self._llm is not None and self._llm.errored:
             raise EngineDeadError("vLLM's engine process is dead")
 
-    def info(self) -> dict[str, Any]:
-        # vLLM samples from all rows of the output layer, padded ones included.
-        return {"engine": "vllm", "pids": [p.pid for p in self._processes]}
+    def pids(self) -> list[int]:
+        return [p.pid for p in self._processes]
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None
@@ -395,8 +394,8 @@ class LockstepVllmEngine(OwnThread):
     def check(self) -> None:
         """It lives and dies with this process."""
 
-    def info(self) -> dict[str, Any]:
-        return {"engine": "vllm-lockstep", "pids": []}
+    def pids(self) -> list[int]:
+        return []
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import ray
 from ray.util.placement_group import PlacementGroup
@@ -14,11 +14,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from services.rollout.engines.vllm_engine import ENVIRONMENT
 from services.rollout.errors import UnschedulableError
+from services.rollout.pool.worker_handle import RayWorkerHandle, WorkerHandle
 from services.rollout.worker.worker import RolloutWorker
+from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync.base import ENVIRONMENT_PREFIXES
-
-if TYPE_CHECKING:
-    from services.settings import RolloutSettings, WeightSyncSettings
 
 SHARED = 0.6
 """Share of a GPU that a worker asks for with `rollout.share_gpus`: two workers never fit on one, a worker and
@@ -109,17 +108,20 @@ def release(group: PlacementGroup) -> None:
     ray.util.remove_placement_group(group)
 
 
-def create_actor(
-    id: str,
-    settings: RolloutSettings,
-    group: PlacementGroup,
-    *,
-    model_path: str,
-    retriever_url: str,
-    retriever_timeout_seconds: float,
-    sync: WeightSyncSettings,
-):
-    """Ask Ray for a worker's actor on reserved resources; returns its handle at once."""
+@dataclass(frozen=True)
+class WorkerArguments:
+    """What all workers of a pool are made with."""
+
+    model_path: str
+    retriever_url: str
+    retriever_timeout_seconds: float
+    sync: WeightSyncSettings
+
+
+def create_worker(
+    id: str, settings: RolloutSettings, group: PlacementGroup, arguments: WorkerArguments
+) -> WorkerHandle:
+    """Ask Ray for a worker on reserved resources; returns at once."""
     wants = group.bundle_specs[0]
     variables = dict(ENVIRONMENT) | {
         name: os.environ[name] for name in (*ENVIRONMENT, *PASSED_ON) if name in os.environ
@@ -127,27 +129,25 @@ def create_actor(
     variables |= {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)}
     # A seed of its own: two engines with the same seed would draw the same noise.
     seed = int.from_bytes(hashlib.blake2b(id.encode(), digest_size=4).digest(), "big") >> 1
-    return (
-        ray.remote(RolloutWorker)
-        .options(
-            num_cpus=wants.get("CPU", 0),
-            num_gpus=wants.get("GPU", 0),
-            resources={name: n for name, n in wants.items() if name not in ("CPU", "GPU")},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group),
-            max_restarts=0,
-            max_concurrency=10_000,
-            runtime_env={"env_vars": variables},
-        )
-        .remote(
-            id,
-            settings,
-            model_path=model_path,
-            retriever_url=retriever_url,
-            retriever_timeout_seconds=retriever_timeout_seconds,
-            sync=sync,
-            seed=seed,
-        )
+    actor = ray.remote(RolloutWorker).options(
+        num_cpus=wants.get("CPU", 0),
+        num_gpus=wants.get("GPU", 0),
+        resources={name: n for name, n in wants.items() if name not in ("CPU", "GPU")},
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group),
+        max_restarts=0,
+        max_concurrency=10_000,
+        runtime_env={"env_vars": variables},
     )
+    handle = actor.remote(
+        id,
+        settings,
+        model_path=arguments.model_path,
+        retriever_url=arguments.retriever_url,
+        retriever_timeout_seconds=arguments.retriever_timeout_seconds,
+        sync=arguments.sync,
+        seed=seed,
+    )
+    return RayWorkerHandle(id, handle, group)
 
 
 def describe(settings: RolloutSettings) -> str:
