@@ -45,7 +45,7 @@ from services.rollout.pool import placement  # noqa: E402
 from services.rollout.pool.pool import RolloutPool  # noqa: E402
 from trainer.config.schema import Config, parse_config  # noqa: E402
 from trainer.learner.group import LearnerGroup  # noqa: E402
-from trainer.loop.sync import kept_supplied, sync_weights  # noqa: E402
+from trainer.loop.sync import run_with_resync, sync_weights  # noqa: E402
 
 WEIGHTS_ONLY = ("7b",)
 BEGAN = time.monotonic()
@@ -322,7 +322,7 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
                     await asyncio.sleep(0.05)
 
             await asyncio.wait_for(
-                kept_supplied(world.pool, all_ready(), lambda: world.sync(again=True)), 400
+                run_with_resync(world.pool, all_ready(), lambda: world.sync(again=True)), 400
             )
             joined = time.monotonic() - began
             gap = await world.differences(probe, 1.0) if not only else {}

@@ -25,7 +25,7 @@ from services.rollout.pool import delivery, membership, placement
 from services.rollout.pool.worker_handle import RayWorkerHandle
 from services.settings import WeightSyncSettings
 from services.weight_sync import GroupMismatchError, WeightSyncError
-from trainer.loop.sync import kept_supplied
+from trainer.loop.sync import run_with_resync
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.ray]
 
@@ -301,7 +301,7 @@ async def test_where_nobody_holds_the_weights_the_learner_is_asked_again(world):
     assert not p._roster.serving()
     requests = [request(f"n{i}", group=f"n{i}", seed=i) for i in range(4)]
     again = lambda: sync(world.learner, p, world.version)  # noqa: E731
-    done = await asyncio.wait_for(kept_supplied(p, p.rollout(requests), again), 90)
+    done = await asyncio.wait_for(run_with_resync(p, p.rollout(requests), again), 90)
     assert {t.policy_version for t in done} == {world.version}
     [worker] = await ready(world, 1)
     assert {t.worker for t in done} == {worker} and not p.wants_weights

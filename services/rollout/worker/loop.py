@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 from services.common.errors import UnspiralError
 from services.contracts import Action, FinishReason, Trajectory, TrajectoryRequest
 from services.rollout.errors import NonFiniteLogprobError, PromptTooLongError
+from services.rollout.worker.templates import Template, reading_of
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
     from services.contracts import Observation, Question
     from services.rollout.engines.base import Engine, Generation
-    from services.rollout.worker.templates import Template
     from services.settings import RolloutSettings
 
 SAMPLING_ATTEMPTS = 3
@@ -122,8 +122,15 @@ async def _sample(request, attempt, engine, template, search, settings, observe)
             break
         segments.append(observation)
         ids += observation.token_ids
-    reading = getattr(template, "reading", "innermost")
-    return Trajectory(request.uid, request.group, request.question, prompt, segments, finish, reading=reading)
+    return Trajectory(
+        request.uid,
+        request.group,
+        request.question,
+        prompt,
+        segments,
+        finish,
+        reading=reading_of(template),
+    )
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from services.common.errors import UserError
 from services.common.names import nearest
 from services.common.user_code import find
-from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Template
+from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Template, reading_of
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
 
-__all__ = ["ParsedAction", "TagTemplate", "Template", "make_template"]
+__all__ = ["ParsedAction", "TagTemplate", "Template", "make_template", "reading_of"]
 
 _KNOWN = {
     "search_r1": "services.rollout.worker.templates.search_r1:SearchR1Template",

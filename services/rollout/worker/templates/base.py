@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from services.contracts import ActionKind, Observation, Question
+from services.contracts import ActionKind, Observation, Question, Reading
 from services.rollout.worker.plain_text import Outside, TextEncoder, beginning
 from services.rollout.worker.tags import first_action, outside_thoughts
 
@@ -40,8 +40,8 @@ class ParsedAction:
 class Template(Protocol):
     """The text around a policy. All ids are of the policy's own tokenizer.
 
-    A template may also have `reading` and `ends`, as `TagTemplate` has; without them each stop string ends an
-    action.
+    A template may also have `reading` and `ends`, as `TagTemplate` has. Without `reading` rewards read the
+    tags as `innermost`; without `ends` each stop string ends an action. Nothing else of a template is used.
     """
 
     stop: tuple[str, ...]
@@ -64,6 +64,12 @@ class Template(Protocol):
     def notice(self) -> Observation:
         """What follows an action that neither searches nor answers."""
         ...
+
+
+def reading_of(template: Template) -> Reading:
+    """How a template's tags are read, for rewards that read them again."""
+    reading: Reading = getattr(template, "reading", "innermost")
+    return reading
 
 
 class TagTemplate:
@@ -126,7 +132,12 @@ class TagTemplate:
             contents = contents.translate({ord(c): f"{c} " for c in opening})
         return contents
 
+    def prompt_ids(self, question: Question) -> list[int]:
+        """The question's prompt."""
+        raise NotImplementedError
+
     def documents(self, hits: Sequence[Hit]) -> str:
+        """The text between `head` and `tail`; the hits' own tags are harmless already."""
         raise NotImplementedError
 
     def observation_ids(self, hits: Sequence[Hit], budget: int) -> Observation:
