@@ -178,9 +178,7 @@ class TokenBatch:
             else np.zeros(0, np.int64)
         )
 
-        def pick(column: np.ndarray | None) -> np.ndarray | None:
-            if column is None:
-                return None
+        def pick(column: np.ndarray) -> np.ndarray:
             return column[index] if len(column) == total else column[rows]
 
         return TokenBatch(
@@ -188,8 +186,8 @@ class TokenBatch:
             np.cumsum([0, *lengths]),
             self.token_ids[index],
             self.action_ids[index],
-            pick(self.logp_sampler),
-            pick(self.logp_old),
+            None if self.logp_sampler is None else pick(self.logp_sampler),
+            None if self.logp_old is None else pick(self.logp_old),
             {k: pick(v) for k, v in self.extra.items()},
         )
 

@@ -19,7 +19,12 @@ from typing import Any
 import psutil
 import ray
 from ray._private import services as ray_services
-from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, Config, get_authentication_mode
+from ray._raylet import (  # type: ignore[attr-defined]  # compiled, and without stubs
+    AuthenticationMode,
+    AuthenticationTokenLoader,
+    Config,
+    get_authentication_mode,
+)
 
 from services.common.private_folder import private_folder
 
@@ -78,8 +83,8 @@ def local_ray(**options: Any) -> Iterator[Any]:
 
 
 def end_what_is_left() -> None:
-    """Kill the processes of this process's local Ray, for the case that Ray itself has died: without their head
-    they would go on for minutes."""
+    """Kill the processes of this process's local Ray, for the case that Ray itself has died: without their
+    head they would go on for minutes."""
     if OWNER_VARIABLE not in _WAS_SET:  # none was started here
         return
     for process in psutil.Process().children(recursive=True):

@@ -104,7 +104,7 @@ class RolloutSettings(Settings):
     """Documents asked of the retriever for each search."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the learner scales its logits by the same."""
-    top_p: Literal[1, 1.0] = 1.0
+    top_p: Literal[1, 1.0] = 1.0  # type: ignore[valid-type]  # pydantic takes floats, PEP 586 not
     """Only 1: nucleus sampling gives sampler and learner different supports."""
     top_k: Literal[0, -1] = 0
     """Only off (0 or -1), for the same reason."""

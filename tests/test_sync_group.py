@@ -24,7 +24,7 @@ from services.weight_sync import (
     choose_backend,
 )
 from services.weight_sync import group as group_module
-from services.weight_sync.broadcast import BroadcastSource, WeightLender, WeightReceiver, listed, raise_told
+from services.weight_sync.broadcast import BroadcastSource, WeightLender, WeightReceiver, listed, raise_failed
 from services.weight_sync.group import Ticket, break_group, check_facts, host_store, offer_loan
 from services.weight_sync.layout import ALIGNMENT, Layout
 
@@ -369,19 +369,19 @@ def test_a_loan_ends_when_the_lender_takes_new_weights_itself():
     assert isinstance(error, GroupBrokenError) and "takes new weights itself" in str(error)
     assert time.monotonic() - began < 15 and store is not None
     with pytest.raises(GroupBrokenError):
-        raise_told([lender.outcome()])
+        raise_failed([lender.outcome()])
 
 
 def test_the_outcome_of_several_parts_is_the_worst_of_them():
-    raise_told([{}, {}])
+    raise_failed([{}, {}])
     broken = {"error": "GroupBrokenError", "message": "gone"}
     with pytest.raises(GroupBrokenError) as e:
-        raise_told([broken, broken])
+        raise_failed([broken, broken])
     assert type(e.value) is GroupBrokenError
     with pytest.raises(HalfWrittenError):
-        raise_told([broken, {}])
+        raise_failed([broken, {}])
     with pytest.raises(RuntimeError, match="ValueError: no"):
-        raise_told([broken, {"error": "ValueError", "message": "no"}])
+        raise_failed([broken, {"error": "ValueError", "message": "no"}])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """How weights go from the learner to the rollout workers: what a transport is.
 
-    learner rank 0:  update = source.offer(shapes, version, receivers)     what will come, and where to meet
-    learner:         source.send(named tensors)       at the same time     each worker:  update_weights(update)
+    learner rank 0:  update = source.offer(shapes, version, receivers)   what will come, and where to meet
+    then, at once:   learner: source.send(named tensors)                 each worker: update_weights(update)
 
 A WeightUpdate is small enough to travel inside one call. `shared_memory` has nothing left to send after the
 offer, and its update serves workers that join later too; with `nccl` and `gloo` a later worker takes the

@@ -115,7 +115,8 @@ class _Packer:
         self.clear()
 
     def clear(self) -> None:
-        self._size, self._names = 0, 0
+        self._size = 0
+        self._names = 0
         self._tensors: list[tuple[str, str, tuple[int, ...]]] = []
         self._sizes: list[int] = []
         self._on_gpu: torch.device | None = None
@@ -128,10 +129,12 @@ class _Packer:
     def add(self, name: str, tensor: Tensor) -> None:
         import torch
 
-        dtype, nbytes = str(tensor.dtype).removeprefix("torch."), tensor.nbytes
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        nbytes = tensor.nbytes
         if dtype not in _TYPES:
             raise WeightSyncError(f"{name} is of type {dtype}: weights may be {', '.join(_TYPES)}")
-        start, end = _HEADER_BYTES + self._size, _HEADER_BYTES + self._size + nbytes
+        start = _HEADER_BYTES + self._size
+        end = start + nbytes
         if self._buffer is None or len(self._buffer) < end:
             # Pinned memory, which a GPU writes to at full speed, is costly to get: it is kept from bucket to
             # bucket, and small for a small model.
@@ -146,7 +149,8 @@ class _Packer:
         self._on_gpu = tensor.device if tensor.is_cuda else self._on_gpu
         self._tensors.append((name, dtype, tuple(tensor.shape)))
         self._sizes.append(nbytes)
-        self._size, self._names = self._size + nbytes, self._names + _entry_bytes(name, tensor.dim())
+        self._size += nbytes
+        self._names += _entry_bytes(name, tensor.dim())
 
     def _synchronize(self) -> None:
         if self._on_gpu is not None:
@@ -158,7 +162,9 @@ class _Packer:
         import ray
 
         self._synchronize()
-        header, offset = {}, 0
+        assert self._buffer is not None  # `add` made it
+        header = {}
+        offset = 0
         for (name, dtype, shape), nbytes in zip(self._tensors, self._sizes, strict=True):
             header[name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": (offset, offset + nbytes)}
             offset += nbytes
@@ -194,7 +200,8 @@ class SharedMemoryReceiver:
     """Fetches buckets and lays them out as files for the engine."""
 
     def __init__(self, model_path: str, timeout_seconds: float):
-        self._model_path, self._timeout_seconds = model_path, timeout_seconds
+        self._model_path = model_path
+        self._timeout_seconds = timeout_seconds
         self._shapes: tuple[dict[str, tuple[int, ...]], set[str]] | None = None
         remove_orphans()
 
@@ -255,7 +262,8 @@ def remove_orphans() -> None:
 
 def orphans() -> list[Path]:
     """Weight folders of this user whose processes are gone."""
-    prefix, found = _prefix(), []
+    prefix = _prefix()
+    found = []
     for folder in (f for place in {_MEMORY, Path(tempfile.gettempdir())} for f in place.glob(f"{prefix}*-*")):
         owner = folder.name.removeprefix(prefix).split("-")[0]
         with contextlib.suppress(FileNotFoundError):  # another receiver was quicker
@@ -300,12 +308,14 @@ def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
         ) from e
     if len(blob) != bucket.nbytes or checksum(blob) != bucket.checksum:
         raise WeightSyncError(
-            f"weights of version {version}: {path.stem} arrived damaged (checksum of {bucket.tensors[0][0]} ...)"
+            f"weights of version {version}: {path.stem} arrived damaged "
+            f"(checksum of {bucket.tensors[0][0]} ...)"
         )
     path.write_bytes(memoryview(blob))
     try:
         with safe_open(path, "pt") as f:
-            held = {name: tuple(f.get_slice(name).get_shape()) for name in f.keys()}  # noqa: SIM118 - not a mapping
+            names = f.keys()  # of a file, which is no mapping
+            held = {name: tuple(f.get_slice(name).get_shape()) for name in names}
     except SafetensorError as e:
         raise WeightSyncError(
             f"weights of version {version}: {path.stem} is not a safetensors file ({e})"
@@ -313,5 +323,6 @@ def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
     for name, dtype, shape in bucket.tensors:
         if held.get(name) != tuple(shape):
             raise WeightMismatchError(
-                f"weights of version {version}: {name} ({dtype}) was announced as {list(shape)}, sent as {held.get(name)}"
+                f"weights of version {version}: {name} ({dtype}) was announced as {list(shape)}, "
+                f"sent as {held.get(name)}"
             )

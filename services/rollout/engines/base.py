@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from services.weight_sync.group import Ticket
 
 
+Finish = Literal["stop", "length", "eos"]
+"""Why a generation ended: a stop string, `max_tokens`, or the end-of-sequence token."""
+
+
 @dataclass(frozen=True)
 class Generation:
     """One run of sampled tokens. `token_ids` and `logprobs` have the same length; an EOS token, if written,
@@ -23,7 +27,7 @@ class Generation:
     logprobs: list[float]
     """Nats, at the sampling temperature (at temperature 1 where the sampling was greedy)."""
     text: str
-    finish: Literal["stop", "length", "eos"]
+    finish: Finish
     policy_version: int
     """The oldest version that wrote one of the tokens."""
 
@@ -54,7 +58,8 @@ def check_all_loaded(parameters: Iterable[str], loaded: Container[str]) -> None:
     missing = sorted(name for name in parameters if name not in loaded)
     if missing:
         raise ValueError(
-            f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
+            f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}"
+            + (" ..." if len(missing) > 4 else "")
         )
 
 

@@ -10,6 +10,7 @@ the others or not, and the shape of a batch changes the last bits of a matrix pr
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,17 +22,19 @@ import psutil
 
 from services.common.errors import UnspiralError
 from services.common.quick_transformers import skip_scikit_learn
-from services.rollout.engines.base import GenerateCall, Generation, check_may_serve
+from services.rollout.engines.base import Finish, GenerateCall, Generation, check_may_serve
 from services.rollout.engines.own_thread import OwnThread
 from services.rollout.engines.owner import OWNER_VARIABLE
 from services.rollout.errors import EngineDeadError, WorkerUnavailableError
 from services.weight_sync.base import WeightSyncError, untouched
-from services.weight_sync.broadcast import loan_ended, raise_told
+from services.weight_sync.broadcast import loan_ended, raise_failed
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
     from services.weight_sync.group import Ticket
 
+WORKER_EXTENSION = "services.rollout.engines.vllm_worker_extension"
+"""Module of the class that vLLM mixes into its worker."""
 ENVIRONMENT = {
     # Without these a tiny model on CPU is several times slower: vLLM would bind and oversubscribe the cores.
     "OMP_NUM_THREADS": "1",
@@ -51,8 +54,8 @@ ENVIRONMENT = {
 def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
-    import services.rollout.engines.vllm_worker_extension  # noqa: F401 - its changes to vLLM hold in this process too
-
+    # It imports vLLM, and changes it: that must hold in this process too, before a model is made.
+    importlib.import_module(WORKER_EXTENSION)
     on_cpu = current_platform.is_cpu()
     dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(settings.dtype, settings.dtype)
     if on_cpu:
@@ -84,7 +87,7 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
         # Inside a Ray actor vLLM would have Ray place the parts, on GPUs of which this worker holds all
         # already.
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
-        "worker_extension_cls": "services.rollout.engines.vllm_worker_extension.WorkerExtension",
+        "worker_extension_cls": f"{WORKER_EXTENSION}.WorkerExtension",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         **device,
@@ -121,13 +124,11 @@ def _generation(request_id: str, output, version: int | None = None) -> Generati
         raise WorkerUnavailableError(f"request {request_id}: vLLM ended it with {completion.finish_reason!r}")
     ids = list(completion.token_ids)
     logprobs = [position[token].logprob for position, token in zip(completion.logprobs, ids, strict=True)]
-    finish = (
-        "length"
-        if completion.finish_reason == "length"
-        else "stop"
-        if isinstance(completion.stop_reason, str)
-        else "eos"
-    )
+    finish: Finish = "eos"
+    if completion.finish_reason == "length":
+        finish = "length"
+    elif isinstance(completion.stop_reason, str):
+        finish = "stop"
     if version is None:
         version = min(int(span.version) for span in completion.weight_versions)
     return Generation(ids, logprobs, completion.text, finish, version)
@@ -168,7 +169,8 @@ class VllmEngine:
     own."""
 
     def __init__(self, llm, processes: list[psutil.Process]):
-        self._llm, self._processes = llm, processes
+        self._llm = llm
+        self._processes = processes
         self._usable = True
         self._asleep = False
         self._scored = 0
@@ -228,7 +230,7 @@ class VllmEngine:
 
     async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
         async with self._replacing(ticket.version):
-            raise_told(
+            raise_failed(
                 await self._llm.collective_rpc(
                     "unspiral_receive_weights", args=(ticket.json(), worker, problem)
                 )
@@ -324,7 +326,7 @@ class LockstepVllmEngine(OwnThread):
             self._count += 1
             names.append(str(self._count))
             self._llm.add_request(names[-1], {"prompt_token_ids": ids}, params)
-        finished = {}
+        finished: dict[str, Any] = {}
         while self._llm.has_unfinished_requests():
             finished.update((output.request_id, output) for output in self._llm.step() if output.finished)
         return [finished[name] for name in names]
@@ -360,7 +362,7 @@ class LockstepVllmEngine(OwnThread):
         arguments = (ticket.json(), worker, problem)
         await self._replace(
             ticket.version,
-            lambda: raise_told(self._llm.collective_rpc("unspiral_receive_weights", args=arguments)),
+            lambda: raise_failed(self._llm.collective_rpc("unspiral_receive_weights", args=arguments)),
         )
 
     async def _replace(self, version: int, load: Callable[[], Any]) -> None:

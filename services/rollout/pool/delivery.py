@@ -1,7 +1,7 @@
 """How new weights reach the workers of a pool, and which version is in force.
 
-a sync      `receivers()` -> the learner offers and sends, `sync(update)` at the same time -> workers that hold
-            the whole version serve
+a sync      `receivers()` -> the learner offers and sends, `sync(update)` at the same time -> workers that
+            hold the whole version serve
 a joiner    nccl, gloo: it takes the weights from a worker that holds them whole and serves on. Where there is
             none, the joiner is `waiting`, and the learner must send again (`wants_learner`).
             shared_memory: it takes the weights from the object store

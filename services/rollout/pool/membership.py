@@ -164,8 +164,8 @@ class Membership:
     # -- starting
 
     async def _start_member(self, slot: int) -> None:
-        """Start a worker, give it the current weights, let it join. Raises UnschedulableError, NoWorkersError,
-        and the worker's own errors."""
+        """Start a worker, give it the current weights, let it join. Raises UnschedulableError,
+        NoWorkersError, and the worker's own errors."""
         roster = self._roster
         group = await placement.reserve(self._settings)
         roster.no_room.discard(slot)

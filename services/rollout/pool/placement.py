@@ -41,8 +41,8 @@ _NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
 
 def demand(settings: RolloutSettings, supply: dict[str, float]) -> dict[str, float]:
-    """What one worker asks of Ray: `rollout` where the cluster has that resource, GPUs where it has any, else
-    one CPU."""
+    """Resources that one worker asks of Ray: `rollout` where the cluster has that resource, GPUs where it has
+    any; otherwise one CPU."""
     wants: dict[str, float] = {}
     if RESOURCE in supply:
         wants[RESOURCE] = 1
@@ -74,14 +74,15 @@ def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) 
     workers = count(settings, supply, 0 if settings.share_gpus else ranks)
     if settings.share_gpus and max(workers, ranks) > gpus:
         raise UnschedulableError(
-            f"rollout.share_gpus=true with rollout.workers={settings.workers} and learner.ranks={ranks} needs "
-            f"{max(workers, ranks)} GPUs; the cluster has {gpus}"
+            f"rollout.share_gpus=true with rollout.workers={settings.workers} and learner.ranks={ranks} "
+            f"needs {max(workers, ranks)} GPUs; the cluster has {gpus}"
         )
     wanted = workers * settings.tensor_parallel + ranks
     if not settings.share_gpus and wanted > gpus:
         raise UnschedulableError(
-            f"learner.ranks={ranks} and rollout.workers={settings.workers} (rollout.tensor_parallel={settings.tensor_parallel}) need "
-            f"{wanted} GPUs, one for each; the cluster has {gpus}. Ask for fewer, or set rollout.share_gpus=true"
+            f"learner.ranks={ranks} and rollout.workers={settings.workers} "
+            f"(rollout.tensor_parallel={settings.tensor_parallel}) need {wanted} GPUs, one for each; "
+            f"the cluster has {gpus}. Ask for fewer, or set rollout.share_gpus=true"
         )
 
 

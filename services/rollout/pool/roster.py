@@ -3,7 +3,7 @@
     slot 0:  w0.1
     slot 1:  w1.1 (dead)  w1.2      the second incarnation in slot 1
 
-There are as many slots as workers are wanted. A worker serves only while it holds the weights in force, whole.
+There are as many slots as workers are wanted. A worker serves only while it holds the weights in force whole.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class Roster:
-    """`on_event` gets joins, losses and failures as flat dictionaries. `on_change` is called whenever a worker
-    begins or ceases to serve."""
+    """`on_event` gets joins, losses and failures as flat dictionaries. `on_change` is called whenever a
+    worker begins or ceases to serve."""
 
     def __init__(
         self,

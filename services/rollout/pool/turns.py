@@ -24,6 +24,7 @@ class Turns:
         while not self._workers.is_set():
             await self._workers.wait()
         task = asyncio.current_task()
+        assert task is not None  # a coroutine runs in one
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 

@@ -1,4 +1,4 @@
-"""A rollout worker as its pool calls it: `WorkerHandle`, and `RayWorkerHandle` for a worker in a Ray actor."""
+"""A rollout worker as its pool calls it: `WorkerHandle`, and `RayWorkerHandle` for one in a Ray actor."""
 
 from __future__ import annotations
 

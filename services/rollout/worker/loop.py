@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from services.rollout.engines.base import Engine, Generation
     from services.settings import RolloutSettings
 
+Search = Callable[[str], Awaitable[list["Hit"]]]
+"""Hits of one query, best first."""
+Observe = Callable[[list["Hit"], int], Awaitable["Observation"]]
+"""An observation of hits in at most so many tokens."""
 SAMPLING_ATTEMPTS = 3
 """Times that a trajectory is sampled before non-finite log-probs are taken for the policy's own fault."""
 THINK = "<think>"
@@ -41,9 +45,9 @@ async def run_trajectory(
     *,
     engine: Engine,
     template: Template,
-    search: Callable[[str], Awaitable[list[Hit]]],
+    search: Search,
     settings: RolloutSettings,
-    observe: Callable[[list[Hit], int], Awaitable[Observation]] | None = None,
+    observe: Observe | None = None,
 ) -> Trajectory:
     """Sample one trajectory. observe: the template's `observation_ids`, made elsewhere than on this loop.
 
@@ -71,15 +75,25 @@ def prompt_of(question: Question, template: Template, settings: RolloutSettings)
     prompt = template.prompt_ids(question)
     if len(prompt) > min(settings.max_prompt_tokens, settings.max_model_tokens - 1):
         raise PromptTooLongError(
-            f"question {question.id}: its prompt has {len(prompt)} tokens; rollout.max_prompt_tokens={settings.max_prompt_tokens}, "
+            f"question {question.id}: its prompt has {len(prompt)} tokens; "
+            f"rollout.max_prompt_tokens={settings.max_prompt_tokens}, "
             f"rollout.max_model_tokens={settings.max_model_tokens}"
         )
     return prompt
 
 
-async def _sample(request, attempt, engine, template, search, settings, observe) -> Trajectory:
+async def _sample(
+    request: TrajectoryRequest,
+    attempt: int,
+    engine: Engine,
+    template: Template,
+    search: Search,
+    settings: RolloutSettings,
+    observe: Observe | None,
+) -> Trajectory:
     prompt = prompt_of(request.question, template, settings)
-    ids, segments = list(prompt), []
+    ids = list(prompt)
+    segments: list[Action | Observation] = []
     finish: FinishReason = "turns"
     thinking = template.decode(prompt[-PROMPT_END_TOKENS:]).rstrip().endswith(THINK)
     for turn in range(settings.max_turns + 1):

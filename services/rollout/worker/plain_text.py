@@ -35,9 +35,8 @@ class TextEncoder:
         self._tokenizer = tokenizer
         self._control = _control_tokens(tokenizer)
         longest_first = sorted(self._control.values(), key=len, reverse=True)
-        self._spelling = (
-            re.compile(f"(?=({'|'.join(map(re.escape, longest_first))}))") if longest_first else None
-        )
+        names = "|".join(map(re.escape, longest_first)) or "(?!)"  # which never matches
+        self._spelling = re.compile(f"(?=({names}))")
         self._control_of = lru_cache(maxsize=256)(lambda text: self._controls(self._plain(text)))
 
     def encode(self, *pieces: str) -> list[int]:

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 from services.contracts import Reading
 
 Kind = Literal["search", "answer"]
+_KINDS: dict[str, Kind] = {"search": "search", "answer": "answer"}
 
 _TAG = re.compile(r"<(/?)(search|answer)>")
 _THINK = re.compile(r"<(/?)think>")
@@ -94,9 +95,9 @@ def _pairs(text: str, shown: str, start: int, end: int) -> Iterator[Pair]:
         elif tag[2] in opened:
             first = opened[tag[2]]
             content = _THOUGHT.sub(" ", text[first.end() : tag.start()])
-            yield Pair(tag[2], first.start(), tag.end(), content)
+            yield Pair(_KINDS[tag[2]], first.start(), tag.end(), content)
             opened.clear()
 
 
 def _pair(match: re.Match[str]) -> Pair:
-    return Pair(match[1], match.start(), match.end(), match[2])
+    return Pair(_KINDS[match[1]], match.start(), match.end(), match[2])

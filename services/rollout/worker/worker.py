@@ -312,7 +312,8 @@ class RolloutWorker:
                 )
         except TimeoutError as e:
             raise TrajectoryTimeoutError(
-                f"trajectory {request.uid} on worker {self.id}: not finished within rollout.trajectory_timeout_seconds={limit:g}"
+                f"trajectory {request.uid} on worker {self.id}: not finished within "
+                f"rollout.trajectory_timeout_seconds={limit:g}"
             ) from e
         finally:
             self._running -= 1

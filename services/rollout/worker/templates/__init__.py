@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from services.common.errors import UserError
 from services.common.names import nearest
@@ -21,7 +21,7 @@ _KNOWN = {
 _MEMBERS = ("stop", "min_observation_tokens", "prompt_ids", "decode", "parse", "observation_ids", "notice")
 
 
-def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:
+def make_template(name: str, tokenizer: Any, settings: RolloutSettings) -> Template:
     """`name` is a known template or the import path of a class that is called with `(tokenizer, settings)`;
     it is looked for where Python looks, and in the current folder. Raises UserError."""
     path = _KNOWN.get(name, name)
@@ -36,7 +36,7 @@ def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:
     except Exception as e:  # the module's own code may raise anything
         raise UserError(f"rollout.template={name}: cannot be imported ({_what(e)})") from e
     try:
-        template = factory(tokenizer, settings)
+        template: Template = factory(tokenizer, settings)
     except Exception as e:
         raise UserError(
             f"rollout.template={name}: cannot be made from a tokenizer and the settings ({_what(e)})"
@@ -44,11 +44,13 @@ def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:
     missing = [m for m in _MEMBERS if not hasattr(template, m)]
     if missing:
         raise UserError(
-            f"rollout.template={name}: lacks {', '.join(missing)}; see services.rollout.worker.templates.base.Template"
+            f"rollout.template={name}: lacks {', '.join(missing)}; "
+            "see services.rollout.worker.templates.base.Template"
         )
     if settings.max_obs_tokens < template.min_observation_tokens:
         raise UserError(
-            f"rollout.max_obs_tokens={settings.max_obs_tokens}: the tags of an observation alone take {template.min_observation_tokens} tokens"
+            f"rollout.max_obs_tokens={settings.max_obs_tokens}: the tags of an observation alone take "
+            f"{template.min_observation_tokens} tokens"
         )
     return template
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from services.contracts import ActionKind, Observation, Question, Reading
 from services.rollout.worker.plain_text import Outside, TextEncoder, beginning
@@ -24,7 +24,8 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CHARS_PER_TOKEN = 8
 """Characters that are encoded first for each token that is wanted. Text of many languages has fewer; where it
 has more, twice as much is next."""
-SPARE_CHARS, SPARE_TOKENS = 256, 16
+SPARE_CHARS = 256
+SPARE_TOKENS = 16
 """Encoded beyond what is wanted, so that a word in which the text is cut does not matter."""
 
 
@@ -91,13 +92,14 @@ class TagTemplate:
     invalid: str
     """The notice."""
 
-    def __init__(self, tokenizer, settings: RolloutSettings):
+    def __init__(self, tokenizer: Any, settings: RolloutSettings):
         self.tokenizer = tokenizer
         self.settings = settings
         self.reading = settings.reading
         self._encoder = TextEncoder(tokenizer)
         self._tag = re.compile(f"<(?=/?(?:{'|'.join(self.tags)})>)", re.IGNORECASE)
-        self._head, self._tail = self.encode(self.head), self.encode(self.tail)
+        self._head = self.encode(self.head)
+        self._tail = self.encode(self.tail)
         self._notice = Observation(self.encode(self.invalid), self.invalid)
         self.min_observation_tokens = len(self._head) + len(self._tail)
 

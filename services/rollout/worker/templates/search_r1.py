@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from services.settings import RolloutSettings
 
 PROMPT = (
-    "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new information. "
-    "After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query </search> and it will return "
-    "the top searched results between <information> and </information>. You can search as many times as your want. If you find no "
-    "further external knowledge needed, you can directly provide the answer inside <answer> and </answer>, without detailed "
+    "Answer the given question. You must conduct reasoning inside <think> and </think> first every time "
+    "you get new information. After reasoning, if you find you lack some knowledge, you can call a search "
+    "engine by <search> query </search> and it will return the top searched results between <information> "
+    "and </information>. You can search as many times as your want. If you find no further external "
+    "knowledge needed, you can directly provide the answer inside <answer> and </answer>, without detailed "
     "illustrations. For example, <answer> Beijing </answer>. Question: {question}\n"
 )
 """One user turn."""
 INVALID = (
-    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. If I want to give "
-    "the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
+    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and "
+    "</search>. If I want to give the final answer, I should put the answer between <answer> and </answer>. "
+    "Let me try again.\n"
 )
 
 
@@ -53,10 +55,10 @@ def instruction(text: str) -> list[str]:
     return [part if i % 2 else Outside(part) for i, part in enumerate(_TAG.split(text))]
 
 
-def given_turn(question: Question) -> list[str]:
+def given_turn(prompt: str, question: str) -> list[str]:
     """The user's turn that a data file carries, as pieces: an instruction up to the question."""
-    before, asked, after = question.prompt.rpartition(question.text)
-    return [*instruction(before), Outside(asked + after)] if asked else instruction(question.prompt)
+    before, asked, after = prompt.rpartition(question)
+    return [*instruction(before), Outside(asked + after)] if asked else instruction(prompt)
 
 
 def in_chat(tokenizer: Any, turns: list[tuple[str, list[str]]]) -> list[str]:
@@ -88,12 +90,15 @@ class SearchR1Template(TagTemplate):
     tail = "</information>\n\n"
     invalid = INVALID
 
-    def __init__(self, tokenizer, settings: RolloutSettings):
+    def __init__(self, tokenizer: Any, settings: RolloutSettings):
         super().__init__(tokenizer, settings)
         self.bos = put_before(tokenizer) if settings.bos == "tokenizer" else []
 
     def prompt_ids(self, question: Question) -> list[int]:
-        turn = own_turn(question.text) if question.prompt is None else given_turn(question)
+        if question.prompt is None:
+            turn = own_turn(question.text)
+        else:
+            turn = given_turn(question.prompt, question.text)
         system = [] if question.system is None else instruction(question.system)
         if self.tokenizer.chat_template:
             turns = [("system", system), ("user", turn)] if system else [("user", turn)]
