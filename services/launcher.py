@@ -109,8 +109,8 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any) 
 
 
 def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> int:
-    """Index a corpus by BM25 into the folder `out`; an index of the same corpus that is there already is kept.
-    Returns the number of malformed lines, which are left out where `skip_bad` says so."""
+    """Index a corpus by BM25 into the folder `out`; an index of the same corpus that is there already is
+    kept. Returns the number of malformed lines that were left out."""
     # bm25s and numba take a second and 100 MB, which every actor that imports this module would pay too.
     from retriever_service.indexing.build import build_index
 

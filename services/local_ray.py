@@ -104,8 +104,8 @@ def _read_environment_again() -> None:
 
 
 def _own_folder() -> dict[str, str]:
-    """Where Ray keeps logs and sockets. Its own choice, /tmp/ray, is a folder in which every user of the
-    machine may write."""
+    """Option for the folder of Ray's logs and sockets. Ray's own choice, /tmp/ray, is a folder in which every
+    user of the machine may write."""
     if os.environ.get("RAY_TMPDIR"):
         return {}
     folder = private_folder() / "ray"

@@ -1,4 +1,4 @@
-"""How weights go from the learner to the rollout workers: what a transport is.
+"""Transports of weights from the learner to the rollout workers: protocols and errors.
 
     learner rank 0:  update = source.offer(shapes, version, receivers)   what will come, and where to meet
     then, at once:   learner: source.send(named tensors)                 each worker: update_weights(update)
@@ -34,7 +34,7 @@ class WeightMismatchError(WeightSyncError):
 
 
 class WeightsGoneError(WeightSyncError):
-    """What was published is lost with the learner that published it. The engine was not touched; the
+    """The published weights are lost with the learner that published them. The engine was not touched; the
     learner's successor publishes again."""
 
 
@@ -54,7 +54,7 @@ class HalfWrittenError(GroupBrokenError):
 
 
 def untouched(error: BaseException | None) -> bool:
-    """Whether an engine whose sync ended with this error still holds its old version, whole."""
+    """True where an engine whose sync ended with this error still holds its old version whole."""
     return isinstance(error, WeightSyncError) and not isinstance(error, HalfWrittenError)
 
 

@@ -313,8 +313,8 @@ _ERRORS = {
 
 
 class Outcome(TypedDict, total=False):
-    """How a part of a sync ended, for vLLM's processes, between which exceptions lose their type. Empty: it
-    succeeded."""
+    """Result of a part of a sync, for vLLM's processes, between which exceptions lose their type. Empty after
+    success."""
 
     error: str
     """Name of the exception's class."""

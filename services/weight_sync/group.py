@@ -7,9 +7,9 @@
         w0.1 part 0, 1   ──> rank 1, 2          joiner part 0 ──> rank 1 | part 1 ──> rank 1
         w1.1 part 0, 1   ──> rank 3, 4
 
-The ranks meet at a store that rank 0's process holds. Each says there what it is; all compare what all said,
-and come to the same conclusion, before the first collective operation. A rank that gives up says so in the
-store, and the others need not wait for their timeout.
+The ranks meet at a store that rank 0's process holds. Each describes itself there; all compare all
+descriptions, and come to the same conclusion, before the first collective operation. A rank that gives up
+says so in the store, and the others need not wait for their timeout.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _MAY_DIFFER = {
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a rank needs to know to take part in one sync. Small; travels inside a WeightUpdate."""
+    """A rank's instructions for one sync. Small; travels inside a WeightUpdate."""
 
     epoch: str
     version: int
@@ -82,12 +82,12 @@ class Ticket:
     """The engine's own parameters from another engine, each part in a group of two; else whole weights by
     their Hugging Face names."""
     weights: list[Weight] | None
-    """What will come; None: the same as in the last sync of this epoch (raw: the receiver's own
+    """The weights that will come; None: the same as in the last sync of this epoch (raw: the receiver's own
     parameters)."""
 
     @property
     def names(self) -> list[str]:
-        """What each rank is called in messages."""
+        """Name of each rank in messages."""
         parts = 1 if self.raw else self.parts
         called = [self.sender]
         for worker in sorted(self.ranks, key=lambda worker: self.ranks[worker]):
@@ -125,7 +125,7 @@ class Communicator(Protocol):
 def facts_of(
     backend: str, rank: int, device: torch.device, digest: str, problem: str | None
 ) -> dict[str, Any]:
-    """What a rank says of itself before the first collective operation."""
+    """A rank's description of itself, compared by all before the first collective operation."""
     environment = {
         k: v for k, v in os.environ.items() if k.startswith(ENVIRONMENT_PREFIXES) and k not in _MAY_DIFFER
     }
@@ -294,7 +294,7 @@ class Group:
 
     @property
     def usable(self) -> bool:
-        """Whether no rank has given up."""
+        """False after any rank has given up."""
         return self.communicator is not None and self._broken is None and not self._store.check(["broken"])
 
     def buffers(self) -> list[Tensor]:

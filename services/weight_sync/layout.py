@@ -1,4 +1,4 @@
-"""How weights are packed into buckets. Sender and receivers compute the same layout from the list of weights
+"""Packing of weights into buckets. Sender and receivers compute the same layout from the list of weights
 and the bucket's size.
 
 bucket 0  |model.embed_tokens.weight....|                 a tensor larger than a bucket goes alone

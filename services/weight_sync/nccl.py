@@ -101,7 +101,7 @@ class Library:
 
 
 def facts(rank: int, device: torch.device) -> dict[str, Any]:
-    """What this rank says of itself: its GPU, its NCCL; rank 0 also the new group's id."""
+    """This rank's GPU and NCCL version; of rank 0 also the new group's id."""
     import torch
 
     library = Library()
@@ -145,7 +145,7 @@ class NcclCommunicator:
             raise
 
     def _settled(self) -> bool:
-        """Whether what was begun has been accepted. Raises RuntimeError for what NCCL has met since."""
+        """True once NCCL has accepted the last call. Raises RuntimeError for an error since."""
         state = ctypes.c_int()
         self._library.check(
             self._library.lib.ncclCommGetAsyncError(self._comm, ctypes.byref(state)),

@@ -27,7 +27,7 @@ import psutil
 
 from services.contracts import WeightUpdate
 from services.weight_sync.base import WeightMismatchError, WeightsGoneError, WeightSyncError
-from services.weight_sync.manifest import check_shapes, model_shapes
+from services.weight_sync.manifest import model_shapes, shape_problem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,7 +122,7 @@ class _Packer:
         self._on_gpu: torch.device | None = None
 
     def has_room(self, name: str, tensor: Tensor) -> bool:
-        """Whether a tensor may go into this bucket; an empty bucket takes any."""
+        """True where a tensor fits into this bucket; an empty bucket takes any."""
         names = self._names + _entry_bytes(name, tensor.dim())
         return not self._tensors or (self._size + tensor.nbytes <= self._limit and names <= _HEADER_BYTES)
 
@@ -213,7 +213,8 @@ class SharedMemoryReceiver:
         if self._shapes is None:
             self._shapes = model_shapes(self._model_path)
         sent = {name: shape for bucket in update.payload for name, _, shape in bucket.tensors}
-        check_shapes(sent, *self._shapes, update.version)
+        if problem := shape_problem(sent, *self._shapes, update.version):
+            raise WeightMismatchError(problem)
         deadline = time.monotonic() + self._timeout_seconds
         place = _place(update.nbytes)
         try:
@@ -227,7 +228,8 @@ class SharedMemoryReceiver:
 
     def _fetch(self, update: WeightUpdate, place: Path, deadline: float) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=place))
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.release, folder)
             with ThreadPoolExecutor(_WRITERS, "weights-from-store") as pool:
                 written = [
                     pool.submit(
@@ -237,9 +239,7 @@ class SharedMemoryReceiver:
                 ]
                 for future in written:
                     future.result()
-        except BaseException:
-            self.release(folder)
-            raise
+            undo.pop_all()
         return folder
 
     def release(self, folder: Path) -> None:
@@ -247,8 +247,8 @@ class SharedMemoryReceiver:
 
 
 def _prefix() -> str:
-    """What weight folders begin with. Containers may share /dev/shm: a process id means something in its own
-    namespace only."""
+    """Beginning of the names of weight folders. Containers may share /dev/shm, and a process id is valid in
+    its own namespace alone."""
     namespace = Path("/proc/self/ns/pid")
     return f"unspiral-weights-{namespace.stat().st_ino if namespace.exists() else 0}-"
 
@@ -277,7 +277,7 @@ def orphans() -> list[Path]:
 
 
 def _place(nbytes: int) -> Path:
-    """Memory where it has room for the weights, else the temporary folder."""
+    """/dev/shm where it has room for the weights; otherwise the temporary folder."""
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 1.1 * nbytes:
         return _MEMORY
     _say_full(nbytes)

@@ -1,8 +1,9 @@
-"""What the rollout asks of an inference engine. Token ids in, token ids and log-probs out."""
+"""The inference engine of a rollout worker, as a protocol: token ids in, token ids and log-probs out."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -63,9 +64,28 @@ def check_all_loaded(parameters: Iterable[str], loaded: Container[str]) -> None:
         )
 
 
-class Engine(Protocol):
-    """An inference engine with one policy. Its vocabulary is sampled whole: no top-k, no top-p, no forbidden
-    tokens."""
+Waiting = tuple[GenerateCall, "asyncio.Future[Generation]"]
+"""A call that waits to be made together with others, and its result."""
+
+
+async def generate_together(
+    generate_batch: Callable[[Sequence[GenerateCall]], Awaitable[list[Generation]]], batch: Sequence[Waiting]
+) -> None:
+    """Make the calls of a batch at once. An error is that of every call; a caller that has gone gets none."""
+    try:
+        results = await generate_batch([call for call, _ in batch])
+    except Exception as e:
+        for _, done in batch:
+            if not done.done():
+                done.set_exception(e)
+    else:
+        for (_, done), result in zip(batch, results, strict=True):
+            if not done.done():
+                done.set_result(result)
+
+
+class Sampler(Protocol):
+    """The part of an engine that one trajectory uses."""
 
     async def generate(
         self,
@@ -80,6 +100,11 @@ class Engine(Protocol):
         """Continue `token_ids`. Temperature 0 is greedy. Stop strings stay in the output. Raises
         EngineDeadError."""
         ...
+
+
+class Engine(Sampler, Protocol):
+    """An inference engine with one policy. Its vocabulary is sampled whole: no top-k, no top-p, no forbidden
+    tokens."""
 
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
         """All calls together, submitted in the order given before the first step of the engine."""

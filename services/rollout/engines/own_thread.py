@@ -1,4 +1,4 @@
-"""What engines share whose model lives in this process, with a thread that alone touches it."""
+"""Base of the engines whose model lives in this process: one thread alone touches the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OwnThread:
         self._thread = thread
         self._version = 0
         self._usable = True
-        """Whether it holds a whole version."""
+        """False after a failed load, until a whole version arrives."""
         self._asleep = False
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
@@ -30,17 +30,19 @@ class OwnThread:
         """Load the weights of a version. Raises WeightSyncError, and UnspiralError for any other failure."""
 
         def replace() -> None:
-            # What waits behind this in the thread begins before the event loop hears how it ended.
+            # The thread's next call begins before the event loop hears how this one ended: so the flags are
+            # set here, in the thread.
             try:
                 load()
             except BaseException as e:
                 self._usable = self._usable and untouched(e)
                 raise
-            self._version, self._usable = version, True
+            self._version = version
+            self._usable = True
 
         try:
             await self._call(replace)
-        except WeightSyncError:
-            raise
         except Exception as e:
+            if isinstance(e, WeightSyncError):
+                raise
             raise UnspiralError(f"weights of version {version} were not loaded whole: {e}") from e

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.common.quick_transformers import skip_scikit_learn
-from services.rollout.engines.base import Finish, GenerateCall, Generation, check_all_loaded, check_may_serve
+from services.rollout.engines.base import (
+    Finish,
+    GenerateCall,
+    Generation,
+    Waiting,
+    check_all_loaded,
+    check_may_serve,
+    generate_together,
+)
 from services.rollout.engines.own_thread import OwnThread
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.weight_sync.broadcast import Outcome, WeightLender, WeightReceiver, listed, loan_ended
@@ -52,7 +60,7 @@ class TransformersEngine(OwnThread):
         self._eos = set(eos if isinstance(eos, list) else [eos])
         self._receiver = WeightReceiver()
         self._lender = WeightLender()
-        self._waiting: list[tuple[GenerateCall, asyncio.Future]] = []
+        self._waiting: list[Waiting] = []
         self._loop: asyncio.Task | None = None
 
     @classmethod
@@ -75,7 +83,16 @@ class TransformersEngine(OwnThread):
 
         return await asyncio.get_running_loop().run_in_executor(thread, build)
 
-    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop) -> Generation:
+    async def generate(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int | None,
+        stop: tuple[str, ...],
+    ) -> Generation:
         call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((call, done))
@@ -87,16 +104,7 @@ class TransformersEngine(OwnThread):
         while self._waiting:
             await asyncio.sleep(0)  # others of the same moment may still come
             batch, self._waiting = self._waiting, []
-            try:
-                results = await self.generate_batch([call for call, _ in batch])
-            except Exception as e:
-                for _, done in batch:
-                    if not done.done():
-                        done.set_exception(e)
-            else:
-                for (_, done), result in zip(batch, results, strict=True):
-                    if not done.done():
-                        done.set_result(result)
+            await generate_together(self.generate_batch, batch)
 
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
         return await self._call(self._sample, list(calls))

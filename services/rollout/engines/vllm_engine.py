@@ -94,12 +94,13 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
     }
 
 
-def _can_sleep(llm) -> bool:
-    """Whether the engine was built to give its memory free: on GPU, with `rollout.share_gpus`."""
+def _can_sleep(llm: Any) -> bool:
+    """True where the engine was built to free its memory: on GPU, with `rollout.share_gpus`."""
     return bool(llm.vllm_config.model_config.enable_sleep_mode)
 
 
-def _sampling(call: GenerateCall):
+def _sampling(call: GenerateCall) -> Any:
+    """vLLM's SamplingParams of a call."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -116,7 +117,7 @@ def _sampling(call: GenerateCall):
     )
 
 
-def _generation(request_id: str, output, version: int | None = None) -> Generation:
+def _generation(request_id: str, output: Any, version: int | None = None) -> Generation:
     """One finished request as a Generation. Log-probs are looked up by token id: a list by rank may begin
     with another token. `version` None: the oldest that vLLM has noted."""
     completion = output.outputs[0]
@@ -168,7 +169,7 @@ class VllmEngine:
     """`vllm.v1.engine.async_llm.AsyncLLM` behind the engine protocol; the model lives in a process of its
     own."""
 
-    def __init__(self, llm, processes: list[psutil.Process]):
+    def __init__(self, llm: Any, processes: list[psutil.Process]):
         self._llm = llm
         self._processes = processes
         self._usable = True
@@ -193,14 +194,24 @@ class VllmEngine:
         await llm.update_weight_version("0")
         return engine
 
-    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop) -> Generation:
+    async def generate(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int | None,
+        stop: tuple[str, ...],
+    ) -> Generation:
         call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)
         return _generation(request_id, await self._finished(request_id, token_ids, _sampling(call)))
 
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
         return list(await asyncio.gather(*(self.generate(**vars(call)) for call in calls)))
 
-    async def _finished(self, request_id: str, token_ids: list[int], sampling):
+    async def _finished(self, request_id: str, token_ids: list[int], sampling: Any) -> Any:
+        """vLLM's output of a request, once it is finished."""
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDead
 
         check_may_serve(self._usable, self._asleep)
@@ -253,6 +264,7 @@ class VllmEngine:
                     await self._llm.resume_generation()
                 raise
             self._usable = False
+            # Requests that run would go on with half of two versions.
             await self._llm.pause_generation(mode="abort", clear_cache=False)
             if isinstance(e, WeightSyncError):
                 raise
@@ -298,7 +310,7 @@ class LockstepVllmEngine(OwnThread):
     """vLLM's engine in this process, stepped by one thread. `generate_batch` adds all requests before the
     first step."""
 
-    def __init__(self, llm, thread: ThreadPoolExecutor):
+    def __init__(self, llm: Any, thread: ThreadPoolExecutor):
         super().__init__(thread)
         self._llm = llm
         self._count = 0
@@ -331,7 +343,16 @@ class LockstepVllmEngine(OwnThread):
             finished.update((output.request_id, output) for output in self._llm.step() if output.finished)
         return [finished[name] for name in names]
 
-    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop) -> Generation:
+    async def generate(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int | None,
+        stop: tuple[str, ...],
+    ) -> Generation:
         return (
             await self.generate_batch(
                 [GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)]

@@ -1,4 +1,4 @@
-"""How new weights reach the workers of a pool, and which version is in force.
+"""Delivery of new weights to the workers of a pool, and the version in force.
 
 a sync      `receivers()` -> the learner offers and sends, `sync(update)` at the same time -> workers that
             hold the whole version serve
@@ -60,7 +60,7 @@ class Delivery:
 
     @property
     def wants_learner(self) -> bool:
-        """Whether a worker waits for weights that no other worker can lend it."""
+        """True where a worker waits for weights that no other worker can lend it."""
         if self._sync_comes or self._loans:
             return False
         lenders = self._lenders()
@@ -193,10 +193,9 @@ class Delivery:
             )
             await self._stop_others(group, late)
             raise late from None
-        except WeightSyncError:
-            raise  # the group knows
         except Exception as e:
-            await self._stop_others(group, e)
+            if not isinstance(e, WeightSyncError):  # of which the group knows
+                await self._stop_others(group, e)
             raise
 
     async def _stop_others(self, group: Ticket | None, error: BaseException) -> None:
@@ -209,7 +208,7 @@ class Delivery:
         """Give a worker that has just started the weights in force. Raises WorkerLostError, TimeoutError, and
         the worker's own errors."""
         try:
-            # Who joined in mid-sync would hold the version before it, and idle until the next one.
+            # A worker that joined in mid-sync would hold the version before it, and idle until the next one.
             while self._sync_comes or self._lacks(member):
                 if member.lost is not None:
                     raise member.lost

@@ -7,6 +7,7 @@ A worker joins once it holds the current weights (`Delivery.catch_up`). One that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal
@@ -49,7 +50,7 @@ class Membership:
         self._settings = roster.settings
         self._learner_gpus = learner_gpus
         self.follows_cluster = self._settings.workers == "all"
-        """Whether the number of workers wanted goes with the cluster's resources."""
+        """True where the number of workers wanted follows the cluster's resources."""
         self._watcher: asyncio.Task | None = None
         self._retiring: set[asyncio.Task] = set()
         self._pings: dict[Member, asyncio.Task] = {}
@@ -171,23 +172,21 @@ class Membership:
         roster.no_room.discard(slot)
         roster.incarnations[slot] += 1
         id = roster.name(slot)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(placement.release, group)
             await self._turns.before_engine()
             worker = placement.create_worker(id, self._settings, group, self._arguments)
-        except BaseException:
-            placement.release(group)
-            raise
-        gpus = group.bundle_specs[0].get("GPU", 0)
-        member = Member(slot, id, worker, WorkerInfo(id, 0, "", 0, state=WorkerState.STARTING), gpus=gpus)
-        try:
-            await self._bring_up(member)
-            await self._delivery.catch_up(member)
-        except WorkerLostError as e:
-            worker.kill()
-            raise NoWorkersError(f"rollout worker {id} died while it started: {e}") from e
-        except BaseException:
-            worker.kill()
-            raise
+            undo.pop_all()
+            undo.callback(worker.kill)  # which gives the resources back too
+            gpus = group.bundle_specs[0].get("GPU", 0)
+            info = WorkerInfo(id, 0, "", 0, state=WorkerState.STARTING)
+            member = Member(slot, id, worker, info, gpus=gpus)
+            try:
+                await self._bring_up(member)
+                await self._delivery.catch_up(member)
+            except WorkerLostError as e:
+                raise NoWorkersError(f"rollout worker {id} died while it started: {e}") from e
+            undo.pop_all()
         roster.join(member)
 
     async def _bring_up(self, member: Member) -> None:
@@ -248,7 +247,7 @@ class Membership:
     # -- watching
 
     async def _watch(self) -> None:
-        """Replace what is missing, and ping what is there."""
+        """Replace missing workers and ping the others, every HEARTBEAT_SECONDS."""
         try:
             while True:
                 try:

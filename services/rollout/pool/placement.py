@@ -1,8 +1,9 @@
-"""Where rollout workers run: the resources that one takes, how many fit, and what is said when none does."""
+"""Resources of rollout workers: demand of one, number that fits, and the message when none does."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
@@ -91,27 +92,26 @@ async def reserve(settings: RolloutSettings) -> PlacementGroup:
     timeout, if shorter)."""
     group = ray.util.placement_group([demand(settings, ray.cluster_resources())])
     limit = min(SCHEDULE_SECONDS, settings.start_timeout_seconds)
-    try:
-        await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), limit)
-    except TimeoutError:
-        release(group)
-        raise UnschedulableError(
-            f"no room for a rollout worker after {limit:.0f} s: {describe(settings)}"
-        ) from None
-    except BaseException:
-        release(group)
-        raise
+    with contextlib.ExitStack() as undo:
+        undo.callback(release, group)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), limit)
+        except TimeoutError:
+            raise UnschedulableError(
+                f"no room for a rollout worker after {limit:.0f} s: {describe(settings)}"
+            ) from None
+        undo.pop_all()
     return group
 
 
 def release(group: PlacementGroup) -> None:
-    """Give the resources back; what still runs on them is ended."""
+    """Give the resources back; Ray ends processes that still run on them."""
     ray.util.remove_placement_group(group)
 
 
 @dataclass(frozen=True)
 class WorkerArguments:
-    """What all workers of a pool are made with."""
+    """Arguments that all workers of a pool share."""
 
     model_path: str
     retriever_url: str

@@ -51,7 +51,7 @@ _ELSEWHERE = (
     RetrieverUnavailable,
     TimeoutError,
 )
-"""Errors of the place or the moment: the trajectory is run again."""
+"""Errors of a worker or of the moment: the trajectory is run again."""
 
 
 class RolloutPool:
@@ -81,7 +81,7 @@ class RolloutPool:
         self._homes: dict[tuple[str, int], Member] = {}
         self._mean_tokens: dict[str, float] = {}
         self.trajectories = 0
-        """That were finished."""
+        """Number of trajectories that were finished."""
         self._written: deque[tuple[float, int]] = deque(maxlen=WRITTEN)
         self._change = asyncio.Event()
         self._pauses: set[asyncio.Task] = set()
@@ -119,7 +119,7 @@ class RolloutPool:
 
     @property
     def follows_cluster(self) -> bool:
-        """Whether `target` goes with the cluster."""
+        """True where `target` follows the cluster's resources."""
         return self._membership.follows_cluster
 
     @property
@@ -128,12 +128,12 @@ class RolloutPool:
         return self._roster.problem
 
     def waits_for(self) -> str:
-        """What stands between the trajectories that are asked for and their end, in one line."""
+        """Why the requested trajectories are not finished yet, in one line."""
         return self._roster.waits_for()
 
     def lacking(self, n: int, held: Mapping[str, float]) -> str | None:
-        """What `n` workers ask for against what there is, where the cluster could never hold them all beside
-        what else the run holds (`LearnerGroup.held`); otherwise None."""
+        """Demand of `n` workers against supply, in one line; None where the cluster could hold them all
+        beside the run's other resources, which are `held` (`LearnerGroup.held`)."""
         return self._membership.lacking(n, held)
 
     async def scale(self, n: int | Literal["all"]) -> None:
@@ -160,7 +160,7 @@ class RolloutPool:
 
     @property
     def wants_weights(self) -> bool:
-        """Whether workers wait for the version in force, and only the learner can give it to them: sync it
+        """True where workers wait for the version in force and only the learner can give it to them: sync it
         again."""
         return self._delivery.wants_learner
 
@@ -344,7 +344,7 @@ class RolloutPool:
             self._written.append((time.monotonic(), tokens))
 
     def tokens_per_s(self) -> float:
-        """Tokens that the model wrote in the trajectories finished over the last SPEED_SECONDS, a second."""
+        """Tokens per second that the model wrote, in trajectories finished over the last SPEED_SECONDS."""
         began = time.monotonic() - SPEED_SECONDS
         while self._written and self._written[0][0] < began:
             self._written.popleft()

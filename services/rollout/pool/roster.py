@@ -158,7 +158,7 @@ class Roster:
         return "; ".join(f"slot {slot}: {reason}" for slot, reason in sorted(self.given_up.items()))
 
     def waits_for(self) -> str:
-        """What stands between the trajectories that are asked for and their end, in one line."""
+        """Why the requested trajectories are not finished yet, in one line."""
         serving = self.serving()
         if not serving:
             coming = ", ".join(f"{w.id} is {w.state}" for w in self.describe()) or "none is starting"

@@ -26,7 +26,7 @@ from services.rollout.worker.templates import Template, reading_of
 if TYPE_CHECKING:
     from retriever_service.client import Hit
     from services.contracts import Observation, Question
-    from services.rollout.engines.base import Engine, Generation
+    from services.rollout.engines.base import Generation, Sampler
     from services.settings import RolloutSettings
 
 Search = Callable[[str], Awaitable[list["Hit"]]]
@@ -43,7 +43,7 @@ PROMPT_END_TOKENS = 16
 async def run_trajectory(
     request: TrajectoryRequest,
     *,
-    engine: Engine,
+    engine: Sampler,
     template: Template,
     search: Search,
     settings: RolloutSettings,
@@ -85,7 +85,7 @@ def prompt_of(question: Question, template: Template, settings: RolloutSettings)
 async def _sample(
     request: TrajectoryRequest,
     attempt: int,
-    engine: Engine,
+    engine: Sampler,
     template: Template,
     search: Search,
     settings: RolloutSettings,
@@ -149,9 +149,9 @@ async def _sample(
 
 @dataclass(frozen=True)
 class _Call:
-    """What stays the same while one action is written."""
+    """The constants of one action."""
 
-    engine: Engine
+    engine: Sampler
     template: Template
     uid: str
     name: str

@@ -1,4 +1,4 @@
-"""What the tags in a model's text do. Loop, rewards and the answer mask all read them here, so they agree.
+"""Reading the tags in a model's text. Loop, rewards and the answer mask all use this module, so they agree.
 
 The field's models think in `<think>...</think>`, and mention tags there that they do not mean: "I can use
 `<search>` to find it". Two readings (`rollout.reading`):

@@ -24,7 +24,7 @@ from services.contracts import (
     WorkerInfo,
 )
 from services.rollout.engines import vllm_engine
-from services.rollout.engines.base import Engine
+from services.rollout.engines.base import Engine, Sampler
 from services.rollout.engines.transformers_engine import TransformersEngine
 from services.rollout.errors import TrajectoryTimeoutError, WorkerUnavailableError
 from services.rollout.worker.barrier import TurnBarrier
@@ -32,9 +32,9 @@ from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.templates import Template, make_template
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings, WeightSyncSettings
-from services.weight_sync import WeightMismatchError, WeightSyncError, make_receiver, untouched
+from services.weight_sync import WeightSyncError, make_receiver, untouched
 from services.weight_sync.group import Ticket, host_store, offer_loan
-from services.weight_sync.manifest import check_shapes, model_shapes
+from services.weight_sync.manifest import model_shapes, shape_problem
 from services.worker_state import WorkerState
 
 
@@ -89,7 +89,7 @@ class RolloutWorker:
         self._reading = ThreadPoolExecutor(1, "observations")
         self._version = 0
         self._synced = False
-        """Whether a sync has brought `version`; before the first one the model's own weights serve as 0."""
+        """False before the first sync, when the model's own weights serve as version 0."""
         self._state = WorkerState.STARTING
         self._draining = False
         self._running = 0
@@ -150,7 +150,7 @@ class RolloutWorker:
         Returns trajectories in the order of `requests`. One that fails fails the batch.
         """
         engine = self._ready()
-        await engine.reset_prefix_cache()  # what the cache holds would change the last bits
+        await engine.reset_prefix_cache()  # cached keys and values would change the last bits
         order = sorted(range(len(requests)), key=lambda i: requests[i].uid)
         barrier = TurnBarrier(engine, len(order))
 
@@ -192,7 +192,7 @@ class RolloutWorker:
                 else:
                     await self._load_from_store(engine, update)
             finally:
-                self._end_sync(before)  # what went wrong before the engine was touched changes nothing
+                self._end_sync(before)  # an error from before the engine was touched changes nothing
             return self._version
 
     async def _load_from_store(self, engine: Engine, update: WeightUpdate) -> None:
@@ -224,11 +224,8 @@ class RolloutWorker:
             return None
         if self._shapes is None:
             self._shapes = await asyncio.to_thread(model_shapes, self._model_path)
-        try:
-            check_shapes({name: shape for name, _, shape in ticket.weights}, *self._shapes, ticket.version)
-        except WeightMismatchError as e:
-            return str(e)
-        return None
+        sent = {name: shape for name, _, shape in ticket.weights}
+        return shape_problem(sent, *self._shapes, ticket.version)
 
     async def offer_weights(self, receiver: WeightsReceiver, version: int, backend: str) -> WeightUpdate:
         """Offer this worker's weights to one that joins. Raises WeightSyncError where it does not hold
@@ -263,7 +260,7 @@ class RolloutWorker:
         await self._ready(failed_too=True).wake()
 
     async def stacks(self) -> str:
-        """Where each task of this worker waits, for a run that gets no further."""
+        """The stack of each task of this worker, for a run that makes no progress."""
         return task_stacks(asyncio.all_tasks())
 
     async def drain(self) -> None:
@@ -292,7 +289,7 @@ class RolloutWorker:
             raise WorkerUnavailableError(f"worker {self.id} holds no whole version of the weights")
         return self._engine
 
-    async def _one(self, request: TrajectoryRequest, engine) -> Trajectory:
+    async def _one(self, request: TrajectoryRequest, engine: Sampler) -> Trajectory:
         if self._draining:
             raise WorkerUnavailableError(f"worker {self.id} is draining")
         template = self._template

@@ -1,4 +1,4 @@
-"""What a template is: the text that surrounds a policy. Prompt, tags, observations.
+"""Templates: the text that surrounds a policy. Prompt, tags, observations.
 
 A template turns questions and search results into token ids, once; the loop appends those ids and never
 encodes again what the model wrote. Your own: subclass `TagTemplate`, or write a class with the members of
@@ -31,7 +31,7 @@ SPARE_TOKENS = 16
 
 @dataclass(frozen=True)
 class ParsedAction:
-    """What the model did: `content` is the query or the answer, stripped; empty where the action is
+    """An action of the model: `content` is the query or the answer, stripped; empty where the action is
     invalid."""
 
     kind: ActionKind
@@ -55,7 +55,7 @@ class Template(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def parse(self, text: str) -> ParsedAction:
-        """What one action's text does."""
+        """Read one action's text."""
         ...
 
     def observation_ids(self, hits: Sequence[Hit], budget: int) -> Observation:
@@ -63,12 +63,12 @@ class Template(Protocol):
         ...
 
     def notice(self) -> Observation:
-        """What follows an action that neither searches nor answers."""
+        """The observation after an action that neither searches nor answers."""
         ...
 
 
 def reading_of(template: Template) -> Reading:
-    """How a template's tags are read, for rewards that read them again."""
+    """The reading of a template's tags, for rewards that read them again."""
     reading: Reading = getattr(template, "reading", "innermost")
     return reading
 
@@ -118,8 +118,8 @@ class TagTemplate:
         return ParsedAction(pair.kind, pair.content.strip()) if pair else ParsedAction("invalid", "")
 
     def ends(self, text: str) -> bool:
-        """Whether a stop string in the text ends the action: one in a think block does not, unless tags are
-        read as Search-R1 does."""
+        """True where a stop string in the text ends the action. One in a think block does not, unless tags
+        are read as Search-R1 does."""
         if self.reading == "innermost":
             shown, opened = outside_thoughts(text)
             text = shown[:opened]

@@ -23,7 +23,7 @@ STOP = ("</search>", "</answer>")
 OPENING = "<information>"
 CLOSING = "</information>"
 NOTHING_FOUND = "nothing"
-"""What stands in place of documents after a search that returned none."""
+"""The text in place of documents after a search that returned none."""
 INVALID = f"{OPENING} invalid {CLOSING}"
 """Observation after an action that neither searches nor answers, and after a search in the last turn."""
 
@@ -45,5 +45,5 @@ def documents(contents: list[str]) -> str:
 
 
 def observation(contents: list[str]) -> str:
-    """What one search shows to the policy."""
+    """The observation of one search."""
     return f"{OPENING} {documents(contents)} {CLOSING}"

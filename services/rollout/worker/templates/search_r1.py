@@ -51,7 +51,7 @@ def own_turn(question: str) -> list[str]:
 
 
 def instruction(text: str) -> list[str]:
-    """What a data file tells the model to do, as pieces: its tags are markup, like those of ours."""
+    """An instruction of a data file, as pieces: its tags are markup, like ours."""
     return [part if i % 2 else Outside(part) for i, part in enumerate(_TAG.split(text))]
 
 
@@ -83,7 +83,7 @@ def in_chat(tokenizer: Any, turns: list[tuple[str, list[str]]]) -> list[str]:
 
 
 class SearchR1Template(TagTemplate):
-    """Prompt as one user turn (chat template where the tokenizer has one, else raw), documents as `Doc
+    """Prompt as one user turn (in the chat template where the tokenizer has one), documents as `Doc
     1(Title: "X") text`."""
 
     head = "\n\n<information>"
