@@ -116,11 +116,9 @@ class Trajectory:
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Whole sequence: token_ids int32 [T], action_ids int16 [T] (-1 outside the mask), sampler log-probs
         float32 [T] (0 outside)."""
-        tokens, actions, logps = (
-            list(self.prompt_ids),
-            [-1] * len(self.prompt_ids),
-            [0.0] * len(self.prompt_ids),
-        )
+        tokens = list(self.prompt_ids)
+        actions = [-1] * len(tokens)
+        logps = [0.0] * len(tokens)
         index = 0
         for segment in self.segments:
             n = len(segment.token_ids)
@@ -171,7 +169,8 @@ class TokenBatch:
 
     def take(self, rows: list[int]) -> TokenBatch:
         """The rows named, in that order."""
-        total, lengths = len(self.token_ids), np.diff(self.offsets)[rows]
+        total = len(self.token_ids)
+        lengths = np.diff(self.offsets)[rows]
         index = (
             np.concatenate([np.arange(self.offsets[b], self.offsets[b + 1]) for b in rows])
             if rows

@@ -104,6 +104,7 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any) 
             raise EnvironmentLacks(f"{name}: did not start within {timeout_seconds:g} s") from e
         except ray.exceptions.RayActorError as e:
             reason = str(e).strip().splitlines()[-1] if str(e).strip() else "its actor died"
+            # The port was free when it was chosen, and another process was quicker.
             if tries == PORTS or "in use" not in reason:
                 raise EnvironmentLacks(f"{name}: did not start: {reason}") from e
 

@@ -50,15 +50,15 @@ def start_local_ray(**options: Any) -> Any:
         environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME") or "lo"
     _WAS_SET.update({name: os.environ.get(name) for name in environment if name not in _WAS_SET})
     os.environ.update(environment)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(stop_local_ray)
         _read_environment_again()
         if get_authentication_mode() != AuthenticationMode.TOKEN:
             raise RuntimeError("this version of Ray does not take RAY_AUTH_MODE=token after its import")
         with _loopback_kept():
-            return ray.init(address="local", _node_ip_address=ADDRESS, **_own_folder(), **options)
-    except BaseException:
-        stop_local_ray()
-        raise
+            started = ray.init(address="local", _node_ip_address=ADDRESS, **_own_folder(), **options)
+        undo.pop_all()
+    return started
 
 
 def stop_local_ray() -> None:

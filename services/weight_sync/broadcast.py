@@ -44,6 +44,7 @@ def send(group: Group, tensors: Iterator[tuple[str, Tensor]]) -> None:
         under_way: deque[Callable[[], bool]] = deque()
         for bucket in group.layout.filled(tensors, group.buffers()):
             under_way.append(group.broadcast(bucket))
+            # Two buffers: the next bucket but one is packed into the one that this bucket lies in.
             if len(under_way) == 2:
                 group.wait(under_way.popleft())
         while under_way:

@@ -144,7 +144,8 @@ def check_facts(names: Sequence[str], facts: Sequence[dict[str, Any]]) -> None:
     first = facts[0]
     for name, its in zip(names[1:], facts[1:], strict=True):
         for variable in sorted(first["environment"].keys() | its["environment"].keys()):
-            here, there = first["environment"].get(variable), its["environment"].get(variable)
+            here = first["environment"].get(variable)
+            there = its["environment"].get(variable)
             if here != there:
                 raise GroupMismatchError(
                     f"{variable} is {_value(there)} on {name} and {_value(here)} on {names[0]}: "
@@ -201,6 +202,7 @@ class Group:
         backend = self._ticket.backend
         store = self._store
         with self.watched():
+            # A collective of ranks that differ hangs or fills the model with noise, and says nothing of why.
             said = facts_of(backend, self.rank, self.device, self.layout.digest, problem)
             store.set(f"facts/{self.rank}", json.dumps(said))
             keys = [f"facts/{r}" for r in range(len(self.names))]

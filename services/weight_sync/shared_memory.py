@@ -74,7 +74,8 @@ class SharedMemoryPublisher:
 
     def publish(self, tensors: Iterator[tuple[str, Tensor]], version: int) -> WeightUpdate:
         seen: set[str] = set()
-        filling, resting = _Packer(self._limit), _Packer(self._limit)
+        filling = _Packer(self._limit)
+        resting = _Packer(self._limit)
         stored: list[Future[Bucket]] = []
         # One bucket fills while the other is checked and copied into the store. The source may free or
         # overwrite what it yielded, so nothing of it is kept.
@@ -82,7 +83,7 @@ class SharedMemoryPublisher:
 
             def send() -> None:
                 nonlocal filling, resting
-                if stored:
+                if stored:  # it is in `resting`, which is filled next
                     stored[-1].result()
                 stored.append(store.submit(filling.store))
                 filling, resting = resting, filling
@@ -295,7 +296,7 @@ def _say_full(nbytes: int) -> None:
 
 def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
     import ray
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
         # Not ray.get, which warns inside an asynchronous actor, in whatever thread it is called.
@@ -312,14 +313,9 @@ def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
             f"(checksum of {bucket.tensors[0][0]} ...)"
         )
     path.write_bytes(memoryview(blob))
-    try:
-        with safe_open(path, "pt") as f:
-            names = f.keys()  # of a file, which is no mapping
-            held = {name: tuple(f.get_slice(name).get_shape()) for name in names}
-    except SafetensorError as e:
-        raise WeightSyncError(
-            f"weights of version {version}: {path.stem} is not a safetensors file ({e})"
-        ) from e
+    with safe_open(path, "pt") as f:
+        names = f.keys()  # of a file, which is no mapping
+        held = {name: tuple(f.get_slice(name).get_shape()) for name in names}
     for name, dtype, shape in bucket.tensors:
         if held.get(name) != tuple(shape):
             raise WeightMismatchError(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from services.contracts import WeightsReceiver, WeightUpdate
 from services.rollout.errors import WorkerLostError
-from services.rollout.pool.member import Member
+from services.rollout.pool.member import Member, wait_at_most
 from services.rollout.pool.roster import Roster
 from services.rollout.pool.worker_handle import one_line
 from services.settings import WeightSyncSettings
@@ -75,6 +75,7 @@ class Delivery:
         WeightSyncError for an older version."""
         self._check_not_older(version)
         self._roster.sync_expected_until = time.monotonic() + self._settings.timeout_seconds
+        # A taker that is busy with a loan could not come to the group that the learner makes now.
         loans = list(self._loans.values())
         for loan in loans:
             loan.task.cancel()
@@ -119,6 +120,7 @@ class Delivery:
             self._check_not_older(update.version)
             group = update.payload if isinstance(update.payload, Ticket) else None
             members = self._takers(update, group)
+            # Those that wait take part too, and stay `waiting`: `catch_up` lets them join afterwards.
             before = {m: m.state for m in members if m not in roster.waiting}
             for m in before:
                 m.become(WorkerState.SYNCING)
@@ -155,6 +157,7 @@ class Delivery:
             roster.note(
                 {"event": "sync_failed", "worker": m.id, "version": update.version, "reason": one_line(e)}
             )
+        # One worker that took the version proves the weights good: whoever failed is then to blame itself.
         took = len(failed) < len(members)
         broken = [m for m, e in failed.items() if isinstance(e, GroupBrokenError)]
         if broken:
@@ -262,10 +265,7 @@ class Delivery:
 
     async def _something_changes(self) -> None:
         self._arrived.clear()
-        try:
-            await asyncio.wait_for(self._arrived.wait(), LOOK_SECONDS)
-        except TimeoutError:
-            return
+        await wait_at_most(self._arrived, LOOK_SECONDS)
 
     def _lenders(self) -> list[Member]:
         """Workers that hold the version in force, the least loaded first; not those that lend already."""
@@ -279,11 +279,9 @@ class Delivery:
         loan = Loan(lender, asyncio.create_task(self._lend(member, lender, backend)))
         self._loans[member] = loan
         try:
-            await asyncio.shield(asyncio.wait([loan.task]))
-        except asyncio.CancelledError:
-            loan.task.cancel()
-            raise
+            await asyncio.wait([loan.task])
         finally:
+            loan.task.cancel()  # does nothing, unless the joiner itself was cancelled
             del self._loans[member]
         if loan.task.cancelled():
             return  # a sync is coming, and brings the weights
@@ -311,6 +309,7 @@ class Delivery:
             )
         except (WorkerLostError, TimeoutError) as e:
             raise GroupBrokenError(f"worker {lender.id} could not lend its weights: {one_line(e)}") from e
+        # Both sides at once: the sender returns only after the taker has come.
         given = asyncio.create_task(lender.worker.lend_weights(update, timeout_seconds=limit + SLACK_SECONDS))
         try:
             await self._give(member, update, update.payload)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field, replace
 
 from services.contracts import Trajectory, TrajectoryRequest, WorkerInfo
@@ -60,3 +61,9 @@ class Job:
     attempts: int = 0
     avoid: Member | None = None
     """The worker that failed it last; another is preferred."""
+
+
+async def wait_at_most(event: asyncio.Event, seconds: float) -> None:
+    """Return once the event is set, or after `seconds`."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)

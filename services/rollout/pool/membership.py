@@ -300,6 +300,8 @@ class Membership:
     async def sleep(self) -> None:
         """Have all workers give the GPUs to the learner; one that does not is replaced."""
         limit = self._settings.start_timeout_seconds
+        # Deadlock otherwise: a starting worker waits for a sync that comes only after the learner's turn,
+        # which waits for that worker.
         self._delivery.no_sync_comes()
         await self._turns.of_learner(limit, self._starting_in_vain)
         await self._in_turn("sleep", lambda m: m.worker.sleep(timeout_seconds=limit))

@@ -135,8 +135,8 @@ def create_worker(
         num_gpus=wants.get("GPU", 0),
         resources={name: n for name, n in wants.items() if name not in ("CPU", "GPU")},
         scheduling_strategy=PlacementGroupSchedulingStrategy(group),
-        max_restarts=0,
-        max_concurrency=10_000,
+        max_restarts=0,  # a successor is a new worker, which must be given the current weights first
+        max_concurrency=10_000,  # each trajectory is a call of its own, and pings must get through
         runtime_env={"env_vars": variables},
     )
     handle = actor.remote(
@@ -153,7 +153,8 @@ def create_worker(
 
 def describe(settings: RolloutSettings) -> str:
     """Demand against supply, on one line."""
-    supply, free = ray.cluster_resources(), ray.available_resources()
+    supply = ray.cluster_resources()
+    free = ray.available_resources()
     wants = demand(settings, supply)
     asked = ", ".join(f"{name} {n:g}" for name, n in wants.items())
     names = sorted({*wants, "CPU", "GPU"})

@@ -11,6 +11,7 @@ The caller sees each uid once, in the order of its requests, whichever workers c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import Counter, deque
@@ -26,7 +27,7 @@ from services.rollout.errors import (
     WorkerUnavailableError,
 )
 from services.rollout.pool.delivery import Delivery
-from services.rollout.pool.member import Job, Member
+from services.rollout.pool.member import Job, Member, wait_at_most
 from services.rollout.pool.membership import GRACE_SECONDS, HEARTBEAT_SECONDS, Membership, back_off
 from services.rollout.pool.placement import WorkerArguments
 from services.rollout.pool.roster import Roster
@@ -89,11 +90,10 @@ class RolloutPool:
     async def start(self) -> None:
         """Start the configured number of workers. Raises UnschedulableError, EnvironmentLacks, or
         NoWorkersError naming the worker."""
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self.close)
             await self._membership.start()
-        except BaseException:
-            await self.close()
-            raise
+            undo.pop_all()
 
     async def close(self) -> None:
         """End all workers and their engines. May be called again; what still runs fails with
@@ -218,6 +218,7 @@ class RolloutPool:
         try:
             return list(await asyncio.gather(*(job.future for job in jobs)))
         finally:
+            # One job has failed for good, or the caller was cancelled: nobody wants the others any more.
             self._open.difference_update(jobs)
             abandoned = {job.request.uid for job in jobs if not job.future.done() or job.future.cancelled()}
             for job in jobs:
@@ -245,11 +246,13 @@ class RolloutPool:
             job = self._pending.popleft()
             if job.future.done():
                 continue
+            # The same worker for a group: its prefix cache holds the group's prompt.
             member = self._homes.get(job.home)
-            if member not in free or member is job.avoid:
+            if member is None or member not in free or member is job.avoid:
                 others = [m for m in free if m is not job.avoid]
                 member = min(others or free, key=lambda m: m.outstanding_tokens)
                 self._homes[job.home] = member
+            # Counted now and not when it runs: the next job of this loop must see the load.
             member.outstanding_tokens += self._expected_tokens(job.request)
             self._give(member, job)
             if len(member.jobs) >= JOBS_PER_WORKER:
@@ -288,12 +291,13 @@ class RolloutPool:
         try:
             limit = self._settings.trajectory_timeout_seconds + GRACE_SECONDS
             trajectory = await member.worker.rollout(job.request, timeout_seconds=limit)
-        except _ELSEWHERE as e:
-            self._run_again(member, job, e)
         except asyncio.CancelledError:
             self._cut_short(member, job)
         except Exception as e:
-            self._fail(job, e)
+            if isinstance(e, _ELSEWHERE):
+                self._run_again(member, job, e)
+            else:
+                self._fail(job, e)
         else:
             self._finished(member, [trajectory])
             if not job.future.done():
@@ -409,6 +413,7 @@ class RolloutPool:
             try:
                 done = await call
             except asyncio.CancelledError:
+                # Either this task is cancelled, or `Roster.lose` has cancelled the call that it awaits.
                 call.cancel()
                 own = asyncio.current_task()
                 if member.lost is None or (own is not None and own.cancelling()):
@@ -435,7 +440,4 @@ class RolloutPool:
                 if member.slot == slot:
                     return member
             self._roster.raise_if_no_worker_can_serve(slot)
-            try:
-                await asyncio.wait_for(self._change.wait(), HEARTBEAT_SECONDS)
-            except TimeoutError:
-                continue
+            await wait_at_most(self._change, HEARTBEAT_SECONDS)

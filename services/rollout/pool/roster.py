@@ -228,6 +228,7 @@ class Roster:
         self.note(
             {"event": "worker_lost", "worker": member.id, "pid": member.info.pid, "reason": one_line(error)}
         )
+        # The pool runs the cancelled trajectories again elsewhere; the state must be `failed` by then.
         for task in list(member.jobs.values()):
             task.cancel()
         self.changed()

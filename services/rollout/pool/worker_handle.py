@@ -127,15 +127,20 @@ class RayWorkerHandle:
         answer: Awaitable[Any] = asyncio.wrap_future(ref.future())
         try:
             return await asyncio.wait_for(answer, timeout_seconds)
-        except RayTaskError as e:
-            if isinstance(e.cause, EngineDeadError):
-                raise WorkerLostError(f"worker {self.id}: {e.cause}") from None
-            raise e.cause from None
-        except RayError as e:  # it died, or Ray ended it because memory ran short
-            raise WorkerLostError(f"worker {self.id}: {one_line(e)}") from None
+        except RayError as e:
+            raise self._error(e) from None
         except (TimeoutError, asyncio.CancelledError):
-            ray.cancel(ref)
+            ray.cancel(ref)  # otherwise the worker would go on sampling for nobody
             raise
+
+    def _error(self, error: RayError) -> Exception:
+        """The worker's own error, or that it is lost: it died, or Ray ended it because memory ran short."""
+        if not isinstance(error, RayTaskError):
+            return WorkerLostError(f"worker {self.id}: {one_line(error)}")
+        cause: Exception = error.cause
+        if isinstance(cause, EngineDeadError):
+            return WorkerLostError(f"worker {self.id}: {cause}")
+        return cause
 
 
 def one_line(error: BaseException) -> str:

@@ -116,22 +116,10 @@ async def _sample(
             break
         if turn == settings.max_turns:
             break
-        if action.kind == "search":
-            # One token at least must be left to write after the observation.
-            if room <= template.min_observation_tokens:
-                finish = "length"
-                break
-            action.query = template.parse(_as_read(action)).content
-            hits = await search(action.query)
-            action.document_ids = [hit.id for hit in hits]
-            budget = min(settings.max_obs_tokens, room - 1)
-            if observe is None:
-                observation = template.observation_ids(hits, budget)
-            else:
-                observation = await observe(hits, budget)
-        else:
-            observation = template.notice()
-        if len(observation.token_ids) >= room:
+        observation = await _observation(action, room, template, search, settings, observe)
+        # An observation that fills the sequence would leave no token for the next action: it is left out,
+        # since a trajectory ends with an action.
+        if observation is None or len(observation.token_ids) >= room:
             finish = "length"
             break
         segments.append(observation)
@@ -145,6 +133,30 @@ async def _sample(
         finish,
         reading=reading_of(template),
     )
+
+
+async def _observation(
+    action: Action,
+    room: int,
+    template: Template,
+    search: Search,
+    settings: RolloutSettings,
+    observe: Observe | None,
+) -> Observation | None:
+    """The observation after an action. None where its tags alone do not fit into `room` tokens: then no
+    search is carried out. Otherwise the query and its documents are noted in the action."""
+    if action.kind != "search":
+        return template.notice()
+    # One token at least must be left to write after the observation.
+    if room <= template.min_observation_tokens:
+        return None
+    action.query = template.parse(_as_read(action)).content
+    hits = await search(action.query)
+    action.document_ids = [hit.id for hit in hits]
+    budget = min(settings.max_obs_tokens, room - 1)
+    if observe is None:
+        return template.observation_ids(hits, budget)
+    return await observe(hits, budget)
 
 
 @dataclass(frozen=True)
@@ -187,6 +199,7 @@ async def _act(call: _Call, ids: list[int], budget: int) -> Action:
         keep = tokens_through_end(written, lambda text: ends(opener + text), template.decode)
         if keep is not None or generation.finish != "stop" or len(written) >= budget:
             break
+    # The end-of-sequence token is trained on like any other, and is no part of the text.
     written_eos = generation.finish == "eos" and keep in (None, len(written))
     written = written[:keep]
     text = template.decode(written[: len(written) - written_eos])
@@ -201,7 +214,8 @@ def _as_read(action: Action) -> str:
 
 
 def _check(generation: Generation, uid: str) -> None:
-    ids, logprobs = generation.token_ids, generation.logprobs
+    ids = generation.token_ids
+    logprobs = generation.logprobs
     if len(ids) != len(logprobs):
         raise UnspiralError(
             f"trajectory {uid}: the engine returned {len(ids)} tokens with {len(logprobs)} log-probs"
@@ -231,6 +245,7 @@ def tokens_through_end(
 
     if not holds(len(ids)):
         return None
+    # Once a prefix ends the action, all longer ones do: a bisection decodes log2(n) prefixes instead of n.
     return 1 + bisect_left(range(1, len(ids) + 1), True, key=holds)
 
 

@@ -57,19 +57,24 @@ def last_answer(text: str, reading: Reading = "innermost", thinking: bool = Fals
 
 
 def outside_thoughts(text: str, thinking: bool = False) -> tuple[str, int | None]:
-    """The text with spaces in place of its closed think blocks, and where a block begins that is still open
-    (None: none is).
+    """The text with spaces in place of its closed think blocks; and the start of the block that is still
+    open, or None.
 
     A `</think>` without a block before it ends one that the text began in.
     """
-    kept, done, opened, first = [], 0, 0 if thinking else None, True
+    kept: list[str] = []
+    done = 0  # characters of the text that `kept` stands for
+    opened = 0 if thinking else None
+    first = True
     for tag in _THINK.finditer(text):
         if not tag[1] and opened is None:
             opened = tag.start()
         elif tag[1] and (opened is not None or first):
             start = opened or 0
+            # As many spaces as characters: positions in what is shown are positions in the text.
             kept += [text[done:start], " " * (tag.end() - start)]
-            done, opened = tag.end(), None
+            done = tag.end()
+            opened = None
         first = False
     return "".join([*kept, text[done:]]), opened
 

@@ -151,6 +151,7 @@ class RolloutWorker:
         """
         engine = self._ready()
         await engine.reset_prefix_cache()  # cached keys and values would change the last bits
+        # By uid, whatever the order of the requests: the place in a batch changes the last bits too.
         order = sorted(range(len(requests)), key=lambda i: requests[i].uid)
         barrier = TurnBarrier(engine, len(order))
 
