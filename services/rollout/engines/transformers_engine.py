@@ -222,7 +222,7 @@ class TransformersEngine(OwnThread):
         own = dict(self._model.named_parameters())
         taken: set[str] = set()
 
-        def load(items) -> None:
+        def load(items: list[tuple[str, Tensor]]) -> None:
             with torch.no_grad():
                 for name, tensor in items:
                     own[name].copy_(tensor)

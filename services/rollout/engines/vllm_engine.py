@@ -153,7 +153,8 @@ def _scoring_requests(row: list[int], temperature: float) -> list[tuple[list[int
     ]
 
 
-def _scores(row: list[int], temperature: float, outputs: list) -> list[float]:
+def _scores(row: list[int], temperature: float, outputs: list[Any]) -> list[float]:
+    """Log-probs of a row from the outputs of its `_scoring_requests`."""
     if temperature == 1.0:
         return [
             0.0,
@@ -182,7 +183,7 @@ class VllmEngine:
         os.environ[OWNER_VARIABLE] = str(os.getpid())
         before = set(psutil.Process().children(recursive=True))
 
-        def build():
+        def build() -> Any:
             skip_scikit_learn()
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
@@ -320,7 +321,7 @@ class LockstepVllmEngine(OwnThread):
         """Load the model; takes 5 to 20 s."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
 
-        def build():
+        def build() -> Any:
             skip_scikit_learn()
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
@@ -331,7 +332,8 @@ class LockstepVllmEngine(OwnThread):
 
         return cls(await asyncio.get_running_loop().run_in_executor(thread, build), thread)
 
-    def _run(self, requests: list[tuple[list[int], Any]]) -> list:
+    def _run(self, requests: list[tuple[list[int], Any]]) -> list[Any]:
+        """Outputs of ids with their SamplingParams, in order: all are added before the first step."""
         check_may_serve(self._usable, self._asleep)
         names = []
         for ids, params in requests:

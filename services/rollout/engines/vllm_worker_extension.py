@@ -54,7 +54,7 @@ class SavedTokenizer:
     services.rollout.worker.tokenizer."""
 
     @classmethod
-    def from_pretrained(cls, path: str, *args, **kwargs):
+    def from_pretrained(cls, path: str, *args: Any, **kwargs: Any) -> Any:
         return get_cached_tokenizer(load_tokenizer(path))
 
 

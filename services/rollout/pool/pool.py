@@ -67,7 +67,7 @@ class RolloutPool:
         model_path: str,
         retriever_url: str,
         retriever_timeout_seconds: float,
-        on_event: Callable[[dict], None],
+        on_event: Callable[[dict[str, Any]], None],
         sync: WeightSyncSettings | None = None,
         learner_gpus: int = 0,
     ):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from services.common.errors import UserError
 from services.common.quick_transformers import skip_scikit_learn
@@ -17,7 +18,7 @@ _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Saved classes that mean: what tokenizer.json says, and nothing else."""
 
 
-def load_tokenizer(model_path: str | Path):
+def load_tokenizer(model_path: str | Path) -> Any:
     """The tokenizer of a model folder. Raises UserError."""
     from transformers import PreTrainedTokenizerFast
 
