@@ -45,7 +45,7 @@ from services.rollout.pool import placement  # noqa: E402
 from services.rollout.pool.pool import RolloutPool  # noqa: E402
 from trainer.config.schema import Config, parse_config  # noqa: E402
 from trainer.learner.group import LearnerGroup  # noqa: E402
-from trainer.loop.sync import kept_supplied, sync_weights  # noqa: E402
+from trainer.loop.sync import run_with_resync, sync_weights  # noqa: E402
 
 WEIGHTS_ONLY = ("7b",)
 BEGAN = time.monotonic()
@@ -270,7 +270,7 @@ async def speed(options: argparse.Namespace, folder: Path, workers: int) -> bool
                     if options.device == "gpu":
                         said["learner_peak_gib"] = await world.rank("memory_gib")
                     if options.bare and options.device == "gpu":
-                        handles = [m.actor for m in world.pool._membership.all()][:count]
+                        handles = [m.worker.actor for m in world.pool._roster.all()][:count]
                         said["bare_init_s"] = await world.rank("bare_init", handles)
                         await world.rank("bare_send")
                         bare = [await world.rank("bare_send") for _ in range(options.repeats)]
@@ -297,8 +297,8 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
         await world.start_learner(actor=WeightsOnlyRank if only else BenchRank, stage=options.stages[0])
         usual = [await world.sync() for _ in range(3)][-1]
         for number, name in ((signal.SIGKILL, "killed"), (signal.SIGSTOP, "stopped")):
-            victim = world.pool._membership.all()[-1]
-            pids = [victim.info.pid, *await victim.call("engine_pids", timeout_seconds=10)]
+            victim = world.pool._roster.all()[-1]
+            pids = [victim.info.pid, *await victim.worker.engine_pids(timeout_seconds=10)]
             await world.rank("perturb", 1e-3)
             say(
                 f"{victim.id} ({pids}) will be {name} {0.3 * usual:.3f} s into a sync that takes {usual:.3f} s"
@@ -322,7 +322,7 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
                     await asyncio.sleep(0.05)
 
             await asyncio.wait_for(
-                kept_supplied(world.pool, all_ready(), lambda: world.sync(again=True)), 400
+                run_with_resync(world.pool, all_ready(), lambda: world.sync(again=True)), 400
             )
             joined = time.monotonic() - began
             gap = await world.differences(probe, 1.0) if not only else {}

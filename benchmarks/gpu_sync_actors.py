@@ -53,9 +53,6 @@ class BenchWorker(RolloutWorker):
         else:
             await getattr(llm, method)()
 
-    def engine_pids(self) -> list[int]:
-        return self._engine.info()["pids"]
-
 
 class BareClient:
     """vLLM's trainer talks to its engines through this; worker i has rank 1 + i."""

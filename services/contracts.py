@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from services.worker_state import WorkerState
+
 ActionKind = Literal["search", "answer", "invalid"]
 FinishReason = Literal["answer", "turns", "length"]
 Reading = Literal["innermost", "search_r1"]
@@ -114,11 +116,9 @@ class Trajectory:
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Whole sequence: token_ids int32 [T], action_ids int16 [T] (-1 outside the mask), sampler log-probs
         float32 [T] (0 outside)."""
-        tokens, actions, logps = (
-            list(self.prompt_ids),
-            [-1] * len(self.prompt_ids),
-            [0.0] * len(self.prompt_ids),
-        )
+        tokens = list(self.prompt_ids)
+        actions = [-1] * len(tokens)
+        logps = [0.0] * len(tokens)
         index = 0
         for segment in self.segments:
             n = len(segment.token_ids)
@@ -169,16 +169,15 @@ class TokenBatch:
 
     def take(self, rows: list[int]) -> TokenBatch:
         """The rows named, in that order."""
-        total, lengths = len(self.token_ids), np.diff(self.offsets)[rows]
+        total = len(self.token_ids)
+        lengths = np.diff(self.offsets)[rows]
         index = (
             np.concatenate([np.arange(self.offsets[b], self.offsets[b + 1]) for b in rows])
             if rows
             else np.zeros(0, np.int64)
         )
 
-        def pick(column: np.ndarray | None) -> np.ndarray | None:
-            if column is None:
-                return None
+        def pick(column: np.ndarray) -> np.ndarray:
             return column[index] if len(column) == total else column[rows]
 
         return TokenBatch(
@@ -186,8 +185,8 @@ class TokenBatch:
             np.cumsum([0, *lengths]),
             self.token_ids[index],
             self.action_ids[index],
-            pick(self.logp_sampler),
-            pick(self.logp_old),
+            None if self.logp_sampler is None else pick(self.logp_sampler),
+            None if self.logp_old is None else pick(self.logp_old),
             {k: pick(v) for k, v in self.extra.items()},
         )
 
@@ -223,8 +222,7 @@ class WorkerInfo:
     node: str
     policy_version: int
     outstanding_tokens: int = 0
-    state: Literal["starting", "waiting", "ready", "syncing", "draining", "failed"] = "ready"
-    """`waiting`: its engine runs, and it has no weights of the current version yet."""
+    state: WorkerState = WorkerState.READY
     trajectories: int = 0
     """That it has finished, as its pool counts them."""
     waits_for: str = ""

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from retriever_service.errors import IndexInvalid
+from retriever_service.http import launch as retriever
+from retriever_service.settings import ServerSettings
+from services.common.errors import EnvironmentLacks
+from services.likelihood import launch as likelihood
 from services.settings import MonitorRules
 
 RESTARTS = 10
@@ -23,20 +29,11 @@ PORTS = 3
 """Ports that are tried: another process may take a free one before the service does."""
 
 
-class ServiceError(RuntimeError):
-    """A service did not start."""
-
-    exit_code = 3
-
-
 class _RetrieverActor:
     def __init__(self, host: str, port: int, index: str, topk: int) -> None:
-        from retriever_service.http.launch import serve_in_thread
-        from retriever_service.settings import ServerSettings
-
         # On a cluster its workers ask from other nodes, and as Search-R1's clients do they send no token.
         settings = ServerSettings(index=index, host=host, port=port, topk=topk, insecure=True)
-        self._server = serve_in_thread(settings)
+        self._server = retriever.serve_in_thread(settings)
 
     def url(self) -> str:
         return self._server.url
@@ -47,10 +44,8 @@ class _RetrieverActor:
 
 class _LikelihoodActor:
     def __init__(self, host: str, port: int, store: str, token_steps: int, rules: MonitorRules) -> None:
-        from services.likelihood.launch import ServeSettings, serve_in_thread
-
-        self._server = serve_in_thread(
-            ServeSettings(store=store, host=host, port=port, token_steps=token_steps, rules=rules)
+        self._server = likelihood.serve_in_thread(
+            likelihood.ServeSettings(store=store, host=host, port=port, token_steps=token_steps, rules=rules)
         )
 
     def url(self) -> str:
@@ -69,7 +64,7 @@ class Service:
 
     def stop(self, timeout_seconds: float = 15.0) -> None:
         """Stop serving, then end the actor's process."""
-        with contextlib.suppress(ray.exceptions.RayError):  # it is ended below, whatever state it is in
+        with contextlib.suppress(ray.exceptions.RayError):  # dead or hanging, it is ended below
             ray.get(self.actor.stop.remote(), timeout=timeout_seconds)
         ray.kill(self.actor)
 
@@ -83,8 +78,6 @@ def _host() -> str:
 
 def _here() -> Any:
     """The driver's own node: the run's folder lies on its disk."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
@@ -98,9 +91,8 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any) 
     tries = 0
     while True:
         tries += 1
-        called = (
-            name if tries == 1 else f"{name}-{tries}"
-        )  # Ray may hold the first one's name for a moment longer
+        # Ray may hold the first one's name for a moment longer.
+        called = name if tries == 1 else f"{name}-{tries}"
         create = ray.remote(cls).options(
             name=called, num_cpus=0, scheduling_strategy=_here(), max_restarts=RESTARTS
         )
@@ -109,17 +101,18 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any) 
             return Service(ray.get(actor.url.remote(), timeout=timeout_seconds), actor)
         except ray.exceptions.GetTimeoutError as e:
             ray.kill(actor)
-            raise ServiceError(f"{name}: did not start within {timeout_seconds:g} s") from e
+            raise EnvironmentLacks(f"{name}: did not start within {timeout_seconds:g} s") from e
         except ray.exceptions.RayActorError as e:
             reason = str(e).strip().splitlines()[-1] if str(e).strip() else "its actor died"
+            # The port was free when it was chosen, and another process was quicker.
             if tries == PORTS or "in use" not in reason:
-                raise ServiceError(f"{name}: did not start: {reason}") from e
+                raise EnvironmentLacks(f"{name}: did not start: {reason}") from e
 
 
 def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> int:
-    """Index a corpus by BM25 into `out`; an index of the same corpus that is there already is kept. Malformed
-    lines left out."""
-    from retriever_service.errors import IndexInvalid
+    """Index a corpus by BM25 into the folder `out`; an index of the same corpus that is there already is
+    kept. Returns the number of malformed lines that were left out."""
+    # bm25s and numba take a second and 100 MB, which every actor that imports this module would pay too.
     from retriever_service.indexing.build import build_index
 
     try:

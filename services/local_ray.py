@@ -19,7 +19,12 @@ from typing import Any
 import psutil
 import ray
 from ray._private import services as ray_services
-from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, Config, get_authentication_mode
+from ray._raylet import (  # type: ignore[attr-defined]  # compiled, and without stubs
+    AuthenticationMode,
+    AuthenticationTokenLoader,
+    Config,
+    get_authentication_mode,
+)
 
 from services.common.private_folder import private_folder
 
@@ -45,15 +50,15 @@ def start_local_ray(**options: Any) -> Any:
         environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME") or "lo"
     _WAS_SET.update({name: os.environ.get(name) for name in environment if name not in _WAS_SET})
     os.environ.update(environment)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(stop_local_ray)
         _read_environment_again()
         if get_authentication_mode() != AuthenticationMode.TOKEN:
             raise RuntimeError("this version of Ray does not take RAY_AUTH_MODE=token after its import")
         with _loopback_kept():
-            return ray.init(address="local", _node_ip_address=ADDRESS, **_own_folder(), **options)
-    except BaseException:
-        stop_local_ray()
-        raise
+            started = ray.init(address="local", _node_ip_address=ADDRESS, **_own_folder(), **options)
+        undo.pop_all()
+    return started
 
 
 def stop_local_ray() -> None:
@@ -78,8 +83,8 @@ def local_ray(**options: Any) -> Iterator[Any]:
 
 
 def end_what_is_left() -> None:
-    """Kill the processes of this process's local Ray, for the case that Ray itself has died: without their head
-    they would go on for minutes."""
+    """Kill the processes of this process's local Ray, for the case that Ray itself has died: without their
+    head they would go on for minutes."""
     if OWNER_VARIABLE not in _WAS_SET:  # none was started here
         return
     for process in psutil.Process().children(recursive=True):
@@ -99,8 +104,8 @@ def _read_environment_again() -> None:
 
 
 def _own_folder() -> dict[str, str]:
-    """Where Ray keeps logs and sockets. Its own choice, /tmp/ray, is a folder in which every user of the
-    machine may write."""
+    """Option for the folder of Ray's logs and sockets. Ray's own choice, /tmp/ray, is a folder in which every
+    user of the machine may write."""
     if os.environ.get("RAY_TMPDIR"):
         return {}
     folder = private_folder() / "ray"

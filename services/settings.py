@@ -27,7 +27,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, raw: Any) -> Any:
-        """`seed: yes` is a mistake, which would else be read as 1."""
+        """`seed: yes` is a mistake, which would otherwise be read as 1."""
         fields = {name: field for key, field in cls.model_fields.items() for name in (key, field.alias)}
         for key, value in raw.items() if isinstance(raw, dict) else ():
             field = fields.get(key)
@@ -41,7 +41,7 @@ class Settings(BaseModel):
 
 
 class RetrieverSettings(Settings):
-    """Where searches go. One of `url` (a running service), `index` (a folder of `unspiral index build`) or
+    """The retriever. Give one of `url` (a running service), `index` (a folder of `unspiral index build`) and
     `corpus`."""
 
     url: str | None = None
@@ -52,11 +52,12 @@ class RetrieverSettings(Settings):
     """Corpus file or folder, of any layout in docs/data.md; the driver indexes it (BM25), then starts the
     service."""
     skip_bad: bool = False
-    """Leave out malformed lines of `corpus`, counted, instead of stopping at the first."""
+    """Leave out malformed lines of `corpus` and count them. By default the first one is an error."""
     timeout_seconds: float = Field(60.0, gt=0)
-    """Longest wait for one search, retries included; after it the trajectory fails and is run again."""
+    """Longest wait for one search in seconds, retries included. After it the trajectory fails and is run
+    again."""
     start_timeout_seconds: float = Field(60.0, gt=0)
-    """Longest wait for the service to be ready at the start of a run."""
+    """Longest wait in seconds for the service to be ready at the start of a run."""
 
     @model_validator(mode="after")
     def _one_source(self) -> RetrieverSettings:
@@ -70,13 +71,14 @@ class RolloutSettings(Settings):
     """Sampling of trajectories."""
 
     workers: Annotated[int, Field(ge=1)] | Literal["all"] = 1
-    """Number of rollout workers, or "all" for as many as the cluster's `rollout` resource allows."""
+    """Number of rollout workers. "all" follows the cluster: one worker per unit of its `rollout` resource, or
+    per GPU that the learner leaves."""
     engine: Literal["vllm", "transformers"] = "vllm"
     """Inference engine. `transformers` is a small, slow twin for machines without vLLM."""
     prompts_per_step: int = Field(16, ge=1)
-    """Prompts (groups) of one training step."""
+    """Prompts (groups) per training step."""
     group_size: int = Field(5, ge=1)
-    """Trajectories sampled for each prompt."""
+    """Trajectories sampled per prompt."""
     template: str = "search_r1"
     """`search_r1`, `lab`, or an import path `package.module:Name` of a class with the protocol of
     services.rollout.worker.templates."""
@@ -88,60 +90,62 @@ class RolloutSettings(Settings):
     """What begins the prompt of a model without a chat template: what its tokenizer puts before a text, or
     nothing, as Search-R1 does."""
     deterministic: bool = False
-    """Same seed, same run on CPU: a turn barrier, a fixed worker for each trajectory, one thread, seeds from
-    uids."""
+    """Make runs with the same seed equal on CPU: a turn barrier, a fixed worker per trajectory, one thread,
+    seeds from uids. Slower than the default."""
     max_turns: int = Field(4, ge=0)
-    """Generations that may search; one more follows in which a search is not carried out."""
+    """Generations per trajectory that may search. One more follows, in which a search is not carried out."""
     max_response_tokens: int = Field(500, ge=1)
-    """Most tokens that the model may write in one turn."""
+    """Maximum number of tokens that the model may write per turn."""
     max_obs_tokens: int = Field(500, ge=16)
-    """Most tokens of one observation, tags included."""
+    """Maximum number of tokens per observation, tags included. Documents beyond it are cut."""
     max_prompt_tokens: int = Field(2048, ge=1)
-    """Longest question prompt, in tokens; longer ones are refused when the data is loaded."""
+    """Maximum length of a question's prompt in tokens. A longer one is refused when the data is loaded."""
     max_model_tokens: int = Field(4096, ge=16)
-    """Longest sequence: prompt, responses and observations together."""
+    """Maximum length of a sequence in tokens: prompt, responses and observations together."""
     topk: int = Field(3, ge=1)
-    """Documents asked of the retriever for each search."""
+    """Documents requested from the retriever per search."""
     temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; the learner scales its logits by the same."""
-    top_p: Literal[1, 1.0] = 1.0
+    """Sampling temperature. The learner divides its logits by the same value."""
+    top_p: Literal[1, 1.0] = 1.0  # type: ignore[valid-type]  # pydantic takes floats, PEP 586 not
     """Only 1: nucleus sampling gives sampler and learner different supports."""
     top_k: Literal[0, -1] = 0
     """Only off (0 or -1), for the same reason."""
     max_staleness: int = Field(0, ge=0)
-    """Policy versions that a trajectory may lag behind the learner; 0 is synchronous."""
+    """Policy versions by which a trajectory may lag behind the learner. 0 samples and trains in turns."""
     trajectory_timeout_seconds: float = Field(600.0, gt=0)
-    """Deadline of one trajectory; past it the trajectory is cancelled and run again elsewhere."""
+    """Deadline of one trajectory in seconds. Past it the trajectory is cancelled, and run again on another
+    worker."""
     start_timeout_seconds: float = Field(300.0, gt=0)
-    """Longest wait for a worker's engine to come up."""
+    """Longest wait in seconds for a worker's engine to start."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Weights of the engine: `auto` is float32 on CPU and bfloat16 on GPU."""
+    """Data type of the engine's weights. `auto` is float32 on CPU and bfloat16 on GPU."""
     gpu_memory_utilization: float = Field(0.6, gt=0, le=1)
-    """Share of a GPU's memory that vLLM may take (GPU only)."""
+    """Fraction of a GPU's memory that vLLM may take (GPU only)."""
     kv_cache_gib: float = Field(1.0, gt=0)
     """Size of the key-value cache in GiB (CPU only)."""
     tensor_parallel: int = Field(1, ge=1)
-    """GPUs of one worker."""
+    """GPUs per worker, over which its model is split."""
     compile: Literal["full", "graphs", "off"] = "full"
-    """What vLLM prepares before it serves (GPU only): `full` compiles the model and captures CUDA graphs;
+    """Preparation of vLLM before it serves (GPU only). `full` compiles the model and captures CUDA graphs;
     `graphs` captures those of decoding steps alone, and starts sooner (steps in which a prompt begins run
     eagerly); `off` runs all eagerly."""
     share_gpus: bool = False
-    """Workers and learner use the same GPUs in turns: engines sleep while the learner computes. For those
-    with one card; a run with a GPU for each is faster. `learner.offload_optimizer` makes room."""
+    """Let workers and learner use the same GPUs in turns: engines sleep while the learner computes. For
+    machines with one GPU; a run with a GPU for each is faster. `learner.offload_optimizer` frees memory."""
 
 
 class WeightSyncSettings(Settings):
-    """How weights go from the learner to the rollout workers."""
+    """Transport of weights from the learner to the rollout workers."""
 
     backend: Literal["auto", "nccl", "gloo", "shared_memory"] = "auto"
     """`nccl`: broadcast between GPUs. `gloo`: the same over TCP, on CPUs. `shared_memory`: through Ray's
-    object store. `auto`: nccl where the learner and every worker have GPUs of their own, else
-    shared_memory."""
+    object store. `auto`: nccl where the learner and every worker have GPUs of their own;
+    otherwise shared_memory."""
     timeout_seconds: float = Field(300.0, gt=0)
-    """Longest wait for one attempt at a sync; a worker that does not answer by then leaves the pool."""
+    """Longest wait in seconds for one attempt at a sync. A worker that does not answer by then is
+    replaced."""
     bucket_mib: int = Field(256, ge=1)
-    """Largest piece in which weights are sent, in MiB."""
+    """Size in MiB of the buckets in which weights are sent. A larger tensor is a bucket of its own."""
 
 
 class StoreSettings(Settings):
@@ -151,7 +155,7 @@ class StoreSettings(Settings):
     """`sqlite:PATH`, `redis://HOST:PORT/DB`, or the http address of a running likelihood service. None:
     `likelihood.db` in the run's folder."""
     token_steps: int = Field(8, ge=1)
-    """Steps whose token arrays are kept, for the probes."""
+    """Number of latest steps whose token arrays are kept for the probes."""
 
     @field_validator("url")
     @classmethod
@@ -171,9 +175,9 @@ class ControlSettings(Settings):
     """The control plane that a run serves: status, scale, drain, pause."""
 
     enabled: bool = True
-    """Serve it."""
+    """Serve the control plane."""
     host: str = Field(default_factory=lambda: os.environ.get("UNSPIRAL_CONTROL_HOST") or "127.0.0.1")
-    """Address to bind (default: UNSPIRAL_CONTROL_HOST, else 127.0.0.1); beyond this machine
+    """Address to bind (default: UNSPIRAL_CONTROL_HOST, or 127.0.0.1); beyond this machine
     UNSPIRAL_API_TOKEN must be set."""
     port: int = Field(
         default_factory=lambda: os.environ.get("UNSPIRAL_CONTROL_PORT") or 8200,
@@ -181,28 +185,28 @@ class ControlSettings(Settings):
         le=65535,
         validate_default=True,
     )
-    """Port (default: UNSPIRAL_CONTROL_PORT, else 8200); 0, or one that is taken, gives any free one. The
+    """Port (default: UNSPIRAL_CONTROL_PORT, or 8200); 0, or one that is taken, gives any free one. The
     address is in the run's `control.json`."""
 
 
 class ProbeSettings(Settings):
-    """Trajectories of the past, scored again under the current weights."""
+    """Probes: trajectories of the past, scored again under the current weights."""
 
     lag_steps: int = Field(5, ge=1)
-    """The lag probe scores the right trajectories of this many steps ago."""
+    """Age in steps of the right trajectories that the lag probe scores."""
     lag_size: int = Field(64, ge=1)
-    """Most trajectories of one lag probe."""
+    """Maximum number of trajectories per lag probe."""
     fixed_size: int = Field(64, ge=0)
-    """Right trajectories that are frozen at the start for the fixed probe; 0 is off."""
+    """Number of right trajectories from the start of the run that the fixed probe scores; 0 turns it off."""
     displacement_size: int = Field(256, ge=0)
-    """Trajectories of the batch scored again after the update, for the displacement; 0 is all."""
+    """Trajectories of the batch that are scored again after the update, for the displacement; 0 means all."""
     every: int = Field(1, ge=1)
-    """Probe at every n-th step."""
+    """Probe once per so many steps; 1 probes after every step."""
 
 
 class MonitorRules(Settings):
-    """Thresholds of the phase monitor (docs/monitor.md). Nats are a token; windows and patiences are counted
-    in steps that have the metric."""
+    """Thresholds of the phase monitor (docs/monitor.md). Nats are per token; windows and patiences are
+    counted in steps that have the metric."""
 
     lag_nats: float = Field(-0.08, lt=0)
     """Alarm when the mean of `probe/lag` is below this."""
@@ -273,7 +277,7 @@ class MonitorRules(Settings):
 
 
 class MonitorSettings(Settings):
-    """What is done when the phase turns bad."""
+    """Reaction to a bad phase."""
 
     action: Literal["none", "raise_lambda", "lower_lr", "rollback", "stop"] = "none"
     """`raise_lambda`, `lower_lr`: by a factor of 2 at an alarm, at most three times, put back when the run is

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from services.contracts import WorkerInfo
-from services.rollout.engines.base import EngineDeadError
+from services.rollout.errors import EngineDeadError
 from services.rollout.worker.worker import RolloutWorker
 
 

@@ -41,6 +41,61 @@ class ScriptedEngine:
         return Generation(ids, logprobs, text, finish, 7)
 
 
+class ScriptedWorker:
+    """A WorkerHandle whose calls are answered by `does(method, *args)`."""
+
+    def __init__(self, does):
+        self.does, self.calls, self.killed = does, 0, False
+
+    async def _answer(self, method, *args, timeout_seconds):
+        self.calls += 1
+        return await asyncio.wait_for(self.does(method, *args), timeout_seconds)
+
+    async def info(self, *, timeout_seconds):
+        return await self._answer("info", timeout_seconds=timeout_seconds)
+
+    async def start(self, *, timeout_seconds):
+        return await self._answer("start", timeout_seconds=timeout_seconds)
+
+    async def rollout(self, request, *, timeout_seconds):
+        return await self._answer("rollout", request, timeout_seconds=timeout_seconds)
+
+    async def rollout_batch(self, requests, *, timeout_seconds):
+        return await self._answer("rollout_batch", requests, timeout_seconds=timeout_seconds)
+
+    async def update_weights(self, update, *, timeout_seconds):
+        return await self._answer("update_weights", update, timeout_seconds=timeout_seconds)
+
+    async def offer_weights(self, receiver, version, backend, *, timeout_seconds):
+        return await self._answer(
+            "offer_weights", receiver, version, backend, timeout_seconds=timeout_seconds
+        )
+
+    async def lend_weights(self, update, *, timeout_seconds):
+        await self._answer("lend_weights", update, timeout_seconds=timeout_seconds)
+
+    async def logprobs(self, token_ids, temperature, *, timeout_seconds):
+        return await self._answer("logprobs", token_ids, temperature, timeout_seconds=timeout_seconds)
+
+    async def engine_pids(self, *, timeout_seconds):
+        return await self._answer("engine_pids", timeout_seconds=timeout_seconds)
+
+    async def sleep(self, *, timeout_seconds):
+        await self._answer("sleep", timeout_seconds=timeout_seconds)
+
+    async def wake(self, *, timeout_seconds):
+        await self._answer("wake", timeout_seconds=timeout_seconds)
+
+    async def close(self, *, timeout_seconds):
+        await self._answer("close", timeout_seconds=timeout_seconds)
+
+    def stacks(self):
+        return None
+
+    def kill(self):
+        self.killed = True
+
+
 def byte_bpe(texts: list[str], merges: int = 120):
     """A byte-level BPE tokenizer trained on `texts`: most random id sequences are not what it would encode
     their text to."""

@@ -123,7 +123,7 @@ async def test_each_odd_answer_for_a_while_falsifies_and_loses_no_trajectory(clu
 
 
 async def test_an_odd_answer_that_stays_ends_the_rollout_in_one_line(cluster, policy, odd, monkeypatch):
-    monkeypatch.setattr("services.rollout.pool.pool.FIRST_BACK_OFF_SECONDS", 0.01)
+    monkeypatch.setattr("services.rollout.pool.membership.FIRST_BACK_OFF_SECONDS", 0.01)
     odd.stays = "a page with 200"
     try:
         async with pool(policy, odd, retriever_timeout=0.3) as p:

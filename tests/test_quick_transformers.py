@@ -16,8 +16,9 @@ import importlib.util
 print("sklearn" in sys.modules, is_sklearn_available() == (importlib.util.find_spec("sklearn") is not None))
 """
 LOADS = {
-    "tokenizer": "from services.rollout.worker.tokenizer import load_tokenizer, TokenizerError\n"
-    "try: load_tokenizer('/nowhere')\nexcept TokenizerError: pass",
+    "tokenizer": "from services.rollout.worker.tokenizer import load_tokenizer\n"
+    "from services.common.errors import UserError\n"
+    "try: load_tokenizer('/nowhere')\nexcept UserError: pass",
     "learner": "import trainer.learner.rank\n"
     "from trainer.learner.attention import register\nregister()\nfrom transformers import AutoModelForCausalLM",
 }

@@ -16,8 +16,8 @@ from rollout_fakes import request
 from rollout_search import search_server
 from sync_world import LocalLearner, change, difference, events_of, in_state, pool, sync, until, wide_model
 
+from services.rollout.errors import NoWorkersError
 from services.rollout.pool import membership, placement
-from services.rollout.pool.member import NoWorkersError
 from services.settings import WeightSyncSettings
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.ray]
@@ -107,6 +107,7 @@ async def test_each_worker_sees_the_gpu_that_was_reserved_for_it():
 import asyncio, ray
 from reliability_actors import GpuWorker
 from services.rollout.pool import placement
+from services.rollout.pool.placement import WorkerArguments
 from services.settings import RolloutSettings, WeightSyncSettings
 ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
 placement.RolloutWorker = GpuWorker
@@ -114,8 +115,8 @@ async def seen():
     settings, out = RolloutSettings(engine="transformers"), []
     for i in range(2):
         group = await placement.reserve(settings)
-        actor = placement.create_actor(f"w{i}.1", settings, group, model_path="", retriever_url="", retriever_timeout_seconds=1, sync=WeightSyncSettings())
-        out.append((await actor.info.remote(), actor))
+        worker = placement.create_worker(f"w{i}.1", settings, group, WorkerArguments("", "", 1, WeightSyncSettings()))
+        out.append((await worker.info(timeout_seconds=60), worker))
     return sorted(s for s, _ in out)
 print(asyncio.run(seen()))
 """

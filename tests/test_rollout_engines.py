@@ -22,8 +22,10 @@ from rollout_fakes import request
 from rollout_models import reference_logprobs, tiny_model
 from safetensors.torch import save_file
 
-from services.rollout.engines.base import EngineDeadError, GenerateCall, RequestAbortedError, WeightLoadError
+from services.common.errors import UnspiralError
+from services.rollout.engines.base import GenerateCall
 from services.rollout.engines.transformers_engine import TransformersEngine
+from services.rollout.errors import EngineDeadError, WorkerUnavailableError
 from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.templates import make_template
 from services.rollout.worker.tokenizer import load_tokenizer
@@ -223,11 +225,11 @@ async def test_half_a_model_is_refused_and_the_engine_serves_again_after_a_whole
     model = tiny_model(tied.tmp / "m10", seed=10)
     half = weights(model, tied.tmp / "half", names={"model.norm.weight", "model.embed_tokens.weight"})
     running = await started(asynchronous, 400)
-    with pytest.raises(WeightLoadError, match=r"version 5 were not loaded whole.*parameters were not loaded"):
+    with pytest.raises(UnspiralError, match=r"version 5 were not loaded whole.*parameters were not loaded"):
         await asynchronous.load_weights(half, 5)
     ended = await asyncio.gather(*running.values(), return_exceptions=True)
-    assert any(isinstance(e, RequestAbortedError) for e in ended)
-    with pytest.raises(WeightLoadError, match="no whole version"):
+    assert any(isinstance(e, WorkerUnavailableError) for e in ended)
+    with pytest.raises(WorkerUnavailableError, match="no whole version"):
         await call(asynchronous, [1, 5])
     await asynchronous.load_weights(weights(model, tied.tmp / "w10"), 6)
     assert await agrees(asynchronous, model, 1.0) < 1e-4
@@ -235,7 +237,7 @@ async def test_half_a_model_is_refused_and_the_engine_serves_again_after_a_whole
 
 async def test_a_dead_engine_process_is_an_error_at_once(asynchronous):
     """Last of this engine. The process ends by itself too when its owner is killed (test_rollout_pool)."""
-    pids = asynchronous.info()["pids"]
+    pids = asynchronous.pids()
     assert pids and all(map(psutil.pid_exists, pids))
     running = await started(asynchronous, 400)
     for pid in pids:
@@ -256,10 +258,10 @@ async def test_lockstep_serves_new_weights_untied(lockstep, untied):
     await engine.load_weights(weights(model, untied.tmp / "w2"), 1)
     assert await agrees(engine, model, 1.0) < 1e-4
     assert await agrees(engine, model, 0.6) < 1e-4
-    with pytest.raises(WeightLoadError, match=r"lm_head\.weight"):
+    with pytest.raises(UnspiralError, match=r"lm_head\.weight"):
         names = {n for n, _ in model.named_parameters()} - {"lm_head.weight"}
         await engine.load_weights(weights(model, untied.tmp / "half", names), 2)
-    with pytest.raises(WeightLoadError, match="no whole version"):
+    with pytest.raises(WorkerUnavailableError, match="no whole version"):
         await call(engine, [1, 5])
     await engine.load_weights(original, 3)
     assert await agrees(engine, untied.model, 1.0) < 1e-4
@@ -302,9 +304,9 @@ async def test_the_transformers_twin_keeps_to_the_same_protocol(kind, tied, unti
     await engine.load_weights(weights(model, tmp_path / "w"), 1)
     assert await agrees(engine, model, 1.0) < 1e-4
     assert (await call(engine, [1, 5])).policy_version == 1
-    with pytest.raises(WeightLoadError, match="were not loaded"):
+    with pytest.raises(UnspiralError, match="were not loaded"):
         await engine.load_weights(weights(model, tmp_path / "half", {"model.norm.weight"}), 2)
-    with pytest.raises(WeightLoadError, match="no whole version"):
+    with pytest.raises(WorkerUnavailableError, match="no whole version"):
         await call(engine, [1, 5])
     await engine.close()
 
@@ -329,7 +331,7 @@ async def test_a_call_that_waits_behind_new_weights_knows_how_their_loading_ende
     loaded, (sampled,) = await behind(whole, 1)
     assert loaded is None and sampled.policy_version == 1
     failed, refused = await behind(half, 2)
-    assert "were not loaded" in str(failed) and isinstance(refused, WeightLoadError)
+    assert "were not loaded" in str(failed) and isinstance(refused, WorkerUnavailableError)
     assert "no whole version" in str(refused)
     await engine.close()
 

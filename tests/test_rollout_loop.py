@@ -12,14 +12,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from rollout_fakes import Hit, ScriptedEngine, byte_bpe, request, words
 
+from services.common.errors import UserError
 from services.contracts import Observation, Question
+from services.rollout.errors import NonFiniteLogprobError, PromptTooLongError
 from services.rollout.worker.loop import (
-    NonFiniteLogprobError,
-    PromptTooLongError,
     run_trajectory,
     tokens_through_end,
 )
-from services.rollout.worker.templates import TemplateError, make_template
+from services.rollout.worker.templates import make_template
 from services.settings import RolloutSettings
 
 LAB = words()
@@ -286,14 +286,14 @@ def test_the_first_complete_tag_pair_is_the_action(text, kind, content):
 
 
 def test_an_unknown_template_is_refused_with_what_is_accepted():
-    with pytest.raises(TemplateError, match="expected search_r1 or lab, or an import path") as e:
+    with pytest.raises(UserError, match="expected search_r1 or lab, or an import path") as e:
         make_template("serch", LAB, RolloutSettings())
     assert e.value.exit_code == 2
-    with pytest.raises(TemplateError, match="cannot be imported"):
+    with pytest.raises(UserError, match="cannot be imported"):
         make_template("nowhere.at_all:Thing", LAB, RolloutSettings())
-    with pytest.raises(TemplateError, match="lacks"):
+    with pytest.raises(UserError, match="lacks"):
         make_template("rollout_fakes:not_a_template", LAB, RolloutSettings())
-    with pytest.raises(TemplateError, match="max_obs_tokens=16"):
+    with pytest.raises(UserError, match="max_obs_tokens=16"):
         make_template("search_r1", byte_bpe(["x"], merges=0), RolloutSettings(max_obs_tokens=16))
 
 
@@ -324,7 +324,7 @@ def test_a_template_in_the_current_folder_is_found_and_its_faults_are_one_line(
     if says is None:
         assert make_template(f"{name}:T", LAB, RolloutSettings()).stop == ("</search>", "</answer>")
         return
-    with pytest.raises(TemplateError) as e:
+    with pytest.raises(UserError) as e:
         make_template(f"{name}:T", LAB, RolloutSettings())
     assert says in str(e.value) and "\n" not in str(e.value)
 

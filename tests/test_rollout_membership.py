@@ -9,38 +9,28 @@ import errno
 from types import SimpleNamespace
 
 import pytest
-from rollout_fakes import request
+from rollout_fakes import ScriptedWorker, request
 
 from services.contracts import WeightUpdate, WorkerInfo
+from services.rollout.errors import NoWorkersError, WorkerLostError
 from services.rollout.pool import delivery as deliveries
-from services.rollout.pool import membership
+from services.rollout.pool import membership, placement
 from services.rollout.pool.delivery import Delivery
-from services.rollout.pool.member import Member, NoWorkersError, WorkerLostError
+from services.rollout.pool.member import Member
 from services.rollout.pool.pool import RolloutPool
+from services.rollout.pool.roster import Roster
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import GroupBrokenError, WeightsGoneError
 from services.weight_sync.base import HalfWrittenError
 from services.weight_sync.group import Ticket
-
-
-class Scripted(Member):
-    """Its calls are answered by `does(method, *args)`."""
-
-    async def call(self, method, *args, timeout_seconds):
-        self.calls += 1
-        return await asyncio.wait_for(self.does(method, *args), timeout_seconds)
-
-    def end(self):
-        self.ended = True
+from services.worker_state import WorkerState
 
 
 def member(slot, does, state="ready", version=0):
+    """A worker that is answered for by `does(method, *args)`."""
     id = f"w{slot}.1"
-    made = Scripted(
-        slot, id, None, None, WorkerInfo(id, 0, "here", 0, state=state), state=state, version=version
-    )
-    made.does = does
-    return made
+    info = WorkerInfo(id, 0, "here", 0, state=WorkerState(state))
+    return Member(slot, id, ScriptedWorker(does), info, state=WorkerState(state), version=version)
 
 
 def pool_of(*members, target=None, **settings):
@@ -53,9 +43,9 @@ def pool_of(*members, target=None, **settings):
         on_event=events.append,
         sync=WeightSyncSettings(backend="gloo", timeout_seconds=5),
     )
-    made.events, book = events, made._membership
-    book.target = len(members) if target is None else target
-    book._members = {m.slot: m for m in members}
+    made.events = events
+    made._roster.target = len(members) if target is None else target
+    made._roster.members = {m.slot: m for m in members}
     return made
 
 
@@ -104,7 +94,7 @@ async def test_a_worker_cancelled_before_its_first_step_gives_the_trajectory_bac
     pool = pool_of(idle, member(1, samples))
     batch = asyncio.create_task(pool.rollout(requests(4)))
     await asyncio.sleep(0)  # handed out, and not begun
-    pool._membership.lose(idle, WorkerLostError("no answer"))
+    pool._roster.lose(idle, WorkerLostError("no answer"))
     done = await asyncio.wait_for(batch, 10)
     assert len(done) == 4 and not idle.jobs
 
@@ -115,39 +105,39 @@ async def test_a_worker_cancelled_before_its_first_step_gives_the_trajectory_bac
 async def test_a_slot_without_a_worker_is_hope_unless_the_cluster_has_no_room_for_it(
     monkeypatch, target, no_room, hope
 ):
-    monkeypatch.setattr(
-        membership.placement, "describe", lambda settings: "each asks for GPU 1; the cluster has none"
-    )
+    monkeypatch.setattr(placement, "describe", lambda settings: "each asks for GPU 1; the cluster has none")
     last = member(0, samples)
     pool = pool_of(last, target=target)
-    book = pool._membership
-    book._no_room = no_room
+    book = pool._roster
+    book.no_room = no_room
     book.lose(last, WorkerLostError("killed"))
     if hope:
-        book.check_hope()
+        book.raise_if_no_worker_can_serve()
         return
     with pytest.raises(NoWorkersError, match="no room for another"):
-        book.check_hope()
+        book.raise_if_no_worker_can_serve()
 
 
 async def test_half_written_workers_may_hope_while_a_version_is_to_be_sent_again():
     pool = pool_of(member(0, samples, state="failed"))
-    book = pool._membership
+    book = pool._roster
     with pytest.raises(NoWorkersError, match="the last sync failed on all of them"):
-        book.check_hope()
-    book.delivery._settle(
-        WeightUpdate(1, "gloo", None, 0), list(book._members.values()), {}
+        book.raise_if_no_worker_can_serve()
+    pool._delivery._settle(
+        WeightUpdate(1, "gloo", None, 0), list(book.members.values()), {}
     )  # nothing failed: no reason to wait
     with pytest.raises(NoWorkersError):
-        book.check_hope()
+        book.raise_if_no_worker_can_serve()
     with pytest.raises(GroupBrokenError):
-        survivor = book._members[0]
-        book.delivery._settle(WeightUpdate(2, "gloo", None, 0), [survivor], {survivor: GroupBrokenError("x")})
-    book.check_hope()
+        survivor = book.members[0]
+        pool._delivery._settle(
+            WeightUpdate(2, "gloo", None, 0), [survivor], {survivor: GroupBrokenError("x")}
+        )
+    book.raise_if_no_worker_can_serve()
     batch = asyncio.create_task(pool.rollout(requests(2)))
     await asyncio.sleep(0.05)
     assert not batch.done()
-    survivor.state, survivor.version = "ready", book.delivery.version
+    survivor.state, survivor.version = WorkerState.READY, book.version
     pool._changed()
     assert len(await asyncio.wait_for(batch, 10)) == 2
 
@@ -181,13 +171,13 @@ async def test_a_worker_that_hangs_while_it_leaves_is_found_out_and_its_trajecto
     stuck = member(0, hangs)
     pool = pool_of(stuck)
     batch = asyncio.create_task(pool.rollout(requests(1)))
-    await until(lambda: stuck.calls)
-    book = pool._membership
-    book._members[1], book.target = member(1, answers), 2
+    await until(lambda: stuck.worker.calls)
+    book = pool._roster
+    book.members[1], book.target = member(1, answers), 2
     leaving = asyncio.create_task(pool.drain("w0.1"))
-    book._members[0], book.target = book._members.pop(1), 1
-    book._members[0].slot = 0
-    watch = asyncio.create_task(book._watch())
+    book.members[0], book.target = book.members.pop(1), 1
+    book.members[0].slot = 0
+    watch = asyncio.create_task(pool._membership._watch())
     try:
         assert len(await asyncio.wait_for(batch, 10)) == 1
         assert [e["worker"] for e in pool.events if e["event"] == "worker_lost"] == ["w0.1"]
@@ -212,10 +202,10 @@ async def test_a_look_that_fails_is_not_the_last(monkeypatch):
         return 1
 
     monkeypatch.setattr(book, "_room", room)
-    book._follow_cluster = True
-    watch = asyncio.create_task(book._watch())
+    book.follows_cluster = True
+    watch = asyncio.create_task(pool._membership._watch())
     try:
-        await until(lambda: len(looks) > 4 and book._members[0].calls)
+        await until(lambda: len(looks) > 4 and pool._roster.members[0].worker.calls)
         assert not watch.done()
     finally:
         watch.cancel()
@@ -231,19 +221,12 @@ async def test_a_joiner_whose_weights_are_lost_with_their_learner_waits_for_the_
         return update.version
 
     lost, sent_again = WeightUpdate(1, "shared_memory", (), 0), WeightUpdate(1, "shared_memory", (), 0)
-    delivery = Delivery(
-        WeightSyncSettings(timeout_seconds=5),
-        members=list,
-        lose=None,
-        check_hope=lambda: None,
-        on_event=events.append,
-        on_change=lambda: None,
-        parts=1,
-    )
-    delivery.update, delivery.version = lost, 1
+    roster = Roster(RolloutSettings(), on_event=events.append, on_change=lambda: None)
+    delivery = Delivery(WeightSyncSettings(timeout_seconds=5), roster, parts=1)
+    delivery.update, roster.version = lost, 1
     joiner = member(0, takes, state="starting")
     joining = asyncio.create_task(delivery.catch_up(joiner))
-    await until(lambda: delivery.waiting)
+    await until(lambda: roster.waiting)
     assert (
         [e["event"] for e in events] == ["weights_gone"]
         and joiner.state == "waiting"
@@ -251,7 +234,7 @@ async def test_a_joiner_whose_weights_are_lost_with_their_learner_waits_for_the_
     )
     await delivery.sync(sent_again)
     await asyncio.wait_for(joining, 10)
-    assert given == [lost, sent_again] and joiner.version == 1 and not delivery.waiting
+    assert given == [lost, sent_again] and joiner.version == 1 and not roster.waiting
 
 
 async def test_a_full_disk_takes_no_event_and_loses_no_trajectory():
@@ -271,8 +254,8 @@ async def test_a_full_disk_takes_no_event_and_loses_no_trajectory():
         retriever_timeout_seconds=1,
         on_event=full,
     )
-    pool._membership.target = 2
-    pool._membership._members = {0: member(0, dies), 1: member(1, samples)}
+    pool._roster.target = 2
+    pool._roster.members = {0: member(0, dies), 1: member(1, samples)}
     done = await asyncio.wait_for(pool.rollout(requests(4)), 5)
     assert [t.uid for t in done] == [f"u{i}" for i in range(4)]
 
@@ -300,7 +283,7 @@ async def test_a_worker_that_leaves_between_offer_and_sync_is_not_waited_for(mon
             raise GroupBrokenError(told[0])
 
     pool = pool_of(member(0, waits_for_the_group), member(1, waits_for_the_group), target=2)
-    book = pool._membership
+    book = pool._roster
     offered = [r.id for r in await pool.receivers(1)]
     assert offered == ["w0.1", "w1.1"]
     if leaves == "drained":
@@ -328,7 +311,7 @@ async def test_a_worker_that_is_drained_while_the_group_is_told_of_another_that_
             raise HalfWrittenError("w1.1 left")
 
     pool = pool_of(member(0, broken), member(1, broken), member(2, broken), target=3)
-    book, loop, told = pool._membership, asyncio.get_running_loop(), asyncio.Event()
+    book, loop, told = pool._roster, asyncio.get_running_loop(), asyncio.Event()
     monkeypatch.setattr(
         deliveries, "break_group", lambda *args: asyncio.run_coroutine_threadsafe(told.wait(), loop).result(5)
     )
@@ -359,9 +342,9 @@ async def test_a_joiner_that_is_ready_in_mid_sync_joins_with_the_new_version(fir
 
     serving, joiner = member(0, takes, version=0 if first else 1), member(1, takes, state="starting")
     pool = pool_of(serving, target=2)
-    delivery = pool._membership.delivery
+    delivery = pool._delivery
     if not first:
-        delivery.update, delivery.version = WeightUpdate(1, "shared_memory", (), 0), 1
+        delivery.update, pool._roster.version = WeightUpdate(1, "shared_memory", (), 0), 1
     syncing = asyncio.create_task(pool.sync(WeightUpdate(2, "shared_memory", (), 0)))
     await asyncio.sleep(0)
     joining = asyncio.create_task(delivery.catch_up(joiner))
@@ -369,7 +352,7 @@ async def test_a_joiner_that_is_ready_in_mid_sync_joins_with_the_new_version(fir
     sent.set()
     await syncing
     await asyncio.wait_for(joining, 5)
-    assert joiner.version == delivery.version == 2
+    assert joiner.version == pool._roster.version == 2
 
 
 @pytest.mark.parametrize("error", [MemoryError("out of memory"), None])
@@ -383,13 +366,13 @@ async def test_the_only_worker_that_fails_or_hangs_in_a_sync_is_replaced_and_the
 
     only = member(0, fails)
     pool = pool_of(only)
-    book = pool._membership
-    book.delivery._settings = WeightSyncSettings(timeout_seconds=0.2)
+    book = pool._roster
+    pool._delivery._settings = WeightSyncSettings(timeout_seconds=0.2)
     await pool.sync(WeightUpdate(1, "shared_memory", (), 0))
     assert only.lost is not None and [e["event"] for e in pool.events] == ["sync_failed", "worker_lost"]
     successor = member(0, takes_weights, state="starting")
-    await book.delivery.catch_up(successor)
-    assert successor.version == book.delivery.version == 1
+    await pool._delivery.catch_up(successor)
+    assert successor.version == book.version == 1
 
 
 async def takes_weights(method, update):
@@ -398,26 +381,26 @@ async def takes_weights(method, update):
 
 async def test_lockstep_does_not_wait_for_a_slot_that_was_given_up():
     pool = pool_of(member(0, samples), target=2, deterministic=True)
-    pool._membership._given_up[1] = "5 workers ended without having finished a trajectory"
+    pool._roster.given_up[1] = "5 workers ended without having finished a trajectory"
     with pytest.raises(NoWorkersError, match="slot 1: 5 workers ended"):
         await asyncio.wait_for(pool._serving_in(1), 5)
 
 
 async def test_a_worker_that_moves_into_a_given_up_slot_is_replaced_when_it_dies(monkeypatch):
     pool = pool_of(member(1, samples), member(2, samples), target=3)
-    book, asked = pool._membership, []
-    book._given_up[0] = "5 workers ended without having finished a trajectory"
+    book, asked = pool._roster, []
+    book.given_up[0] = "5 workers ended without having finished a trajectory"
 
     async def replace(slot):
         asked.append(slot)
 
-    monkeypatch.setattr(book, "_replace", replace)
+    monkeypatch.setattr(pool._membership, "_replace", replace)
     moved = book.get("w2.1")
     await pool.drain("w1.1")
-    book._look({})
+    pool._membership._look()
     await asyncio.sleep(0)
     assert moved.slot == 0 and asked == [1]
     book.lose(moved, WorkerLostError("killed"))
-    book._fill()
+    pool._membership._fill()
     await asyncio.sleep(0)
     assert asked == [1, 0]

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from rollout_fakes import Hit, ScriptedEngine, byte_bpe, chat_bpe, request, words
 from rollout_text import check_hostile_text, check_ordinary_text, control_ids
 
+from services.common.errors import UserError
 from services.contracts import Question
 from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.plain_text import Outside, TextEncoder, put_before
-from services.rollout.worker.templates import TemplateError, make_template
+from services.rollout.worker.templates import make_template
 from services.rollout.worker.templates.search_r1 import user_turn
 from services.settings import RolloutSettings
 from trainer.lab.tokenizer import build_tokenizer
@@ -235,6 +236,6 @@ def test_a_chat_template_that_does_not_show_the_turn_is_refused_in_one_line():
     tokenizer = chat_bpe()
     tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}"
     template = make_template("search_r1", tokenizer, RolloutSettings())
-    with pytest.raises(TemplateError, match="chat template does not show each turn") as e:
+    with pytest.raises(UserError, match="chat template does not show each turn") as e:
         template.prompt_ids(Question("q", "who", ("x",), "nq"))
     assert e.value.exit_code == 2

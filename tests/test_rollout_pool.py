@@ -18,12 +18,11 @@ from rollout_models import reference_logprobs, searcher
 from rollout_search import search_server
 
 from retriever_service.client import RetrieverUnavailable
+from services.common.errors import UserError
 from services.contracts import WeightUpdate
+from services.rollout.errors import NoWorkersError, UnschedulableError
 from services.rollout.pool import membership, placement
-from services.rollout.pool.member import NoWorkersError
-from services.rollout.pool.placement import UnschedulableError
 from services.rollout.pool.pool import RolloutPool
-from services.rollout.worker.tokenizer import TokenizerError
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightSyncError, make_publisher
 
@@ -162,9 +161,9 @@ async def test_a_pool_of_vllm_workers(cluster, policy, search):
 
         # New weights: proven by log-probs asked of each worker.
         model, update = published(policy, 1, again=0.5)
-        before = [m.calls for m in p._membership.all()]
+        before = [m.worker.calls for m in p._roster.all()]
         await p.sync(update)
-        assert max(m.calls - b for m, b in zip(p._membership.all(), before, strict=True)) <= 4
+        assert max(m.worker.calls - b for m, b in zip(p._roster.all(), before, strict=True)) <= 4
         for worker in p.workers():
             assert worker.policy_version == 1
             assert await difference(p, worker.id, policy.model) > 0.1
@@ -191,7 +190,7 @@ async def test_a_pool_of_vllm_workers(cluster, policy, search):
         assert not psutil.pid_exists(victim.pid)
 
         # The engine of the other dies under its living worker: the next ping finds out, and the worker goes.
-        survivor = psutil.Process(p._membership.get("w1.1").info.pid)
+        survivor = psutil.Process(p._roster.get("w1.1").info.pid)
         processes = [survivor, *survivor.children(recursive=True)]
         for engine in processes[1:]:
             engine.kill()
@@ -282,7 +281,7 @@ async def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_serv
 async def test_a_retriever_that_stays_down_is_an_error_in_the_end(
     cluster, quick, policy, search, monkeypatch
 ):
-    monkeypatch.setattr("services.rollout.pool.pool.FIRST_BACK_OFF_SECONDS", 0.1)
+    monkeypatch.setattr("services.rollout.pool.membership.FIRST_BACK_OFF_SECONDS", 0.1)
     async with pool(policy, search, retriever_timeout=0.5) as p:
         await p.start()
         search.down = True
@@ -371,7 +370,7 @@ async def test_a_crash_loop_is_bounded_and_reported(cluster, quick, search, tmp_
             batch = asyncio.create_task(p.rollout(requests("lost", 2)))
         os.kill(p.workers()[0].pid, signal.SIGKILL)
         with pytest.raises(
-            NoWorkersError, match=r"replacements ended one after the other .*, the last by TokenizerError"
+            NoWorkersError, match=r"replacements ended one after the other .*, the last by UserError"
         ) as e:
             await asyncio.wait_for(batch, 60)
         assert e.value.exit_code == 3
@@ -380,7 +379,7 @@ async def test_a_crash_loop_is_bounded_and_reported(cluster, quick, search, tmp_
 
 async def test_a_worker_that_fails_to_start_ends_the_start_with_its_reason(cluster, policy, search, tmp_path):
     async with pool(SimpleNamespace(path=str(tmp_path)), search) as p:
-        with pytest.raises(TokenizerError, match=f"model.path {tmp_path}: no tokenizer could be loaded") as e:
+        with pytest.raises(UserError, match=f"model.path {tmp_path}: no tokenizer could be loaded") as e:
             await asyncio.wait_for(p.start(), 150)
         assert e.value.exit_code == 2
         assert p.workers() == []

@@ -7,14 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from end_to_end import command, configuration, events, finish, laboratory, metrics
+from rollout_fakes import ScriptedWorker
 from rollout_models import tiny_model
-from test_rollout_membership import member, pool_of, until
+from test_rollout_membership import pool_of, until
 from test_trainer_monitor_actions import system
 
+from services.common.errors import UnspiralError
 from services.contracts import WeightUpdate, WorkerInfo
-from services.rollout.engines.base import EngineAsleepError
 from services.rollout.engines.transformers_engine import TransformersEngine
-from services.rollout.pool import membership, placement
+from services.rollout.pool import placement
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightsGoneError
 from trainer.config.schema import ConfigError, parse_config
@@ -89,7 +90,7 @@ async def test_an_engine_that_sleeps_refuses_work_until_it_wakes(tmp_path):
     tiny_model(tmp_path)
     engine = await TransformersEngine.start(str(tmp_path), RolloutSettings(engine="transformers"), 0)
     await engine.sleep()
-    with pytest.raises(EngineAsleepError, match="the learner's turn"):
+    with pytest.raises(UnspiralError, match="the learner's turn"):
         await engine.generate("a", [1, 2], **CALL)
     await engine.wake()
     assert len((await engine.generate("b", [1, 2], **CALL)).token_ids) == 2
@@ -101,16 +102,15 @@ def workers_answer(monkeypatch, does):
     those that it started."""
     started = []
 
-    def made(slot, *rest, **gpus):
-        started.append(member(slot, does, state="starting"))
+    def create_worker(*arguments):
+        started.append(ScriptedWorker(does))
         return started[-1]
 
     async def reserve(settings):
         return SimpleNamespace(bundle_specs=[{"GPU": 0.5}])
 
-    monkeypatch.setattr(membership, "Member", made)
-    monkeypatch.setattr(membership.placement, "reserve", reserve)
-    monkeypatch.setattr(membership.placement, "create_actor", lambda *args, **kwargs: None)
+    monkeypatch.setattr(placement, "reserve", reserve)
+    monkeypatch.setattr(placement, "create_worker", create_worker)
     return started
 
 
@@ -127,20 +127,20 @@ async def test_in_the_learners_turn_no_engine_starts_and_one_that_was_starting_s
     workers_answer(monkeypatch, does)
     pool = pool_of(target=2)
     book = pool._membership
-    book.target = 1
+    pool._roster.target = 1
     book._fill()
     await until(lambda: "start" in calls)
     learners_turn = asyncio.create_task(pool.sleep())
     await asyncio.sleep(0.05)
     assert not learners_turn.done(), "its memory is in use"
-    book.target = 2
+    pool._roster.target = 2
     book._fill()
     up.set()
     await asyncio.wait_for(learners_turn, 5)
     await asyncio.sleep(0.05)
     assert calls == ["info", "start", "sleep"], "the second one waits for its turn"
     await pool.wake()
-    await until(lambda: len(book.all()) == 2)
+    await until(lambda: len(pool._roster.all()) == 2)
     assert calls == ["info", "start", "sleep", "wake", "info", "start"]
 
 
@@ -153,7 +153,7 @@ async def test_an_engine_that_does_not_get_up_does_not_keep_the_learner_waiting(
     book._fill()
     await until(lambda: started and started[0].calls)
     await asyncio.wait_for(book._turns.of_learner(timeout_seconds=0.1), 5)
-    assert started[0].ended
+    assert started[0].killed
 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["weights gone", "sync announced"])
@@ -171,12 +171,12 @@ async def test_a_lost_learner_does_not_wait_for_a_worker_that_waits_for_it(monke
     workers_answer(monkeypatch, does)
     pool = pool_of(target=1)
     book = pool._membership
-    book.delivery._settings = WeightSyncSettings(timeout_seconds=300)
-    book.delivery.update, book.delivery.version = WeightUpdate(1, "shared_memory", (), 0), 1
+    pool._delivery._settings = WeightSyncSettings(timeout_seconds=300)
+    pool._delivery.update, pool._roster.version = WeightUpdate(1, "shared_memory", (), 0), 1
     if not gone:
         await pool.receivers(2)  # and the learner is lost before it sends
     book._fill()
-    await until(lambda: book.delivery.waiting if gone else "start" in calls)
+    await until(lambda: pool._roster.waiting if gone else "start" in calls)
     await asyncio.wait_for(pool.sleep(), 10)  # not 300 s
     assert calls == ["info", "start", "update_weights"] + ([] if gone else ["sleep"])
     await asyncio.sleep(0)
@@ -184,7 +184,7 @@ async def test_a_lost_learner_does_not_wait_for_a_worker_that_waits_for_it(monke
     await pool.wake()
     lost = False
     await pool.sync(WeightUpdate(2, "shared_memory", (), 0))
-    await until(lambda: [m.version for m in pool._membership.serving()] == [2])
+    await until(lambda: [m.version for m in pool._roster.serving()] == [2])
     assert not [e for e in pool.events if e["event"] == "worker_start_failed"]
 
 

@@ -9,19 +9,15 @@ from pathlib import Path
 import pytest
 from rollout_fakes import Hit, ScriptedEngine, request, words
 
+from services.common.errors import EnvironmentLacks, UnspiralError
 from services.contracts import WeightUpdate
-from services.rollout.engines.base import EngineDeadError, GenerateCall, Generation, WeightLoadError
+from services.rollout.engines.base import GenerateCall, Generation
+from services.rollout.errors import EngineDeadError, TrajectoryTimeoutError, WorkerUnavailableError
 from services.rollout.worker import worker as module
 from services.rollout.worker.barrier import TurnBarrier
-from services.rollout.worker.worker import (
-    EngineMissingError,
-    RolloutWorker,
-    StaleVersionError,
-    TrajectoryTimeoutError,
-    WorkerUnavailableError,
-)
+from services.rollout.worker.worker import RolloutWorker
 from services.settings import RolloutSettings
-from services.weight_sync import WeightMismatchError
+from services.weight_sync import WeightMismatchError, WeightSyncError
 
 LAB = words()
 
@@ -45,7 +41,7 @@ class Engine(ScriptedEngine):
     async def load_weights(self, path, version):
         assert sorted(p.name for p in path.iterdir()) == ["a.safetensors"], "deleted before it was loaded"
         if self.fail:
-            raise WeightLoadError("half of it")
+            raise UnspiralError("half of it")
         self.loaded.append(version)
 
     async def reset_prefix_cache(self):
@@ -112,7 +108,7 @@ async def test_weights_are_deleted_after_the_load_and_versions_only_go_up(made):
     assert await worker.update_weights(update(4)) == 4
     assert list(folder.iterdir()) == []
     for version in (4, 3):
-        with pytest.raises(StaleVersionError, match=f"w7 holds version 4 and was sent {version}"):
+        with pytest.raises(WeightSyncError, match=f"w7 holds version 4 and was sent {version}"):
             await worker.update_weights(update(version))
     assert engine.loaded == [0, 4] and worker.info().policy_version == 4
 
@@ -121,7 +117,7 @@ async def test_a_half_loaded_worker_serves_nobody_until_a_whole_version_comes(ma
     worker, engine, _, folder = made
     await worker.update_weights(update(1))
     engine.fail = True
-    with pytest.raises(WeightLoadError):
+    with pytest.raises(UnspiralError):
         await worker.update_weights(update(2))
     assert list(folder.iterdir()) == []
     assert (worker.info().state, worker.info().policy_version) == ("failed", 1)
@@ -223,7 +219,7 @@ async def test_a_missing_engine_says_what_to_install(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(
-        EngineMissingError,
+        EnvironmentLacks,
         match=r"rollout\.engine=vllm: vllm is not installed; in a checkout of Unspiral: pip install",
     ) as e:
         await module.start_engine(RolloutSettings(), "m", 0)

@@ -14,7 +14,8 @@ import torch
 
 from services.contracts import WeightsReceiver
 from services.rollout.pool.delivery import Delivery
-from services.settings import WeightSyncSettings
+from services.rollout.pool.roster import Roster
+from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import (
     GroupBrokenError,
     GroupMismatchError,
@@ -23,7 +24,7 @@ from services.weight_sync import (
     choose_backend,
 )
 from services.weight_sync import group as group_module
-from services.weight_sync.broadcast import BroadcastSource, WeightLender, WeightReceiver, listed, raise_told
+from services.weight_sync.broadcast import BroadcastSource, WeightLender, WeightReceiver, listed, raise_failed
 from services.weight_sync.group import Ticket, break_group, check_facts, host_store, offer_loan
 from services.weight_sync.layout import ALIGNMENT, Layout
 
@@ -368,19 +369,19 @@ def test_a_loan_ends_when_the_lender_takes_new_weights_itself():
     assert isinstance(error, GroupBrokenError) and "takes new weights itself" in str(error)
     assert time.monotonic() - began < 15 and store is not None
     with pytest.raises(GroupBrokenError):
-        raise_told([lender.outcome()])
+        raise_failed([lender.outcome()])
 
 
 def test_the_outcome_of_several_parts_is_the_worst_of_them():
-    raise_told([{}, {}])
+    raise_failed([{}, {}])
     broken = {"error": "GroupBrokenError", "message": "gone"}
     with pytest.raises(GroupBrokenError) as e:
-        raise_told([broken, broken])
+        raise_failed([broken, broken])
     assert type(e.value) is GroupBrokenError
     with pytest.raises(HalfWrittenError):
-        raise_told([broken, {}])
+        raise_failed([broken, {}])
     with pytest.raises(RuntimeError, match="ValueError: no"):
-        raise_told([broken, {"error": "ValueError", "message": "no"}])
+        raise_failed([broken, {"error": "ValueError", "message": "no"}])
 
 
 @pytest.mark.parametrize(
@@ -407,6 +408,7 @@ def test_auto_is_nccl_where_learner_and_every_worker_have_gpus_of_their_own(
 
 def test_workers_that_joined_in_another_order_are_the_same_group():
     members = [SimpleNamespace(id=name, version=0, state="ready", gpus=0.0) for name in ("w1.1", "w0.1")]
-    callbacks = {"lose": None, "check_hope": None, "on_event": None, "on_change": None}
-    delivery = Delivery(WeightSyncSettings(), members=lambda: members, parts=1, **callbacks)
+    roster = Roster(RolloutSettings(), on_event=lambda event: None, on_change=lambda: None)
+    roster.members = dict(enumerate(members))
+    delivery = Delivery(WeightSyncSettings(), roster, parts=1)
     assert [r.id for r in asyncio.run(delivery.receivers(1))] == ["w0.1", "w1.1"]

@@ -20,12 +20,12 @@ from sync_actors import FailingWorker
 from sync_world import LocalLearner, change, difference, events_of, in_state, pool, sync, until, wide_model
 
 from services.contracts import WeightsReceiver
+from services.rollout.errors import WorkerUnavailableError
 from services.rollout.pool import delivery, membership, placement
-from services.rollout.pool.member import Member
-from services.rollout.worker.worker import StaleVersionError, WorkerUnavailableError
+from services.rollout.pool.worker_handle import RayWorkerHandle
 from services.settings import WeightSyncSettings
 from services.weight_sync import GroupMismatchError, WeightSyncError
-from trainer.loop.sync import kept_supplied
+from trainer.loop.sync import run_with_resync
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.ray]
 
@@ -108,23 +108,27 @@ def victim_of(world) -> str:
 
 
 def pid_of(world, worker: str) -> int:
-    return world.pool._membership.get(worker).info.pid
+    return world.pool._roster.get(worker).info.pid
 
 
 async def test_one_group_serves_while_the_members_stay_with_few_calls(world, monkeypatch):
     p, learner, calls = world.pool, world.learner, []
-    call = Member.call
+    answer = RayWorkerHandle._answer
 
-    async def counted(self, method, *args, **options):
-        calls.append((self.id, method))
-        return await call(self, method, *args, **options)
+    async def counted(self, ref, timeout_seconds):
+        calls.append(self.id)
+        return await answer(self, ref, timeout_seconds)
 
-    monkeypatch.setattr(Member, "call", counted)
+    async def ping(self, *, timeout_seconds):
+        return await answer(self, self.actor.info.remote(), timeout_seconds)
+
+    monkeypatch.setattr(RayWorkerHandle, "_answer", counted)
+    monkeypatch.setattr(RayWorkerHandle, "info", ping)
     for _ in range(2):
         calls.clear()
         await next_version(world)
         for worker in p.workers():
-            assert len([m for w, m in calls if w == worker.id and m != "info"]) <= 4
+            assert calls.count(worker.id) <= 4
             assert await difference(p, worker.id, world.model, 0.6) < 1e-4
         await ready(world, 2)
     first, second = learner.offers
@@ -135,8 +139,8 @@ async def test_versions_never_go_back(world):
     with pytest.raises(WeightSyncError, match=r"version 1 is not newer than 2: versions only go up"):
         await sync(world.learner, world.pool, 1)
     old = world.learner.offer_weights(1, [WeightsReceiver("w0.1")])
-    with pytest.raises(StaleVersionError, match="holds version 2 and was sent 1"):
-        await world.pool._membership.get("w0.1").call("update_weights", old, timeout_seconds=20)
+    with pytest.raises(WeightSyncError, match="holds version 2 and was sent 1"):
+        await world.pool._roster.get("w0.1").worker.update_weights(old, timeout_seconds=20)
 
 
 async def test_pings_are_answered_in_mid_sync(world):
@@ -145,7 +149,7 @@ async def test_pings_are_answered_in_mid_sync(world):
     syncing = asyncio.create_task(next_version(world))
     await until(lambda: len(in_state(world.pool, "syncing")) == 2)
     await asyncio.sleep(0.3)
-    info = await world.pool._membership.get("w0.1").call("info", timeout_seconds=2)
+    info = await world.pool._roster.get("w0.1").worker.info(timeout_seconds=2)
     assert (info.state, info.policy_version) == ("syncing", 2)
     held.set()
     await syncing
@@ -198,7 +202,7 @@ async def test_a_worker_killed_in_mid_broadcast_costs_no_more_than_itself(world)
     at_tensor(world, 14, lambda: os.kill(pid, signal.SIGKILL))
     assert await next_version(world) < TIMEOUT, "noticed at once, not by the timeout"
     assert len(learner.offers) == offers + 2 and victim not in learner.offers[-1].ranks
-    [survivor] = [m.id for m in p._membership.serving()]
+    [survivor] = [m.id for m in p._roster.serving()]
     assert await difference(p, survivor, world.model) < 1e-4
     assert [e["worker"] for e in events_of(p, "worker_lost")] == [victim]
     assert [(e["version"], e["attempt"]) for e in events_of(p, "weights_sent_again")] == [(world.version, 1)]
@@ -224,7 +228,7 @@ async def test_a_half_written_worker_gets_no_trajectory_before_it_holds_a_whole_
     [survivor] = in_state(p, "failed")
     batch = asyncio.create_task(p.rollout([request(f"h{i}", group=f"h{i}", seed=i) for i in range(8)]))
     await asyncio.sleep(0.5)
-    assert not p._membership.get(survivor.id).jobs and not batch.done()
+    assert not p._roster.get(survivor.id).jobs and not batch.done()
     with pytest.raises(WorkerUnavailableError, match="holds no whole version"):
         await p.logprobs(survivor.id, [[1, 2, 3]], 1.0)
     go_on.set()
@@ -243,7 +247,7 @@ async def test_a_worker_that_hangs_in_mid_broadcast_is_found_out_by_the_timeout(
     assert f"{victim} did not take version {world.version} within weight_sync.timeout_seconds=6" in str(
         events_of(p, "worker_lost")[0]["reason"]
     )
-    [survivor] = p._membership.serving()
+    [survivor] = p._roster.serving()
     assert await difference(p, survivor.id, world.model) < 1e-4
     await ready(world, 2)
 
@@ -255,7 +259,7 @@ async def test_a_worker_that_raises_in_a_sync_is_replaced_and_the_next_sync_work
     assert await next_version(world) < TIMEOUT
     assert "were not loaded whole: out of memory" in str(events_of(p, "sync_failed"))
     assert [e["worker"] for e in events_of(p, "worker_lost")] == [victim]
-    assert await difference(p, p._membership.serving()[0].id, world.model) < 1e-4
+    assert await difference(p, p._roster.serving()[0].id, world.model) < 1e-4
     await next_version(world)
     await ready(world, 2)
 
@@ -263,18 +267,18 @@ async def test_a_worker_that_raises_in_a_sync_is_replaced_and_the_next_sync_work
 async def test_a_joiner_that_hangs_is_replaced_and_its_lender_serves_on(world, monkeypatch):
     p, lend, stopped = world.pool, delivery.Delivery._lend, []
 
-    async def stop_first(self, member, lender):
+    async def stop_first(self, member, *lending):
         if not stopped:
             stopped.append(member.info.pid)
             os.kill(member.info.pid, signal.SIGSTOP)
-        return await lend(self, member, lender)
+        return await lend(self, member, *lending)
 
     monkeypatch.setattr(delivery.Delivery, "_lend", stop_first)
     p.events.clear()
     await p.scale(3)
     await until(lambda: stopped)
     began = time.monotonic()
-    for member in p._membership.serving():
+    for member in p._roster.serving():
         assert await difference(p, member.id, world.model) < 1e-4
     assert time.monotonic() - began < TIMEOUT
     await until(lambda: events_of(p, "worker_start_failed"), 2 * TIMEOUT + 2)
@@ -294,10 +298,10 @@ async def test_where_nobody_holds_the_weights_the_learner_is_asked_again(world):
     pid = p.workers()[0].pid
     at_tensor(world, 14, lambda: os.kill(pid, signal.SIGKILL))
     await next_version(world)
-    assert not p._membership.serving()
+    assert not p._roster.serving()
     requests = [request(f"n{i}", group=f"n{i}", seed=i) for i in range(4)]
     again = lambda: sync(world.learner, p, world.version)  # noqa: E731
-    done = await asyncio.wait_for(kept_supplied(p, p.rollout(requests), again), 90)
+    done = await asyncio.wait_for(run_with_resync(p, p.rollout(requests), again), 90)
     assert {t.policy_version for t in done} == {world.version}
     [worker] = await ready(world, 1)
     assert {t.worker for t in done} == {worker} and not p.wants_weights

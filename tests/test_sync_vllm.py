@@ -87,7 +87,7 @@ async def test_vllm_workers_take_weights_lend_them_and_outlive_each_other(tmp_pa
                         assert action.policy_version in (1, 2)
 
                 # The engine of one dies in mid-broadcast under its living actor.
-                engines = psutil.Process(p._membership.get("w1.1").info.pid).children(recursive=True)
+                engines = psutil.Process(p._roster.get("w1.1").info.pid).children(recursive=True)
 
                 def hook(i):
                     if i == 14:
@@ -125,7 +125,7 @@ async def test_each_part_of_a_vllm_worker_takes_its_share_and_lends_it(tmp_path)
             change(model, 3)
             await sync(learner, p, 3)
             assert learner.offers[-1].ranks == {"w0.1": 1, "w1.1": 3}
-            engines = psutil.Process(p._membership.get("w1.1").info.pid).children(recursive=True)
+            engines = psutil.Process(p._roster.get("w1.1").info.pid).children(recursive=True)
             for worker in ("w0.1", "w1.1"):
                 assert await difference(p, worker, model, 0.6, LONG) < 1e-4
 

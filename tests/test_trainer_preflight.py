@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 
 from services.contracts import Question
-from services.rollout.worker.loop import PromptTooLongError
+from services.rollout.errors import PromptTooLongError
 from services.settings import RolloutSettings
 from trainer.commands.cli import main
 from trainer.config.schema import ConfigError, parse_config

@@ -10,11 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from rollout_fakes import ScriptedWorker
 
 from services.contracts import WorkerInfo
-from services.rollout.pool.member import Member, WorkerLostError
-from services.rollout.pool.membership import Membership
-from services.settings import RolloutSettings, WeightSyncSettings
+from services.rollout.errors import WorkerLostError
+from services.rollout.pool.member import Member
+from services.rollout.pool.roster import Roster
+from services.settings import RolloutSettings
+from services.worker_state import WorkerState
 from trainer.loop.progress import Progress
 from trainer.session import waits
 from trainer.session.waits import progress_of, told, waits_of
@@ -90,30 +93,28 @@ def test_what_changes_under_the_look_is_told_at_the_next(said):
     assert re.match(LINE.format("w0.2 is starting"), said[0])
 
 
-def membership(workers=1):
+def roster(workers=1):
     settings = RolloutSettings(workers=workers, engine="transformers")
-    made = Membership(settings, WeightSyncSettings(), {}, lambda event: None, lambda: None)
+    made = Roster(settings, on_event=lambda event: None, on_change=lambda: None)
     made.target = workers
     return made
 
 
 def member(slot, **info):
     about = WorkerInfo(f"w{slot}.1", 1, "n", 0, **info)
-    made = Member(slot, about.id, None, None, about, state="ready", jobs={"a": None})
-    made.end = lambda: None
-    return made
+    return Member(slot, about.id, ScriptedWorker(None), about, state=WorkerState.READY, jobs={"a": None})
 
 
 def test_a_pool_says_who_serves_what_searches_wait_for_and_who_is_to_come():
-    made = membership(2)
+    made = roster(2)
     waiting = "2 searches wait for the retriever at http://x, for up to 34 s: 503 down"
-    made._members = {0: member(0), 1: member(1, waits_for=waiting)}
+    made.members = {0: member(0), 1: member(1, waits_for=waiting)}
     assert made.waits_for() == f"2 trajectories on 2 rollout workers; w1.1: {waiting}"
-    for each in list(made._members.values()):
+    for each in list(made.members.values()):
         each.jobs.clear()
         made.lose(each, WorkerLostError(f"worker {each.id}: ActorDiedError: killed"))
-    made._incarnations.update({0: 2, 1: 2})
-    made._starting = {0: None, 1: None}
+    made.incarnations.update({0: 2, 1: 2})
+    made.starting = {0: None, 1: None}
     said = made.waits_for()
     assert said.startswith(
         "no rollout worker serves: w0.2 is starting, w1.2 is starting (the last one ended by"

@@ -18,6 +18,8 @@ from services.weight_sync.base import (
     WeightSyncError,
     untouched,
 )
+from services.weight_sync.broadcast import BroadcastSource
+from services.weight_sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 
 if TYPE_CHECKING:
     from services.contracts import WeightsReceiver
@@ -44,8 +46,8 @@ __all__ = [
 def choose_backend(
     settings: WeightSyncSettings, *, learner_gpu: bool, receivers: Sequence[WeightsReceiver]
 ) -> str:
-    """`weight_sync.backend`, with `auto` decided: nccl where learner and every worker have GPUs of their own,
-    else shared_memory."""
+    """`weight_sync.backend`, with `auto` decided: nccl where learner and every worker have GPUs of their own;
+    otherwise shared_memory."""
     if settings.backend != "auto":
         return settings.backend
     own = learner_gpu and bool(receivers) and all(r.gpus >= r.ranks for r in receivers)
@@ -54,21 +56,15 @@ def choose_backend(
 
 def make_publisher(settings: WeightSyncSettings) -> Publisher:
     """The learner's side of shared_memory."""
-    from services.weight_sync.shared_memory import SharedMemoryPublisher
-
     return SharedMemoryPublisher(settings.bucket_mib)
 
 
 def make_source(settings: WeightSyncSettings, backend: str, device: Any, dtype: str) -> Source:
     """The learner's side of nccl and gloo. dtype: of the engines, such as `bfloat16`; weights are cast to it
     before they are sent."""
-    from services.weight_sync.broadcast import BroadcastSource
-
     return BroadcastSource(settings, backend, device, dtype)
 
 
 def make_receiver(settings: WeightSyncSettings, model_path: str) -> Receiver:
     """A worker's side of shared_memory; `model_path` is the folder that says which weights the model has."""
-    from services.weight_sync.shared_memory import SharedMemoryReceiver
-
     return SharedMemoryReceiver(model_path, settings.timeout_seconds)

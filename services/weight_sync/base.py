@@ -1,7 +1,7 @@
-"""How weights go from the learner to the rollout workers: what a transport is.
+"""Transports of weights from the learner to the rollout workers: protocols and errors.
 
-    learner rank 0:  update = source.offer(shapes, version, receivers)     what will come, and where to meet
-    learner:         source.send(named tensors)       at the same time     each worker:  update_weights(update)
+    learner rank 0:  update = source.offer(shapes, version, receivers)   what will come, and where to meet
+    then, at once:   learner: source.send(named tensors)                 each worker: update_weights(update)
 
 A WeightUpdate is small enough to travel inside one call. `shared_memory` has nothing left to send after the
 offer, and its update serves workers that join later too; with `nccl` and `gloo` a later worker takes the
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from services.common.errors import EnvironmentLacks, UnspiralError
 from services.contracts import WeightsReceiver, WeightUpdate
 
 if TYPE_CHECKING:
@@ -23,10 +24,8 @@ ENVIRONMENT_PREFIXES = ("NCCL_", "GLOO_")
 """Variables that must be the same on both sides, so learner ranks and workers are given the driver's."""
 
 
-class WeightSyncError(RuntimeError):
+class WeightSyncError(UnspiralError):
     """Weights did not reach a worker, which holds its old version, whole."""
-
-    exit_code = 1
 
 
 class WeightMismatchError(WeightSyncError):
@@ -35,15 +34,13 @@ class WeightMismatchError(WeightSyncError):
 
 
 class WeightsGoneError(WeightSyncError):
-    """What was published is lost with the learner that published it. The engine was not touched; the
+    """The published weights are lost with the learner that published them. The engine was not touched; the
     learner's successor publishes again."""
 
 
-class GroupMismatchError(WeightSyncError):
+class GroupMismatchError(WeightSyncError, EnvironmentLacks):
     """Two ranks of a group can't work together; the message prints the difference. Raised by all of them,
     before any weight was sent."""
-
-    exit_code = 3
 
 
 class GroupBrokenError(WeightSyncError):
@@ -57,7 +54,7 @@ class HalfWrittenError(GroupBrokenError):
 
 
 def untouched(error: BaseException | None) -> bool:
-    """Whether an engine whose sync ended with this error still holds its old version, whole."""
+    """True where an engine whose sync ended with this error still holds its old version whole."""
     return isinstance(error, WeightSyncError) and not isinstance(error, HalfWrittenError)
 
 

@@ -1,8 +1,10 @@
 """Weights by group broadcast: the sender, the receiver, and a worker that lends its own. NCCL and gloo alike.
 
-sender      pack bucket 0 | pack 1 | pack 2 |          two buffers, so that packing (and ZeRO-3's gathering), sending and loading overlap
+sender      pack bucket 0 | pack 1 | pack 2 |
 wire                      | send 0 | send 1 | send 2
 receivers                          | load 0 | load 1 | load 2
+
+Two buffers on each side let packing (with ZeRO-3's gathering), sending and loading overlap.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ import asyncio
 import threading
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from services.contracts import WeightsReceiver, WeightUpdate
 from services.weight_sync.base import (
@@ -42,6 +44,7 @@ def send(group: Group, tensors: Iterator[tuple[str, Tensor]]) -> None:
         under_way: deque[Callable[[], bool]] = deque()
         for bucket in group.layout.filled(tensors, group.buffers()):
             under_way.append(group.broadcast(bucket))
+            # Two buffers: the next bucket but one is packed into the one that this bucket lies in.
             if len(under_way) == 2:
                 group.wait(under_way.popleft())
         while under_way:
@@ -51,7 +54,8 @@ def send(group: Group, tensors: Iterator[tuple[str, Tensor]]) -> None:
 def receive(group: Group, load: Load) -> None:
     """Other ranks: hand each bucket's weights to `load` as they come. Raises GroupBrokenError,
     HalfWrittenError, and what `load` raises."""
-    layout, written = group.layout, False
+    layout = group.layout
+    written = False
     with group.watched():
         buffers = group.buffers()
 
@@ -61,12 +65,14 @@ def receive(group: Group, load: Load) -> None:
         try:
             coming = begin(0)
             for number, pieces in enumerate(layout.buckets):
-                following = begin(number + 1) if number + 1 < len(layout.buckets) else None
-                group.wait(coming)
+                arrived = coming
+                if number + 1 < len(layout.buckets):
+                    coming = begin(number + 1)
+                group.wait(arrived)
                 written = True
                 load([(piece.name, piece.view(buffers[number % 2])) for piece in pieces])
-                group.communicator.fence()
-                coming = following
+                # The sender's next bucket but one goes into this buffer: copies out of it must be done.
+                group.fence()
         except GroupBrokenError as e:
             if written:
                 raise HalfWrittenError(str(e)) from e
@@ -85,13 +91,11 @@ class BroadcastSource:
         dtype: str,
         sender: str = "learner rank 0",
     ):
-        self._settings, self._backend, self._device, self._dtype, self._sender = (
-            settings,
-            backend,
-            device,
-            dtype,
-            sender,
-        )
+        self._settings = settings
+        self._backend = backend
+        self._device = device
+        self._dtype = dtype
+        self._sender = sender
         self._store: Any = None
         self._group: Group | None = None
         self._ticket: Ticket | None = None
@@ -105,20 +109,24 @@ class BroadcastSource:
         receivers: Sequence[WeightsReceiver],
     ) -> WeightUpdate:
         listed = [(name, self._dtype, tuple(shape)) for name, shape in weights]
-        ranks, free = {}, 1
+        ranks: dict[str, int] = {}
+        free = 1
         for receiver in receivers:
-            ranks[receiver.id], free = free, free + receiver.ranks
-        group, last = self._group, self._ticket
-        if group is not None and last.ranks == ranks and group.usable and self._layout.weights == listed:
+            ranks[receiver.id] = free
+            free += receiver.ranks
+        group = self._group
+        last = self._ticket
+        same = last is not None and last.ranks == ranks and self._layout.weights == listed
+        if group is not None and last is not None and same and group.usable:
             # The same members as last time: the group is used again, and they know what comes.
-            self._ticket = replace(last, version=version, weights=None)
+            ticket = replace(last, version=version, weights=None)
         else:
             if group is not None:
                 group.leave("the members have changed")
             self._group = None
             if self._store is None:
                 self._store = host_store(self._settings.timeout_seconds)
-            self._ticket = Ticket(
+            ticket = Ticket(
                 epoch=uuid.uuid4().hex[:12],
                 version=version,
                 backend=self._backend,
@@ -132,8 +140,9 @@ class BroadcastSource:
                 raw=False,
                 weights=listed,
             )
-            self._layout = Layout(listed, self._ticket.bucket_bytes)
-        return WeightUpdate(version, self._backend, self._ticket, self._layout.nbytes)
+            self._layout = Layout(listed, ticket.bucket_bytes)
+        self._ticket = ticket
+        return WeightUpdate(version, self._backend, ticket, self._layout.nbytes)
 
     def send(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         ticket = self._ticket
@@ -173,21 +182,23 @@ class WeightReceiver:
         Raises WeightMismatchError, GroupMismatchError, GroupBrokenError (the model was not touched),
         HalfWrittenError, what `load` raises.
         """
-        if self._group is not None and self._group.epoch == ticket.epoch:
-            self._group.begin(ticket)
+        group = self._group
+        if group is not None and group.epoch == ticket.epoch:
+            group.begin(ticket)
         else:
             self._leave()
-            if ticket.weights is None and not ticket.raw:
+            if ticket.raw:
+                group = Group(ticket, 1, device, Layout(own, ticket.bucket_bytes), part=part)
+            elif ticket.weights is None:
                 raise GroupBrokenError(f"worker {worker} is not in group {ticket.epoch}")
-            if not ticket.raw:
+            else:
                 problem = problem or _other_type(ticket.weights, own)
-            layout = Layout(own if ticket.raw else ticket.weights, ticket.bucket_bytes)
-            self._group = Group(
-                ticket, 1 if ticket.raw else ticket.ranks[worker] + part, device, layout, part=part
-            )
-            self._group.join(problem)
+                layout = Layout(ticket.weights, ticket.bucket_bytes)
+                group = Group(ticket, ticket.ranks[worker] + part, device, layout, part=part)
+            self._group = group
+            group.join(problem)
         try:
-            receive(self._group, load_raw if ticket.raw else load)
+            receive(group, load_raw if ticket.raw else load)
         finally:
             if ticket.raw:
                 self._leave()
@@ -199,7 +210,8 @@ class WeightReceiver:
 
 
 def _other_type(sent: Sequence[Weight], own: Sequence[Weight]) -> str | None:
-    types, engines = {dtype for _, dtype, _ in sent}, {dtype for _, dtype, _ in own}
+    types = {dtype for _, dtype, _ in sent}
+    engines = {dtype for _, dtype, _ in own}
     if types & engines:
         return None
     return f"weights come as {', '.join(types)}, the engine holds {', '.join(engines)}: set rollout.dtype"
@@ -216,7 +228,7 @@ class WeightLender:
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._group: Group | None = None
-        self._outcome: dict[str, str] | None = None
+        self._outcome: Outcome | None = None
 
     def start(
         self,
@@ -228,14 +240,15 @@ class WeightLender:
     ) -> None:
         """Begin. One loan at a time: an earlier one is given up."""
         self.stop()
-        self._stopped, self._outcome = False, None
+        self._stopped = False
+        self._outcome = None
         self._thread = threading.Thread(
             target=self._run, args=(ticket, part, device, parameters), name="weight-lender", daemon=True
         )
         self._thread.start()
 
-    def outcome(self) -> dict[str, str] | None:
-        """None while it runs; then as `told` gives it."""
+    def outcome(self) -> Outcome | None:
+        """None while it runs; then as `outcome_of` gives it."""
         return self._outcome
 
     def stop(self) -> None:
@@ -258,7 +271,7 @@ class WeightLender:
         device: torch.device,
         parameters: Callable[[], list[tuple[str, Tensor]]],
     ) -> None:
-        self._outcome = told(lambda: self._lend(ticket, part, device, parameters))
+        self._outcome = outcome_of(lambda: self._lend(ticket, part, device, parameters))
 
     def _lend(
         self,
@@ -288,7 +301,7 @@ class WeightLender:
                 group.leave()
 
 
-def listed(tensors: Sequence[tuple[str, Tensor]]) -> list[Weight]:
+def listed(tensors: Iterable[tuple[str, Tensor]]) -> list[Weight]:
     """Name, data type and shape of each."""
     return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors]
 
@@ -300,9 +313,17 @@ _ERRORS = {
 }
 
 
-def told(call: Callable[[], None]) -> dict[str, str]:
-    """Run a part of a sync; the outcome as plain words, since exceptions do not cross vLLM's processes as
-    they are."""
+class Outcome(TypedDict, total=False):
+    """Result of a part of a sync, for vLLM's processes, between which exceptions lose their type. Empty after
+    success."""
+
+    error: str
+    """Name of the exception's class."""
+    message: str
+
+
+def outcome_of(call: Callable[[], None]) -> Outcome:
+    """Run a part of a sync."""
     try:
         call()
     except Exception as e:
@@ -310,7 +331,7 @@ def told(call: Callable[[], None]) -> dict[str, str]:
     return {}
 
 
-def raise_told(outcomes: Sequence[dict[str, str]]) -> None:
+def raise_failed(outcomes: Sequence[Outcome]) -> None:
     """Raise what a part of the engine ran into: its own failure first, then what left a part half written.
     Other errors as RuntimeError."""
     failed = [o for o in outcomes if o]
@@ -325,8 +346,11 @@ def raise_told(outcomes: Sequence[dict[str, str]]) -> None:
     raise (HalfWrittenError if unlike else kind)(failed[0]["message"])
 
 
-async def loan_ended(outcomes: Callable[[], Awaitable[Sequence[dict[str, str] | None]]]) -> None:
-    """Until no part of the lending engine has None for its outcome; then as `raise_told`."""
-    while None in (all_told := await outcomes()):
+async def loan_ended(outcomes: Callable[[], Awaitable[Sequence[Outcome | None]]]) -> None:
+    """Until no part of the lending engine has None for its outcome; then as `raise_failed`."""
+    while True:
+        parts = await outcomes()
+        ended = [outcome for outcome in parts if outcome is not None]
+        if len(ended) == len(parts):
+            return raise_failed(ended)
         await asyncio.sleep(LEND_POLL_SECONDS)
-    raise_told(all_told)

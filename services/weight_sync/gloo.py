@@ -54,7 +54,8 @@ class GlooCommunicator:
         from torch.distributed import BroadcastOptions
 
         options = BroadcastOptions()
-        options.rootRank, options.rootTensor = 0, 0
+        options.rootRank = 0
+        options.rootTensor = 0
         work = self._group.broadcast([buffer], options)
         self._works = [w for w in self._works if not w.is_completed()] + [work]
 

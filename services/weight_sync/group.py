@@ -1,14 +1,15 @@
 """The group of processes that one epoch of weight sync is made of.
 
-    full weights, learner to all workers (tensor parallel 2):      an engine's own parameters, worker to worker, one group a part:
+    full weights, learner to all workers        an engine's own parameters, worker to worker,
+    (tensor parallel 2)                         one group per part
 
-        learner rank 0 ──> rank 0                                      peer   part 0 ──> rank 0 | part 1 ──> rank 0
-        worker w0.1   part 0, 1 ──> rank 1, 2                          joiner part 0 ──> rank 1 | part 1 ──> rank 1
-        worker w1.1   part 0, 1 ──> rank 3, 4
+        learner rank 0   ──> rank 0             lender part 0 ──> rank 0 | part 1 ──> rank 0
+        w0.1 part 0, 1   ──> rank 1, 2          joiner part 0 ──> rank 1 | part 1 ──> rank 1
+        w1.1 part 0, 1   ──> rank 3, 4
 
-The ranks meet at a store that rank 0's process holds. Each says there what it is; all compare what all said,
-and come to the same conclusion, before the first collective operation. A rank that gives up says so in the
-store, and the others need not wait for their timeout.
+The ranks meet at a store that rank 0's process holds. Each describes itself there; all compare all
+descriptions, and come to the same conclusion, before the first collective operation. A rank that gives up
+says so in the store, and the others need not wait for their timeout.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from services.contracts import WeightsReceiver, WeightUpdate
+from services.weight_sync import nccl
 from services.weight_sync.base import (
     ENVIRONMENT_PREFIXES,
     GroupBrokenError,
     GroupMismatchError,
     WeightMismatchError,
 )
+from services.weight_sync.gloo import GlooCommunicator
 from services.weight_sync.layout import Layout, Weight
 from services.weight_sync.meeting_place import listening_store
 
@@ -61,7 +64,7 @@ _MAY_DIFFER = {
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a rank needs to know to take part in one sync. Small; travels inside a WeightUpdate."""
+    """A rank's instructions for one sync. Small; travels inside a WeightUpdate."""
 
     epoch: str
     version: int
@@ -79,15 +82,15 @@ class Ticket:
     """The engine's own parameters from another engine, each part in a group of two; else whole weights by
     their Hugging Face names."""
     weights: list[Weight] | None
-    """What will come; None: the same as in the last sync of this epoch (raw: the receiver's own
+    """The weights that will come; None: the same as in the last sync of this epoch (raw: the receiver's own
     parameters)."""
 
     @property
     def names(self) -> list[str]:
-        """What each rank is called in messages."""
+        """Name of each rank in messages."""
         parts = 1 if self.raw else self.parts
         called = [self.sender]
-        for worker in sorted(self.ranks, key=self.ranks.get):
+        for worker in sorted(self.ranks, key=lambda worker: self.ranks[worker]):
             called += [f"worker {worker}" + (f" part {part}" if parts > 1 else "") for part in range(parts)]
         return called
 
@@ -122,31 +125,31 @@ class Communicator(Protocol):
 def facts_of(
     backend: str, rank: int, device: torch.device, digest: str, problem: str | None
 ) -> dict[str, Any]:
-    """What a rank says of itself before the first collective operation."""
+    """A rank's description of itself, compared by all before the first collective operation."""
     environment = {
         k: v for k, v in os.environ.items() if k.startswith(ENVIRONMENT_PREFIXES) and k not in _MAY_DIFFER
     }
     facts: dict[str, Any] = {"environment": environment, "weights": digest, "problem": problem}
     if backend == "nccl":
-        from services.weight_sync import nccl
-
         facts |= nccl.facts(rank, device)
     return facts
 
 
 def check_facts(names: Sequence[str], facts: Sequence[dict[str, Any]]) -> None:
-    """Raises WeightMismatchError, GroupMismatchError with the first difference between ranks. The same on all
-    ranks."""
+    """Raises WeightMismatchError, GroupMismatchError with the first difference between ranks; the same error
+    on all ranks."""
     for name, its in zip(names, facts, strict=True):
         if its["problem"]:
             raise WeightMismatchError(f"{name}: {its['problem']}")
     first = facts[0]
     for name, its in zip(names[1:], facts[1:], strict=True):
         for variable in sorted(first["environment"].keys() | its["environment"].keys()):
-            here, there = first["environment"].get(variable), its["environment"].get(variable)
+            here = first["environment"].get(variable)
+            there = its["environment"].get(variable)
             if here != there:
                 raise GroupMismatchError(
-                    f"{variable} is {_value(there)} on {name} and {_value(here)} on {names[0]}: set it to the same value for both"
+                    f"{variable} is {_value(there)} on {name} and {_value(here)} on {names[0]}: "
+                    "set it to the same value for both"
                 )
         if first.get("nccl") != its.get("nccl"):
             raise GroupMismatchError(
@@ -158,7 +161,8 @@ def check_facts(names: Sequence[str], facts: Sequence[dict[str, Any]]) -> None:
     for name, its in zip(names, facts, strict=True):
         if (device := its.get("device")) and (other := devices.setdefault(device, name)) != name:
             raise GroupMismatchError(
-                f"{other} and {name} are on the same GPU ({device}): NCCL needs one for each; use weight_sync.backend=shared_memory"
+                f"{other} and {name} are on the same GPU ({device}): "
+                "NCCL needs one for each; use weight_sync.backend=shared_memory"
             )
 
 
@@ -171,8 +175,12 @@ class Group:
 
     def __init__(self, ticket: Ticket, rank: int, device: torch.device, layout: Layout, *, part: int = 0):
         """Go to the meeting place. Raises GroupBrokenError where nobody is there."""
-        self.epoch, self.rank, self.device, self.layout = ticket.epoch, rank, device, layout
-        self.names, self._ticket = ticket.names, ticket
+        self.epoch = ticket.epoch
+        self.rank = rank
+        self.device = device
+        self.layout = layout
+        self.names = ticket.names
+        self._ticket = ticket
         self.communicator: Communicator | None = None
         self._broken: str | None = None
         self._buffers: list[Tensor] = []
@@ -183,15 +191,18 @@ class Group:
 
     def begin(self, ticket: Ticket) -> None:
         """A sync's time begins now."""
-        self._limit, self._deadline = ticket.timeout_seconds, time.monotonic() + ticket.timeout_seconds
+        self._limit = ticket.timeout_seconds
+        self._deadline = time.monotonic() + self._limit
 
     def join(self, problem: str | None = None) -> None:
         """Meet the others, compare, connect. problem: why this rank can't take part. Raises GroupBrokenError,
         GroupMismatchError, WeightMismatchError."""
         from torch.distributed import PrefixStore
 
-        backend, store = self._ticket.backend, self._store
+        backend = self._ticket.backend
+        store = self._store
         with self.watched():
+            # A collective of ranks that differ hangs or fills the model with noise, and says nothing of why.
             said = facts_of(backend, self.rank, self.device, self.layout.digest, problem)
             store.set(f"facts/{self.rank}", json.dumps(said))
             keys = [f"facts/{r}" for r in range(len(self.names))]
@@ -203,17 +214,11 @@ class Group:
             try:
                 self.communicator = self._connect(PrefixStore("communicator", store), facts)
             except RuntimeError as e:
-                if isinstance(e, GroupBrokenError):
-                    raise
                 raise GroupBrokenError(f"{self.names[self.rank]} could not connect to the group: {e}") from e
 
     def _connect(self, store: Any, facts: Sequence[dict[str, Any]]) -> Communicator:
         if self._ticket.backend == "nccl":
-            from services.weight_sync.nccl import NcclCommunicator
-
-            return NcclCommunicator(self.rank, len(facts), facts[0]["unique_id"], self.device, self.wait)
-        from services.weight_sync.gloo import GlooCommunicator
-
+            return nccl.NcclCommunicator(self.rank, len(facts), facts[0]["unique_id"], self.device, self.wait)
         return GlooCommunicator(store, self.rank, len(facts), self._deadline - time.monotonic(), self.wait)
 
     def _absent(self, keys: list[str]) -> list[str]:
@@ -225,7 +230,8 @@ class Group:
         late: Callable[[], str] = lambda: "a rank of the group hangs or is gone",
     ) -> None:
         """Until `done()`. Raises GroupBrokenError where another rank gave up, or the deadline has passed."""
-        began, pause = time.monotonic(), 2e-5
+        began = time.monotonic()
+        pause = 2e-5
         while not self._is(done):
             if self._broken is not None:
                 raise GroupBrokenError(self._broken)
@@ -249,11 +255,18 @@ class Group:
     def broadcast(self, buffer: Tensor) -> Callable[[], bool]:
         """Begin to move a bucket; see Communicator. Raises GroupBrokenError."""
         try:
-            return self.communicator.broadcast(buffer)
+            return self._joined().broadcast(buffer)
         except RuntimeError as e:
-            if isinstance(e, GroupBrokenError):
-                raise
             raise GroupBrokenError(f"{self.names[self.rank]}: {e}") from e
+
+    def fence(self) -> None:
+        """Wait until this process's own work on the buffers is done."""
+        self._joined().fence()
+
+    def _joined(self) -> Communicator:
+        if self.communicator is None:
+            raise GroupBrokenError(self._broken or f"{self.names[self.rank]} has left the group")
+        return self.communicator
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -277,12 +290,13 @@ class Group:
                     self._broken = self._poll_store.get("broken").decode()
                     return
             except RuntimeError:
-                self._broken, self._connections = f"{self.names[0]} is gone", []
+                self._broken = f"{self.names[0]} is gone"
+                self._connections = []
                 return
 
     @property
     def usable(self) -> bool:
-        """Whether no rank has given up."""
+        """False after any rank has given up."""
         return self.communicator is not None and self._broken is None and not self._store.check(["broken"])
 
     def buffers(self) -> list[Tensor]:
@@ -306,8 +320,9 @@ class Group:
         """End this process's part; with a reason, tell the others not to wait."""
         if reason:
             self.give_up(reason)
-        communicator, self.communicator, self._buffers = self.communicator, None, []
+        communicator, self.communicator = self.communicator, None
         connections, self._connections = self._connections, []
+        self._buffers = []
         part_from(self._ticket, connections)
         if communicator is not None:
             communicator.abort()

@@ -1,8 +1,8 @@
-"""How weights are packed into buckets. Sender and receivers compute the same layout from the list of weights
+"""Packing of weights into buckets. Sender and receivers compute the same layout from the list of weights
 and the bucket's size.
 
-bucket 0  |model.embed_tokens.weight....|                        a tensor larger than a bucket goes alone
-bucket 1  |model.layers.0...q_proj.weight..|..|..|..|            each tensor begins at a multiple of ALIGNMENT bytes
+bucket 0  |model.embed_tokens.weight....|                 a tensor larger than a bucket goes alone
+bucket 1  |model.layers.0...q_proj.weight..|..|..|..|     each tensor begins at a multiple of ALIGNMENT bytes
 """
 
 from __future__ import annotations
@@ -90,13 +90,14 @@ class Layout:
         for number, (pieces, size) in enumerate(zip(self.buckets, self.sizes, strict=True)):
             buffer = buffers[number % len(buffers)]
             for piece in pieces:
-                name, tensor = next(tensors, ("nothing more", None))
-                if name != piece.name or tuple(tensor.shape) != piece.shape:
-                    shape = "" if tensor is None else f" {list(tensor.shape)}"
+                given = next(tensors, None)
+                if given is None or given[0] != piece.name or tuple(given[1].shape) != piece.shape:
+                    came = "nothing more" if given is None else f"{given[0]} {list(given[1].shape)}"
                     raise ValueError(
-                        f"the weights to send should go on with {piece.name} {list(piece.shape)}, and came with {name}{shape}"
+                        f"the weights to send should go on with {piece.name} {list(piece.shape)}, "
+                        f"and came with {came}"
                     )
-                piece.view(buffer).copy_(tensor, non_blocking=True)
+                piece.view(buffer).copy_(given[1], non_blocking=True)
             yield buffer[:size]
         if (more := next(tensors, None)) is not None:
             raise ValueError(f"the weights to send go on with {more[0]}, which was not announced")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from services.common.quick_transformers import skip_scikit_learn
-from services.weight_sync.base import WeightMismatchError
 
 
 def model_shapes(model_path: str) -> tuple[dict[str, tuple[int, ...]], set[str]]:
@@ -23,10 +22,10 @@ def model_shapes(model_path: str) -> tuple[dict[str, tuple[int, ...]], set[str]]
     return everything, everything.keys() - unique.keys()
 
 
-def check_shapes(
+def shape_problem(
     sent: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]], tied: set[str], version: int
-) -> None:
-    """Raises WeightMismatchError that names what is missing, unknown, or of another shape."""
+) -> str | None:
+    """The names that are missing, unknown, or of another shape; None where the weights fit the model."""
     missing = sorted(shapes.keys() - tied - sent.keys())
     unknown = sorted(sent.keys() - shapes.keys())
     other = sorted(name for name in sent.keys() & shapes.keys() if tuple(sent[name]) != shapes[name])
@@ -38,7 +37,6 @@ def check_shapes(
     complaints += [
         f"{name} has shape {list(sent[name])}, the model has {list(shapes[name])}" for name in other[:3]
     ]
-    if complaints:
-        raise WeightMismatchError(
-            f"weights of version {version} are not this model's: {'; '.join(complaints)}"
-        )
+    if not complaints:
+        return None
+    return f"weights of version {version} are not this model's: {'; '.join(complaints)}"

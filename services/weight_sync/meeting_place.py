@@ -1,5 +1,5 @@
-"""Where processes of a group meet: PyTorch's TCPStore, which asks nobody for a token and would listen on all
-interfaces."""
+"""The store at which the processes of a group meet: PyTorch's TCPStore. It asks nobody for a token and would
+listen on all interfaces, so it is given a socket of one address."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ def listening_store(host: str, timeout_seconds: float) -> Any:
     this host lacks the address."""
     from torch.distributed import TCPStore
 
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
         sock.bind((host, 0))
         sock.listen(BACKLOG)
         store = TCPStore(
@@ -27,8 +26,5 @@ def listening_store(host: str, timeout_seconds: float) -> Any:
             timeout=timedelta(seconds=timeout_seconds),
             master_listen_fd=sock.fileno(),
         )
-    except BaseException:
-        sock.close()
-        raise
-    sock.detach()  # the store closes it
+        sock.detach()  # the store closes it
     return store

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_SUCCESS, _IN_PROGRESS, _UINT8 = 0, 7, 1
+# Values of ncclResult_t and ncclDataType_t.
+_SUCCESS = 0
+_IN_PROGRESS = 7
+_UINT8 = 1
 _ABORT_SECONDS = 10.0
 
 
@@ -49,7 +52,8 @@ class Library:
 
     def __init__(self, path: str | None = None):
         lib = ctypes.CDLL(path or os.environ.get("VLLM_NCCL_SO_PATH") or "libnccl.so.2")
-        comm, result = ctypes.c_void_p, ctypes.c_int
+        comm = ctypes.c_void_p
+        result = ctypes.c_int
         signatures: dict[str, list[Any]] = {
             "ncclGetVersion": [ctypes.POINTER(ctypes.c_int)],
             "ncclGetUniqueId": [ctypes.POINTER(UniqueId)],
@@ -74,9 +78,13 @@ class Library:
         }
         for name, arguments in signatures.items():
             function = getattr(lib, name)
-            function.argtypes, function.restype = arguments, result
-        lib.ncclGetErrorString.argtypes, lib.ncclGetErrorString.restype = [result], ctypes.c_char_p
-        lib.ncclGetLastError.argtypes, lib.ncclGetLastError.restype = [comm], ctypes.c_char_p
+            function.argtypes = arguments
+            function.restype = result
+        # Both give text; ctypes takes a result for an int where it is not told.
+        lib.ncclGetErrorString.argtypes = [result]
+        lib.ncclGetErrorString.restype = ctypes.c_char_p
+        lib.ncclGetLastError.argtypes = [comm]
+        lib.ncclGetLastError.restype = ctypes.c_char_p
         self.lib = lib
 
     def check(self, code: int, what: str, comm: ctypes.c_void_p | None = None) -> None:
@@ -101,7 +109,7 @@ class Library:
 
 
 def facts(rank: int, device: torch.device) -> dict[str, Any]:
-    """What this rank says of itself: its GPU, its NCCL; rank 0 also the new group's id."""
+    """This rank's GPU and NCCL version; of rank 0 also the new group's id."""
     import torch
 
     library = Library()
@@ -123,7 +131,9 @@ class NcclCommunicator:
     ):
         import torch
 
-        self._library, self._wait, self._device = Library(), wait, device
+        self._library = Library()
+        self._wait = wait
+        self._device = device
         self._comm = ctypes.c_void_p()
         self._stream = torch.cuda.Stream(device)
         try:
@@ -145,7 +155,7 @@ class NcclCommunicator:
             raise
 
     def _settled(self) -> bool:
-        """Whether what was begun has been accepted. Raises RuntimeError for what NCCL has met since."""
+        """True once NCCL has accepted the last call. Raises RuntimeError for an error since."""
         state = ctypes.c_int()
         self._library.check(
             self._library.lib.ncclCommGetAsyncError(self._comm, ctypes.byref(state)),

@@ -27,7 +27,7 @@ import psutil
 
 from services.contracts import WeightUpdate
 from services.weight_sync.base import WeightMismatchError, WeightsGoneError, WeightSyncError
-from services.weight_sync.manifest import check_shapes, model_shapes
+from services.weight_sync.manifest import model_shapes, shape_problem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +74,8 @@ class SharedMemoryPublisher:
 
     def publish(self, tensors: Iterator[tuple[str, Tensor]], version: int) -> WeightUpdate:
         seen: set[str] = set()
-        filling, resting = _Packer(self._limit), _Packer(self._limit)
+        filling = _Packer(self._limit)
+        resting = _Packer(self._limit)
         stored: list[Future[Bucket]] = []
         # One bucket fills while the other is checked and copied into the store. The source may free or
         # overwrite what it yielded, so nothing of it is kept.
@@ -82,7 +83,7 @@ class SharedMemoryPublisher:
 
             def send() -> None:
                 nonlocal filling, resting
-                if stored:
+                if stored:  # it is in `resting`, which is filled next
                     stored[-1].result()
                 stored.append(store.submit(filling.store))
                 filling, resting = resting, filling
@@ -115,23 +116,26 @@ class _Packer:
         self.clear()
 
     def clear(self) -> None:
-        self._size, self._names = 0, 0
+        self._size = 0
+        self._names = 0
         self._tensors: list[tuple[str, str, tuple[int, ...]]] = []
         self._sizes: list[int] = []
         self._on_gpu: torch.device | None = None
 
     def has_room(self, name: str, tensor: Tensor) -> bool:
-        """Whether a tensor may go into this bucket; an empty bucket takes any."""
+        """True where a tensor fits into this bucket; an empty bucket takes any."""
         names = self._names + _entry_bytes(name, tensor.dim())
         return not self._tensors or (self._size + tensor.nbytes <= self._limit and names <= _HEADER_BYTES)
 
     def add(self, name: str, tensor: Tensor) -> None:
         import torch
 
-        dtype, nbytes = str(tensor.dtype).removeprefix("torch."), tensor.nbytes
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        nbytes = tensor.nbytes
         if dtype not in _TYPES:
             raise WeightSyncError(f"{name} is of type {dtype}: weights may be {', '.join(_TYPES)}")
-        start, end = _HEADER_BYTES + self._size, _HEADER_BYTES + self._size + nbytes
+        start = _HEADER_BYTES + self._size
+        end = start + nbytes
         if self._buffer is None or len(self._buffer) < end:
             # Pinned memory, which a GPU writes to at full speed, is costly to get: it is kept from bucket to
             # bucket, and small for a small model.
@@ -146,7 +150,8 @@ class _Packer:
         self._on_gpu = tensor.device if tensor.is_cuda else self._on_gpu
         self._tensors.append((name, dtype, tuple(tensor.shape)))
         self._sizes.append(nbytes)
-        self._size, self._names = self._size + nbytes, self._names + _entry_bytes(name, tensor.dim())
+        self._size += nbytes
+        self._names += _entry_bytes(name, tensor.dim())
 
     def _synchronize(self) -> None:
         if self._on_gpu is not None:
@@ -158,7 +163,9 @@ class _Packer:
         import ray
 
         self._synchronize()
-        header, offset = {}, 0
+        assert self._buffer is not None  # `add` made it
+        header = {}
+        offset = 0
         for (name, dtype, shape), nbytes in zip(self._tensors, self._sizes, strict=True):
             header[name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": (offset, offset + nbytes)}
             offset += nbytes
@@ -194,7 +201,8 @@ class SharedMemoryReceiver:
     """Fetches buckets and lays them out as files for the engine."""
 
     def __init__(self, model_path: str, timeout_seconds: float):
-        self._model_path, self._timeout_seconds = model_path, timeout_seconds
+        self._model_path = model_path
+        self._timeout_seconds = timeout_seconds
         self._shapes: tuple[dict[str, tuple[int, ...]], set[str]] | None = None
         remove_orphans()
 
@@ -206,7 +214,8 @@ class SharedMemoryReceiver:
         if self._shapes is None:
             self._shapes = model_shapes(self._model_path)
         sent = {name: shape for bucket in update.payload for name, _, shape in bucket.tensors}
-        check_shapes(sent, *self._shapes, update.version)
+        if problem := shape_problem(sent, *self._shapes, update.version):
+            raise WeightMismatchError(problem)
         deadline = time.monotonic() + self._timeout_seconds
         place = _place(update.nbytes)
         try:
@@ -220,7 +229,8 @@ class SharedMemoryReceiver:
 
     def _fetch(self, update: WeightUpdate, place: Path, deadline: float) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=place))
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.release, folder)
             with ThreadPoolExecutor(_WRITERS, "weights-from-store") as pool:
                 written = [
                     pool.submit(
@@ -230,9 +240,7 @@ class SharedMemoryReceiver:
                 ]
                 for future in written:
                     future.result()
-        except BaseException:
-            self.release(folder)
-            raise
+            undo.pop_all()
         return folder
 
     def release(self, folder: Path) -> None:
@@ -240,8 +248,8 @@ class SharedMemoryReceiver:
 
 
 def _prefix() -> str:
-    """What weight folders begin with. Containers may share /dev/shm: a process id means something in its own
-    namespace only."""
+    """Beginning of the names of weight folders. Containers may share /dev/shm, and a process id is valid in
+    its own namespace alone."""
     namespace = Path("/proc/self/ns/pid")
     return f"unspiral-weights-{namespace.stat().st_ino if namespace.exists() else 0}-"
 
@@ -255,7 +263,8 @@ def remove_orphans() -> None:
 
 def orphans() -> list[Path]:
     """Weight folders of this user whose processes are gone."""
-    prefix, found = _prefix(), []
+    prefix = _prefix()
+    found = []
     for folder in (f for place in {_MEMORY, Path(tempfile.gettempdir())} for f in place.glob(f"{prefix}*-*")):
         owner = folder.name.removeprefix(prefix).split("-")[0]
         with contextlib.suppress(FileNotFoundError):  # another receiver was quicker
@@ -269,7 +278,7 @@ def orphans() -> list[Path]:
 
 
 def _place(nbytes: int) -> Path:
-    """Memory where it has room for the weights, else the temporary folder."""
+    """/dev/shm where it has room for the weights; otherwise the temporary folder."""
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 1.1 * nbytes:
         return _MEMORY
     _say_full(nbytes)
@@ -287,7 +296,7 @@ def _say_full(nbytes: int) -> None:
 
 def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
     import ray
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
         # Not ray.get, which warns inside an asynchronous actor, in whatever thread it is called.
@@ -300,18 +309,16 @@ def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
         ) from e
     if len(blob) != bucket.nbytes or checksum(blob) != bucket.checksum:
         raise WeightSyncError(
-            f"weights of version {version}: {path.stem} arrived damaged (checksum of {bucket.tensors[0][0]} ...)"
+            f"weights of version {version}: {path.stem} arrived damaged "
+            f"(checksum of {bucket.tensors[0][0]} ...)"
         )
     path.write_bytes(memoryview(blob))
-    try:
-        with safe_open(path, "pt") as f:
-            held = {name: tuple(f.get_slice(name).get_shape()) for name in f.keys()}  # noqa: SIM118 - not a mapping
-    except SafetensorError as e:
-        raise WeightSyncError(
-            f"weights of version {version}: {path.stem} is not a safetensors file ({e})"
-        ) from e
+    with safe_open(path, "pt") as f:
+        names = f.keys()  # of a file, which is no mapping
+        held = {name: tuple(f.get_slice(name).get_shape()) for name in names}
     for name, dtype, shape in bucket.tensors:
         if held.get(name) != tuple(shape):
             raise WeightMismatchError(
-                f"weights of version {version}: {name} ({dtype}) was announced as {list(shape)}, sent as {held.get(name)}"
+                f"weights of version {version}: {name} ({dtype}) was announced as {list(shape)}, "
+                f"sent as {held.get(name)}"
             )

@@ -8,7 +8,8 @@ import pytest
 import torch
 from test_gpu_learner import model  # noqa: F401 - a fixture
 
-from services.rollout.engines.base import EngineAsleepError, GenerateCall
+from services.common.errors import UnspiralError
+from services.rollout.engines.base import GenerateCall
 from services.settings import RolloutSettings
 from trainer.learner.policy import load_policy
 
@@ -72,7 +73,7 @@ def test_sampler_and_learner_agree_sleep_gives_memory_free_and_the_end_leaves_no
             await engine.sleep()
             asleep = used_gib()
             assert held - asleep > 0.5 * (held - before), (before, held, asleep)
-            with pytest.raises(EngineAsleepError):
+            with pytest.raises(UnspiralError):
                 await engine.generate_batch(calls(1.0)[:1])
             await engine.wake()
             await engine.reset_prefix_cache()

@@ -90,11 +90,11 @@ async def test_sampler_and_learner_agree_after_each_sync(world):
 async def test_an_engine_killed_in_mid_broadcast_ends_nothing_but_itself(world):
     from sync_world import events_of, in_state, sync, until
 
-    from trainer.loop.sync import kept_supplied
+    from trainer.loop.sync import run_with_resync
 
     p, learner, _, _ = world
-    victim = p._membership.all()[-1]
-    engines = (await victim.call("engine_info", timeout_seconds=20))["pids"]
+    victim = p._roster.all()[-1]
+    engines = await victim.worker.engine_pids(timeout_seconds=20)
     # It stands still when the broadcast begins, and dies a second later.
     for pid in engines:
         os.kill(pid, signal.SIGSTOP)
@@ -105,7 +105,7 @@ async def test_an_engine_killed_in_mid_broadcast_ends_nothing_but_itself(world):
     assert [e["worker"] for e in events_of(p, "worker_lost")] == [victim.id]
     wanted = min(GPUS - 1, 2)
     back = until(lambda: len(in_state(p, "ready")) == wanted, 300)
-    await kept_supplied(p, back, lambda: sync(learner, p, 6))
+    await run_with_resync(p, back, lambda: sync(learner, p, 6))
     assert await agreement(world) < TWO_ROUNDINGS
     if wanted == 2:
         assert events_of(p, "weights_lent"), "a peer held the weights"

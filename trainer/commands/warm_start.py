@@ -18,16 +18,17 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from retriever_service.client import Hit, RetrieverClient
 from services.common import signals
+from services.common.errors import UserError
 from services.contracts import Action, Observation, Question, TokenBatch, Trajectory
 from services.rollout.worker.loop import prompt_of
-from services.rollout.worker.plain_text import Outside
-from services.rollout.worker.templates import ParsedAction, TagTemplate, make_template
+from services.rollout.worker.plain_text import Outside, TextEncoder
+from services.rollout.worker.templates import ParsedAction, Template, make_template, reading_of
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings
 from trainer.config.schema import Config, ConfigError
@@ -49,7 +50,7 @@ class WarmStartError(ValueError):
 
 
 async def demonstration(
-    question: Question, search: Search, template: TagTemplate, settings: RolloutSettings
+    question: Question, search: Search, template: Template, encoder: TextEncoder, settings: RolloutSettings
 ) -> Trajectory | None:
     """A trajectory that searches, reads and answers; None where the retriever finds no golden answer, there
     is no room, or a question or title holds tags that would be read as the model's own."""
@@ -57,9 +58,9 @@ async def demonstration(
     segments: list[Action | Observation] = []
     used, query, thought = len(prompt), question.text.strip().rstrip("?"), "I need to look this up."
 
-    def act(kind: str, thought: str, content: str) -> Action | None:
+    def act(kind: Literal["search", "answer"], thought: str, content: str) -> Action | None:
         pieces = ("<think> ", Outside(thought), f" </think>\n<{kind}> ", Outside(content), f" </{kind}>")
-        ids = template.encode(*pieces)
+        ids = encoder.encode(*pieces)
         text = template.decode(ids)
         if template.parse(text) != ParsedAction(kind, content):
             return None
@@ -86,7 +87,7 @@ async def demonstration(
                 prompt,
                 [*segments, final],
                 "answer",
-                reading=template.reading,
+                reading=reading_of(template),
             )
             too_long = any(len(a.token_ids) > settings.max_response_tokens for a in whole.actions)
             return None if too_long or used + len(final.token_ids) > settings.max_model_tokens else whole
@@ -115,14 +116,25 @@ def _found(question: Question, hits: list[Hit], shown: str) -> tuple[int, str, s
 
 
 async def compose(
-    questions: list[Question], search: Search, template: TagTemplate, settings: RolloutSettings
+    questions: list[Question],
+    search: Search,
+    template: Template,
+    encoder: TextEncoder,
+    settings: RolloutSettings,
 ) -> list[Trajectory]:
-    """Demonstrations of the questions whose answer can be found, in their order."""
+    """Demonstrations of the questions whose answer can be found, in their order. encoder: of the template's
+    tokenizer. Raises UserError where the template does not read the tags that demonstrations are written in."""
+    for kind in ("search", "answer"):
+        if template.parse(f"<{kind}> x </{kind}>") != ParsedAction(kind, "x"):
+            raise UserError(
+                f"rollout.template={settings.template}: it does not read <{kind}> x </{kind}>; "
+                "a warm start demonstrates <search> and <answer> alone"
+            )
     gate = asyncio.Semaphore(SEARCHES_AT_ONCE)
 
     async def one(question: Question) -> Trajectory | None:
         async with gate:
-            return await demonstration(question, search, template, settings)
+            return await demonstration(question, search, template, encoder, settings)
 
     return [t for t in await asyncio.gather(*map(one, questions)) if t is not None]
 
@@ -211,7 +223,7 @@ def warm_start(
             async def search(query: str) -> list[Hit]:
                 return (await client.retrieve([query], config.rollout.topk))[0]
 
-            demonstrations = await compose(chosen, search, template, config.rollout)
+            demonstrations = await compose(chosen, search, template, TextEncoder(tokenizer), config.rollout)
             if not demonstrations:
                 raise WarmStartError(
                     f"data.train: the retriever finds no golden answer of any of {len(chosen)} questions"

@@ -37,7 +37,7 @@ from trainer.loop.progress import Progress
 from trainer.loop.restore import restore_learner, roll_back
 from trainer.loop.run_folder import finite_or_none
 from trainer.loop.sampling import BatchSampler, RolloutBatch
-from trainer.loop.sync import kept_supplied, sync_weights
+from trainer.loop.sync import run_with_resync, sync_weights
 from trainer.loop.system import StoppedByMonitor, StopRequests, System
 
 KEEP_SECONDS = 5.0
@@ -146,7 +146,7 @@ class Driver:
         self.idle = True
         self.progress.stage("paused", self.step)
         try:
-            await kept_supplied(self.system.pool, self.resumed.wait(), self.sync)
+            await run_with_resync(self.system.pool, self.resumed.wait(), self.sync)
         finally:
             self.idle = False
 
@@ -252,7 +252,7 @@ class Driver:
             )
             await asyncio.sleep(0)  # batches take their prompts in order
         self.progress.stage("rollout", step)
-        batch = await kept_supplied(self.system.pool, self._ahead.popleft(), self.sync)
+        batch = await run_with_resync(self.system.pool, self._ahead.popleft(), self.sync)
         return batch.drop_older_than(self.version - self.config.rollout.max_staleness)
 
     async def cancel_ahead(self) -> None:
@@ -384,7 +384,7 @@ class Driver:
                 least=self.sampler.right_at,
                 retriever_url=self.system.eval_retriever_url,
             )
-            scores, trajectories = await kept_supplied(self.system.pool, evaluation, self.sync)
+            scores, trajectories = await run_with_resync(self.system.pool, evaluation, self.sync)
             self.scores[f"{tag}/{mode}"] = scores["overall"]
             exact = [self.sampler.exact(t) for t in trajectories]
             self.system.folder.trajectories(f"eval_{tag}_{mode}", trajectories, exact)

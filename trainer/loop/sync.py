@@ -60,9 +60,9 @@ async def sync_weights(
     raise taken
 
 
-async def kept_supplied(pool: RolloutPool, work: Awaitable[T], sync: Callable[[], Awaitable[Any]]) -> T:
-    """Await `work` of the workers. Where all that held the weights have gone, their successors get them from
-    the learner, which must stand at the version in force."""
+async def run_with_resync(pool: RolloutPool, work: Awaitable[T], sync: Callable[[], Awaitable[Any]]) -> T:
+    """Await `work` of the workers. Where all workers that held the weights are lost, `sync` sends the weights
+    to their successors meanwhile; the learner must hold the version in force."""
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait([task], timeout=LOOK_SECONDS))[0]:

@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 
 from services.contracts import Question
-from services.rollout.worker.loop import PromptTooLongError, prompt_of
+from services.rollout.errors import PromptTooLongError
+from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import make_template
 from services.settings import RolloutSettings
 from trainer.config.schema import Config, ConfigError
@@ -44,7 +45,7 @@ def check_retrievers(config: Config) -> None:
 
 
 def check_prompts(key: str, questions: list[Question], tokenizer: Any, settings: RolloutSettings) -> None:
-    """Raises PromptTooLongError for the first question whose prompt is too long, TemplateError. `key` says
+    """Raises PromptTooLongError for the first question whose prompt is too long, UserError. `key` says
     where questions are from."""
     template = make_template(settings.template, tokenizer, settings)
     for question in questions:

@@ -1,14 +1,22 @@
-"""What the rollout asks of an inference engine. Token ids in, token ids and log-probs out."""
+"""The inference engine of a rollout worker, as a protocol: token ids in, token ids and log-probs out."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from services.common.errors import UnspiralError
+from services.rollout.errors import WorkerUnavailableError
 
 if TYPE_CHECKING:
     from services.weight_sync.group import Ticket
+
+
+Finish = Literal["stop", "length", "eos"]
+"""Why a generation ended: a stop string, `max_tokens`, or the end-of-sequence token."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +28,7 @@ class Generation:
     logprobs: list[float]
     """Nats, at the sampling temperature (at temperature 1 where the sampling was greedy)."""
     text: str
-    finish: Literal["stop", "length", "eos"]
+    finish: Finish
     policy_version: int
     """The oldest version that wrote one of the tokens."""
 
@@ -37,30 +45,13 @@ class GenerateCall:
     stop: tuple[str, ...]
 
 
-class EngineDeadError(RuntimeError):
-    """The engine can serve no more; its worker must be replaced."""
-
-
-class RequestAbortedError(RuntimeError):
-    """The engine gave a request up (its weights could not be replaced whole); another worker may run it."""
-
-
-class WeightLoadError(RuntimeError):
-    """Weights could not be loaded whole: the engine may hold half of two versions, and must not serve until a
-    whole one arrives."""
-
-
-class EngineAsleepError(RuntimeError):
-    """The engine has given its GPU away for a while (`rollout.share_gpus`); it was asked to work before
-    `wake`."""
-
-
 def check_may_serve(usable: bool, asleep: bool) -> None:
-    """usable: whether it holds a whole version of the weights. Raises WeightLoadError, EngineAsleepError."""
+    """usable: whether the engine holds a whole version of the weights. Raises WorkerUnavailableError, and
+    UnspiralError where it is asleep."""
     if not usable:
-        raise WeightLoadError("the engine holds no whole version of the weights")
+        raise WorkerUnavailableError("the engine holds no whole version of the weights")
     if asleep:
-        raise EngineAsleepError("the engine is asleep: it is the learner's turn on the GPU")
+        raise UnspiralError("the engine is asleep: it is the learner's turn on the GPU")
 
 
 def check_all_loaded(parameters: Iterable[str], loaded: Container[str]) -> None:
@@ -68,13 +59,33 @@ def check_all_loaded(parameters: Iterable[str], loaded: Container[str]) -> None:
     missing = sorted(name for name in parameters if name not in loaded)
     if missing:
         raise ValueError(
-            f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
+            f"{len(missing)} parameters were not loaded: {', '.join(missing[:4])}"
+            + (" ..." if len(missing) > 4 else "")
         )
 
 
-class Engine(Protocol):
-    """An inference engine with one policy. Its vocabulary is sampled whole: no top-k, no top-p, no forbidden
-    tokens."""
+Waiting = tuple[GenerateCall, "asyncio.Future[Generation]"]
+"""A call that waits to be made together with others, and its result."""
+
+
+async def generate_together(
+    generate_batch: Callable[[Sequence[GenerateCall]], Awaitable[list[Generation]]], batch: Sequence[Waiting]
+) -> None:
+    """Make the calls of a batch at once. An error is that of every call; a caller that has gone gets none."""
+    try:
+        results = await generate_batch([call for call, _ in batch])
+    except Exception as e:
+        for _, done in batch:
+            if not done.done():
+                done.set_exception(e)
+    else:
+        for (_, done), result in zip(batch, results, strict=True):
+            if not done.done():
+                done.set_result(result)
+
+
+class Sampler(Protocol):
+    """The part of an engine that one trajectory uses."""
 
     async def generate(
         self,
@@ -90,6 +101,11 @@ class Engine(Protocol):
         EngineDeadError."""
         ...
 
+
+class Engine(Sampler, Protocol):
+    """An inference engine with one policy. Its vocabulary is sampled whole: no top-k, no top-p, no forbidden
+    tokens."""
+
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
         """All calls together, submitted in the order given before the first step of the engine."""
         ...
@@ -101,12 +117,12 @@ class Engine(Protocol):
 
     async def load_weights(self, path: Path, version: int) -> None:
         """Hold sampling, load the safetensors files of a folder whole, empty the prefix cache, go on. Raises
-        WeightLoadError."""
+        UnspiralError."""
         ...
 
     async def sleep(self) -> None:
         """Give the GPU's memory free: weights go to host memory, cached keys and values are dropped. No
-        request may be running; until `wake` each raises EngineAsleepError."""
+        request may be running; until `wake` each raises UnspiralError."""
         ...
 
     async def wake(self) -> None:
@@ -115,7 +131,7 @@ class Engine(Protocol):
 
     async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
         """Hold sampling, take a version from the ticket's group, empty the prefix cache, go on. problem: why
-        these weights can't be this model's; it is told to the group. Raises WeightLoadError, and what
+        these weights can't be this model's; it is told to the group. Raises UnspiralError, and what
         services.weight_sync.broadcast.WeightReceiver raises."""
         ...
 
@@ -132,8 +148,8 @@ class Engine(Protocol):
         """Raises EngineDeadError where the engine has died."""
         ...
 
-    def info(self) -> dict[str, Any]:
-        """Its name, and the ids of its processes."""
+    def pids(self) -> list[int]:
+        """Ids of the engine's own processes; none where the model runs in the worker's process."""
         ...
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What engines share whose model lives in this process, with a thread that alone touches it."""
+"""Base of the engines whose model lives in this process: one thread alone touches the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from services.rollout.engines.base import WeightLoadError
+from services.common.errors import UnspiralError
 from services.weight_sync.base import WeightSyncError, untouched
 
 T = TypeVar("T")
@@ -20,27 +20,29 @@ class OwnThread:
         self._thread = thread
         self._version = 0
         self._usable = True
-        """Whether it holds a whole version."""
+        """False after a failed load, until a whole version arrives."""
         self._asleep = False
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     async def _replace(self, version: int, load: Callable[[], Any]) -> None:
-        """Load the weights of a version. Raises WeightSyncError, WeightLoadError."""
+        """Load the weights of a version. Raises WeightSyncError, and UnspiralError for any other failure."""
 
         def replace() -> None:
-            # What waits behind this in the thread begins before the event loop hears how it ended.
+            # The thread's next call begins before the event loop hears how this one ended: so the flags are
+            # set here, in the thread.
             try:
                 load()
             except BaseException as e:
                 self._usable = self._usable and untouched(e)
                 raise
-            self._version, self._usable = version, True
+            self._version = version
+            self._usable = True
 
         try:
             await self._call(replace)
-        except WeightSyncError:
-            raise
         except Exception as e:
-            raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
+            if isinstance(e, WeightSyncError):
+                raise
+            raise UnspiralError(f"weights of version {version} were not loaded whole: {e}") from e

@@ -5,16 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.common.quick_transformers import skip_scikit_learn
-from services.rollout.engines.base import GenerateCall, Generation, check_all_loaded, check_may_serve
+from services.rollout.engines.base import (
+    Finish,
+    GenerateCall,
+    Generation,
+    Waiting,
+    check_all_loaded,
+    check_may_serve,
+    generate_together,
+)
 from services.rollout.engines.own_thread import OwnThread
 from services.rollout.worker.tokenizer import load_tokenizer
-from services.weight_sync.broadcast import WeightLender, WeightReceiver, listed, loan_ended
+from services.weight_sync.broadcast import Outcome, WeightLender, WeightReceiver, listed, loan_ended
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from services.settings import RolloutSettings
     from services.weight_sync.group import Ticket
 
@@ -22,27 +34,40 @@ _TAIL = 32
 """Newest tokens in which a stop string is looked for."""
 
 
+@dataclass
+class _Row:
+    """One call of a batch, and what was sampled for it."""
+
+    call: GenerateCall
+    generator: torch.Generator
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: Finish | None = None
+
+
 class TransformersEngine(OwnThread):
     """Calls that wait at the same moment are sampled together, as one left-padded batch; those that come
     later join the next."""
 
-    def __init__(self, model, tokenizer, thread: ThreadPoolExecutor, seed: int):
+    def __init__(self, model: Any, tokenizer: Any, thread: ThreadPoolExecutor, seed: int):
         import torch
 
         super().__init__(thread)
-        self._model, self._tokenizer = model, tokenizer
+        self._model = model
+        self._tokenizer = tokenizer
         self._random = torch.Generator(model.device).manual_seed(seed)
         eos = getattr(model.generation_config, "eos_token_id", None) or model.config.eos_token_id
         self._eos = set(eos if isinstance(eos, list) else [eos])
-        self._receiver, self._lender = WeightReceiver(), WeightLender()
-        self._waiting: list[tuple[GenerateCall, asyncio.Future]] = []
+        self._receiver = WeightReceiver()
+        self._lender = WeightLender()
+        self._waiting: list[Waiting] = []
         self._loop: asyncio.Task | None = None
 
     @classmethod
     async def start(cls, model_path: str, settings: RolloutSettings, seed: int) -> TransformersEngine:
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="transformers")
 
-        def build():
+        def build() -> TransformersEngine:
             skip_scikit_learn()
             import torch
             from transformers import AutoModelForCausalLM
@@ -58,7 +83,16 @@ class TransformersEngine(OwnThread):
 
         return await asyncio.get_running_loop().run_in_executor(thread, build)
 
-    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop) -> Generation:
+    async def generate(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int | None,
+        stop: tuple[str, ...],
+    ) -> Generation:
         call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((call, done))
@@ -70,16 +104,7 @@ class TransformersEngine(OwnThread):
         while self._waiting:
             await asyncio.sleep(0)  # others of the same moment may still come
             batch, self._waiting = self._waiting, []
-            try:
-                results = await self.generate_batch([call for call, _ in batch])
-            except Exception as e:
-                for _, done in batch:
-                    if not done.done():
-                        done.set_exception(e)
-            else:
-                for (_, done), result in zip(batch, results, strict=True):
-                    if not done.done():
-                        done.set_result(result)
+            await generate_together(self.generate_batch, batch)
 
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
         return await self._call(self._sample, list(calls))
@@ -89,21 +114,18 @@ class TransformersEngine(OwnThread):
 
         check_may_serve(self._usable, self._asleep)
         device = self._model.device
-        lengths = [len(call.token_ids) for call in calls]
-        width = max(lengths)
+        rows = [_Row(call, self._generator(call)) for call in calls]
+        width = max(len(call.token_ids) for call in calls)
+        padding = [width - len(call.token_ids) for call in calls]
         tokens = torch.tensor(
-            [[0] * (width - n) + list(c.token_ids) for c, n in zip(calls, lengths, strict=True)],
-            device=device,
+            [[0] * n + list(call.token_ids) for n, call in zip(padding, calls, strict=True)], device=device
         )
-        mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths], device=device)
+        mask = torch.tensor([[0] * n + [1] * (width - n) for n in padding], device=device)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
-        own = [None if c.seed is None else torch.Generator(device).manual_seed(c.seed) for c in calls]
-        written: list[list[int]] = [[] for _ in calls]
-        logprobs: list[list[float]] = [[] for _ in calls]
-        finish: list[str | None] = [None] * len(calls)
         cache = None
         with torch.inference_mode():
-            while None in finish:
+            # A row that has ended goes on, unrecorded, until all have: the batch keeps its shape.
+            while any(row.finish is None for row in rows):
                 out = self._model(
                     input_ids=tokens,
                     attention_mask=mask,
@@ -111,29 +133,42 @@ class TransformersEngine(OwnThread):
                     past_key_values=cache,
                     use_cache=True,
                 )
-                cache, logits = out.past_key_values, out.logits[:, -1].float()
-                chosen = []
-                for i, call in enumerate(calls):
-                    logp = (logits[i] / (call.temperature or 1.0)).log_softmax(-1)
-                    token = int(
-                        torch.multinomial(logp.exp(), 1, generator=own[i] or self._random)
-                        if call.temperature > 0
-                        else logp.argmax()
-                    )
-                    chosen.append(token)
-                    if finish[i] is None:
-                        written[i].append(token)
-                        logprobs[i].append(float(logp[token]))
-                        finish[i] = self._finish(written[i], call)
+                cache = out.past_key_values
+                logits = out.logits[:, -1].float()
+                chosen = [self._next(row, logits[i]) for i, row in enumerate(rows)]
                 tokens = torch.tensor(chosen, device=device)[:, None]
-                mask = torch.cat([mask, mask.new_ones(len(calls), 1)], 1)
+                mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
                 positions = positions[:, -1:] + 1
         return [
-            Generation(ids, logps, self._decode(ids), end, self._version)
-            for ids, logps, end in zip(written, logprobs, finish, strict=True)
+            Generation(row.ids, row.logprobs, self._decode(row.ids), row.finish or "length", self._version)
+            for row in rows
         ]
 
-    def _finish(self, ids: list[int], call: GenerateCall) -> str | None:
+    def _generator(self, call: GenerateCall) -> torch.Generator:
+        """The noise of one call: its own where it has a seed; otherwise the engine's."""
+        import torch
+
+        if call.seed is None:
+            return self._random
+        return torch.Generator(self._model.device).manual_seed(call.seed)
+
+    def _next(self, row: _Row, logits: Tensor) -> int:
+        """Sample a row's next token from float32 logits [V]."""
+        import torch
+
+        call = row.call
+        logp = (logits / (call.temperature or 1.0)).log_softmax(-1)
+        if call.temperature > 0:
+            token = int(torch.multinomial(logp.exp(), 1, generator=row.generator))
+        else:
+            token = int(logp.argmax())
+        if row.finish is None:
+            row.ids.append(token)
+            row.logprobs.append(float(logp[token]))
+            row.finish = self._finish(row.ids, call)
+        return token
+
+    def _finish(self, ids: list[int], call: GenerateCall) -> Finish | None:
         if ids[-1] in self._eos:
             return "eos"
         tail = self._decode(ids[-_TAIL:])
@@ -187,7 +222,7 @@ class TransformersEngine(OwnThread):
         own = dict(self._model.named_parameters())
         taken: set[str] = set()
 
-        def load(items) -> None:
+        def load(items: list[tuple[str, Tensor]]) -> None:
             with torch.no_grad():
                 for name, tensor in items:
                     own[name].copy_(tensor)
@@ -210,7 +245,7 @@ class TransformersEngine(OwnThread):
             ticket, 0, device=self._model.device, parameters=lambda: list(self._model.named_parameters())
         )
 
-        async def outcomes() -> list[dict[str, str] | None]:
+        async def outcomes() -> list[Outcome | None]:
             return [self._lender.outcome()]
 
         await loan_ended(outcomes)
@@ -221,8 +256,8 @@ class TransformersEngine(OwnThread):
     def check(self) -> None:
         """It lives and dies with this process."""
 
-    def info(self) -> dict[str, Any]:
-        return {"engine": "transformers", "pids": []}
+    def pids(self) -> list[int]:
+        return []
 
     async def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -10,6 +10,7 @@ the others or not, and the shape of a batch changes the last bits of a matrix pr
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,24 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from services.common.errors import UnspiralError
 from services.common.quick_transformers import skip_scikit_learn
-from services.rollout.engines.base import (
-    EngineDeadError,
-    GenerateCall,
-    Generation,
-    RequestAbortedError,
-    WeightLoadError,
-    check_may_serve,
-)
+from services.rollout.engines.base import Finish, GenerateCall, Generation, check_may_serve
 from services.rollout.engines.own_thread import OwnThread
 from services.rollout.engines.owner import OWNER_VARIABLE
+from services.rollout.errors import EngineDeadError, WorkerUnavailableError
 from services.weight_sync.base import WeightSyncError, untouched
-from services.weight_sync.broadcast import loan_ended, raise_told
+from services.weight_sync.broadcast import loan_ended, raise_failed
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
     from services.weight_sync.group import Ticket
 
+WORKER_EXTENSION = "services.rollout.engines.vllm_worker_extension"
+"""Module of the class that vLLM mixes into its worker."""
 ENVIRONMENT = {
     # Without these a tiny model on CPU is several times slower: vLLM would bind and oversubscribe the cores.
     "OMP_NUM_THREADS": "1",
@@ -56,8 +54,8 @@ ENVIRONMENT = {
 def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
-    import services.rollout.engines.vllm_worker_extension  # noqa: F401 - its changes to vLLM hold in this process too
-
+    # It imports vLLM, and changes it: that must hold in this process too, before a model is made.
+    importlib.import_module(WORKER_EXTENSION)
     on_cpu = current_platform.is_cpu()
     dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(settings.dtype, settings.dtype)
     if on_cpu:
@@ -89,19 +87,20 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
         # Inside a Ray actor vLLM would have Ray place the parts, on GPUs of which this worker holds all
         # already.
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
-        "worker_extension_cls": "services.rollout.engines.vllm_worker_extension.WorkerExtension",
+        "worker_extension_cls": f"{WORKER_EXTENSION}.WorkerExtension",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         **device,
     }
 
 
-def _can_sleep(llm) -> bool:
-    """Whether the engine was built to give its memory free: on GPU, with `rollout.share_gpus`."""
+def _can_sleep(llm: Any) -> bool:
+    """True where the engine was built to free its memory: on GPU, with `rollout.share_gpus`."""
     return bool(llm.vllm_config.model_config.enable_sleep_mode)
 
 
-def _sampling(call: GenerateCall):
+def _sampling(call: GenerateCall) -> Any:
+    """vLLM's SamplingParams of a call."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -118,21 +117,19 @@ def _sampling(call: GenerateCall):
     )
 
 
-def _generation(request_id: str, output, version: int | None = None) -> Generation:
+def _generation(request_id: str, output: Any, version: int | None = None) -> Generation:
     """One finished request as a Generation. Log-probs are looked up by token id: a list by rank may begin
     with another token. `version` None: the oldest that vLLM has noted."""
     completion = output.outputs[0]
     if completion.finish_reason not in ("stop", "length"):
-        raise RequestAbortedError(f"request {request_id}: vLLM ended it with {completion.finish_reason!r}")
+        raise WorkerUnavailableError(f"request {request_id}: vLLM ended it with {completion.finish_reason!r}")
     ids = list(completion.token_ids)
     logprobs = [position[token].logprob for position, token in zip(completion.logprobs, ids, strict=True)]
-    finish = (
-        "length"
-        if completion.finish_reason == "length"
-        else "stop"
-        if isinstance(completion.stop_reason, str)
-        else "eos"
-    )
+    finish: Finish = "eos"
+    if completion.finish_reason == "length":
+        finish = "length"
+    elif isinstance(completion.stop_reason, str):
+        finish = "stop"
     if version is None:
         version = min(int(span.version) for span in completion.weight_versions)
     return Generation(ids, logprobs, completion.text, finish, version)
@@ -156,7 +153,8 @@ def _scoring_requests(row: list[int], temperature: float) -> list[tuple[list[int
     ]
 
 
-def _scores(row: list[int], temperature: float, outputs: list) -> list[float]:
+def _scores(row: list[int], temperature: float, outputs: list[Any]) -> list[float]:
+    """Log-probs of a row from the outputs of its `_scoring_requests`."""
     if temperature == 1.0:
         return [
             0.0,
@@ -172,8 +170,9 @@ class VllmEngine:
     """`vllm.v1.engine.async_llm.AsyncLLM` behind the engine protocol; the model lives in a process of its
     own."""
 
-    def __init__(self, llm, processes: list[psutil.Process]):
-        self._llm, self._processes = llm, processes
+    def __init__(self, llm: Any, processes: list[psutil.Process]):
+        self._llm = llm
+        self._processes = processes
         self._usable = True
         self._asleep = False
         self._scored = 0
@@ -184,7 +183,7 @@ class VllmEngine:
         os.environ[OWNER_VARIABLE] = str(os.getpid())
         before = set(psutil.Process().children(recursive=True))
 
-        def build():
+        def build() -> Any:
             skip_scikit_learn()
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
@@ -196,14 +195,24 @@ class VllmEngine:
         await llm.update_weight_version("0")
         return engine
 
-    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop) -> Generation:
+    async def generate(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int | None,
+        stop: tuple[str, ...],
+    ) -> Generation:
         call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)
         return _generation(request_id, await self._finished(request_id, token_ids, _sampling(call)))
 
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
         return list(await asyncio.gather(*(self.generate(**vars(call)) for call in calls)))
 
-    async def _finished(self, request_id: str, token_ids: list[int], sampling):
+    async def _finished(self, request_id: str, token_ids: list[int], sampling: Any) -> Any:
+        """vLLM's output of a request, once it is finished."""
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDead
 
         check_may_serve(self._usable, self._asleep)
@@ -213,7 +222,7 @@ class VllmEngine:
                     return output
         except VllmDead as e:
             raise EngineDeadError("vLLM's engine process is dead") from e
-        raise RequestAbortedError(f"request {request_id}: vLLM ended it without an output")
+        raise WorkerUnavailableError(f"request {request_id}: vLLM ended it without an output")
 
     async def logprobs(self, token_ids: list[list[int]], temperature: float) -> list[list[float]]:
         async def score(row: list[int]) -> list[float]:
@@ -233,7 +242,7 @@ class VllmEngine:
 
     async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
         async with self._replacing(ticket.version):
-            raise_told(
+            raise_failed(
                 await self._llm.collective_rpc(
                     "unspiral_receive_weights", args=(ticket.json(), worker, problem)
                 )
@@ -256,10 +265,11 @@ class VllmEngine:
                     await self._llm.resume_generation()
                 raise
             self._usable = False
+            # Requests that run would go on with half of two versions.
             await self._llm.pause_generation(mode="abort", clear_cache=False)
             if isinstance(e, WeightSyncError):
                 raise
-            raise WeightLoadError(f"weights of version {version} were not loaded whole: {e}") from e
+            raise UnspiralError(f"weights of version {version} were not loaded whole: {e}") from e
         self._usable = True
         await self._llm.resume_generation()
 
@@ -285,9 +295,8 @@ class VllmEngine:
         if self._llm is not None and self._llm.errored:
             raise EngineDeadError("vLLM's engine process is dead")
 
-    def info(self) -> dict[str, Any]:
-        # vLLM samples from all rows of the output layer, padded ones included.
-        return {"engine": "vllm", "pids": [p.pid for p in self._processes]}
+    def pids(self) -> list[int]:
+        return [p.pid for p in self._processes]
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None
@@ -302,7 +311,7 @@ class LockstepVllmEngine(OwnThread):
     """vLLM's engine in this process, stepped by one thread. `generate_batch` adds all requests before the
     first step."""
 
-    def __init__(self, llm, thread: ThreadPoolExecutor):
+    def __init__(self, llm: Any, thread: ThreadPoolExecutor):
         super().__init__(thread)
         self._llm = llm
         self._count = 0
@@ -312,7 +321,7 @@ class LockstepVllmEngine(OwnThread):
         """Load the model; takes 5 to 20 s."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
 
-        def build():
+        def build() -> Any:
             skip_scikit_learn()
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
@@ -323,19 +332,29 @@ class LockstepVllmEngine(OwnThread):
 
         return cls(await asyncio.get_running_loop().run_in_executor(thread, build), thread)
 
-    def _run(self, requests: list[tuple[list[int], Any]]) -> list:
+    def _run(self, requests: list[tuple[list[int], Any]]) -> list[Any]:
+        """Outputs of ids with their SamplingParams, in order: all are added before the first step."""
         check_may_serve(self._usable, self._asleep)
         names = []
         for ids, params in requests:
             self._count += 1
             names.append(str(self._count))
             self._llm.add_request(names[-1], {"prompt_token_ids": ids}, params)
-        finished = {}
+        finished: dict[str, Any] = {}
         while self._llm.has_unfinished_requests():
             finished.update((output.request_id, output) for output in self._llm.step() if output.finished)
         return [finished[name] for name in names]
 
-    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop) -> Generation:
+    async def generate(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int | None,
+        stop: tuple[str, ...],
+    ) -> Generation:
         return (
             await self.generate_batch(
                 [GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)]
@@ -366,7 +385,7 @@ class LockstepVllmEngine(OwnThread):
         arguments = (ticket.json(), worker, problem)
         await self._replace(
             ticket.version,
-            lambda: raise_told(self._llm.collective_rpc("unspiral_receive_weights", args=arguments)),
+            lambda: raise_failed(self._llm.collective_rpc("unspiral_receive_weights", args=arguments)),
         )
 
     async def _replace(self, version: int, load: Callable[[], Any]) -> None:
@@ -400,8 +419,8 @@ class LockstepVllmEngine(OwnThread):
     def check(self) -> None:
         """It lives and dies with this process."""
 
-    def info(self) -> dict[str, Any]:
-        return {"engine": "vllm-lockstep", "pids": []}
+    def pids(self) -> list[int]:
+        return []
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None

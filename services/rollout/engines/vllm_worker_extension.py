@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -21,13 +23,13 @@ from vllm.tokenizers.registry import TokenizerRegistry
 from services.rollout.engines.base import check_all_loaded
 from services.rollout.engines.owner import OWNER_VARIABLE, end_with
 from services.rollout.worker.tokenizer import load_tokenizer
-from services.weight_sync.broadcast import WeightLender, WeightReceiver, listed, told
+from services.weight_sync.broadcast import Outcome, WeightLender, WeightReceiver, listed, outcome_of
 from services.weight_sync.group import Ticket
 
 _PACKER = "dispatch_cpu_unquantized_gemm"
 
 
-def plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
+def plain_linear(layer: Any, remove_weight: bool) -> None:
     """In place of vLLM's packing: multiply by the weight as it is now."""
     layer.cpu_linear = torch.nn.functional.linear
 
@@ -40,8 +42,9 @@ def keep_cpu_weights_loadable() -> None:
         return
     if packer is None or list(inspect.signature(packer).parameters) != ["layer", "remove_weight"]:
         raise RuntimeError(
-            f"vllm.model_executor.layers.utils.{_PACKER}(layer, remove_weight) is not in this version of vLLM: "
-            "weights would be packed, and could not be replaced. Use the pinned version of vLLM"
+            f"vllm.model_executor.layers.utils.{_PACKER}(layer, remove_weight) "
+            "is not in this version of vLLM: weights would be packed, and could not be replaced. "
+            "Use the pinned version of vLLM"
         )
     setattr(layer_utils, _PACKER, plain_linear)
 
@@ -51,12 +54,17 @@ class SavedTokenizer:
     services.rollout.worker.tokenizer."""
 
     @classmethod
-    def from_pretrained(cls, path: str, *args, **kwargs):
+    def from_pretrained(cls, path: str, *args: Any, **kwargs: Any) -> Any:
         return get_cached_tokenizer(load_tokenizer(path))
 
 
 class WorkerExtension:
-    """Methods that vLLM adds to its worker; called through `collective_rpc`."""
+    """Methods that vLLM adds to its worker; called through `collective_rpc`. The attributes are the
+    worker's own."""
+
+    model_runner: Any
+    rank: int
+    device: torch.device
 
     def unspiral_load_weights(self, folder: str) -> int:
         """Load all safetensors files of `folder` into the model; returns the number of parameters that were
@@ -69,10 +77,11 @@ class WorkerExtension:
         if not files:
             raise ValueError(f"{folder} holds no safetensors file")
 
-        def tensors():
+        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
             for file in files:
                 with safe_open(file, "pt") as f:
-                    for name in f.keys():  # noqa: SIM118 - not a mapping
+                    names = f.keys()  # of a file, which is no mapping
+                    for name in names:
                         yield name, f.get_tensor(name)
 
         with torch.inference_mode():
@@ -80,15 +89,16 @@ class WorkerExtension:
         check_all_loaded(dict(model.named_parameters()), loaded)
         return len(loaded)
 
-    def unspiral_receive_weights(self, ticket: str, worker: str, problem: str | None) -> dict[str, str]:
-        """Take part in a group broadcast, and load what comes, each bucket as it comes. Returns the outcome,
-        see `told`."""
-        return told(lambda: self._unspiral_receive(Ticket.of(ticket), worker, problem))
+    def unspiral_receive_weights(self, ticket: str, worker: str, problem: str | None) -> Outcome:
+        """Take part in a group broadcast, and load what comes, each bucket as it comes. Returns the
+        outcome, since exceptions lose their type on the way."""
+        return outcome_of(lambda: self._unspiral_receive(Ticket.of(ticket), worker, problem))
 
     def _unspiral_receive(self, ticket: Ticket, worker: str, problem: str | None) -> None:
         model = self.model_runner.model
         self._unspiral_state()[1].stop()
-        own, loaded = dict(model.named_parameters()), set()
+        own = dict(model.named_parameters())
+        loaded: set[str] = set()
 
         def load(items: list[tuple[str, torch.Tensor]]) -> None:
             loaded.update(model.load_weights(iter(items)))
@@ -113,13 +123,15 @@ class WorkerExtension:
 
     def unspiral_lend_weights(self, ticket: str) -> None:
         """Begin to give this part's parameters to a joining worker, between the steps of this engine."""
-        parameters = lambda: list(self.model_runner.model.named_parameters())  # noqa: E731
         self._unspiral_state()[1].start(
-            Ticket.of(ticket), self.rank, device=self.device, parameters=parameters
+            Ticket.of(ticket),
+            self.rank,
+            device=self.device,
+            parameters=lambda: list(self.model_runner.model.named_parameters()),
         )
 
-    def unspiral_lend_outcome(self) -> dict[str, str] | None:
-        """None while the loan goes on, then its outcome, see `told`."""
+    def unspiral_lend_outcome(self) -> Outcome | None:
+        """None while the loan goes on, then its outcome."""
         return self._unspiral_state()[1].outcome()
 
     def _unspiral_state(self) -> tuple[WeightReceiver, WeightLender]:

@@ -1,9 +1,12 @@
-"""How new weights reach the workers of a pool, and which version is in force.
+"""Delivery of new weights to the workers of a pool, and the version in force.
 
-a sync      receivers() -> the learner offers and sends, sync(update) at the same time -> those that hold the version whole serve
-a joiner    nccl, gloo: takes the weights from a worker that holds them whole, which goes on serving; where there is none it is `waiting`,
-            and the learner must send again (`wants_learner`). shared_memory: takes them from the object store
-a loss      in mid-broadcast: whoever is to blame leaves the pool, the others are told to stop, and GroupBrokenError says: send again
+a sync      `receivers()` -> the learner offers and sends, `sync(update)` at the same time -> workers that
+            hold the whole version serve
+a joiner    nccl, gloo: it takes the weights from a worker that holds them whole and serves on. Where there is
+            none, the joiner is `waiting`, and the learner must send again (`wants_learner`).
+            shared_memory: it takes the weights from the object store
+a loss      in mid-broadcast: the worker to blame leaves the pool, the others are told to stop, and
+            GroupBrokenError says: send again
 """
 
 from __future__ import annotations
@@ -11,14 +14,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.contracts import WeightsReceiver, WeightUpdate
-from services.rollout.pool.member import Member, WorkerLostError, one_line
+from services.rollout.errors import WorkerLostError
+from services.rollout.pool.member import Member, wait_at_most
+from services.rollout.pool.roster import Roster
+from services.rollout.pool.worker_handle import one_line
 from services.settings import WeightSyncSettings
 from services.weight_sync import GroupBrokenError, WeightsGoneError, WeightSyncError, untouched
 from services.weight_sync.group import Ticket, break_group
+from services.worker_state import WorkerState
 
 SLACK_SECONDS = 5.0
 """Beyond a group's own timeout, before a worker that has not answered is taken for dead: it names itself by
@@ -38,168 +45,160 @@ class Loan:
 
 
 class Delivery:
-    """The weights' part of a pool. `members` are its workers that have joined; `lose` takes one out. `parts`,
-    `gpus`: of one worker."""
+    """The weights' part of a pool. `parts`: processes that hold a part of one worker's model."""
 
-    def __init__(
-        self,
-        sync: WeightSyncSettings,
-        *,
-        members: Callable[[], list[Member]],
-        lose: Callable[[Member, BaseException], None],
-        check_hope: Callable[[], None],
-        on_event: Callable[[dict], None],
-        on_change: Callable[[], None],
-        parts: int,
-    ):
-        self._settings, self._members, self._lose, self._check_hope = sync, members, lose, check_hope
-        self._on_event, self._on_change, self._parts = on_event, on_change, parts
-        self.version = 0
+    def __init__(self, sync: WeightSyncSettings, roster: Roster, *, parts: int):
+        self._settings = sync
+        self._roster = roster
+        self._parts = parts
         self.update: WeightUpdate | None = None
         """The last one; None before the first sync, when workers serve the model's own weights."""
-        self.waiting: set[Member] = set()
-        """Workers that run, and have not joined for want of weights."""
         self._loans: dict[Member, Loan] = {}
         self._failed_loans: Counter[Member] = Counter()
         self._syncing = asyncio.Lock()
-        self._sync_comes_until = 0.0
-        """Time (monotonic) until which a sync that was announced by `receivers` is expected: no loan begins
-        before it."""
-        self._again_until = 0.0
-        """Time (monotonic) until which the learner is expected to send once more what a broken group left
-        half written."""
         self._arrived = asyncio.Event()
 
     @property
-    def expects_weights(self) -> bool:
-        """Whether a sync was announced, or must follow one whose group broke: workers without whole weights
-        may hope."""
-        return time.monotonic() < max(self._sync_comes_until, self._again_until)
-
-    @property
     def wants_learner(self) -> bool:
-        """Whether a worker waits for weights that no other worker can lend it."""
+        """True where a worker waits for weights that no other worker can lend it."""
         if self._sync_comes or self._loans:
             return False
-        return any(self._failed_loans[m] >= LOANS or not self._lenders() for m in self.waiting)
+        lenders = self._lenders()
+        return any(self._failed_loans[m] >= LOANS or not lenders for m in self._roster.waiting)
 
     @property
     def _sync_comes(self) -> bool:
-        return self._syncing.locked() or time.monotonic() < self._sync_comes_until
+        return self._syncing.locked() or time.monotonic() < self._roster.sync_expected_until
 
     async def receivers(self, version: int) -> list[WeightsReceiver]:
         """The workers that are to be sent `version`. Loans end: their takers are among them. Raises
         WeightSyncError for an older version."""
-        self._check_newer(version)
-        self._sync_comes_until = time.monotonic() + self._settings.timeout_seconds
+        self._check_not_older(version)
+        self._roster.sync_expected_until = time.monotonic() + self._settings.timeout_seconds
+        # A taker that is busy with a loan could not come to the group that the learner makes now.
         loans = list(self._loans.values())
         for loan in loans:
             loan.task.cancel()
         await asyncio.gather(*(loan.task for loan in loans), return_exceptions=True)
-        return [WeightsReceiver(m.id, self._parts, m.gpus) for m in self._needing(version)]
+        return [self._receiver(m) for m in self._needing(version)]
+
+    def _receiver(self, member: Member) -> WeightsReceiver:
+        return WeightsReceiver(member.id, self._parts, member.gpus)
 
     def no_sync_comes(self) -> None:
-        """What `receivers` announced is off, as where the learner was lost before it sent: nobody must wait
-        for it."""
-        self._sync_comes_until = 0.0
+        """The sync that `receivers` announced is off, as where the learner was lost before it sent: nobody
+        must wait for it."""
+        self._roster.sync_expected_until = 0.0
 
     def _needing(self, version: int) -> list[Member]:
+        everyone = self.update is None
         joined = [
-            m for m in self._members() if self.update is None or m.version < version or m.state == "failed"
+            m
+            for m in self._roster.joined()
+            if everyone or m.version < version or m.state is WorkerState.FAILED
         ]
         # By name, not in the order in which they happened to join: the same workers are then the same group.
-        return [m for some in (joined, self.waiting) for m in sorted(some, key=lambda m: m.id)]
+        return [m for some in (joined, self._roster.waiting) for m in sorted(some, key=lambda m: m.id)]
 
-    def _check_newer(self, version: int) -> None:
-        if version < self.version:
-            raise WeightSyncError(f"version {version} is not newer than {self.version}: versions only go up")
+    def _check_not_older(self, version: int) -> None:
+        if version < self._roster.version:
+            raise self._not_newer(version)
+
+    def _not_newer(self, version: int) -> WeightSyncError:
+        return WeightSyncError(
+            f"version {version} is not newer than {self._roster.version}: versions only go up"
+        )
+
+    # -- a sync
 
     async def sync(self, update: WeightUpdate) -> None:
         """Bring a version to the workers that it was offered to; see RolloutPool.sync."""
-        self._sync_comes_until = self._again_until = 0.0
+        roster = self._roster
+        roster.sync_expected_until = 0.0
+        roster.resend_expected_until = 0.0
         async with self._syncing:
-            self._check_newer(update.version)
+            self._check_not_older(update.version)
             group = update.payload if isinstance(update.payload, Ticket) else None
-            if group is not None:
-                members = [m for m in [*self._members(), *self.waiting] if m.id in group.ranks]
-            elif self.update is not None and update.version == self.version and not self.waiting:
-                raise WeightSyncError(
-                    f"version {update.version} is not newer than {self.version}: versions only go up"
-                )
-            else:
-                members = self._needing(update.version)
-            before = {m: m.state for m in members if m not in self.waiting}
+            members = self._takers(update, group)
+            # Those that wait take part too, and stay `waiting`: `catch_up` lets them join afterwards.
+            before = {m: m.state for m in members if m not in roster.waiting}
             for m in before:
-                m.state = "syncing"
+                m.become(WorkerState.SYNCING)
             if group is not None and (gone := sorted(group.ranks.keys() - {m.id for m in members})):
                 # It was lost or drained since the offer: the others would wait for it until their timeout.
-                await self._stop_others(
-                    group, WorkerLostError(f"worker {', '.join(gone)} left before the weights came")
-                )
-            if not members and not self.waiting:
-                self._check_hope()
+                error = WorkerLostError(f"worker {', '.join(gone)} left before the weights came")
+                await self._stop_others(group, error)
+            if not members and not roster.waiting:
+                roster.raise_if_no_worker_can_serve()
             results = await asyncio.gather(
                 *(self._give(m, update, group) for m in members), return_exceptions=True
             )
             failed = {m: r for m, r in zip(members, results, strict=True) if isinstance(r, BaseException)}
-            for m, state in before.items():
-                if m.state != "syncing":
-                    continue  # it was drained or lost meanwhile
-                e = failed.get(m)
-                m.state = state if untouched(e) else "ready" if e is None else "failed"
+            _end_sync(before, failed)
             self._settle(update, members, failed)
         self._arrived.set()
-        self._on_change()
+        roster.changed()
+
+    def _takers(self, update: WeightUpdate, group: Ticket | None) -> list[Member]:
+        """The workers that are to take an update. Raises WeightSyncError where all hold its version."""
+        roster = self._roster
+        if group is not None:
+            return [m for m in [*roster.joined(), *roster.waiting] if m.id in group.ranks]
+        if self.update is not None and update.version == roster.version and not roster.waiting:
+            raise self._not_newer(update.version)
+        return self._needing(update.version)
 
     def _settle(
-        self, update: WeightUpdate, members: list[Member], failed: dict[Member, BaseException]
+        self, update: WeightUpdate, members: list[Member], failed: Mapping[Member, BaseException]
     ) -> None:
         """After a sync: which version is in force, who is lost, who must be sent the version again."""
+        roster = self._roster
         for m, e in failed.items():
-            self._on_event(
+            roster.note(
                 {"event": "sync_failed", "worker": m.id, "version": update.version, "reason": one_line(e)}
             )
+        # One worker that took the version proves the weights good: whoever failed is then to blame itself.
         took = len(failed) < len(members)
         broken = [m for m, e in failed.items() if isinstance(e, GroupBrokenError)]
         if broken:
-            self._again_until = time.monotonic() + self._settings.timeout_seconds
+            roster.resend_expected_until = time.monotonic() + self._settings.timeout_seconds
         if took:
             lost = [m for m in failed if m not in broken]
         else:  # where all refuse, the weights are to blame and not the workers
             lost = [m for m, e in failed.items() if not isinstance(e, WeightSyncError)]
         refused = [m for m in failed if m not in lost and m not in broken]
         if took or not (refused or broken):
-            self.update, self.version = update, update.version
+            self.update = update
+            roster.version = update.version
         for m in lost:
-            self._lose(m, failed[m])  # its successor takes the version in force before it joins
+            roster.lose(m, failed[m])  # its successor takes the version in force before it joins
         if not broken and not refused:
             if failed and not took:
-                self._check_hope()
+                roster.raise_if_no_worker_can_serve()
             return
-        self._on_change()
+        roster.changed()
         if broken:
-            raise GroupBrokenError(
-                f"version {update.version} did not reach {', '.join(m.id for m in broken)}: {failed[broken[0]]}"
-            )
+            names = ", ".join(m.id for m in broken)
+            raise GroupBrokenError(f"version {update.version} did not reach {names}: {failed[broken[0]]}")
         error = failed[refused[0]]
         raise WeightSyncError(f"no worker took version {update.version} of the weights: {error}") from error
 
     async def _give(self, member: Member, update: WeightUpdate, group: Ticket | None) -> None:
         limit = self._settings.timeout_seconds
         try:
-            member.version = await member.call(
-                "update_weights", update, timeout_seconds=limit + (SLACK_SECONDS if group else 0.0)
+            member.version = await member.worker.update_weights(
+                update, timeout_seconds=limit + (SLACK_SECONDS if group else 0.0)
             )
         except TimeoutError:
             late = TimeoutError(
-                f"worker {member.id} did not take version {update.version} within weight_sync.timeout_seconds={limit:g}"
+                f"worker {member.id} did not take version {update.version} "
+                f"within weight_sync.timeout_seconds={limit:g}"
             )
             await self._stop_others(group, late)
             raise late from None
-        except WeightSyncError:
-            raise  # the group knows
         except Exception as e:
-            await self._stop_others(group, e)
+            if not isinstance(e, WeightSyncError):  # of which the group knows
+                await self._stop_others(group, e)
             raise
 
     async def _stop_others(self, group: Ticket | None, error: BaseException) -> None:
@@ -212,37 +211,47 @@ class Delivery:
         """Give a worker that has just started the weights in force. Raises WorkerLostError, TimeoutError, and
         the worker's own errors."""
         try:
-            # Who joined in mid-sync would hold the version before it, and idle until the next one.
+            # A worker that joined in mid-sync would hold the version before it, and idle until the next one.
             while self._sync_comes or self._lacks(member):
                 if member.lost is not None:
                     raise member.lost
-                from_group = self.update is not None and isinstance(self.update.payload, Ticket)
-                if from_group and self._lacks(member) and member not in self.waiting:
-                    self.waiting.add(member)
-                    member.state = "waiting"
-                lenders = self._lenders()
-                if self._sync_comes:
-                    await self._something_changes()
-                elif not from_group:
-                    await self._fetch(member, self.update)
-                elif lenders and self._failed_loans[member] < LOANS:
-                    await self._borrow(member, lenders[0])
-                else:
-                    await self._something_changes()
+                await self._approach(member)
         finally:
-            self.waiting.discard(member)
+            self._roster.waiting.discard(member)
             del self._failed_loans[member]
 
+    async def _approach(self, member: Member) -> None:
+        """One attempt to get the weights in force, or one look at whether they could be had."""
+        update = self.update
+        from_group = update is not None and isinstance(update.payload, Ticket)
+        if from_group and self._lacks(member):
+            self._wait_for_weights(member)
+        lenders = self._lenders()
+        if self._sync_comes or update is None:
+            await self._something_changes()
+        elif not from_group:
+            await self._fetch(member, update)
+        elif lenders and self._failed_loans[member] < LOANS:
+            await self._borrow(member, lenders[0], update.backend)
+        else:
+            await self._something_changes()
+
+    def _wait_for_weights(self, member: Member) -> None:
+        self._roster.waiting.add(member)
+        member.become(WorkerState.WAITING)
+
     def _lacks(self, member: Member) -> bool:
-        return self.update is not None and (member.version < self.version or member.state == "failed")
+        if self.update is None:
+            return False
+        return member.version < self._roster.version or member.state is WorkerState.FAILED
 
     async def _fetch(self, member: Member, update: WeightUpdate) -> None:
-        """From the object store; where it lost them with their learner, wait until its successor sends
-        others."""
+        """From the object store; where it lost the weights with their learner, wait until the learner's
+        successor sends others."""
         try:
             await self._give(member, update, None)
         except WeightsGoneError as e:
-            self._on_event(
+            self._roster.note(
                 {
                     "event": "weights_gone",
                     "worker": member.id,
@@ -250,62 +259,58 @@ class Delivery:
                     "reason": one_line(e),
                 }
             )
-            self.waiting.add(member)
-            member.state = "waiting"
+            self._wait_for_weights(member)
             while self.update is update and member.lost is None:
                 await self._something_changes()
 
     async def _something_changes(self) -> None:
         self._arrived.clear()
-        try:
-            await asyncio.wait_for(self._arrived.wait(), LOOK_SECONDS)
-        except TimeoutError:
-            return
+        await wait_at_most(self._arrived, LOOK_SECONDS)
 
     def _lenders(self) -> list[Member]:
         """Workers that hold the version in force, the least loaded first; not those that lend already."""
         busy = {loan.lender for loan in self._loans.values()}
-        whole = [
-            m for m in self._members() if m.state == "ready" and m.version == self.version and m not in busy
-        ]
-        return sorted(whole, key=lambda m: m.outstanding_tokens)
+        return sorted(
+            (m for m in self._roster.serving() if m not in busy), key=lambda m: m.outstanding_tokens
+        )
 
-    async def _borrow(self, member: Member, lender: Member) -> None:
+    async def _borrow(self, member: Member, lender: Member, backend: str) -> None:
         # A task of its own, so that a sync can end the loan and not the joiner.
-        loan = self._loans[member] = Loan(lender, asyncio.create_task(self._lend(member, lender)))
+        loan = Loan(lender, asyncio.create_task(self._lend(member, lender, backend)))
+        self._loans[member] = loan
         try:
-            await asyncio.shield(asyncio.wait([loan.task]))
-        except asyncio.CancelledError:
-            loan.task.cancel()
-            raise
+            await asyncio.wait([loan.task])
         finally:
+            loan.task.cancel()  # does nothing, unless the joiner itself was cancelled
             del self._loans[member]
         if loan.task.cancelled():
             return  # a sync is coming, and brings the weights
         error = loan.task.exception()
         if isinstance(error, WeightSyncError):
-            event = {
-                "event": "loan_failed",
-                "worker": member.id,
-                "lender": lender.id,
-                "reason": one_line(error),
-            }
-            self._on_event(event)
+            self._roster.note(
+                {
+                    "event": "loan_failed",
+                    "worker": member.id,
+                    "lender": lender.id,
+                    "reason": one_line(error),
+                }
+            )
             self._failed_loans[member] += 1
             await self._something_changes()
         elif error is not None:
             raise error
 
-    async def _lend(self, member: Member, lender: Member) -> None:
-        limit, began = self._settings.timeout_seconds, time.monotonic()
-        offer = (WeightsReceiver(member.id, self._parts, member.gpus), self.version, self.update.backend)
+    async def _lend(self, member: Member, lender: Member, backend: str) -> None:
+        limit = self._settings.timeout_seconds
+        began = time.monotonic()
         try:
-            update = await lender.call("offer_weights", *offer, timeout_seconds=limit)
+            update = await lender.worker.offer_weights(
+                self._receiver(member), self._roster.version, backend, timeout_seconds=limit
+            )
         except (WorkerLostError, TimeoutError) as e:
             raise GroupBrokenError(f"worker {lender.id} could not lend its weights: {one_line(e)}") from e
-        given = asyncio.create_task(
-            lender.call("lend_weights", update, timeout_seconds=limit + SLACK_SECONDS)
-        )
+        # Both sides at once: the sender returns only after the taker has come.
+        given = asyncio.create_task(lender.worker.lend_weights(update, timeout_seconds=limit + SLACK_SECONDS))
         try:
             await self._give(member, update, update.payload)
         except BaseException as e:
@@ -314,5 +319,24 @@ class Delivery:
         finally:
             # Its own error is the taker's too, or does not matter: the taker holds all.
             await asyncio.gather(given, return_exceptions=True)
-        event = {"event": "weights_lent", "worker": member.id, "lender": lender.id, "version": update.version}
-        self._on_event(event | {"seconds": round(time.monotonic() - began, 3)})
+        self._roster.note(
+            {
+                "event": "weights_lent",
+                "worker": member.id,
+                "lender": lender.id,
+                "version": update.version,
+                "seconds": round(time.monotonic() - began, 3),
+            }
+        )
+
+
+def _end_sync(before: Mapping[Member, WorkerState], failed: Mapping[Member, BaseException]) -> None:
+    """The state in which a sync leaves each worker that was in state `before`."""
+    for member, state in before.items():
+        if member.state is not WorkerState.SYNCING:
+            continue  # it was drained or lost meanwhile
+        error = failed.get(member)
+        if error is None:
+            member.become(WorkerState.READY)
+        else:
+            member.become(state if untouched(error) else WorkerState.FAILED)

@@ -1,34 +1,15 @@
-"""A worker as the pool sees it: its actor, what it holds, what it runs. And a trajectory that waits for
-one."""
+"""A worker in the pool: its handle, its state, what it runs. And a trajectory that waits for one."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
+import contextlib
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import ray
-from ray.exceptions import ActorDiedError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup
 
 from services.contracts import Trajectory, TrajectoryRequest, WorkerInfo
-from services.rollout.engines.base import EngineDeadError
-from services.rollout.pool.placement import release
-from services.rollout.worker.loop import RolloutError
-
-_log = logging.getLogger(__name__)
-
-
-class NoWorkersError(RolloutError):
-    """No rollout worker serves, and none will come."""
-
-    exit_code = 3
-
-
-class WorkerLostError(RuntimeError):
-    """A worker has died, hangs, or its engine is dead."""
+from services.rollout.errors import WorkerLostError
+from services.rollout.pool.worker_handle import WorkerHandle
+from services.worker_state import WorkerState
 
 
 @dataclass(eq=False)
@@ -37,49 +18,27 @@ class Member:
 
     slot: int
     id: str
-    group: PlacementGroup
-    actor: Any
+    worker: WorkerHandle
     info: WorkerInfo
-    state: str = "starting"
+    """Its last answer to a ping."""
+    state: WorkerState = WorkerState.STARTING
+    """Changed by `become` alone."""
     version: int = 0
+    """The newest version of the weights that it held whole."""
     gpus: float = 0.0
     """GPUs reserved for it."""
     jobs: dict[str, asyncio.Task] = field(default_factory=dict)
     """Running trajectories by uid."""
     outstanding_tokens: float = 0.0
-    calls: int = 0
-    """RPCs made to it."""
     timeouts: int = 0
     """Trajectories that ran past their deadline since one was finished."""
     trajectories: int = 0
-    """That it has finished."""
+    """Trajectories that it has finished."""
     lost: WorkerLostError | None = None
 
-    async def call(self, method: str, *args, timeout_seconds: float) -> Any:
-        """One RPC; the worker's own exceptions arrive as they were raised there.
-
-        Raises WorkerLostError, and TimeoutError (the call is then cancelled in the worker too).
-        """
-        self.calls += 1
-        ref = getattr(self.actor, method).remote(*args)
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(ref.future()), timeout_seconds)
-        except RayTaskError as e:
-            cause = e.cause
-            if isinstance(cause, EngineDeadError):
-                raise WorkerLostError(f"worker {self.id}: {cause}") from None
-            raise cause from None
-        except RayError as e:  # it died, or Ray ended it because memory ran short
-            raise WorkerLostError(f"worker {self.id}: {one_line(e)}") from None
-        except (TimeoutError, asyncio.CancelledError):
-            ray.cancel(ref)
-            raise
-
-    def end(self) -> None:
-        """End the actor and give its resources back. With those its node ends the process, also one that is
-        stopped and hears nothing; the engine notices, and ends too."""
-        ray.kill(self.actor)
-        release(self.group)
+    def become(self, state: WorkerState) -> None:
+        """Raises RuntimeError where the table of `services.worker_state` has no such transition."""
+        self.state = self.state.to(state)
 
     def describe(self) -> WorkerInfo:
         return replace(
@@ -104,21 +63,7 @@ class Job:
     """The worker that failed it last; another is preferred."""
 
 
-def noted(on_event: Callable[[dict], None]) -> Callable[[dict], None]:
-    """The same, but where a full disk takes no event that is logged: the trajectory or worker that it is
-    about must not be lost with it."""
-
-    def note(event: dict) -> None:
-        try:
-            on_event(event)
-        except OSError as e:
-            _log.warning("%s was not noted: %s", event, e)
-
-    return note
-
-
-def one_line(error: BaseException) -> str:
-    """An error as `Name: first line`; for an actor that failed in its constructor, the line that says why."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    line = lines[-1] if isinstance(error, ActorDiedError) and "creation task" in lines[0] else lines[0]
-    return f"{type(error).__name__}: {line}"[:400]
+async def wait_at_most(event: asyncio.Event, seconds: float) -> None:
+    """Return once the event is set, or after `seconds`."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)

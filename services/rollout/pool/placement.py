@@ -1,23 +1,24 @@
-"""Where rollout workers run: the resources that one takes, how many fit, and what is said when none does."""
+"""Resources of rollout workers: demand of one, number that fits, and the message when none does."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from services.rollout.engines.vllm_engine import ENVIRONMENT
+from services.rollout.errors import UnschedulableError
+from services.rollout.pool.worker_handle import RayWorkerHandle, WorkerHandle
 from services.rollout.worker.worker import RolloutWorker
+from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync.base import ENVIRONMENT_PREFIXES
-
-if TYPE_CHECKING:
-    from services.settings import RolloutSettings, WeightSyncSettings
 
 SHARED = 0.6
 """Share of a GPU that a worker asks for with `rollout.share_gpus`: two workers never fit on one, a worker and
@@ -40,15 +41,9 @@ _NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 """With this Ray leaves it to each process to find its own GPU, and ours take the first that they see."""
 
 
-class UnschedulableError(RuntimeError):
-    """The cluster lacks the resources that a worker asks for; the message lists demand against supply."""
-
-    exit_code = 3
-
-
 def demand(settings: RolloutSettings, supply: dict[str, float]) -> dict[str, float]:
-    """What one worker asks of Ray: `rollout` where the cluster has that resource, GPUs where it has any, else
-    one CPU."""
+    """Resources that one worker asks of Ray: `rollout` where the cluster has that resource, GPUs where it has
+    any; otherwise one CPU."""
     wants: dict[str, float] = {}
     if RESOURCE in supply:
         wants[RESOURCE] = 1
@@ -80,14 +75,15 @@ def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) 
     workers = count(settings, supply, 0 if settings.share_gpus else ranks)
     if settings.share_gpus and max(workers, ranks) > gpus:
         raise UnschedulableError(
-            f"rollout.share_gpus=true with rollout.workers={settings.workers} and learner.ranks={ranks} needs "
-            f"{max(workers, ranks)} GPUs; the cluster has {gpus}"
+            f"rollout.share_gpus=true with rollout.workers={settings.workers} and learner.ranks={ranks} "
+            f"needs {max(workers, ranks)} GPUs; the cluster has {gpus}"
         )
     wanted = workers * settings.tensor_parallel + ranks
     if not settings.share_gpus and wanted > gpus:
         raise UnschedulableError(
-            f"learner.ranks={ranks} and rollout.workers={settings.workers} (rollout.tensor_parallel={settings.tensor_parallel}) need "
-            f"{wanted} GPUs, one for each; the cluster has {gpus}. Ask for fewer, or set rollout.share_gpus=true"
+            f"learner.ranks={ranks} and rollout.workers={settings.workers} "
+            f"(rollout.tensor_parallel={settings.tensor_parallel}) need {wanted} GPUs, one for each; "
+            f"the cluster has {gpus}. Ask for fewer, or set rollout.share_gpus=true"
         )
 
 
@@ -96,35 +92,37 @@ async def reserve(settings: RolloutSettings) -> PlacementGroup:
     timeout, if shorter)."""
     group = ray.util.placement_group([demand(settings, ray.cluster_resources())])
     limit = min(SCHEDULE_SECONDS, settings.start_timeout_seconds)
-    try:
-        await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), limit)
-    except TimeoutError:
-        release(group)
-        raise UnschedulableError(
-            f"no room for a rollout worker after {limit:.0f} s: {describe(settings)}"
-        ) from None
-    except BaseException:
-        release(group)
-        raise
+    with contextlib.ExitStack() as undo:
+        undo.callback(release, group)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), limit)
+        except TimeoutError:
+            raise UnschedulableError(
+                f"no room for a rollout worker after {limit:.0f} s: {describe(settings)}"
+            ) from None
+        undo.pop_all()
     return group
 
 
 def release(group: PlacementGroup) -> None:
-    """Give the resources back; what still runs on them is ended."""
+    """Give the resources back; Ray ends processes that still run on them."""
     ray.util.remove_placement_group(group)
 
 
-def create_actor(
-    id: str,
-    settings: RolloutSettings,
-    group: PlacementGroup,
-    *,
-    model_path: str,
-    retriever_url: str,
-    retriever_timeout_seconds: float,
-    sync: WeightSyncSettings,
-):
-    """Ask Ray for a worker's actor on reserved resources; returns its handle at once."""
+@dataclass(frozen=True)
+class WorkerArguments:
+    """Arguments that all workers of a pool share."""
+
+    model_path: str
+    retriever_url: str
+    retriever_timeout_seconds: float
+    sync: WeightSyncSettings
+
+
+def create_worker(
+    id: str, settings: RolloutSettings, group: PlacementGroup, arguments: WorkerArguments
+) -> WorkerHandle:
+    """Ask Ray for a worker on reserved resources; returns at once."""
     wants = group.bundle_specs[0]
     variables = dict(ENVIRONMENT) | {
         name: os.environ[name] for name in (*ENVIRONMENT, *PASSED_ON) if name in os.environ
@@ -132,32 +130,31 @@ def create_actor(
     variables |= {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)}
     # A seed of its own: two engines with the same seed would draw the same noise.
     seed = int.from_bytes(hashlib.blake2b(id.encode(), digest_size=4).digest(), "big") >> 1
-    return (
-        ray.remote(RolloutWorker)
-        .options(
-            num_cpus=wants.get("CPU", 0),
-            num_gpus=wants.get("GPU", 0),
-            resources={name: n for name, n in wants.items() if name not in ("CPU", "GPU")},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group),
-            max_restarts=0,
-            max_concurrency=10_000,
-            runtime_env={"env_vars": variables},
-        )
-        .remote(
-            id,
-            settings,
-            model_path=model_path,
-            retriever_url=retriever_url,
-            retriever_timeout_seconds=retriever_timeout_seconds,
-            sync=sync,
-            seed=seed,
-        )
+    actor = ray.remote(RolloutWorker).options(
+        num_cpus=wants.get("CPU", 0),
+        num_gpus=wants.get("GPU", 0),
+        resources={name: n for name, n in wants.items() if name not in ("CPU", "GPU")},
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group),
+        max_restarts=0,  # a successor is a new worker, which must be given the current weights first
+        max_concurrency=10_000,  # each trajectory is a call of its own, and pings must get through
+        runtime_env={"env_vars": variables},
     )
+    handle = actor.remote(
+        id,
+        settings,
+        model_path=arguments.model_path,
+        retriever_url=arguments.retriever_url,
+        retriever_timeout_seconds=arguments.retriever_timeout_seconds,
+        sync=arguments.sync,
+        seed=seed,
+    )
+    return RayWorkerHandle(id, handle, group)
 
 
 def describe(settings: RolloutSettings) -> str:
     """Demand against supply, on one line."""
-    supply, free = ray.cluster_resources(), ray.available_resources()
+    supply = ray.cluster_resources()
+    free = ray.available_resources()
     wants = demand(settings, supply)
     asked = ", ".join(f"{name} {n:g}" for name, n in wants.items())
     names = sorted({*wants, "CPU", "GPU"})

@@ -1,7 +1,9 @@
 """The pool of rollout workers: it spreads trajectories over them, and runs again elsewhere what one did not
 finish.
 
-    driver -> RolloutPool -> Membership -> w0.1, w1.1, ...   Ray actors: agent loops + engine
+    driver -> RolloutPool   trajectories    ─┐
+              Membership    starts, replaces ├─> Roster -> w0.1, w1.1, ...   Ray actors: agent loops + engine
+              Delivery      weights         ─┘
 
 The caller sees each uid once, in the order of its requests, whichever workers came and went meanwhile.
 """
@@ -9,6 +11,7 @@ The caller sees each uid once, in the order of its requests, whichever workers c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import Counter, deque
@@ -17,24 +20,28 @@ from typing import Any, Literal
 
 from retriever_service.client import RetrieverUnavailable
 from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
-from services.rollout.engines.base import RequestAbortedError, WeightLoadError
-from services.rollout.pool.member import Job, Member, NoWorkersError, WorkerLostError, noted, one_line
-from services.rollout.pool.membership import (
-    FIRST_BACK_OFF_SECONDS,
-    GRACE_SECONDS,
-    HEARTBEAT_SECONDS,
-    LAST_BACK_OFF_SECONDS,
-    Membership,
+from services.rollout.errors import (
+    NoWorkersError,
+    TrajectoryTimeoutError,
+    WorkerLostError,
+    WorkerUnavailableError,
 )
-from services.rollout.worker.worker import TrajectoryTimeoutError, WorkerUnavailableError
+from services.rollout.pool.delivery import Delivery
+from services.rollout.pool.member import Job, Member, wait_at_most
+from services.rollout.pool.membership import GRACE_SECONDS, HEARTBEAT_SECONDS, Membership, back_off
+from services.rollout.pool.placement import WorkerArguments
+from services.rollout.pool.roster import Roster
+from services.rollout.pool.worker_handle import one_line
 from services.settings import RolloutSettings, WeightSyncSettings
 
 JOBS_PER_WORKER = 256
 """Trajectories that a worker is given at a time; the rest waits here, for whoever is free or joins."""
 ATTEMPTS = 5
 """Times that one trajectory is run before its error is the caller's."""
-SPEED_SECONDS, WRITTEN = 30.0, 100_000
-"""Time over which the speed is measured, and most trajectories that are remembered for it."""
+SPEED_SECONDS = 30.0
+"""Time over which the speed is measured."""
+WRITTEN = 100_000
+"""Most trajectories that are remembered for the speed."""
 TIMEOUTS = 3
 """Trajectories that may run past their deadline on a worker in a row before it is taken for dead."""
 
@@ -42,12 +49,10 @@ _ELSEWHERE = (
     WorkerLostError,
     WorkerUnavailableError,
     TrajectoryTimeoutError,
-    RequestAbortedError,
-    WeightLoadError,
     RetrieverUnavailable,
     TimeoutError,
 )
-"""Errors of the place or the moment: the trajectory is run again."""
+"""Errors of a worker or of the moment: the trajectory is run again."""
 
 
 class RolloutPool:
@@ -62,37 +67,33 @@ class RolloutPool:
         model_path: str,
         retriever_url: str,
         retriever_timeout_seconds: float,
-        on_event: Callable[[dict], None],
+        on_event: Callable[[dict[str, Any]], None],
         sync: WeightSyncSettings | None = None,
         learner_gpus: int = 0,
     ):
-        self._settings, self._on_event = settings, noted(on_event)
-        arguments = {
-            "model_path": model_path,
-            "retriever_url": retriever_url,
-            "retriever_timeout_seconds": retriever_timeout_seconds,
-        }
-        self._membership = Membership(
-            settings, sync or WeightSyncSettings(), arguments, self._on_event, self._changed, learner_gpus
-        )
+        sync = sync or WeightSyncSettings()
+        arguments = WorkerArguments(model_path, retriever_url, retriever_timeout_seconds, sync)
+        self._settings = settings
+        self._roster = Roster(settings, on_event=on_event, on_change=self._changed)
+        self._delivery = Delivery(sync, self._roster, parts=settings.tensor_parallel)
+        self._membership = Membership(self._roster, self._delivery, arguments, learner_gpus=learner_gpus)
         self._pending: deque[Job] = deque()
         self._open: set[Job] = set()
         self._homes: dict[tuple[str, int], Member] = {}
         self._mean_tokens: dict[str, float] = {}
         self.trajectories = 0
-        """That were finished."""
+        """Number of trajectories that were finished."""
         self._written: deque[tuple[float, int]] = deque(maxlen=WRITTEN)
         self._change = asyncio.Event()
         self._pauses: set[asyncio.Task] = set()
 
     async def start(self) -> None:
-        """Start the configured number of workers. Raises UnschedulableError, EngineMissingError, or
+        """Start the configured number of workers. Raises UnschedulableError, EnvironmentLacks, or
         NoWorkersError naming the worker."""
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self.close)
             await self._membership.start()
-        except BaseException:
-            await self.close()
-            raise
+            undo.pop_all()
 
     async def close(self) -> None:
         """End all workers and their engines. May be called again; what still runs fails with
@@ -101,7 +102,7 @@ class RolloutPool:
             if not job.future.done():
                 job.future.set_exception(NoWorkersError("the rollout pool was closed"))
         self._pending.clear()
-        tasks = [*self._pauses, *(task for m in self._membership.all() for task in m.jobs.values())]
+        tasks = [*self._pauses, *(task for m in self._roster.all() for task in m.jobs.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -109,30 +110,30 @@ class RolloutPool:
 
     def workers(self) -> list[WorkerInfo]:
         """All workers, those that start or leave included."""
-        return self._membership.describe()
+        return self._roster.describe()
 
     @property
     def target(self) -> int:
         """Workers wanted."""
-        return self._membership.target
+        return self._roster.target
 
     @property
     def follows_cluster(self) -> bool:
-        """Whether `target` goes with the cluster."""
+        """True where `target` follows the cluster's resources."""
         return self._membership.follows_cluster
 
     @property
     def problem(self) -> str | None:
         """Why there are fewer workers than wanted, where that does not pass by itself."""
-        return self._membership.problem
+        return self._roster.problem
 
     def waits_for(self) -> str:
-        """What stands between the trajectories that are asked for and their end, in one line."""
-        return self._membership.waits_for()
+        """Why the requested trajectories are not finished yet, in one line."""
+        return self._roster.waits_for()
 
     def lacking(self, n: int, held: Mapping[str, float]) -> str | None:
-        """What `n` workers ask for against what there is, where the cluster could never hold them all beside
-        what else the run holds (`LearnerGroup.held`); otherwise None."""
+        """Demand of `n` workers against supply, in one line; None where the cluster could hold them all
+        beside the run's other resources, which are `held` (`LearnerGroup.held`)."""
         return self._membership.lacking(n, held)
 
     async def scale(self, n: int | Literal["all"]) -> None:
@@ -149,19 +150,19 @@ class RolloutPool:
         return self._membership.drain(id)
 
     def waits(self) -> list[tuple[str, Any]]:
-        """Of each worker its id, and a Ray reference to what its tasks wait for, as text."""
-        return [(m.id, m.actor.waits.remote()) for m in self._membership.all()]
+        """Of each worker its id, and a Ray reference to a text: the places where its tasks wait."""
+        return [(m.id, m.worker.stacks()) for m in self._roster.all()]
 
     async def receivers(self, version: int) -> list[WeightsReceiver]:
         """The workers that are to be offered `version`: all that do not hold it whole. Raises WeightSyncError
         for an older version."""
-        return await self._membership.delivery.receivers(version)
+        return await self._delivery.receivers(version)
 
     @property
     def wants_weights(self) -> bool:
-        """Whether workers wait for the version in force, and only the learner can give it to them: sync it
+        """True where workers wait for the version in force and only the learner can give it to them: sync it
         again."""
-        return self._membership.delivery.wants_learner
+        return self._delivery.wants_learner
 
     async def sync(self, update: WeightUpdate) -> None:
         """Bring a version of the weights to the workers it was offered to; from then on only those that hold
@@ -173,25 +174,24 @@ class RolloutPool:
         it. Raises GroupBrokenError where a worker that is not to blame did not get it whole: offer it and
         send it again.
         """
-        await self._membership.delivery.sync(update)
+        await self._delivery.sync(update)
 
     async def sleep(self) -> None:
         """Give the GPUs to the learner (`rollout.share_gpus`). Nothing may be running."""
-        await self._membership.take_turns("sleep")
+        await self._membership.sleep()
 
     async def wake(self) -> None:
         """Take the GPUs back; call `sync` next."""
-        await self._membership.take_turns("wake")
+        await self._membership.wake()
 
     async def logprobs(
         self, worker_id: str, ids: list[list[int]], temperature: float = 1.0
     ) -> list[list[float]]:
         """Log-probs that a worker gives to tokens, under the weights it holds now. Raises KeyError for an
         unknown worker."""
-        member = self._membership.get(worker_id)
-        return await member.call(
-            "logprobs", ids, temperature, timeout_seconds=self._settings.trajectory_timeout_seconds
-        )
+        member = self._roster.get(worker_id)
+        limit = self._settings.trajectory_timeout_seconds
+        return await member.worker.logprobs(ids, temperature, timeout_seconds=limit)
 
     async def rollout(
         self, requests: list[TrajectoryRequest], on_done: Callable[[Trajectory], None] | None = None
@@ -218,17 +218,18 @@ class RolloutPool:
         try:
             return list(await asyncio.gather(*(job.future for job in jobs)))
         finally:
+            # One job has failed for good, or the caller was cancelled: nobody wants the others any more.
             self._open.difference_update(jobs)
             abandoned = {job.request.uid for job in jobs if not job.future.done() or job.future.cancelled()}
             for job in jobs:
                 job.future.cancel()
-            for member in self._membership.all():
+            for member in self._roster.all():
                 for uid in abandoned & member.jobs.keys():
                     member.jobs[uid].cancel()
 
     def _jobs(self, requests: list[TrajectoryRequest]) -> list[Job]:
         """Groups stay together, but one larger than a worker's share is split, or workers would idle."""
-        share = math.ceil(len(requests) / max(1, self._membership.target))
+        share = math.ceil(len(requests) / max(1, self._roster.target))
         seen: Counter[str] = Counter()
         jobs = []
         for request in requests:
@@ -240,16 +241,18 @@ class RolloutPool:
     def _changed(self) -> None:
         """Give what waits to workers that serve, the least loaded first."""
         self._change.set()
-        free = [m for m in self._membership.serving() if len(m.jobs) < JOBS_PER_WORKER]
+        free = [m for m in self._roster.serving() if len(m.jobs) < JOBS_PER_WORKER]
         while self._pending and free:
             job = self._pending.popleft()
             if job.future.done():
                 continue
+            # The same worker for a group: its prefix cache holds the group's prompt.
             member = self._homes.get(job.home)
-            if member not in free or member is job.avoid:
+            if member is None or member not in free or member is job.avoid:
                 others = [m for m in free if m is not job.avoid]
                 member = min(others or free, key=lambda m: m.outstanding_tokens)
                 self._homes[job.home] = member
+            # Counted now and not when it runs: the next job of this loop must see the load.
             member.outstanding_tokens += self._expected_tokens(job.request)
             self._give(member, job)
             if len(member.jobs) >= JOBS_PER_WORKER:
@@ -258,7 +261,7 @@ class RolloutPool:
             self._homes.clear()
             return
         try:
-            self._membership.check_hope()
+            self._roster.raise_if_no_worker_can_serve()
         except NoWorkersError as e:
             while self._pending:
                 self._fail(self._pending.popleft(), e)
@@ -272,40 +275,43 @@ class RolloutPool:
             await self._run(member, job)
 
         def ended(_: asyncio.Task) -> None:
-            if not begun:  # cancelled before its first step, as where two workers are lost at once: `_run` knows nothing of it
+            # Cancelled before its first step, as where two workers are lost at once: `_run`, which takes care
+            # of all else, has not begun.
+            if not begun:
                 member.jobs.pop(job.request.uid, None)
-                if not job.future.done():
-                    self._run_again(
-                        member, job, member.lost or WorkerUnavailableError(f"worker {member.id} is leaving")
-                    )
+                self._cut_short(member, job)
                 self._changed()
 
-        task = member.jobs[job.request.uid] = asyncio.create_task(run())
+        task = asyncio.create_task(run())
+        member.jobs[job.request.uid] = task
         task.add_done_callback(ended)
 
     async def _run(self, member: Member, job: Job) -> None:
-        uid, expected = job.request.uid, self._expected_tokens(job.request)
+        expected = self._expected_tokens(job.request)
         try:
             limit = self._settings.trajectory_timeout_seconds + GRACE_SECONDS
-            trajectory = await member.call("rollout", job.request, timeout_seconds=limit)
-        except _ELSEWHERE as e:
-            self._run_again(member, job, e)
+            trajectory = await member.worker.rollout(job.request, timeout_seconds=limit)
         except asyncio.CancelledError:
-            # The worker was lost, or it is leaving and did not finish in time, or the caller has gone.
-            if not job.future.done():
-                self._run_again(
-                    member, job, member.lost or WorkerUnavailableError(f"worker {member.id} is leaving")
-                )
+            self._cut_short(member, job)
         except Exception as e:
-            self._fail(job, e)
+            if isinstance(e, _ELSEWHERE):
+                self._run_again(member, job, e)
+            else:
+                self._fail(job, e)
         else:
             self._finished(member, [trajectory])
             if not job.future.done():
                 job.future.set_result(trajectory)
         finally:
-            member.jobs.pop(uid, None)
+            member.jobs.pop(job.request.uid, None)
             member.outstanding_tokens = max(0.0, member.outstanding_tokens - expected) if member.jobs else 0.0
             self._changed()
+
+    def _cut_short(self, member: Member, job: Job) -> None:
+        """The worker was lost, or it is leaving and did not finish in time, or the caller has gone."""
+        if not job.future.done():
+            leaving = WorkerUnavailableError(f"worker {member.id} is leaving")
+            self._run_again(member, job, member.lost or leaving)
 
     def _run_again(self, member: Member, job: Job, error: BaseException) -> None:
         job.attempts += 1
@@ -321,7 +327,7 @@ class RolloutPool:
             self._pending.append(job)
 
     async def _after_pause(self, job: Job) -> None:
-        await asyncio.sleep(_back_off(job.attempts))
+        await asyncio.sleep(back_off(job.attempts))
         self._pending.append(job)
         self._changed()
 
@@ -333,15 +339,16 @@ class RolloutPool:
         return self._mean_tokens.get(request.question.data_source, self._settings.max_response_tokens)
 
     def _finished(self, member: Member, trajectories: list[Trajectory]) -> None:
-        self._membership.finished(member, len(trajectories))
+        self._roster.finished(member, len(trajectories))
         self.trajectories += len(trajectories)
         for t in trajectories:
-            source, tokens = t.question.data_source, sum(len(a.token_ids) for a in t.actions)
+            source = t.question.data_source
+            tokens = sum(len(a.token_ids) for a in t.actions)
             self._mean_tokens[source] = 0.95 * self._mean_tokens.get(source, tokens) + 0.05 * tokens
             self._written.append((time.monotonic(), tokens))
 
     def tokens_per_s(self) -> float:
-        """Tokens that the model wrote in the trajectories finished over the last SPEED_SECONDS, a second."""
+        """Tokens per second that the model wrote, in trajectories finished over the last SPEED_SECONDS."""
         began = time.monotonic() - SPEED_SECONDS
         while self._written and self._written[0][0] < began:
             self._written.popleft()
@@ -351,26 +358,34 @@ class RolloutPool:
         self, member: Member, requests: list[TrajectoryRequest], attempt: int, error: BaseException
     ) -> None:
         for request in requests:
-            event = {"event": "trajectory_retry", "uid": request.uid, "worker": member.id, "attempt": attempt}
-            self._on_event(event | {"reason": one_line(error)})
+            self._roster.note(
+                {
+                    "event": "trajectory_retry",
+                    "uid": request.uid,
+                    "worker": member.id,
+                    "attempt": attempt,
+                    "reason": one_line(error),
+                }
+            )
         if isinstance(error, WorkerLostError):
-            self._membership.lose(member, error)
+            self._roster.lose(member, error)
         elif isinstance(error, TrajectoryTimeoutError | TimeoutError):
             member.timeouts += 1
             if member.timeouts >= TIMEOUTS:
-                self._membership.lose(
-                    member, WorkerLostError(f"worker {member.id} finishes nothing any more")
-                )
+                said = f"worker {member.id}: {TIMEOUTS} trajectories in a row timed out; replacing it"
+                self._roster.lose(member, WorkerLostError(said))
 
     # -- deterministic mode
 
-    async def _rollout_in_lockstep(self, requests, on_done) -> list[Trajectory]:
+    async def _rollout_in_lockstep(
+        self, requests: list[TrajectoryRequest], on_done: Callable[[Trajectory], None] | None
+    ) -> list[Trajectory]:
         """Groups go round the slots in their order; each slot runs its share as one batch, again from the
         start if its worker dies."""
         shares: dict[int, list[TrajectoryRequest]] = {}
         slots: dict[str, int] = {}
         for request in requests:
-            slot = slots.setdefault(request.group, len(slots) % max(1, self._membership.target))
+            slot = slots.setdefault(request.group, len(slots) % max(1, self._roster.target))
             shares.setdefault(slot, []).append(request)
         tasks = [asyncio.create_task(self._run_share(slot, share)) for slot, share in shares.items()]
         try:
@@ -382,8 +397,9 @@ class RolloutPool:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         ordered = [done[request.uid] for request in requests]
-        for trajectory in ordered if on_done else ():
-            on_done(trajectory)
+        if on_done is not None:
+            for trajectory in ordered:
+                on_done(trajectory)
         return ordered
 
     async def _run_share(self, slot: int, share: list[TrajectoryRequest]) -> list[Trajectory]:
@@ -392,13 +408,15 @@ class RolloutPool:
         while True:
             attempt += 1
             member = await self._serving_in(slot)
-            call = asyncio.create_task(member.call("rollout_batch", share, timeout_seconds=limit))
+            call = asyncio.create_task(member.worker.rollout_batch(share, timeout_seconds=limit))
             member.jobs[share[0].uid] = call
             try:
                 done = await call
             except asyncio.CancelledError:
+                # Either this task is cancelled, or `Roster.lose` has cancelled the call that it awaits.
                 call.cancel()
-                if member.lost is None or asyncio.current_task().cancelling():
+                own = asyncio.current_task()
+                if member.lost is None or (own is not None and own.cancelling()):
                     raise
                 error: BaseException = member.lost
             except _ELSEWHERE as e:
@@ -412,21 +430,14 @@ class RolloutPool:
             if attempt >= ATTEMPTS:
                 raise error
             if isinstance(error, RetrieverUnavailable):
-                await asyncio.sleep(_back_off(attempt))
+                await asyncio.sleep(back_off(attempt))
 
     async def _serving_in(self, slot: int) -> Member:
         """The worker of a slot, once it serves."""
         while True:
             self._change.clear()
-            for member in self._membership.serving():
+            for member in self._roster.serving():
                 if member.slot == slot:
                     return member
-            self._membership.check_hope(slot)
-            try:
-                await asyncio.wait_for(self._change.wait(), HEARTBEAT_SECONDS)
-            except TimeoutError:
-                continue
-
-
-def _back_off(attempt: int) -> float:
-    return min(LAST_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2 ** (attempt - 1))
+            self._roster.raise_if_no_worker_can_serve(slot)
+            await wait_at_most(self._change, HEARTBEAT_SECONDS)

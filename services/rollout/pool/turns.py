@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 
 LOOK_SECONDS = 0.2
-"""Time between two looks at which of the workers that start wait in vain."""
+"""Time between two looks at the workers that start and wait in vain."""
 
 
 class Turns:
-    """Whose turn it is, as far as workers that start are concerned."""
+    """Holds back workers that start until it is the workers' turn."""
 
     def __init__(self) -> None:
         self._workers = asyncio.Event()
@@ -24,6 +24,7 @@ class Turns:
         while not self._workers.is_set():
             await self._workers.wait()
         task = asyncio.current_task()
+        assert task is not None  # a coroutine runs in one
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 

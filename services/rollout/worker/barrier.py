@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from services.rollout.engines.base import GenerateCall, Generation
+from services.rollout.engines.base import GenerateCall, Generation, Waiting, generate_together
 
 if TYPE_CHECKING:
     from services.rollout.engines.base import Engine
@@ -17,8 +17,9 @@ class TurnBarrier:
     batch, in order."""
 
     def __init__(self, engine: Engine, size: int):
-        self._engine, self._active = engine, size
-        self._waiting: dict[int, tuple[GenerateCall, asyncio.Future]] = {}
+        self._engine = engine
+        self._active = size
+        self._waiting: dict[int, Waiting] = {}
         self._turn: asyncio.Task | None = None
 
     def member(self, index: int) -> BarrierMember:
@@ -31,36 +32,35 @@ class TurnBarrier:
         self._take_turn()
 
     async def join(self, index: int, call: GenerateCall) -> Generation:
-        done = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._waiting[index] = (call, done)
         self._take_turn()
         return await done
 
     def _take_turn(self) -> None:
         if self._waiting and len(self._waiting) == self._active:
-            batch, self._waiting = [self._waiting[i] for i in sorted(self._waiting)], {}
-            self._turn = asyncio.create_task(self._generate(batch))
-
-    async def _generate(self, batch: list[tuple[GenerateCall, asyncio.Future]]) -> None:
-        try:
-            results = await self._engine.generate_batch([call for call, _ in batch])
-        except Exception as e:
-            for _, done in batch:
-                if not done.done():
-                    done.set_exception(e)
-        else:
-            for (_, done), result in zip(batch, results, strict=True):
-                if not done.done():
-                    done.set_result(result)
+            batch = [self._waiting[i] for i in sorted(self._waiting)]
+            self._waiting = {}
+            self._turn = asyncio.create_task(generate_together(self._engine.generate_batch, batch))
 
 
 class BarrierMember:
-    """What one trajectory generates with."""
+    """The Sampler of one trajectory."""
 
     def __init__(self, barrier: TurnBarrier, index: int):
-        self._barrier, self._index = barrier, index
+        self._barrier = barrier
+        self._index = index
 
-    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop) -> Generation:
+    async def generate(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int | None,
+        stop: tuple[str, ...],
+    ) -> Generation:
         return await self._barrier.join(
             self._index, GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)
         )

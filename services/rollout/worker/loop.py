@@ -18,15 +18,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from services.common.errors import UnspiralError
 from services.contracts import Action, FinishReason, Trajectory, TrajectoryRequest
+from services.rollout.errors import NonFiniteLogprobError, PromptTooLongError
+from services.rollout.worker.templates import Template, reading_of
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
     from services.contracts import Observation, Question
-    from services.rollout.engines.base import Engine, Generation
-    from services.rollout.worker.templates import Template
+    from services.rollout.engines.base import Generation, Sampler
     from services.settings import RolloutSettings
 
+Search = Callable[[str], Awaitable[list["Hit"]]]
+"""Hits of one query, best first."""
+Observe = Callable[[list["Hit"], int], Awaitable["Observation"]]
+"""An observation of hits in at most so many tokens."""
 SAMPLING_ATTEMPTS = 3
 """Times that a trajectory is sampled before non-finite log-probs are taken for the policy's own fault."""
 THINK = "<think>"
@@ -34,28 +40,14 @@ PROMPT_END_TOKENS = 16
 """Newest tokens of a prompt in which a chat template may have opened a think block."""
 
 
-class RolloutError(RuntimeError):
-    """A trajectory could not be sampled."""
-
-
-class NonFiniteLogprobError(RolloutError):
-    """The sampler reported a log-prob that is not finite: the trajectory must not be trained on."""
-
-
-class PromptTooLongError(RolloutError):
-    """The question's prompt leaves no room to write."""
-
-    exit_code = 2
-
-
 async def run_trajectory(
     request: TrajectoryRequest,
     *,
-    engine: Engine,
+    engine: Sampler,
     template: Template,
-    search: Callable[[str], Awaitable[list[Hit]]],
+    search: Search,
     settings: RolloutSettings,
-    observe: Callable[[list[Hit], int], Awaitable[Observation]] | None = None,
+    observe: Observe | None = None,
 ) -> Trajectory:
     """Sample one trajectory. observe: the template's `observation_ids`, made elsewhere than on this loop.
 
@@ -83,15 +75,25 @@ def prompt_of(question: Question, template: Template, settings: RolloutSettings)
     prompt = template.prompt_ids(question)
     if len(prompt) > min(settings.max_prompt_tokens, settings.max_model_tokens - 1):
         raise PromptTooLongError(
-            f"question {question.id}: its prompt has {len(prompt)} tokens; rollout.max_prompt_tokens={settings.max_prompt_tokens}, "
+            f"question {question.id}: its prompt has {len(prompt)} tokens; "
+            f"rollout.max_prompt_tokens={settings.max_prompt_tokens}, "
             f"rollout.max_model_tokens={settings.max_model_tokens}"
         )
     return prompt
 
 
-async def _sample(request, attempt, engine, template, search, settings, observe) -> Trajectory:
+async def _sample(
+    request: TrajectoryRequest,
+    attempt: int,
+    engine: Sampler,
+    template: Template,
+    search: Search,
+    settings: RolloutSettings,
+    observe: Observe | None,
+) -> Trajectory:
     prompt = prompt_of(request.question, template, settings)
-    ids, segments = list(prompt), []
+    ids = list(prompt)
+    segments: list[Action | Observation] = []
     finish: FinishReason = "turns"
     thinking = template.decode(prompt[-PROMPT_END_TOKENS:]).rstrip().endswith(THINK)
     for turn in range(settings.max_turns + 1):
@@ -114,35 +116,54 @@ async def _sample(request, attempt, engine, template, search, settings, observe)
             break
         if turn == settings.max_turns:
             break
-        if action.kind == "search":
-            # One token at least must be left to write after the observation.
-            if room <= template.min_observation_tokens:
-                finish = "length"
-                break
-            action.query = template.parse(_as_read(action)).content
-            hits = await search(action.query)
-            action.document_ids = [hit.id for hit in hits]
-            budget = min(settings.max_obs_tokens, room - 1)
-            if observe is None:
-                observation = template.observation_ids(hits, budget)
-            else:
-                observation = await observe(hits, budget)
-        else:
-            observation = template.notice()
-        if len(observation.token_ids) >= room:
+        observation = await _observation(action, room, template, search, settings, observe)
+        # An observation that fills the sequence would leave no token for the next action: it is left out,
+        # since a trajectory ends with an action.
+        if observation is None or len(observation.token_ids) >= room:
             finish = "length"
             break
         segments.append(observation)
         ids += observation.token_ids
-    reading = getattr(template, "reading", "innermost")
-    return Trajectory(request.uid, request.group, request.question, prompt, segments, finish, reading=reading)
+    return Trajectory(
+        request.uid,
+        request.group,
+        request.question,
+        prompt,
+        segments,
+        finish,
+        reading=reading_of(template),
+    )
+
+
+async def _observation(
+    action: Action,
+    room: int,
+    template: Template,
+    search: Search,
+    settings: RolloutSettings,
+    observe: Observe | None,
+) -> Observation | None:
+    """The observation after an action. None where its tags alone do not fit into `room` tokens: then no
+    search is carried out. Otherwise the query and its documents are noted in the action."""
+    if action.kind != "search":
+        return template.notice()
+    # One token at least must be left to write after the observation.
+    if room <= template.min_observation_tokens:
+        return None
+    action.query = template.parse(_as_read(action)).content
+    hits = await search(action.query)
+    action.document_ids = [hit.id for hit in hits]
+    budget = min(settings.max_obs_tokens, room - 1)
+    if observe is None:
+        return template.observation_ids(hits, budget)
+    return await observe(hits, budget)
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What stays the same while one action is written."""
+    """The constants of one action."""
 
-    engine: Engine
+    engine: Sampler
     template: Template
     uid: str
     name: str
@@ -178,6 +199,7 @@ async def _act(call: _Call, ids: list[int], budget: int) -> Action:
         keep = tokens_through_end(written, lambda text: ends(opener + text), template.decode)
         if keep is not None or generation.finish != "stop" or len(written) >= budget:
             break
+    # The end-of-sequence token is trained on like any other, and is no part of the text.
     written_eos = generation.finish == "eos" and keep in (None, len(written))
     written = written[:keep]
     text = template.decode(written[: len(written) - written_eos])
@@ -192,13 +214,14 @@ def _as_read(action: Action) -> str:
 
 
 def _check(generation: Generation, uid: str) -> None:
-    ids, logprobs = generation.token_ids, generation.logprobs
+    ids = generation.token_ids
+    logprobs = generation.logprobs
     if len(ids) != len(logprobs):
-        raise RolloutError(
+        raise UnspiralError(
             f"trajectory {uid}: the engine returned {len(ids)} tokens with {len(logprobs)} log-probs"
         )
     if not ids:
-        raise RolloutError(f"trajectory {uid}: the engine returned no token")
+        raise UnspiralError(f"trajectory {uid}: the engine returned no token")
     if not all(map(math.isfinite, logprobs)):
         raise NonFiniteLogprobError(
             f"trajectory {uid}: a sampler log-prob is not finite (policy version {generation.policy_version})"
@@ -222,6 +245,7 @@ def tokens_through_end(
 
     if not holds(len(ids)):
         return None
+    # Once a prefix ends the action, all longer ones do: a bisection decodes log2(n) prefixes instead of n.
     return 1 + bisect_left(range(1, len(ids) + 1), True, key=holds)
 
 

@@ -18,8 +18,8 @@ _MARKUP = re.compile(r"<(?!0x).+>|\[.+\]", re.DOTALL)
 """Added tokens that are not `special` and act as control all the same (`<tool_call>`, `<think>`, `[INST]`),
 not runs of spaces or words."""
 _HARMLESS = "zqxj \U0001f642 \ua66e \U00013000 \u2d65 \U000f0000"
-"""What few tokenizers know: what becomes of it (`<unk>`, bytes) may come from any text, and controls
-nothing."""
+"""Characters that few tokenizers know. The tokens that stand for them (`<unk>`, bytes) may come from any
+text, and control nothing."""
 
 
 class Outside(str):
@@ -35,9 +35,8 @@ class TextEncoder:
         self._tokenizer = tokenizer
         self._control = _control_tokens(tokenizer)
         longest_first = sorted(self._control.values(), key=len, reverse=True)
-        self._spelling = (
-            re.compile(f"(?=({'|'.join(map(re.escape, longest_first))}))") if longest_first else None
-        )
+        names = "|".join(map(re.escape, longest_first)) or "(?!)"  # which never matches
+        self._spelling = re.compile(f"(?=({names}))")
         self._control_of = lru_cache(maxsize=256)(lambda text: self._controls(self._plain(text)))
 
     def encode(self, *pieces: str) -> list[int]:
@@ -58,7 +57,7 @@ class TextEncoder:
         return [i for part in dropped for i in part]
 
     def normalized(self, text: str) -> str:
-        """What the tokenizer makes of the characters before it looks for tokens."""
+        """The text as the tokenizer normalises it before it looks for tokens."""
         normalizer = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "normalizer", None)
         return text if normalizer is None else normalizer.normalize_str(text)
 
@@ -93,7 +92,7 @@ def beginning(pieces: Sequence[str], size: int) -> list[str]:
 
 
 def put_before(tokenizer: Any) -> list[int]:
-    """What the tokenizer itself puts before a text: the ids of its BOS, or none."""
+    """Ids that the tokenizer itself puts before a text: its BOS, or none."""
     text = tokenizer.encode("x", add_special_tokens=False)
     whole = tokenizer.encode("x")
     starts = (i for i in range(len(whole)) if whole[i : i + len(text)] == text)

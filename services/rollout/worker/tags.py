@@ -1,4 +1,4 @@
-"""What the tags in a model's text do. Loop, rewards and the answer mask all read them here, so they agree.
+"""Reading the tags in a model's text. Loop, rewards and the answer mask all use this module, so they agree.
 
 The field's models think in `<think>...</think>`, and mention tags there that they do not mean: "I can use
 `<search>` to find it". Two readings (`rollout.reading`):
@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 from services.contracts import Reading
 
 Kind = Literal["search", "answer"]
+_KINDS: dict[str, Kind] = {"search": "search", "answer": "answer"}
 
 _TAG = re.compile(r"<(/?)(search|answer)>")
 _THINK = re.compile(r"<(/?)think>")
@@ -56,19 +57,24 @@ def last_answer(text: str, reading: Reading = "innermost", thinking: bool = Fals
 
 
 def outside_thoughts(text: str, thinking: bool = False) -> tuple[str, int | None]:
-    """The text with spaces in place of its closed think blocks, and where a block begins that is still open
-    (None: none is).
+    """The text with spaces in place of its closed think blocks; and the start of the block that is still
+    open, or None.
 
     A `</think>` without a block before it ends one that the text began in.
     """
-    kept, done, opened, first = [], 0, 0 if thinking else None, True
+    kept: list[str] = []
+    done = 0  # characters of the text that `kept` stands for
+    opened = 0 if thinking else None
+    first = True
     for tag in _THINK.finditer(text):
         if not tag[1] and opened is None:
             opened = tag.start()
         elif tag[1] and (opened is not None or first):
             start = opened or 0
+            # As many spaces as characters: positions in what is shown are positions in the text.
             kept += [text[done:start], " " * (tag.end() - start)]
-            done, opened = tag.end(), None
+            done = tag.end()
+            opened = None
         first = False
     return "".join([*kept, text[done:]]), opened
 
@@ -94,9 +100,9 @@ def _pairs(text: str, shown: str, start: int, end: int) -> Iterator[Pair]:
         elif tag[2] in opened:
             first = opened[tag[2]]
             content = _THOUGHT.sub(" ", text[first.end() : tag.start()])
-            yield Pair(tag[2], first.start(), tag.end(), content)
+            yield Pair(_KINDS[tag[2]], first.start(), tag.end(), content)
             opened.clear()
 
 
 def _pair(match: re.Match[str]) -> Pair:
-    return Pair(match[1], match.start(), match.end(), match[2])
+    return Pair(_KINDS[match[1]], match.start(), match.end(), match[2])

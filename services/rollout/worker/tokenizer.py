@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+from services.common.errors import UserError
 from services.common.quick_transformers import skip_scikit_learn
 
 _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Saved classes that mean: what tokenizer.json says, and nothing else."""
 
 
-class TokenizerError(ValueError):
-    """A model folder without a tokenizer that can be loaded."""
-
-    exit_code = 2
-
-
-def load_tokenizer(model_path: str | Path):
-    """The tokenizer of a model folder. Raises TokenizerError."""
+def load_tokenizer(model_path: str | Path) -> Any:
+    """The tokenizer of a model folder. Raises UserError."""
     from transformers import PreTrainedTokenizerFast
 
     folder = Path(model_path)
@@ -38,6 +34,6 @@ def load_tokenizer(model_path: str | Path):
         return AutoTokenizer.from_pretrained(model_path)
     except (OSError, ValueError) as e:
         reason = " ".join(str(e).split())[:200]
-        raise TokenizerError(
+        raise UserError(
             f"model.path {model_path}: no tokenizer could be loaded (expected tokenizer.json): {reason}"
         ) from None

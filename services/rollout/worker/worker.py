@@ -9,9 +9,10 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import Any
 
 from retriever_service.client import Hit, RetrieverClient
+from services.common.errors import EnvironmentLacks
 from services.common.extras import not_installed
 from services.common.stacks import answer_stack_requests, task_stacks
 from services.contracts import (
@@ -22,50 +23,30 @@ from services.contracts import (
     WeightUpdate,
     WorkerInfo,
 )
+from services.rollout.engines import vllm_engine
+from services.rollout.engines.base import Engine, Sampler
+from services.rollout.engines.transformers_engine import TransformersEngine
+from services.rollout.errors import TrajectoryTimeoutError, WorkerUnavailableError
 from services.rollout.worker.barrier import TurnBarrier
-from services.rollout.worker.loop import RolloutError, run_trajectory
+from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.templates import Template, make_template
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings, WeightSyncSettings
-from services.weight_sync import WeightMismatchError, WeightSyncError, make_receiver, untouched
+from services.weight_sync import WeightSyncError, make_receiver, untouched
 from services.weight_sync.group import Ticket, host_store, offer_loan
-from services.weight_sync.manifest import check_shapes, model_shapes
-
-if TYPE_CHECKING:
-    from services.rollout.engines.base import Engine
-
-
-class EngineMissingError(RuntimeError):
-    """The configured engine is not installed."""
-
-    exit_code = 3
-
-
-class WorkerUnavailableError(RolloutError):
-    """This worker takes no trajectories now; another may."""
-
-
-class TrajectoryTimeoutError(RolloutError):
-    """A trajectory ran past `rollout.trajectory_timeout_seconds`."""
-
-
-class StaleVersionError(WeightSyncError):
-    """A version that is not newer than the one held: versions only go up."""
+from services.weight_sync.manifest import model_shapes, shape_problem
+from services.worker_state import WorkerState
 
 
 async def start_engine(settings: RolloutSettings, model_path: str, seed: int) -> Engine:
     """Start `settings.engine`; in deterministic mode vLLM is stepped in this process. Raises
-    EngineMissingError."""
+    EnvironmentLacks where it is not installed."""
     if settings.engine == "transformers":
-        from services.rollout.engines.transformers_engine import TransformersEngine
-
         return await TransformersEngine.start(model_path, settings, seed)
-    from services.rollout.engines import vllm_engine
-
     for name, value in vllm_engine.ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if importlib.util.find_spec("vllm") is None:
-        raise EngineMissingError(
+        raise EnvironmentLacks(
             f"rollout.engine=vllm: {not_installed('vllm')}; or set rollout.engine=transformers"
         )
     kind = vllm_engine.LockstepVllmEngine if settings.deterministic else vllm_engine.VllmEngine
@@ -88,21 +69,29 @@ class RolloutWorker:
         seed: int = 0,
     ):
         answer_stack_requests()
-        self.id, self._settings, self._model_path, self._seed = id, settings, model_path, seed
-        self._retriever_url, self._retriever_timeout_seconds = retriever_url, retriever_timeout_seconds
+        self.id = id
+        self._settings = settings
+        self._model_path = model_path
+        self._seed = seed
+        self._retriever_url = retriever_url
+        self._retriever_timeout_seconds = retriever_timeout_seconds
         self._sync_settings = sync or WeightSyncSettings()
         self._receiver = make_receiver(self._sync_settings, model_path)
         self._shapes: tuple[dict[str, tuple[int, ...]], set[str]] | None = None
-        self._meeting_place = None
+        self._meeting_place: Any = None
+        """The TCPStore where the takers of this worker's weights meet it; None before the first loan."""
         self._clients: dict[str, RetrieverClient] = {}
         self._engine: Engine | None = None
-        self._template = None
-        self._reader = None
+        self._template: Template | None = None
+        self._reader: Template | None = None
         """A template of its own for the thread that makes observations: tokenizers must not be called by two
         threads at once."""
         self._reading = ThreadPoolExecutor(1, "observations")
-        self._version, self._synced = 0, False
-        self._state, self._draining = "starting", False
+        self._version = 0
+        self._synced = False
+        """False before the first sync, when the model's own weights serve as version 0."""
+        self._state = WorkerState.STARTING
+        self._draining = False
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -113,7 +102,7 @@ class RolloutWorker:
         self._template = await asyncio.to_thread(self._make_template)
         self._reader = await asyncio.get_running_loop().run_in_executor(self._reading, self._make_template)
         self._engine = await start_engine(self._settings, self._model_path, self._seed)
-        self._state = "ready"
+        self._become(WorkerState.READY)
         return self.info()
 
     def _make_template(self) -> Template:
@@ -122,14 +111,17 @@ class RolloutWorker:
     async def _observe(self, hits: list[Hit], budget: int) -> Observation:
         """An observation, made in a thread: long passages would hold up all other trajectories, and the
         answer to a ping."""
+        reader = self._reader
+        assert reader is not None  # a trajectory runs only after `start`
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reading, self._reader.observation_ids, hits, budget)
+        return await loop.run_in_executor(self._reading, reader.observation_ids, hits, budget)
 
     def info(self) -> WorkerInfo:
         """Raises EngineDeadError where the engine has died under a living worker."""
         if self._engine is not None:
             self._engine.check()
-        state = "draining" if self._draining and self._state == "ready" else self._state
+        draining = self._draining and self._state is WorkerState.READY
+        state = WorkerState.DRAINING if draining else self._state
         tokens = self._running * self._settings.max_response_tokens
         return WorkerInfo(
             self.id,
@@ -142,9 +134,9 @@ class RolloutWorker:
             hits_left_out=sum(client.left_out for client in self._clients.values()),
         )
 
-    def engine_info(self) -> dict:
-        """What the engine says of itself."""
-        return self._ready().info()
+    def engine_pids(self) -> list[int]:
+        """Ids of the engine's own processes."""
+        return self._ready().pids()
 
     async def rollout(self, request: TrajectoryRequest) -> Trajectory:
         """Sample one trajectory. Raises WorkerUnavailableError, TrajectoryTimeoutError, RetrieverUnavailable,
@@ -158,7 +150,8 @@ class RolloutWorker:
         Returns trajectories in the order of `requests`. One that fails fails the batch.
         """
         engine = self._ready()
-        await engine.reset_prefix_cache()  # what the cache holds would change the last bits
+        await engine.reset_prefix_cache()  # cached keys and values would change the last bits
+        # By uid, whatever the order of the requests: the place in a batch changes the last bits too.
         order = sorted(range(len(requests)), key=lambda i: requests[i].uid)
         barrier = TurnBarrier(engine, len(order))
 
@@ -180,45 +173,51 @@ class RolloutWorker:
     async def update_weights(self, update: WeightUpdate) -> int:
         """Take a whole version of the weights; sampling is held meanwhile. Returns the version now held.
 
-        Raises StaleVersionError for a version that is not newer; WeightMismatchError, GroupMismatchError and
+        Raises WeightSyncError for a version that is not newer; WeightMismatchError, GroupMismatchError and
         GroupBrokenError before the engine is touched. Any other error, HalfWrittenError among them, leaves a
         worker that is refused by `rollout` until a whole version arrives.
         """
         engine = self._ready(failed_too=True)
         async with self._sync:
-            if update.version < self._version or (
-                update.version == self._version and self._synced and self._state != "failed"
-            ):
-                raise StaleVersionError(
+            whole = self._synced and self._state is not WorkerState.FAILED
+            if update.version < self._version or (update.version == self._version and whole):
+                raise WeightSyncError(
                     f"worker {self.id} holds version {self._version} and was sent {update.version}"
                 )
-            before, self._state = self._state, "syncing"
-            ticket, folder, problem = (
-                update.payload if isinstance(update.payload, Ticket) else None,
-                None,
-                None,
-            )
+            before = self._state
+            self._become(WorkerState.SYNCING)
             try:
-                if ticket is None:
-                    folder = await asyncio.to_thread(self._receiver.receive, update)
+                if isinstance(update.payload, Ticket):
+                    problem = await self._problem(update.payload)
+                    await self._load(engine.receive_weights(update.payload, self.id, problem), update.version)
                 else:
-                    problem = await self._problem(ticket)
-            except BaseException:
-                self._state = before
-                raise
-            try:
-                if ticket is None:
-                    await engine.load_weights(folder, update.version)
-                else:
-                    await engine.receive_weights(ticket, self.id, problem)
-            except BaseException as e:
-                self._state = before if untouched(e) else "failed"
-                raise
+                    await self._load_from_store(engine, update)
             finally:
-                if folder is not None:
-                    await asyncio.to_thread(self._receiver.release, folder)
-            self._version, self._synced, self._state = update.version, True, "ready"
+                self._end_sync(before)  # an error from before the engine was touched changes nothing
             return self._version
+
+    async def _load_from_store(self, engine: Engine, update: WeightUpdate) -> None:
+        folder = await asyncio.to_thread(self._receiver.receive, update)
+        try:
+            await self._load(engine.load_weights(folder, update.version), update.version)
+        finally:
+            await asyncio.to_thread(self._receiver.release, folder)
+
+    async def _load(self, loading: Awaitable[None], version: int) -> None:
+        """Await the engine, and keep what it holds afterwards."""
+        try:
+            await loading
+        except BaseException as e:
+            if not untouched(e):
+                self._end_sync(WorkerState.FAILED)
+            raise
+        self._version = version
+        self._synced = True
+        self._end_sync(WorkerState.READY)
+
+    def _end_sync(self, state: WorkerState) -> None:
+        if self._state is WorkerState.SYNCING:  # it has ended already, or `close` came meanwhile, otherwise
+            self._become(state)
 
     async def _problem(self, ticket: Ticket) -> str | None:
         """Why the weights that were announced can't be this model's."""
@@ -226,17 +225,14 @@ class RolloutWorker:
             return None
         if self._shapes is None:
             self._shapes = await asyncio.to_thread(model_shapes, self._model_path)
-        try:
-            check_shapes({name: shape for name, _, shape in ticket.weights}, *self._shapes, ticket.version)
-        except WeightMismatchError as e:
-            return str(e)
-        return None
+        sent = {name: shape for name, _, shape in ticket.weights}
+        return shape_problem(sent, *self._shapes, ticket.version)
 
     async def offer_weights(self, receiver: WeightsReceiver, version: int, backend: str) -> WeightUpdate:
         """Offer this worker's weights to one that joins. Raises WeightSyncError where it does not hold
         `version` whole."""
         self._ready()
-        if self._version != version or self._state != "ready":
+        if self._version != version or self._state is not WorkerState.READY:
             raise WeightSyncError(
                 f"worker {self.id} does not hold version {version} (it is {self._state}, at {self._version})"
             )
@@ -264,8 +260,8 @@ class RolloutWorker:
         """Take the GPU back."""
         await self._ready(failed_too=True).wake()
 
-    async def waits(self) -> str:
-        """Where each task of this worker waits, for a run that gets no further."""
+    async def stacks(self) -> str:
+        """The stack of each task of this worker, for a run that makes no progress."""
         return task_stacks(asyncio.all_tasks())
 
     async def drain(self) -> None:
@@ -275,7 +271,8 @@ class RolloutWorker:
 
     async def close(self) -> None:
         """End the engine and its processes. May be called again."""
-        engine, self._engine, self._state = self._engine, None, "failed"
+        engine, self._engine = self._engine, None
+        self._become(WorkerState.FAILED)
         if engine is not None:
             await engine.close()
         clients, self._clients = self._clients, {}
@@ -283,16 +280,21 @@ class RolloutWorker:
             await client.aclose()
         self._reading.shutdown(wait=False, cancel_futures=True)
 
+    def _become(self, state: WorkerState) -> None:
+        self._state = self._state.to(state)
+
     def _ready(self, failed_too: bool = False) -> Engine:
-        if self._engine is None or self._state == "starting":
+        if self._engine is None or self._state is WorkerState.STARTING:
             raise WorkerUnavailableError(f"worker {self.id} is not running")
-        if self._state == "failed" and not failed_too:
+        if self._state is WorkerState.FAILED and not failed_too:
             raise WorkerUnavailableError(f"worker {self.id} holds no whole version of the weights")
         return self._engine
 
-    async def _one(self, request: TrajectoryRequest, engine) -> Trajectory:
+    async def _one(self, request: TrajectoryRequest, engine: Sampler) -> Trajectory:
         if self._draining:
             raise WorkerUnavailableError(f"worker {self.id} is draining")
+        template = self._template
+        assert template is not None  # `_ready` has let the request in
         self._running += 1
         self._idle.clear()
         limit = self._settings.trajectory_timeout_seconds
@@ -301,14 +303,15 @@ class RolloutWorker:
                 trajectory = await run_trajectory(
                     request,
                     engine=engine,
-                    template=self._template,
+                    template=template,
                     search=self._search(request.retriever_url or self._retriever_url),
                     settings=self._settings,
                     observe=self._observe,
                 )
         except TimeoutError as e:
             raise TrajectoryTimeoutError(
-                f"trajectory {request.uid} on worker {self.id}: not finished within rollout.trajectory_timeout_seconds={limit:g}"
+                f"trajectory {request.uid} on worker {self.id}: not finished within "
+                f"rollout.trajectory_timeout_seconds={limit:g}"
             ) from e
         finally:
             self._running -= 1
@@ -320,9 +323,9 @@ class RolloutWorker:
     def _search(self, url: str) -> Callable[[str], Awaitable[list[Hit]]]:
         if url not in self._clients:
             self._clients[url] = RetrieverClient(url, timeout_seconds=self._retriever_timeout_seconds)
-        client, topk = self._clients[url], self._settings.topk
+        client = self._clients[url]
 
         async def search(query: str) -> list[Hit]:
-            return (await client.retrieve([query], topk))[0]
+            return (await client.retrieve([query], self._settings.topk))[0]
 
         return search

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from services.common.errors import UserError
 from services.common.names import nearest
 from services.common.user_code import find
-from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Template, TemplateError
+from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Template, reading_of
 
 if TYPE_CHECKING:
     from services.settings import RolloutSettings
 
-__all__ = ["ParsedAction", "TagTemplate", "Template", "TemplateError", "make_template"]
+__all__ = ["ParsedAction", "TagTemplate", "Template", "make_template", "reading_of"]
 
 _KNOWN = {
     "search_r1": "services.rollout.worker.templates.search_r1:SearchR1Template",
@@ -20,34 +21,36 @@ _KNOWN = {
 _MEMBERS = ("stop", "min_observation_tokens", "prompt_ids", "decode", "parse", "observation_ids", "notice")
 
 
-def make_template(name: str, tokenizer, settings: RolloutSettings) -> Template:
+def make_template(name: str, tokenizer: Any, settings: RolloutSettings) -> Template:
     """`name` is a known template or the import path of a class that is called with `(tokenizer, settings)`;
-    it is looked for where Python looks, and in the current folder. Raises TemplateError."""
+    it is looked for where Python looks, and in the current folder. Raises UserError."""
     path = _KNOWN.get(name, name)
     if ":" not in path:
         near = nearest(name, _KNOWN)
-        raise TemplateError(
+        raise UserError(
             f"rollout.template={name}: expected {' or '.join(_KNOWN)}, or an import path package.module:Name"
             + (f"; did you mean {near}?" if near else "")
         )
     try:
         factory = find(path)
     except Exception as e:  # the module's own code may raise anything
-        raise TemplateError(f"rollout.template={name}: cannot be imported ({_what(e)})") from e
+        raise UserError(f"rollout.template={name}: cannot be imported ({_what(e)})") from e
     try:
-        template = factory(tokenizer, settings)
+        template: Template = factory(tokenizer, settings)
     except Exception as e:
-        raise TemplateError(
+        raise UserError(
             f"rollout.template={name}: cannot be made from a tokenizer and the settings ({_what(e)})"
         ) from e
     missing = [m for m in _MEMBERS if not hasattr(template, m)]
     if missing:
-        raise TemplateError(
-            f"rollout.template={name}: lacks {', '.join(missing)}; see services.rollout.worker.templates.base.Template"
+        raise UserError(
+            f"rollout.template={name}: lacks {', '.join(missing)}; "
+            "see services.rollout.worker.templates.base.Template"
         )
     if settings.max_obs_tokens < template.min_observation_tokens:
-        raise TemplateError(
-            f"rollout.max_obs_tokens={settings.max_obs_tokens}: the tags of an observation alone take {template.min_observation_tokens} tokens"
+        raise UserError(
+            f"rollout.max_obs_tokens={settings.max_obs_tokens}: the tags of an observation alone take "
+            f"{template.min_observation_tokens} tokens"
         )
     return template
 

@@ -1,4 +1,4 @@
-"""What a template is: the text that surrounds a policy. Prompt, tags, observations.
+"""Templates: the text that surrounds a policy. Prompt, tags, observations.
 
 A template turns questions and search results into token ids, once; the loop appends those ids and never
 encodes again what the model wrote. Your own: subclass `TagTemplate`, or write a class with the members of
@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from services.contracts import ActionKind, Observation, Question
+from services.contracts import ActionKind, Observation, Question, Reading
 from services.rollout.worker.plain_text import Outside, TextEncoder, beginning
 from services.rollout.worker.tags import first_action, outside_thoughts
 
@@ -24,19 +24,14 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CHARS_PER_TOKEN = 8
 """Characters that are encoded first for each token that is wanted. Text of many languages has fewer; where it
 has more, twice as much is next."""
-SPARE_CHARS, SPARE_TOKENS = 256, 16
+SPARE_CHARS = 256
+SPARE_TOKENS = 16
 """Encoded beyond what is wanted, so that a word in which the text is cut does not matter."""
-
-
-class TemplateError(ValueError):
-    """`rollout.template` names nothing usable, or nothing that fits the tokenizer."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)
 class ParsedAction:
-    """What the model did: `content` is the query or the answer, stripped; empty where the action is
+    """An action of the model: `content` is the query or the answer, stripped; empty where the action is
     invalid."""
 
     kind: ActionKind
@@ -46,8 +41,8 @@ class ParsedAction:
 class Template(Protocol):
     """The text around a policy. All ids are of the policy's own tokenizer.
 
-    A template may also have `reading` and `ends`, as `TagTemplate` has; without them each stop string ends an
-    action.
+    A template may also have `reading` and `ends`, as `TagTemplate` has. Without `reading` rewards read the
+    tags as `innermost`; without `ends` each stop string ends an action. Nothing else of a template is used.
     """
 
     stop: tuple[str, ...]
@@ -60,7 +55,7 @@ class Template(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def parse(self, text: str) -> ParsedAction:
-        """What one action's text does."""
+        """Read one action's text."""
         ...
 
     def observation_ids(self, hits: Sequence[Hit], budget: int) -> Observation:
@@ -68,8 +63,14 @@ class Template(Protocol):
         ...
 
     def notice(self) -> Observation:
-        """What follows an action that neither searches nor answers."""
+        """The observation after an action that neither searches nor answers."""
         ...
+
+
+def reading_of(template: Template) -> Reading:
+    """The reading of a template's tags, for rewards that read them again."""
+    reading: Reading = getattr(template, "reading", "innermost")
+    return reading
 
 
 class TagTemplate:
@@ -91,13 +92,14 @@ class TagTemplate:
     invalid: str
     """The notice."""
 
-    def __init__(self, tokenizer, settings: RolloutSettings):
+    def __init__(self, tokenizer: Any, settings: RolloutSettings):
         self.tokenizer = tokenizer
         self.settings = settings
         self.reading = settings.reading
         self._encoder = TextEncoder(tokenizer)
         self._tag = re.compile(f"<(?=/?(?:{'|'.join(self.tags)})>)", re.IGNORECASE)
-        self._head, self._tail = self.encode(self.head), self.encode(self.tail)
+        self._head = self.encode(self.head)
+        self._tail = self.encode(self.tail)
         self._notice = Observation(self.encode(self.invalid), self.invalid)
         self.min_observation_tokens = len(self._head) + len(self._tail)
 
@@ -116,8 +118,8 @@ class TagTemplate:
         return ParsedAction(pair.kind, pair.content.strip()) if pair else ParsedAction("invalid", "")
 
     def ends(self, text: str) -> bool:
-        """Whether a stop string in the text ends the action: one in a think block does not, unless tags are
-        read as Search-R1 does."""
+        """True where a stop string in the text ends the action. One in a think block does not, unless tags
+        are read as Search-R1 does."""
         if self.reading == "innermost":
             shown, opened = outside_thoughts(text)
             text = shown[:opened]
@@ -132,7 +134,12 @@ class TagTemplate:
             contents = contents.translate({ord(c): f"{c} " for c in opening})
         return contents
 
+    def prompt_ids(self, question: Question) -> list[int]:
+        """The question's prompt."""
+        raise NotImplementedError
+
     def documents(self, hits: Sequence[Hit]) -> str:
+        """The text between `head` and `tail`; the hits' own tags are harmless already."""
         raise NotImplementedError
 
     def observation_ids(self, hits: Sequence[Hit], budget: int) -> Observation:

@@ -2,14 +2,14 @@
 the warm start.
 
 Every word is one token, and words are separated by one space, so text and tokens are the same thing. A whole
-trajectory:
+trajectory, which is a prompt, then actions and observations by turns:
 
-    <bos> what is the river of the town where n36 n199 was born ?                                        prompt
-    <think> first born </think> <search> n36 n199 born </search>                                         action
-    <information> <doc> n36 n199 guild n60 born n123 craft n218 <doc> n36 n7 ... </information>          observation
-    <think> then born n123 </think> <search> n123 river </search>                                        action
-    <information> <doc> n123 mayor n5 river n77 <doc> ... </information>                                 observation
-    <think> found river n77 </think> <answer> n77 </answer>                                              action
+    <bos> what is the river of the town where n36 n199 was born ?
+    <think> first born </think> <search> n36 n199 born </search>
+    <information> <doc> n36 n199 guild n60 born n123 craft n218 <doc> n36 n7 ... </information>
+    <think> then born n123 </think> <search> n123 river </search>
+    <information> <doc> n123 mayor n5 river n77 <doc> ... </information>
+    <think> found river n77 </think> <answer> n77 </answer>
 
 An action ends with the token `</search>` or `</answer>`. The text of `<search>...</search>`, stripped, is the
 query; the documents of the answer follow each other in the retriever's order. Nothing found, or an action
@@ -23,7 +23,7 @@ STOP = ("</search>", "</answer>")
 OPENING = "<information>"
 CLOSING = "</information>"
 NOTHING_FOUND = "nothing"
-"""What stands in place of documents after a search that returned none."""
+"""The text in place of documents after a search that returned none."""
 INVALID = f"{OPENING} invalid {CLOSING}"
 """Observation after an action that neither searches nor answers, and after a search in the last turn."""
 
@@ -45,5 +45,5 @@ def documents(contents: list[str]) -> str:
 
 
 def observation(contents: list[str]) -> str:
-    """What one search shows to the policy."""
+    """The observation of one search."""
     return f"{OPENING} {documents(contents)} {CLOSING}"

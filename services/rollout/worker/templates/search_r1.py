@@ -7,25 +7,28 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from services.common.errors import UserError
 from services.contracts import Question
 from services.rollout.worker.plain_text import Outside, put_before
-from services.rollout.worker.templates.base import TagTemplate, TemplateError
+from services.rollout.worker.templates.base import TagTemplate
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
     from services.settings import RolloutSettings
 
 PROMPT = (
-    "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new information. "
-    "After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query </search> and it will return "
-    "the top searched results between <information> and </information>. You can search as many times as your want. If you find no "
-    "further external knowledge needed, you can directly provide the answer inside <answer> and </answer>, without detailed "
+    "Answer the given question. You must conduct reasoning inside <think> and </think> first every time "
+    "you get new information. After reasoning, if you find you lack some knowledge, you can call a search "
+    "engine by <search> query </search> and it will return the top searched results between <information> "
+    "and </information>. You can search as many times as your want. If you find no further external "
+    "knowledge needed, you can directly provide the answer inside <answer> and </answer>, without detailed "
     "illustrations. For example, <answer> Beijing </answer>. Question: {question}\n"
 )
 """One user turn."""
 INVALID = (
-    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. If I want to give "
-    "the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
+    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and "
+    "</search>. If I want to give the final answer, I should put the answer between <answer> and </answer>. "
+    "Let me try again.\n"
 )
 
 
@@ -48,19 +51,19 @@ def own_turn(question: str) -> list[str]:
 
 
 def instruction(text: str) -> list[str]:
-    """What a data file tells the model to do, as pieces: its tags are markup, like those of ours."""
+    """An instruction of a data file, as pieces: its tags are markup, like ours."""
     return [part if i % 2 else Outside(part) for i, part in enumerate(_TAG.split(text))]
 
 
-def given_turn(question: Question) -> list[str]:
+def given_turn(prompt: str, question: str) -> list[str]:
     """The user's turn that a data file carries, as pieces: an instruction up to the question."""
-    before, asked, after = question.prompt.rpartition(question.text)
-    return [*instruction(before), Outside(asked + after)] if asked else instruction(question.prompt)
+    before, asked, after = prompt.rpartition(question)
+    return [*instruction(before), Outside(asked + after)] if asked else instruction(prompt)
 
 
 def in_chat(tokenizer: Any, turns: list[tuple[str, list[str]]]) -> list[str]:
     """Turns, each a role and pieces, as the tokenizer's chat template shows them, as pieces; the assistant's
-    turn is begun. Raises TemplateError."""
+    turn is begun. Raises UserError."""
     outside: list[str] = []
     messages = []
     for role, pieces in turns:
@@ -73,26 +76,29 @@ def in_chat(tokenizer: Any, turns: list[tuple[str, list[str]]]) -> list[str]:
         messages.append({"role": role, "content": content})
     shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True).split(_PLACE)
     if len(shown) != len(outside) + 1:
-        raise TemplateError(
+        raise UserError(
             "the tokenizer's chat template does not show each turn as it is, once; expected one that does"
         )
     return [*(piece for pair in zip(shown, outside, strict=False) for piece in pair), shown[-1]]
 
 
 class SearchR1Template(TagTemplate):
-    """Prompt as one user turn (chat template where the tokenizer has one, else raw), documents as `Doc
+    """Prompt as one user turn (in the chat template where the tokenizer has one), documents as `Doc
     1(Title: "X") text`."""
 
     head = "\n\n<information>"
     tail = "</information>\n\n"
     invalid = INVALID
 
-    def __init__(self, tokenizer, settings: RolloutSettings):
+    def __init__(self, tokenizer: Any, settings: RolloutSettings):
         super().__init__(tokenizer, settings)
         self.bos = put_before(tokenizer) if settings.bos == "tokenizer" else []
 
     def prompt_ids(self, question: Question) -> list[int]:
-        turn = own_turn(question.text) if question.prompt is None else given_turn(question)
+        if question.prompt is None:
+            turn = own_turn(question.text)
+        else:
+            turn = given_turn(question.prompt, question.text)
         system = [] if question.system is None else instruction(question.system)
         if self.tokenizer.chat_template:
             turns = [("system", system), ("user", turn)] if system else [("user", turn)]

@@ -1,0 +1,37 @@
+"""Errors of the rollout that somebody catches by type. All others are raised as the three of the family."""
+
+from __future__ import annotations
+
+from services.common.errors import EnvironmentLacks, UnspiralError, UserError
+
+
+class NoWorkersError(EnvironmentLacks):
+    """No rollout worker serves, and none will come without help from outside."""
+
+
+class UnschedulableError(EnvironmentLacks):
+    """The cluster lacks the resources that a worker asks for; the message lists demand against supply."""
+
+
+class WorkerLostError(UnspiralError):
+    """A worker has died, hangs, or its engine is dead."""
+
+
+class WorkerUnavailableError(UnspiralError):
+    """This worker runs no trajectory now, or gave one up; another worker may run it."""
+
+
+class TrajectoryTimeoutError(UnspiralError):
+    """A trajectory ran past `rollout.trajectory_timeout_seconds`."""
+
+
+class EngineDeadError(UnspiralError):
+    """The engine can serve no more; its worker must be replaced."""
+
+
+class NonFiniteLogprobError(UnspiralError):
+    """The sampler reported a log-prob that is not finite: the trajectory must not be trained on."""
+
+
+class PromptTooLongError(UserError):
+    """The question's prompt leaves no room to write."""
