@@ -218,8 +218,8 @@ class Traced:
 
     wants_weights = False
 
-    def rest(self):
-        self.trace.append("rest")
+    def free_cached_gpu_memory(self):
+        self.trace.append("free")
 
     def load(self, path):
         self.trace.append("load")
@@ -274,7 +274,7 @@ def test_the_order_of_turns_in_a_step(tmp_path, share, monkeypatch):
             "update",
             "score",
             "publish",
-            "rest",
+            "free",
             "wake",
             "sync",
         ]
@@ -307,12 +307,14 @@ def test_a_run_in_turns_trains_and_ends_like_any_other(tmp_path):
 
 def test_two_ranks_on_one_gpu_are_named():
     from trainer.learner.group import LearnerGroup, LearnerPlacementError
+    from trainer.learner.results import RankInfo
+
+    def at(host, uuid):
+        return RankInfo(1, host, "cuda:0", "NVIDIA H200", uuid, "bfloat16", False, 10, 5)
 
     group = LearnerGroup(parse_config(raw(learner={"ranks": 3})), model_path="m")
-    group.where = [{"host": "a", "device_uuid": u} for u in ("GPU-1", "GPU-2", "GPU-1")]
+    group.where = [at("a", uuid) for uuid in ("GPU-1", "GPU-2", "GPU-1")]
     with pytest.raises(LearnerPlacementError, match="learner ranks 0 and 2 are both on GPU GPU-1 of a"):
         group._check_devices()
-    group.where = [{"host": h, "device_uuid": "GPU-1"} for h in ("a", "b")] + [
-        {"host": "a", "device_uuid": ""}
-    ]
+    group.where = [at("a", "GPU-1"), at("b", "GPU-1"), at("a", "")]
     group._check_devices()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,7 +79,16 @@ def plain_token_logprobs(
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, targets, bias, masked_ids, temperature, chunk_tokens):
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        bias: Tensor | None,
+        masked_ids: Tensor | None,
+        temperature: float,
+        chunk_tokens: int,
+    ) -> tuple[Tensor, Tensor]:
         n, dtype = len(hidden), _compute_dtype(hidden)
         logp, entropy, lse = (torch.empty(n, dtype=dtype, device=hidden.device) for _ in range(3))
         device_ids = None if masked_ids is None else masked_ids.to(hidden.device)
@@ -104,7 +114,9 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_logp, grad_entropy):
+    def backward(
+        ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, bias, lse, entropy = ctx.saved_tensors
         want_hidden, want_weight, _, want_bias = ctx.needs_input_grad[:4]
         if grad_logp is None and grad_entropy is None:

@@ -45,8 +45,6 @@ def policy_loss(
     """
     if kind not in get_args(PolicyLossKind):
         raise ValueError(f"unknown policy loss {kind!r}; known: {', '.join(get_args(PolicyLossKind))}")
-    if kind == "dr_grpo" and max_response_tokens is None:
-        raise ValueError("dr_grpo needs max_response_tokens, the fixed length that divides its sum")
     check_shapes(action_ids, logp, logp_old, importance_weights, rows=(advantages,))
     mask = action_ids >= 0
     tokens, lengths = mask.sum(), mask.sum(1)
@@ -74,6 +72,8 @@ def policy_loss(
     if kind in ("grpo_seq", "gspo"):
         total, count = (objective.sum(1) / lengths.clamp(min=1)).sum(), trajectories
     elif kind == "dr_grpo":
+        if max_response_tokens is None:
+            raise ValueError("dr_grpo needs max_response_tokens, the fixed length that divides its sum")
         total, count = objective.sum(), trajectories * max_response_tokens
     else:
         total, count = objective.sum(), tokens

@@ -24,19 +24,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.contracts import TokenBatch, WeightsReceiver, WeightUpdate
+from services.common.errors import UserError
+from services.contracts import TokenBatch, TrainBatch, WeightsReceiver, WeightUpdate
 from services.weight_sync import choose_backend, make_publisher, make_source
 from services.weight_sync.meeting_place import listening_store
 from trainer.config.schema import Config
 from trainer.learner import checkpoint, zero
-from trainer.learner.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches
-from trainer.learner.model_folder import ModelFolderError, check_model_folder
+from trainer.learner.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches, scored
+from trainer.learner.model_folder import fault_of_model_folder
 from trainer.learner.model_identity import weights_digest
 from trainer.learner.objective import TERMS, Objective, StepStats, can_act
 from trainer.learner.policy import PolicyModel, load_policy
-
-Scored = tuple[Rows, np.ndarray, np.ndarray]
-"""Rows, and their log-probs and entropies one after the other: float32 [sum of their lengths] each."""
+from trainer.learner.results import RankInfo, RankScores, RankUpdate
 
 
 class LearnerRank:
@@ -52,13 +51,13 @@ class LearnerRank:
         rank: int,
         masked_ids: list[int] | None = None,
     ):
-        self.config, self.settings, self.algorithm = config, config.learner, config.algorithm
-        self.model_path, self.reference, self.rank, self.masked_ids = (
-            Path(model_path),
-            reference,
-            rank,
-            masked_ids,
-        )
+        self.config = config
+        self.settings = config.learner
+        self.algorithm = config.algorithm
+        self.model_path = Path(model_path)
+        self.reference = reference
+        self.rank = rank
+        self.masked_ids = masked_ids
         self.world_size = config.learner.ranks
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         half = self.settings.dtype == "bfloat16" or (
@@ -83,13 +82,12 @@ class LearnerRank:
         self.store = listening_store(host, self.settings.start_timeout_seconds)
         return self.store.port
 
-    def setup(self, host: str, port: int) -> dict[str, Any]:
-        """Join the other ranks, load the model, build the engine. Says where this rank runs. Raises
-        ModelFolderError."""
-        try:
-            check_model_folder(self.model_path)
-        except ModelFolderError as e:  # the driver's host has the folder, or it would not have come so far
-            raise ModelFolderError(f"learner rank {self.rank} on {socket.gethostname()}: {e}") from None
+    def setup(self, host: str, port: int) -> RankInfo:
+        """Join the other ranks, load the model, build the engine. Raises UserError where the model's folder
+        cannot be used, also on this host alone."""
+        if missing := fault_of_model_folder(self.model_path):
+            # The driver's host has the folder, so that the host must be named.
+            raise UserError(f"learner rank {self.rank} on {socket.gethostname()}: {missing}")
         torch.manual_seed(self.config.seed)
         if self.device.type == "cpu":
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -115,17 +113,17 @@ class LearnerRank:
             self.base_weights = weights_digest(self.model_path)
         self.reference_weights = self.engine.copy_weights() if self.reference else None
         on_gpu = self.device.type == "cuda"
-        return {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "device": str(self.device),
-            "device_name": torch.cuda.get_device_name(0) if on_gpu else "CPU",
-            "device_uuid": str(torch.cuda.get_device_properties(0).uuid) if on_gpu else "",
-            "dtype": self._dtype_name,
-            "lora": self.settings.lora is not None,
-            "parameters": parameters,
-            "head_parameters": ends[id(head)],
-        }
+        return RankInfo(
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            device=str(self.device),
+            device_name=torch.cuda.get_device_name(0) if on_gpu else "CPU",
+            device_uuid=str(torch.cuda.get_device_properties(0).uuid) if on_gpu else "",
+            dtype=self._dtype_name,
+            lora=self.settings.lora is not None,
+            parameters=parameters,
+            head_parameters=ends[id(head)],
+        )
 
     def _load_policy(self) -> PolicyModel:
         return load_policy(self.model_path, dtype=self.dtype, packed=self.packed, **self._policy_options())
@@ -140,8 +138,8 @@ class LearnerRank:
             "adapters": self.settings.lora,
         }
 
-    def rest(self) -> None:
-        """Give the memory that PyTorch holds for later back to the device."""
+    def free_cached_gpu_memory(self) -> None:
+        """Give the GPU memory that PyTorch caches back to the device. Weights and gradients stay."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -152,7 +150,7 @@ class LearnerRank:
 
     # Scoring
 
-    def score(self, batch: TokenBatch) -> Scored:
+    def score(self, batch: TokenBatch) -> RankScores:
         """This rank's share of the batch under the current weights."""
         self._check(batch)
         return self._collect(self._score_old(batch, self._deal(list(range(len(batch))), batch)))
@@ -181,11 +179,12 @@ class LearnerRank:
             logp, entropy = self.engine(m.input_ids, *m.at)
         return blank.index_put(m.at, logp), blank.index_put(m.at, entropy)
 
-    def _collect(self, micros: list[MicroBatch]) -> Scored:
+    def _collect(self, micros: list[MicroBatch]) -> RankScores:
         rows = [b for m in micros for b in m.rows]
-        logp = np.concatenate([np.zeros(0, np.float32), *(m.unpad(m.logp_old) for m in micros)])
-        entropy = np.concatenate([np.zeros(0, np.float32), *(m.unpad(m.entropy_old) for m in micros)])
-        return rows, logp, entropy
+        nothing = np.zeros(0, np.float32)  # a rank without rows has an array too
+        logp = np.concatenate([nothing, *(m.unpad(scored(m.logp_old)) for m in micros)])
+        entropy = np.concatenate([nothing, *(m.unpad(scored(m.entropy_old)) for m in micros)])
+        return RankScores(rows, logp, entropy)
 
     def _check(self, batch: TokenBatch) -> None:
         top = int(batch.token_ids.max(initial=0))
@@ -195,14 +194,13 @@ class LearnerRank:
     # Updating
 
     def update(
-        self, batch: TokenBatch, *, llds_lambda: float, answer_beta: float, lr_scale: float
-    ) -> tuple[Scored, list[StepStats], dict[str, float]]:
-        """All optimiser steps of one batch. Gives log-probs and entropies under the weights at its start,
-        what each step did, and `min_drop`, `lr`, the tokens scored and the seconds it took. Rows with `valid`
-        False are scored, and take no part in any loss or count."""
+        self, batch: TrainBatch, *, llds_lambda: float, answer_beta: float, lr_scale: float
+    ) -> RankUpdate:
+        """All optimiser steps of one batch. Rows that are not `valid` are scored, and take no part in any loss
+        or count. The metrics are `llds/min_drop`, `lr`, the tokens scored and `time/update_compute`."""
         began = time.monotonic()
         self._check(batch)
-        valid = batch.extra.get("valid", np.ones(len(batch), bool))
+        valid = batch.valid
         rows = [b for b in range(len(batch)) if valid[b]]
         parts = [self._deal(p, batch) for p in minibatches(rows, self.settings.minibatches_per_batch)]
         left_out = [b for b in range(len(batch)) if not valid[b]]
@@ -226,14 +224,14 @@ class LearnerRank:
                     min_drop = noise
                 steps.append(stats)
         self.batches += 1
-        scored = self._collect([m for part in micros for m in part] + unused)
-        facts = ({"llds/min_drop": min_drop} if steps else {}) | {
+        scores = self._collect([m for part in micros for m in part] + unused)
+        metrics = ({"llds/min_drop": min_drop} if steps else {}) | {
             "lr": lr,
             "learner/scored_tokens": float(len(batch.token_ids)),
             "learner/scored_action_tokens": float((batch.action_ids >= 0).sum()),
             "time/update_compute": time.monotonic() - began,
         }
-        return scored, steps, facts
+        return RankUpdate(scores, steps, metrics)
 
     def _step(
         self,
@@ -251,7 +249,7 @@ class LearnerRank:
         for m in part:
             logp, entropy = self._forward(m)
             if on_policy:
-                noise = torch.maximum(noise, (logp.detach() - m.logp_old).abs().max())
+                noise = torch.maximum(noise, (logp.detach() - scored(m.logp_old)).abs().max())
                 m.logp_old = logp.detach()
             terms = objective.terms(logp, entropy, m)
             self.engine.backward(objective.loss(terms, counts))
@@ -276,7 +274,7 @@ class LearnerRank:
     def _score_kept(self, micros: list[list[MicroBatch]]) -> None:
         """Log-probs under weights kept in host memory: the reference model's, and those of the snapshot that
         LLDS compares with."""
-        if self.algorithm.kl:
+        if self.algorithm.kl and self.reference_weights is not None:
             with self.engine.exchanged(self.reference_weights):
                 for m in (m for part in micros for m in part):
                     m.logp_ref, _ = self._score(m)
@@ -349,10 +347,8 @@ class LearnerRank:
             folder = stack.enter_context(checkpoint.written_aside(Path(path))) if self.rank == 0 else None
             with _all_of(self.engine.iter_master()) as master:
                 if folder:
-                    weights, moments = (
-                        checkpoint.TensorWriter(folder / "weights"),
-                        checkpoint.TensorWriter(folder / "optimizer"),
-                    )
+                    weights = checkpoint.TensorWriter(folder / "weights")
+                    moments = checkpoint.TensorWriter(folder / "optimizer")
                     for name, tensor, state_of in master:
                         weights.add(name, tensor)
                         for key, value in state_of.items():
@@ -375,7 +371,8 @@ class LearnerRank:
                 checkpoint.write_json(folder / "state.json", state)
 
     def load(self, path: str) -> dict[str, Any]:
-        """Read a checkpoint; gives the driver's state. Raises CheckpointError."""
+        """Read a checkpoint. Returns the driver's state. Raises UserError for one that is torn or of another
+        model."""
         folder = Path(path)
         if self.rank == 0:
             checkpoint.require_whole(folder)
@@ -410,11 +407,16 @@ class LearnerRank:
     def _lora(self) -> dict[str, Any] | None:
         """What an export needs to merge the adapters: the frozen weights' place and checksum, and the
         scale."""
-        scale = self.engine.policy.lora_scale
-        if not scale:
+        lora = self.settings.lora
+        if lora is None:
             return None
-        base = {"base": str(self.model_path.resolve()), "weights": self.base_weights, "scale": scale}
-        return base | {"rank": self.settings.lora.rank, "alpha": self.settings.lora.alpha}
+        return {
+            "base": str(self.model_path.resolve()),
+            "weights": self.base_weights,
+            "scale": self.engine.policy.lora_scale,
+            "rank": lora.rank,
+            "alpha": lora.alpha,
+        }
 
 
 @contextlib.contextmanager

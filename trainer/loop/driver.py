@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from services.contracts import TokenBatch
 from services.likelihood.metrics.step_metrics import step_metrics, trajectory_records
 from services.likelihood.monitor.actions import MonitorAction, MonitorActions
 from services.likelihood.monitor.phases import PhaseMonitor, PhaseState
@@ -32,7 +33,7 @@ from trainer.loop import performance
 from trainer.loop.batches import Prepared, prepare
 from trainer.loop.evaluate import evaluate
 from trainer.loop.notices import Notices
-from trainer.loop.probes import Probes, Rescored, join
+from trainer.loop.probes import Probes, Rescored
 from trainer.loop.progress import Progress
 from trainer.loop.restore import restore_learner, roll_back
 from trainer.loop.run_folder import finite_or_none
@@ -288,7 +289,7 @@ class Driver:
 
     async def hand_over(self) -> None:
         """The GPUs from the learner to the workers."""
-        await self.on_learner(self.system.learner.rest)
+        await self.on_learner(self.system.learner.free_cached_gpu_memory)
         await self.system.pool.wake()
 
     async def rescore(self, prepared: Prepared, moved: bool) -> tuple[Rescored, float]:
@@ -302,7 +303,9 @@ class Driver:
                 self.progress.say(f"step {self.step}: no lag probe: {missing}")
         logp, seconds = np.zeros(0, np.float32), 0.0
         if parts:
-            scored, seconds = await self.on_learner(self.system.learner.score, join(list(parts.values())))
+            scored, seconds = await self.on_learner(
+                self.system.learner.score, TokenBatch.joined(list(parts.values()))
+            )
             logp = scored.logp
         return self.probes.read(prepared.tokens, parts, logp), seconds
 

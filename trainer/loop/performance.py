@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from services.common.files import json_lines
+
+if TYPE_CHECKING:
+    from trainer.learner.results import RankInfo
 
 PEAK_FLOPS = {
     "H200 NVL": 835e12,
@@ -37,7 +40,7 @@ counts: an L40 is no L4."""
 PARTS = ("rollout", "update", "logprob", "sync", "other")
 
 
-def performance(metrics: Sequence[dict[str, Any]], ranks: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def performance(metrics: Sequence[dict[str, Any]], ranks: Sequence[RankInfo] = ()) -> dict[str, Any]:
     """Means over the steps of a run, as `summary.json` holds them. metrics: one dict a step. ranks:
     `LearnerGroup.where`.
 
@@ -86,23 +89,23 @@ def performance(metrics: Sequence[dict[str, Any]], ranks: Sequence[dict[str, Any
 
 
 def _flops(
-    ranks: Sequence[dict[str, Any]], trained: tuple[float, float], scored: tuple[float, float], seconds: float
+    ranks: Sequence[RankInfo], trained: tuple[float, float], scored: tuple[float, float], seconds: float
 ) -> dict[str, float]:
     """trained, scored: tokens, and action tokens."""
     about = ranks[0]
-    backward = 2 if about.get("lora") else 4
-    work = zip((about["parameters"], about["head_parameters"]), trained, scored, strict=True)
+    backward = 2 if about.lora else 4
+    work = zip((about.parameters, about.head_parameters), trained, scored, strict=True)
     rate = sum(parameters * ((2 + backward) * t + 2 * s) for parameters, t, s in work) / seconds
     out = {"learner/flops_per_s": rate}
     peak = next(
-        (flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", about["device_name"])), None
+        (flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", about.device_name)), None
     )
-    if peak and about["dtype"] == "bfloat16":
+    if peak and about.dtype == "bfloat16":
         out["learner/mfu"] = rate / (peak * len(ranks))
     return out
 
 
-def of_run(metrics_file: Path, ranks: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def of_run(metrics_file: Path, ranks: Sequence[RankInfo] = ()) -> dict[str, Any]:
     """The performance of a run's `metrics.jsonl`; empty without one."""
     if not metrics_file.is_file():
         return {}

@@ -61,7 +61,8 @@ class Probes:
         """Take the fixed set up as it was after `step`."""
         if self._file.exists():
             saved = unpack_tokens(self._file.read_bytes())
-            rows = np.flatnonzero(saved.extra["step"] <= step).tolist()
+            assert saved.step is not None, "written by _freeze"
+            rows = np.flatnonzero(saved.step <= step).tolist()
             self.fixed = saved.take(rows) if rows else None
 
     def parts(self, step: int, batch: TokenBatch, *, moved: bool = True) -> dict[str, TokenBatch]:
@@ -81,7 +82,7 @@ class Probes:
         return {name: part for name, part in found.items() if part is not None and len(part)}
 
     def read(self, batch: TokenBatch, parts: dict[str, TokenBatch], logp: np.ndarray) -> Rescored:
-        """Take apart the log-probs of `join(parts)`."""
+        """Take apart the log-probs of `TokenBatch.joined` of the parts."""
         ends = np.cumsum([len(p.token_ids) for p in parts.values()])
         scored = dict(zip(parts, np.split(logp, ends[:-1]) if parts else [], strict=True))
         logp_new, rows = np.full(len(batch.token_ids), np.nan, np.float32), []
@@ -108,9 +109,15 @@ class Probes:
         if step > FREEZE_BY_STEP or not rows:
             return
         part = batch.take(rows)
-        part = TokenBatch(part.uid, part.offsets, part.token_ids, part.action_ids, logp_old=part.logp_old)
-        part.extra["step"] = np.full(len(rows), step, np.int64)
-        self.fixed = join([self.fixed, part]) if self.fixed else part
+        part = TokenBatch(
+            part.uid,
+            part.offsets,
+            part.token_ids,
+            part.action_ids,
+            logp_old=part.logp_old,
+            step=np.full(len(rows), step, np.int64),
+        )
+        self.fixed = TokenBatch.joined([self.fixed, part]) if self.fixed else part
         write_atomically(self._file, pack_tokens(self.fixed))
 
     def _fixed(self, step: int) -> TokenBatch | None:
@@ -173,19 +180,7 @@ class Probes:
 def _right_rows(batch: TokenBatch) -> list[int]:
     """Rows of right answers that the update did not push down; none where the arrays do not say what is
     right."""
-    right = batch.extra.get("right", np.zeros(0, bool))
-    return probe_rows(right, batch.extra.get("advantages", np.zeros(len(right)))).tolist()
-
-
-def join(batches: list[TokenBatch]) -> TokenBatch:
-    """Rows of several batches one after another; sampler log-probs are left out, extra columns kept where all
-    have them."""
-    shared = set.intersection(*(set(b.extra) for b in batches))
-    return TokenBatch(
-        [u for b in batches for u in b.uid],
-        np.cumsum([0, *(n for b in batches for n in np.diff(b.offsets))]),
-        np.concatenate([b.token_ids for b in batches]),
-        np.concatenate([b.action_ids for b in batches]),
-        logp_old=np.concatenate([b.logp_old for b in batches]),
-        extra={k: np.concatenate([b.extra[k] for b in batches]) for k in sorted(shared)},
-    )
+    if batch.right is None:
+        return []
+    advantages = np.zeros(len(batch)) if batch.advantages is None else batch.advantages
+    return probe_rows(batch.right.astype(bool), advantages).tolist()

@@ -39,7 +39,7 @@ SAVE_SECONDS = 120.0
 
 def checkpoint_of(resume: str, folder: Path) -> Path | None:
     """`latest` (None where the run has no checkpoint yet: it starts anew) or a path. Raises ConfigError,
-    CheckpointError."""
+    UserError."""
     if resume == "latest":
         return latest(folder)
     accepted = f"latest, a run's folder, or one such as {folder}/checkpoints/step_000010"
