@@ -136,8 +136,8 @@ class Trajectory:
 
 @dataclass
 class TokenBatch:
-    """Trajectories as packed arrays. Row b is `[offsets[b], offsets[b + 1])` of each array of tokens. Log-probs
-    are in nats; `sum T` is the number of tokens of all rows."""
+    """Trajectories as packed arrays. Row b is `[offsets[b], offsets[b + 1])` of each array of tokens.
+    Log-probs are in nats; `sum T` is the number of tokens of all rows."""
 
     ROW_COLUMNS: ClassVar[tuple[str, ...]] = ("advantages", "right", "step")
     """Fields with one value per trajectory."""
@@ -159,8 +159,8 @@ class TokenBatch:
     advantages: np.ndarray | None = None
     """float32 [B]. None where they are not known."""
     right: np.ndarray | None = None
-    """Whether the reward function calls the answer right (`services.likelihood.metrics.verdicts`): bool [B]. None
-    where it is not known."""
+    """Whether the reward function calls the answer right (`services.likelihood.metrics.verdicts`): bool [B].
+    None where it is not known."""
     step: np.ndarray | None = None
     """The step that sampled each trajectory: int64 [B]. Set only in the frozen set of the fixed probe."""
 

@@ -245,17 +245,14 @@ class OneStep(Driver):
 
     async def next_batch(self, step):
         self.traced.trace.append("rollout")
-        return SimpleNamespace(trajectories=[], rewards=np.zeros(0), cursor={}, seconds=0.0)
+        return SimpleNamespace(mean_searches=0.0, cursor={})
 
-    async def rescore(self, prepared, moved):
+    async def rescore(self, tokens, moved):
         await self.on_learner(self.system.learner.score, None)
         return None, 0.0
 
-    def measure(self, *a):
-        return {}
-
-    def record(self, *a):
-        return SimpleNamespace(phase="healthy", alarms=[])
+    async def record(self, result):
+        assert result.step == 1 and result.version == 1
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -263,9 +260,8 @@ def test_the_order_of_turns_in_a_step(tmp_path, share, monkeypatch):
     monkeypatch.setattr(
         "trainer.loop.driver.prepare", lambda *a: SimpleNamespace(tokens=SimpleNamespace(logp_old=None))
     )
-    monkeypatch.setattr("trainer.loop.driver.np.mean", lambda values: 0.0)
+    monkeypatch.setattr("trainer.loop.driver.scored_step", lambda *a: None)
     driver = OneStep(system(tmp_path, **({"rollout": SHARED["rollout"]} if share else {})), Traced())
-    driver.actions.decide = lambda state: None
     asyncio.run(driver.one_step(1))
     if share:
         assert driver.traced.trace == [

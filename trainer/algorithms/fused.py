@@ -127,7 +127,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
         grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if want_hidden else None
         grad_weight = torch.zeros_like(weight) if want_weight else None
-        grad_bias = torch.zeros_like(bias) if want_bias else None
+        grad_bias = torch.zeros_like(bias) if want_bias and bias is not None else None
         ids, host_ids = ctx.masked_ids, []
         if ids is not None:
             host_ids, ids = ids.tolist(), ids.to(hidden.device)
@@ -159,14 +159,15 @@ class _TokenLogprobs(torch.autograd.Function):
                     grad_logits = minus.mul_(scale)
                 else:  # scale and round in one pass
                     grad_logits = torch.mul(minus, scale, out=torch.empty_like(minus, dtype=hidden.dtype))
-                if want_bias:
+                if grad_bias is not None:
                     grad_bias[a:b] = grad_logits.sum(0, dtype=lse.dtype)
-                if want_weight:
+                if grad_weight is not None:
                     grad_weight[a:b] = _matmul(grad_logits.t(), hidden)
-                if want_hidden:
+                if grad_hidden is not None:
                     grad_hidden += _matmul(grad_logits, weight[a:b])
                 del logits, minus, grad_logits
-        grad_hidden = grad_hidden.to(hidden.dtype) if want_hidden else None
+        if grad_hidden is not None:
+            grad_hidden = grad_hidden.to(hidden.dtype)
         return grad_hidden, grad_weight, None, grad_bias, None, None, None
 
 

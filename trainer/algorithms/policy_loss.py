@@ -27,13 +27,17 @@ def policy_loss(
     """The policy term, to be minimised. With `ratio = exp(clamp(logp - logp_old, -20, 20))`, advantage A, and
     sums over action tokens:
 
-    | kind | maximised for each token | loss_sum, count |
-    | --- | --- | --- |
-    | `grpo` (arXiv 2512.04220 eq. 1), `dapo` (2503.14476) | `min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A)` | sum; action tokens |
-    | `grpo_seq` (2402.03300) | the same | sum of each trajectory's mean; non-empty trajectories |
-    | `dr_grpo` (2503.20783) | the same | sum; non-empty trajectories x `max_response_tokens` |
-    | `gspo` (2507.18071) | the same with `ratio = sg[s] exp(logp - sg[logp])`, `s = exp(mean of logp - logp_old)` | as `grpo_seq` |
-    | `cispo` (2506.13585) | `sg[clip(ratio)] A logp` | as `grpo` |
+    | kind | arXiv | maximised for each token | loss_sum, count |
+    | --- | --- | --- | --- |
+    | `grpo` | 2512.04220 eq. 1 | `min(ratio A, clip(ratio) A)` | sum; action tokens |
+    | `dapo` | 2503.14476 | as `grpo` | as `grpo` |
+    | `grpo_seq` | 2402.03300 | as `grpo` | sum of each trajectory's mean; non-empty trajectories |
+    | `dr_grpo` | 2503.20783 | as `grpo` | sum; non-empty trajectories x `max_response_tokens` |
+    | `gspo` | 2507.18071 | as `grpo`, with another ratio | as `grpo_seq` |
+    | `cispo` | 2506.13585 | `sg[clip(ratio)] A logp` | as `grpo` |
+
+    `clip` is to [1 - clip_low, 1 + clip_high], and `sg` stops the gradient. The ratio of `gspo` is
+    `sg[s] exp(logp - sg[logp])` with `s = exp(mean of logp - logp_old)`.
 
     `dapo` is `grpo` with its own clips (0.2, 0.28); its dynamic sampling is the caller's.
 

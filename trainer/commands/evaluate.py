@@ -13,7 +13,7 @@ from services.common import signals
 from trainer.config.schema import Config, ConfigError
 from trainer.data import models
 from trainer.learner.checkpoint import export_checkpoint, find
-from trainer.loop.evaluate import evaluate
+from trainer.loop.held_out import evaluate
 from trainer.rewards import RewardError, make_reward, right_at
 from trainer.session.resume_rules import differing
 from trainer.session.system import start_serving

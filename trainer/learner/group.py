@@ -1,9 +1,9 @@
-"""The learner as its driver sees it: a group of Ray actors, one per data-parallel rank, behind plain blocking
-calls.
+"""The learner as its driver sees it: a group of Ray actors, one per data-parallel rank, behind plain
+blocking calls.
 
-    driver ── LearnerGroup ──┬── rank 0  (GPU or CPU)  ──┐  torch.distributed (NCCL or gloo), DeepSpeed ZeRO
-                             ├── rank 1                ──┤  rank 0 also publishes weights and writes checkpoints
-                             └── ...                   ──┘
+    driver ── LearnerGroup ──┬── rank 0  (GPU or CPU) ──┐  torch.distributed (NCCL or gloo), DeepSpeed ZeRO
+                             ├── rank 1               ──┤  rank 0 also publishes weights and checkpoints
+                             └── ...                  ──┘
 
 Each call goes to all ranks at once. The first rank that fails fails the call, whatever the others wait for.
 """
@@ -271,7 +271,8 @@ class LearnerGroup:
             asked = ", ".join(f"{v * self.ranks:g} {k}" for k, v in demand.items())
             there = ", ".join(f"{have.get(k, 0.0):g} {k}" for k in demand)
             raise LearnerPlacementError(
-                f"learner.ranks={self.ranks} asks for {asked}; the cluster has {there} (too little {lacking[0]})"
+                f"learner.ranks={self.ranks} asks for {asked}; the cluster has {there} "
+                f"(too little {lacking[0]})"
             )
         return demand
 
@@ -292,7 +293,8 @@ class LearnerGroup:
         fixed = {
             "OMP_NUM_THREADS": threads,
             "TORCH_EXTENSIONS_DIR": str(cache / "torch_extensions"),
-            "PYTHONWARNINGS": "ignore::FutureWarning",  # of torch, at each collective operation of DeepSpeed's
+            # Of torch, at each collective operation of DeepSpeed's.
+            "PYTHONWARNINGS": "ignore::FutureWarning",
         }
         if not ray.cluster_resources().get("GPU"):
             fixed["DS_ACCELERATOR"] = "cpu"

@@ -6,9 +6,12 @@ talking.
 
 The model sees a micro-batch in one of two shapes; the loss always sees rows [B, T].
 
-    padded  [B, T]   a a a . .      packed  [1, L]   a a a b b b b b c c . .     L = sum of lengths, rounded up to LENGTH_STEP
-                     b b b b b                       0 1 2 0 1 2 3 4 0 1 0 1     positions start anew at each row, and attention
-                     c c . . .                                                   never crosses from one row into another
+    padded  [B, T]   a a a . .      packed  [1, L]   a a a b b b b b c c . .
+                     b b b b b           positions   0 1 2 0 1 2 3 4 0 1 0 1
+                     c c . . .
+
+L is the sum of the lengths, rounded up to LENGTH_STEP. Positions start anew at each row, and attention never
+crosses from one row into another.
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ class MicroBatch:
 
 
 def scored(values: Tensor | None) -> Tensor:
-    """Log-probs or entropies that the learner has filled in by now; without them the order of calls is wrong."""
+    """Log-probs or entropies that the learner has filled in by now."""
     assert values is not None, "this micro-batch was not scored"
     return values
 
@@ -179,7 +182,8 @@ def make_microbatch(
     if bool((action_ids[:, 0] >= 0).any()):
         first = next(b for b in rows if batch.action_ids[batch.offsets[b]] >= 0)
         raise ValueError(
-            f"trajectory {batch.uid[first]}: its first token is an action; a prompt of at least one token must come before"
+            f"trajectory {batch.uid[first]}: its first token is an action; a prompt of at least one token "
+            "must come before"
         )
     input_ids = padded(batch.token_ids, 0, torch.int64)
     return MicroBatch(

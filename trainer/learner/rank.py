@@ -196,8 +196,8 @@ class LearnerRank:
     def update(
         self, batch: TrainBatch, *, llds_lambda: float, answer_beta: float, lr_scale: float
     ) -> RankUpdate:
-        """All optimiser steps of one batch. Rows that are not `valid` are scored, and take no part in any loss
-        or count. The metrics are `llds/min_drop`, `lr`, the tokens scored and `time/update_compute`."""
+        """All optimiser steps of one batch. Rows that are not `valid` are scored, and take no part in any
+        loss or count. The metrics are `llds/min_drop`, `lr`, the tokens scored and `time/update_compute`."""
         began = time.monotonic()
         self._check(batch)
         valid = batch.valid

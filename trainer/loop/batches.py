@@ -9,8 +9,11 @@ import numpy as np
 import torch
 
 from services.contracts import TokenBatch, TrainBatch
+from services.likelihood.metrics.scored_step import ScoredStep
 from trainer.algorithms import AdvantageKind, group_advantages
 from trainer.config.schema import Config
+from trainer.learner.results import UpdateResult
+from trainer.loop.probes import Rescored
 from trainer.loop.sampling import RolloutBatch
 from trainer.rewards import answer_mask
 
@@ -20,6 +23,7 @@ class Prepared:
     """A batch for the learner, and what the step's records say of its trajectories."""
 
     tokens: TrainBatch
+    """`logp_old` is set once the learner has scored them."""
     advantages: np.ndarray
     """float64 [B]."""
     right: list[bool | None]
@@ -31,6 +35,21 @@ def advantages_of(rewards: np.ndarray, groups: list[str], kind: AdvantageKind) -
     index = {group: i for i, group in enumerate(dict.fromkeys(groups))}
     ids = torch.tensor([index[group] for group in groups], dtype=torch.long)
     return group_advantages(torch.as_tensor(rewards, dtype=torch.float64), ids, kind).numpy()
+
+
+def scored_step(
+    batch: RolloutBatch, prepared: Prepared, update: UpdateResult, rescored: Rescored
+) -> ScoredStep:
+    """The step after its update, of which metrics and records are views."""
+    return ScoredStep(
+        trajectories=batch.trajectories,
+        tokens=prepared.tokens,
+        rewards=batch.rewards.tolist(),
+        advantages=prepared.advantages,
+        right=prepared.right,
+        entropy=update.entropy_old,
+        logp_new=rescored.logp_new if rescored.rows else None,
+    )
 
 
 def prepare(batch: RolloutBatch, config: Config, tokenizer: Any) -> Prepared:

@@ -31,14 +31,16 @@ FREEZE_BY_STEP = 5
 """The fixed probe is closed at this step, however few right trajectories there were."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rescored:
-    """Log-probs under the new weights. `rows` of the batch were scored; `logp_new` [sum T] is NaN
-    elsewhere."""
+    """Log-probs under the new weights."""
 
     rows: list[int]
+    """Rows of the batch that were scored."""
     logp_new: np.ndarray
-    metrics: dict[str, float]
+    """float32 [sum T] in nats, NaN on the other rows."""
+    metrics: dict[str, float | None]
+    """Of the probes, by name."""
 
 
 class Probes:
@@ -90,7 +92,7 @@ class Probes:
             rows = self._sample(len(batch))
             for i, row in enumerate(rows):
                 logp_new[batch.row(row)] = scored["displacement"][parts["displacement"].row(i)]
-        metrics = {}
+        metrics: dict[str, float | None] = {}
         if "lag" in parts:
             metrics["probe/lag"] = lag_probe(parts["lag"], scored["lag"])
         if self.missed:

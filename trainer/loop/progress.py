@@ -150,7 +150,8 @@ class Progress:
     def evaluation(self, tag: str, mode: str, scores: dict[str, Any]) -> None:
         overall = scores["overall"]
         self.say(
-            f"evaluation {tag}, {mode}: EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({overall['n']} questions)"
+            f"evaluation {tag}, {mode}: EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  "
+            f"({overall['n']} questions)"
         )
 
     def performance(self, summary: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ class Restorable(Protocol):
     base: Path | None
     scores: dict[str, Any]
     share_gpus: bool
-    whole: bool
+    checkpointable: bool
     step: int
     attempt: int
     version: int
@@ -57,7 +57,7 @@ async def restore_learner(driver: Restorable, error: LearnerError) -> None:
     itself. Raises `error` (or that of the last try) where `trainer.max_restores` are used up."""
     most, system = driver.config.trainer.max_restores, driver.system
     while True:
-        driver.whole = False  # nothing can be saved, and trying would hide the cause
+        driver.checkpointable = False  # nothing can be saved, and trying would hide the cause
         if driver.restores >= most or driver.stop.requested:
             raise error
         back_off = min(LAST_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2**driver.restores)
@@ -65,7 +65,8 @@ async def restore_learner(driver: Restorable, error: LearnerError) -> None:
         reason = " ".join(str(error).split())[:400]
         system.folder.event("learner_lost", step=driver.step, restore=driver.restores, of=most, reason=reason)
         driver.progress.say(
-            f"{reason}; starting it again from the last checkpoint ({driver.restores} of trainer.max_restores={most})"
+            f"{reason}; starting it again from the last checkpoint "
+            f"({driver.restores} of trainer.max_restores={most})"
         )
         driver.progress.stage("restoring the learner", driver.step)
         await driver.cancel_ahead()
@@ -89,7 +90,7 @@ async def restore_learner(driver: Restorable, error: LearnerError) -> None:
         driver.load_state_dict(state)
         driver.scores = scores
         driver.version += 1  # the workers take no lower one, and may hold the lost step's
-        driver.whole = True
+        driver.checkpointable = True
         system.folder.event(
             "learner_restored",
             step=driver.step,
@@ -112,8 +113,8 @@ def require_same_model(driver: Restorable) -> None:
     if found:
         what, before, now = found[0]
         raise ConfigError(
-            f"model.path: {folder} has changed since the run began, and its learner cannot be restored from it: "
-            f"{what} was {before} and is {now}; put it back and go on with --resume latest"
+            f"model.path: {folder} has changed since the run began, and its learner cannot be restored from "
+            f"it: {what} was {before} and is {now}; put it back and go on with --resume latest"
         )
 
 
@@ -123,7 +124,10 @@ async def roll_back(driver: Restorable, action: MonitorAction) -> bool:
     folder, fell = driver.system.folder.path, driver.step
     checkpoint = await asyncio.to_thread(latest, folder, before=action.before_step)
     if checkpoint is None:
-        text = f"no checkpoint from before step {action.before_step} is kept (trainer.keep_checkpoints): going on with half the learning rate"
+        text = (
+            f"no checkpoint from before step {action.before_step} is kept (trainer.keep_checkpoints): "
+            "going on with half the learning rate"
+        )
         driver.event(EventRecord(step=fell, kind="monitor_rollback_impossible", text=text))
         return False
     await driver.cancel_ahead()

@@ -44,6 +44,11 @@ class RolloutBatch:
     """Metrics of the sampling itself: groups resampled, trajectories without a finite reward, those dropped
     as too stale."""
 
+    @property
+    def mean_searches(self) -> float:
+        """Searches per trajectory that were carried out; 0 for an empty batch."""
+        return float(np.mean([t.searches for t in self.trajectories] or [0]))
+
     def drop_older_than(self, version: int) -> RolloutBatch:
         """Without the trajectories that an older policy version took part in, nor the last one of a group
         that lost all others by it: alone it has nothing to be compared with. How many is counted."""
