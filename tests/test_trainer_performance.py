@@ -107,7 +107,7 @@ def test_the_table_shows_what_is_known(tmp_path):
     Console(file=text, width=80).print(table(of_run(tmp_path / "metrics.jsonl")))
     lines = [line.rsplit(maxsplit=1) for line in text.getvalue().splitlines()[1:]]
     assert {what.strip(): figure for what, figure in lines} == {
-        "seconds a step": "10.00",
+        "seconds per step": "10.00",
         "rollout": "50.0%",
         "update": "30.0%",
         "logprob": "10.0%",

@@ -2,7 +2,7 @@
 
 `log softmax(hidden @ weight.T / temperature)` needs `[N, V]` logits: 5 GB in fp32 for 8k tokens and a
 vocabulary of 152k, and autograd keeps several copies. Here the forward pass goes through blocks of tokens and
-keeps three numbers a token. The backward pass makes the logits again in blocks of the *vocabulary*: each
+keeps three numbers per token. The backward pass makes the logits again in blocks of the *vocabulary*: each
 block of the weight's gradient is then one matrix product over all tokens, written once, so that there is no
 fp32 accumulator as large as the weight.
 """
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_OUTSIDE = (
-    -1e30
-)  # logit of a masked id: finite, so that p * log p is 0 and not NaN; exp of it is 0 in fp32 and fp64
+_OUTSIDE = -1e30
+"""Logit of a masked id. It is finite, so that p * log p is 0 and not NaN, and exp of it is 0 in fp32 and
+fp64."""
 
 
 def token_logprobs(
@@ -38,7 +38,7 @@ def token_logprobs(
     hidden [N, D], weight [V, D], targets int64 [N] in 0..V-1, bias [V]; masked_ids int64 [M] are taken out of
     the softmax's support (a masked target has log-prob -inf and no gradient). About `chunk_tokens * V` logits
     exist at a time. Returns two tensors [N], fp32 for half-precision input (matrix products then accumulate
-    in fp32 and are not rounded), else of the input's dtype. Differentiable once, in hidden, weight and bias,
+    in fp32 and are not rounded), otherwise of the input's dtype. Differentiable once, in hidden, weight and bias,
     through both results; a backward pass through the entropy costs a little more. Pass only the positions
     that count: each costs the same, whatever its weight in the loss.
 

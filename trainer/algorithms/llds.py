@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from trainer.algorithms.shapes import ActionIds, PerToken, PerTrajectory, TokenMask, TrajectoryMask
 from trainer.algorithms.terms import LossTerm, check_shapes, select
 
 Gate = Literal["action", "response", "token"]
@@ -15,17 +16,17 @@ Denominator = Literal["preserved", "all"]
 
 
 def llds_loss(
-    logp: Tensor,
-    logp_old: Tensor,
-    advantages: Tensor,
-    action_ids: Tensor,
+    logp: PerToken,
+    logp_old: PerToken,
+    advantages: PerTrajectory,
+    action_ids: ActionIds,
     *,
     gate: Gate = "action",
     denominator: Denominator = "preserved",
-    answer_mask: Tensor | None = None,
+    answer_mask: TokenMask | None = None,
     answer_weight: float = 1.0,
     min_drop: float = 0.0,
-    preserved: Tensor | None = None,
+    preserved: TrajectoryMask | None = None,
 ) -> LossTerm:
     """`sum(1[sum of drop over the unit > 0] max(0, drop) w)` over the action tokens of preserved
     trajectories, `drop = logp_old - logp`.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
 
+from trainer.algorithms.shapes import ActionIds, PerToken, PerTrajectory
 from trainer.algorithms.terms import LossTerm, check_shapes, select
 
 PolicyLossKind = Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"]
@@ -14,15 +14,15 @@ PolicyLossKind = Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"]
 
 def policy_loss(
     kind: PolicyLossKind,
-    logp: Tensor,
-    logp_old: Tensor,
-    advantages: Tensor,
-    action_ids: Tensor,
+    logp: PerToken,
+    logp_old: PerToken,
+    advantages: PerTrajectory,
+    action_ids: ActionIds,
     *,
     clip_low: float,
     clip_high: float,
     max_response_tokens: int | None = None,
-    importance_weights: Tensor | None = None,
+    importance_weights: PerToken | None = None,
 ) -> LossTerm:
     """The policy term, to be minimised. With `ratio = exp(clamp(logp - logp_old, -20, 20))`, advantage A, and
     sums over action tokens:

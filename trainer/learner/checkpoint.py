@@ -98,11 +98,11 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 def fault(path: Path, *, checksums: bool = True) -> str | None:
     """What is wrong with a checkpoint, or None. checksums=False compares sizes alone."""
+    if not (path / MANIFEST).is_file():
+        return f"no {MANIFEST}"
     try:
         files = json.loads((path / MANIFEST).read_text())["files"]
         expectations = [(name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
-    except FileNotFoundError:
-        return f"no {MANIFEST}"
     except _NO_SUCH_JSON as e:
         return f"{MANIFEST} can't be read ({e})"
     if missing := _missing(NEEDED, files):
@@ -374,8 +374,7 @@ def _whole_weights(read: TensorReader, lora: dict[str, Any] | None) -> Iterator[
         return
     if not any(Path(lora["base"]).glob("*.safetensors")):
         raise UserError(
-            f"the checkpoint holds LoRA adapters for the weights in {lora['base']}, which are not there "
-            "any more"
+            f"the checkpoint holds LoRA adapters for the weights in {lora['base']}, which are not there"
         )
     if lora.get("weights") not in (None, weights_digest(Path(lora["base"]))):
         raise UserError(

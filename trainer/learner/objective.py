@@ -96,7 +96,7 @@ class Objective:
         return terms
 
     def counts(self, m: MicroBatch) -> list[float]:
-        """Count of each of TERMS, known before any forward pass: it hangs on masks and advantages alone. 0
+        """Count of each of TERMS, known before any forward pass: it depends on masks and advantages alone. 0
         where a term is off."""
         nothing = torch.zeros(m.action_ids.shape, device=m.action_ids.device)
         blank = MicroBatch(

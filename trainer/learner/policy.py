@@ -67,7 +67,7 @@ class PolicyModel(nn.Module):
         hf.set_output_embeddings(FusedHead(head))
         self.temperature, self.chunk_tokens = temperature, chunk_tokens
         self.lora_scale = 0.0
-        """alpha / rank where the model has adapters, else 0."""
+        """alpha / rank where the model has adapters, otherwise 0."""
         self.register_buffer(
             "masked_ids", torch.tensor(sorted(masked_ids)) if masked_ids else None, persistent=False
         )

@@ -151,11 +151,9 @@ class Driver(RunState):
             await self.evaluate("before")
         try:
             await self.steps(began)
-        except (LearnerError, CheckpointNotWritten):
-            self.checkpointable = False  # trying to save would fail again, and hide the cause
-            await self.cancel_ahead()
-            raise
-        except BaseException:
+        except BaseException as error:  # signals too
+            if isinstance(error, LearnerError | CheckpointNotWritten):
+                self.checkpointable = False  # trying to save would fail again, and hide the cause
             await self.cancel_ahead()
             await self.save_before_leaving()
             raise

@@ -1,4 +1,4 @@
-"""Where a run's time went: shares of a step, tokens a second, model FLOP/s, and what each weight sync moved.
+"""Where a run's time went: shares of a step, tokens per second, FLOP/s, and bytes per weight sync.
 
 Everything is computed from `metrics.jsonl`, so a resumed run counts all its steps. The first step of a run
 (compilation, first allocations) is left out where there are others.
@@ -41,14 +41,14 @@ PARTS = ("rollout", "update", "logprob", "sync", "other")
 
 
 def performance(metrics: Sequence[dict[str, Any]], ranks: Sequence[RankInfo] = ()) -> dict[str, Any]:
-    """Means over the steps of a run, as `summary.json` holds them. metrics: one dict a step. ranks:
+    """Means over the steps of a run, as `summary.json` holds them. metrics: one dict per step. ranks:
     `LearnerGroup.where`.
 
     `share/*`: of the step's wall time; `rollout` is the time that the learner waited for trajectories,
     `update` includes scoring pi_old, `logprob` is the scoring after it, `sync` ends when all workers serve
     again, `other` is the rest: rewards, files, store, monitor. `overhead`: `other` and the part of `update`
     in which no rank computed, which is what Ray, services and driver cost around a step.
-    `learner/flops_per_s`: of all ranks, during updates, 6 a parameter and token (4 with LoRA), 2 for scoring
+    `learner/flops_per_s`: of all ranks, during updates, 6 per parameter and token (4 with LoRA), 2 for scoring
     pi_old. The output layer's parameters (tied or not) count for action tokens, the others' for all; the
     input embedding and attention's own products are left out. `learner/mfu`: over the devices' peak, in
     bfloat16 where it is known.
@@ -122,7 +122,7 @@ def table(numbers: dict[str, Any]) -> Table:
     )
     out.add_column("what")
     out.add_column("figure", justify="right")
-    out.add_row("seconds a step", f"{numbers['seconds_per_step']:.2f}")
+    out.add_row("seconds per step", f"{numbers['seconds_per_step']:.2f}")
     for name in PARTS:
         out.add_row(f"  {name}", f"{numbers[f'share/{name}']:.1%}")
     for key, what, form in (

@@ -1,4 +1,4 @@
-"""What is scored again after an update: the batch itself (displacement), and trajectories of the past (the
+"""The rows that are scored again after an update: the batch itself (displacement), and trajectories of the past (the
 probes).
 
 The lag probe takes right trajectories of k steps ago from the likelihood store: the batch's own right samples
@@ -143,10 +143,7 @@ class Probes:
         thread.start()
 
     def _fetch(self, step: int, answer: Future[TokenBatch | None]) -> None:
-        try:
-            answer.set_result(self.store.get_tokens(self.run, step, timeout_seconds=ASK_SECONDS))
-        except Exception as error:  # raised where the answer is read
-            answer.set_exception(error)
+        answer.set_result(self.store.get_tokens(self.run, step, timeout_seconds=ASK_SECONDS))
 
     def _lag(self, step: int) -> TokenBatch | None:
         past = step - self.settings.lag_steps

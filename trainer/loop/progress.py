@@ -1,4 +1,4 @@
-"""What a run says on the terminal: a live table where there is one, one plain line a step elsewhere (`ray job
+"""What a run says on the terminal: a live table where there is one, one plain line per step elsewhere (`ray job
 submit`, files)."""
 
 from __future__ import annotations
