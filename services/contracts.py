@@ -115,11 +115,9 @@ class Trajectory:
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Whole sequence: token_ids int32 [T], action_ids int16 [T] (-1 outside the mask), sampler log-probs
         float32 [T] (0 outside)."""
-        tokens, actions, logps = (
-            list(self.prompt_ids),
-            [-1] * len(self.prompt_ids),
-            [0.0] * len(self.prompt_ids),
-        )
+        tokens = list(self.prompt_ids)
+        actions = [-1] * len(self.prompt_ids)
+        logps = [0.0] * len(self.prompt_ids)
         index = 0
         for segment in self.segments:
             n = len(segment.token_ids)

@@ -70,6 +70,7 @@ def _groups(rewards: PerTrajectory, group_ids: Tensor) -> tuple[Tensor, ...]:
         raise ValueError(
             f"rewards and group_ids must both be [B], not {tuple(rewards.shape)} and {tuple(group_ids.shape)}"
         )
+    # `born` counts all members, `left` those with a finite reward.
     _, group, born = torch.unique(group_ids, return_inverse=True, return_counts=True)
     finite = torch.isfinite(rewards)
     left = torch.zeros_like(born).scatter_add(0, group, finite.long())

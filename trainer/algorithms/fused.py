@@ -38,9 +38,9 @@ def token_logprobs(
     hidden [N, D], weight [V, D], targets int64 [N] in 0..V-1, bias [V]; masked_ids int64 [M] are taken out of
     the softmax's support (a masked target has log-prob -inf and no gradient). About `chunk_tokens * V` logits
     exist at a time. Returns two tensors [N], fp32 for half-precision input (matrix products then accumulate
-    in fp32 and are not rounded), otherwise of the input's dtype. Differentiable once, in hidden, weight and bias,
-    through both results; a backward pass through the entropy costs a little more. Pass only the positions
-    that count: each costs the same, whatever its weight in the loss.
+    in fp32 and are not rounded), otherwise of the input's dtype. Differentiable once, in hidden, weight and
+    bias, through both results; a backward pass through the entropy costs a little more. Pass only the
+    positions that count: each costs the same, whatever its weight in the loss.
 
     The backward pass reads `weight` itself (saved by reference), so its data may be swapped out and back in
     between, as DeepSpeed's ZeRO-3 does. Raises ValueError on shapes or dtypes that do not fit.
@@ -89,7 +89,8 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float,
         chunk_tokens: int,
     ) -> tuple[Tensor, Tensor]:
-        n, dtype = len(hidden), _compute_dtype(hidden)
+        n = len(hidden)
+        dtype = _compute_dtype(hidden)
         logp, entropy, lse = (torch.empty(n, dtype=dtype, device=hidden.device) for _ in range(3))
         device_ids = None if masked_ids is None else masked_ids.to(hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -108,7 +109,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 entropy[rows] = log_total - probs.mul_(logits).sum(-1) / total
                 del logits, probs
         ctx.save_for_backward(hidden, weight, targets, bias, lse, entropy)
-        ctx.masked_ids, ctx.temperature, ctx.chunk_tokens = masked_ids, temperature, chunk_tokens
+        ctx.masked_ids = masked_ids
+        ctx.temperature = temperature
+        ctx.chunk_tokens = chunk_tokens
         ctx.set_materialize_grads(False)
         return logp, entropy
 
@@ -128,9 +131,11 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if want_hidden else None
         grad_weight = torch.zeros_like(weight) if want_weight else None
         grad_bias = torch.zeros_like(bias) if want_bias and bias is not None else None
-        ids, host_ids = ctx.masked_ids, []
+        ids = ctx.masked_ids
+        host_ids = []
         if ids is not None:
-            host_ids, ids = ids.tolist(), ids.to(hidden.device)
+            host_ids = ids.tolist()
+            ids = ids.to(hidden.device)
         blocks = math.ceil(n / ctx.chunk_tokens)
         width = 128 * math.ceil(v / (128 * blocks)) if blocks else v
         with torch.autocast(hidden.device.type, enabled=False):
@@ -153,7 +158,8 @@ class _TokenLogprobs(torch.autograd.Function):
                     minus.scatter_add_(1, target, torch.where(inside, -g, 0.0)[:, None])
                     del probs
                 if host_ids:
-                    low, high = bisect_left(host_ids, a), bisect_left(host_ids, b)
+                    low = bisect_left(host_ids, a)
+                    high = bisect_left(host_ids, b)
                     minus.index_fill_(1, ids[low:high] - a, 0.0)
                 if minus.dtype == hidden.dtype:
                     grad_logits = minus.mul_(scale)

@@ -56,7 +56,9 @@ def policy_loss(
     advantage = advantages.detach().to(logp.dtype)[:, None]
     low, high = 1 - clip_low, 1 + clip_high
 
+    # Outside the mask both log-probs are 0 now: the ratio is 1 there, and its gradient is cut by `select`.
     if kind == "gspo":
+        # The value is the sequence's ratio; the gradient is that of the token's own log-prob.
         mean = (logp.detach() - logp_old).sum(1) / lengths.clamp(min=1)
         ratio = mean.exp()[:, None] * (logp - logp.detach()).exp()
     else:
@@ -81,6 +83,7 @@ def policy_loss(
         total, count = objective.sum(), trajectories * max_response_tokens
     else:
         total, count = objective.sum(), tokens
+    # `bound` marks tokens whose clip holds: outside the interval on the side to which the advantage pushes.
     clipped_tokens = (bound & mask).sum()
     largest = torch.cat([select(mask, ratio.detach()).flatten(), ratio.new_zeros(1)]).max()
     stats = {

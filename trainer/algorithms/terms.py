@@ -68,5 +68,6 @@ def check_shapes(
     for x in rows:
         if x is not None and x.shape != action_ids.shape[:1]:
             raise ValueError(
-                f"expected [B] = {tuple(action_ids.shape[:1])}, one value per trajectory, not {tuple(x.shape)}"
+                f"expected [B] = {tuple(action_ids.shape[:1])}, one value per trajectory, "
+                f"not {tuple(x.shape)}"
             )

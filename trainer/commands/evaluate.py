@@ -59,7 +59,7 @@ def run_eval(
                 temperature=0.0,
                 seed=config.seed,
                 reward=reward,
-                least=right_at(reward, config.reward.right_at),
+                right_at=right_at(reward, config.reward.right_at),
                 retriever_url=serving.eval_retriever_url,
             )
             return scores

@@ -240,7 +240,8 @@ class TensorWriter:
     Face form)."""
 
     def __init__(self, folder: Path, shard_bytes: int = 2**30):
-        self.folder, self.shard_bytes = folder, shard_bytes
+        self.folder = folder
+        self.shard_bytes = shard_bytes
         self._pending: dict[str, Tensor] = {}
         self._bytes = 0
         self._where: dict[str, str] = {}
@@ -274,7 +275,8 @@ class TensorWriter:
             except SafetensorError as e:  # its word for a full disk
                 raise OSError(str(e)) from e
             self._where |= dict.fromkeys(self._pending, file)
-            self._pending, self._bytes = {}, 0
+            self._pending = {}
+            self._bytes = 0
 
 
 class TensorReader:
@@ -340,7 +342,8 @@ def export_checkpoint(checkpoint: str | Path, out: str | Path) -> Path:
     Raises UserError."""
     import torch
 
-    checkpoint, out = find(checkpoint), Path(out)
+    checkpoint = find(checkpoint)
+    out = Path(out)
     require_whole(checkpoint)
     about = json.loads((checkpoint / "learner.json").read_text())
     read = TensorReader(checkpoint / "weights")
@@ -380,7 +383,8 @@ def _whole_weights(read: TensorReader, lora: dict[str, Any] | None) -> Iterator[
         raise UserError(
             f"the checkpoint holds LoRA adapters for other weights than those that are in {lora['base']} now"
         )
-    base, adapters = TensorReader(Path(lora["base"])), set(read.names)
+    base = TensorReader(Path(lora["base"]))
+    adapters = set(read.names)
     for name in base.names:
         yield name, merge(name, base(name), lambda n: read(n) if n in adapters else None, lora["scale"])
 

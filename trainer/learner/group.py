@@ -124,7 +124,8 @@ class LearnerGroup:
 
     def close(self) -> None:
         """End every rank and wait until its process is gone."""
-        handles, self._handles = self._handles, []
+        handles = self._handles
+        self._handles = []
         if not handles:
             return
         with contextlib.suppress(RayError):  # also GetTimeoutError: a rank that hangs is killed below

@@ -110,6 +110,7 @@ def deal(
     row that is longer than that goes alone. Every rank gets the same number of micro-batches (the last may be
     empty): ranks meet in collective operations, and one that came less often would hang the rest.
     """
+    # Ties by row, so that every rank sorts alike: each computes the whole plan for itself.
     by_length = sorted(rows, key=lambda b: (-lengths[b], b))
     hands: list[Rows] = [[] for _ in range(ranks)]
     for i, row in enumerate(by_length):

@@ -65,7 +65,8 @@ class PolicyModel(nn.Module):
         _switch_off_dropout(hf)
         _check_plain_head(hf, head)
         hf.set_output_embeddings(FusedHead(head))
-        self.temperature, self.chunk_tokens = temperature, chunk_tokens
+        self.temperature = temperature
+        self.chunk_tokens = chunk_tokens
         self.lora_scale = 0.0
         """alpha / rank where the model has adapters, otherwise 0."""
         self.register_buffer(
@@ -89,7 +90,8 @@ class PolicyModel(nn.Module):
         """
         packed = {} if segments is None else {"position_ids": position_ids, "segments": segments}
         hidden = self.hf.base_model(input_ids=input_ids, use_cache=False, **packed).last_hidden_state
-        head, targets = self.hf.get_output_embeddings(), input_ids[rows, columns]
+        head = self.hf.get_output_embeddings()
+        targets = input_ids[rows, columns]
         return head(
             hidden[rows, columns - 1],
             targets,

@@ -157,7 +157,8 @@ class LearnerRank:
 
     def _deal(self, rows: Rows, batch: TokenBatch) -> list[Rows]:
         """This rank's micro-batches of some rows."""
-        lengths, budget = np.diff(batch.offsets), self.settings.tokens_per_microbatch
+        lengths = np.diff(batch.offsets)
+        budget = self.settings.tokens_per_microbatch
         return deal(rows, lengths, self.world_size, budget, packed=self.packed)[self.rank]
 
     def _score_old(self, batch: TokenBatch, packs: list[Rows]) -> list[MicroBatch]:
@@ -202,6 +203,8 @@ class LearnerRank:
         self._check(batch)
         valid = batch.valid
         rows = [b for b in range(len(batch)) if valid[b]]
+        # One packing for scoring and training: with another, rows would meet other neighbours, and the
+        # kernels' rounding would look like a drop of likelihood.
         parts = [self._deal(p, batch) for p in minibatches(rows, self.settings.minibatches_per_batch)]
         left_out = [b for b in range(len(batch)) if not valid[b]]
         self._refresh_snapshot()
@@ -209,6 +212,8 @@ class LearnerRank:
         unused = self._score_old(batch, self._deal(left_out, batch)) if left_out else []
         self._score_kept(micros)
 
+        # Every rank sees the whole batch, and so decides alike: a rank that took no step alone would hang the
+        # others in their next collective operation.
         anchored = self.snapshot is not None and self.snapshot_batch != self.batches
         acts = can_act(self.algorithm, batch, llds_lambda=llds_lambda, anchored=anchored)
         counts = self._global_counts(micros, Objective(self.algorithm, llds_lambda, answer_beta))
@@ -245,10 +250,13 @@ class LearnerRank:
         """One optimiser step. on_policy: pi_old is the very policy of this forward pass, so its log-probs
         *are* pi_old; what was scored before differs from them by rounding alone, and the largest difference
         is the re-scoring noise (second result, over all ranks)."""
-        stats, noise = StepStats(), torch.zeros((), device=self.device)
+        stats = StepStats()
+        noise = torch.zeros((), device=self.device)
         for m in part:
             logp, entropy = self._forward(m)
             if on_policy:
+                # The ratio is then exactly 1 and LLDS's drop exactly 0, whatever kernels round differently
+                # with and without gradients.
                 noise = torch.maximum(noise, (logp.detach() - scored(m.logp_old)).abs().max())
                 m.logp_old = logp.detach()
             terms = objective.terms(logp, entropy, m)
@@ -263,6 +271,7 @@ class LearnerRank:
 
     def _global_counts(self, micros: list[list[MicroBatch]], objective: Objective) -> list[dict[str, float]]:
         """For each optimiser step of a pass, each term's count over all micro-batches of all ranks."""
+        # float64: counts of tokens beyond 2**24 are no longer exact in float32.
         counts = torch.zeros((len(micros), len(TERMS)), dtype=torch.float64, device=self.device)
         for i, part in enumerate(micros):
             for m in part:
@@ -287,7 +296,8 @@ class LearnerRank:
         if self.algorithm.llds.anchor != "snapshot":
             return
         if self.snapshot is None or self.batches - self.snapshot_batch >= self.algorithm.llds.snapshot_every:
-            self.snapshot, self.snapshot_batch = self.engine.copy_weights(), self.batches
+            self.snapshot = self.engine.copy_weights()
+            self.snapshot_batch = self.batches
 
     def _lr(self, scale: float) -> float:
         """Linear warm-up over the optimiser steps that were taken, then constant."""
@@ -381,8 +391,10 @@ class LearnerRank:
         weights = checkpoint.TensorReader(folder / "weights")
         moments = checkpoint.TensorReader(folder / "optimizer") if about["adam_steps"] else None
         self.engine.load_master(weights, moments, about["adam_steps"])
-        self.optimiser_steps, self.batches = about["optimiser_steps"], about["batches"]
-        self.snapshot, self.snapshot_batch = None, about["snapshot_batch"]
+        self.optimiser_steps = about["optimiser_steps"]
+        self.batches = about["batches"]
+        self.snapshot = None
+        self.snapshot_batch = about["snapshot_batch"]
         if about["snapshot"] and self.algorithm.llds.anchor == "snapshot":
             self.snapshot = self.engine.local_copies(checkpoint.TensorReader(folder / "snapshot"))
         torch.set_rng_state(checkpoint.TensorReader(folder / "rng")("cpu"))

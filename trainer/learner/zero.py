@@ -84,7 +84,9 @@ class Engine:
         # With bf16 DeepSpeed keeps fp32 master weights only where ZeRO is on; ZeRO 1 is stage 0 with the
         # state divided.
         self.stage = max(settings.zero_stage, 1) if dtype == torch.bfloat16 else settings.zero_stage
-        self.world_size, self.device, self.dtype = world_size, device, dtype
+        self.world_size = world_size
+        self.device = device
+        self.dtype = dtype
         options: dict[str, Any] = {
             "lr": settings.lr,
             "betas": settings.betas,
@@ -232,6 +234,7 @@ class Engine:
                 else:
                     safe_set_full_optimizer_state(p, value, key)
             if self.stage in (1, 2):
+                # The setter writes the master weights; those of the forward pass follow at the next step.
                 p.data.copy_(values[None])
         for state in self.engine.basic_optimizer.state.values():
             state["step"].fill_(adam_steps)
@@ -268,6 +271,7 @@ class Engine:
     @torch.no_grad()
     def _exchange(self, kept: dict[str, Tensor]) -> None:
         if self.stage == 3:
+            # DeepSpeed may still hold gathered parameters of the last pass, and would compute with those.
             self.engine.optimizer.empty_partition_cache()
         for name, p in self.weights:
             mine = self._local(p)
@@ -324,7 +328,8 @@ def iter_partitioned(
 def _shard(p: nn.Parameter, whole: Tensor) -> Tensor:
     """This rank's flat shard of a tensor laid out as the ZeRO-3 parameter is; the last shard is padded with
     zeros."""
-    size, rank = partitioned(p).ds_tensor.numel(), torch.distributed.get_rank()
+    size = partitioned(p).ds_tensor.numel()
+    rank = torch.distributed.get_rank()
     mine = whole.flatten()[rank * size : (rank + 1) * size]
     return nn.functional.pad(mine, (0, size - mine.numel()))
 

@@ -188,7 +188,7 @@ class Driver(RunState):
         self.unfinished = None
         rolled_back = False
         if action and action.kind == "rollback" and not action.undo:
-            # Still not checkpointable: cut short in here, learner and driver may stand at different steps.
+            self.checkpointable = False  # cut short in here, learner and driver may stand at different steps
             rolled_back = await roll_back(self, action)
         self.checkpointable = True
         if rolled_back:
@@ -343,7 +343,7 @@ class Driver(RunState):
                 temperature=0.0 if mode == "greedy" else self.config.rollout.temperature,
                 seed=self.config.seed,
                 reward=self.sampler.reward,
-                least=self.sampler.right_at,
+                right_at=self.sampler.right_at,
                 retriever_url=self.system.eval_retriever_url,
             )
             scores, trajectories = await kept_supplied(self.system.pool, evaluation, self.sync)

@@ -48,10 +48,10 @@ def performance(metrics: Sequence[dict[str, Any]], ranks: Sequence[RankInfo] = (
     `update` includes scoring pi_old, `logprob` is the scoring after it, `sync` ends when all workers serve
     again, `other` is the rest: rewards, files, store, monitor. `overhead`: `other` and the part of `update`
     in which no rank computed, which is what Ray, services and driver cost around a step.
-    `learner/flops_per_s`: of all ranks, during updates, 6 per parameter and token (4 with LoRA), 2 for scoring
-    pi_old. The output layer's parameters (tied or not) count for action tokens, the others' for all; the
-    input embedding and attention's own products are left out. `learner/mfu`: over the devices' peak, in
-    bfloat16 where it is known.
+    `learner/flops_per_s`: of all ranks, during updates, 6 per parameter and token (4 with LoRA), 2 for
+    scoring pi_old. The output layer's parameters (tied or not) count for action tokens, the others' for
+    all; the input embedding and attention's own products are left out. `learner/mfu`: over the devices'
+    peak, in bfloat16 where it is known.
     """
     steps = [m for m in metrics if m.get("time/step")]
     steps = steps[1:] if len(steps) > 1 else steps

@@ -1,5 +1,5 @@
-"""The rows that are scored again after an update: the batch itself (displacement), and trajectories of the past (the
-probes).
+"""The rows that are scored again after an update: the batch itself (displacement), and trajectories of the
+past (the probes).
 
 The lag probe takes right trajectories of k steps ago from the likelihood store: the batch's own right samples
 are survivors, whose log-prob stays high while the likelihood of earlier right answers decays. The fixed probe
@@ -48,7 +48,10 @@ class Probes:
     folder."""
 
     def __init__(self, settings: ProbeSettings, store: LikelihoodClient, run: str, folder: Path) -> None:
-        self.settings, self.store, self.run, self._file = settings, store, run, folder / "fixed_probe.npz"
+        self.settings = settings
+        self.store = store
+        self.run = run
+        self._file = folder / "fixed_probe.npz"
         self.fixed: TokenBatch | None = None
         self.missing: str | None = None
         """Why the last step had no lag probe, where it should have had one."""
@@ -87,7 +90,8 @@ class Probes:
         """Take apart the log-probs of `TokenBatch.joined` of the parts."""
         ends = np.cumsum([len(p.token_ids) for p in parts.values()])
         scored = dict(zip(parts, np.split(logp, ends[:-1]) if parts else [], strict=True))
-        logp_new, rows = np.full(len(batch.token_ids), np.nan, np.float32), []
+        logp_new = np.full(len(batch.token_ids), np.nan, np.float32)
+        rows = []
         if "displacement" in parts:
             rows = self._sample(len(batch))
             for i, row in enumerate(rows):

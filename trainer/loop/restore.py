@@ -55,7 +55,8 @@ class Restorable(Protocol):
 async def restore_learner(driver: Restorable, error: LearnerError) -> None:
     """Start the learner's ranks again, on the newest whole checkpoint. Without any it begins with the model
     itself. Raises `error` (or that of the last try) where `trainer.max_restores` are used up."""
-    most, system = driver.config.trainer.max_restores, driver.system
+    most = driver.config.trainer.max_restores
+    system = driver.system
     while True:
         driver.checkpointable = False  # nothing can be saved, and trying would hide the cause
         if driver.restores >= most or driver.stop.requested:
@@ -86,7 +87,8 @@ async def restore_learner(driver: Restorable, error: LearnerError) -> None:
         except LearnerError as e:
             error = e
             continue
-        lost_at, scores = driver.step, driver.scores
+        lost_at = driver.step
+        scores = driver.scores
         driver.load_state_dict(state)
         driver.scores = scores
         driver.version += 1  # the workers take no lower one, and may hold the lost step's
@@ -106,7 +108,8 @@ def require_same_model(driver: Restorable) -> None:
     another one."""
     if not (identity := driver.system.identity):
         return
-    folder, config = Path(driver.system.learner.model_path), driver.config
+    folder = Path(driver.system.learner.model_path)
+    config = driver.config
     found = differences(
         identity["model"], describe(folder), weights=bool(config.learner.lora or config.algorithm.kl)
     )
@@ -121,7 +124,8 @@ def require_same_model(driver: Restorable) -> None:
 async def roll_back(driver: Restorable, action: MonitorAction) -> bool:
     """Go back to the newest whole checkpoint from before the fall, as the next attempt. False if none is
     kept: the run goes on, with half the learning rate too."""
-    folder, fell = driver.system.folder.path, driver.step
+    folder = driver.system.folder.path
+    fell = driver.step
     checkpoint = await asyncio.to_thread(latest, folder, before=action.before_step)
     if checkpoint is None:
         text = (
