@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu_shapes import SHAPES, qwen2_config
-from services.contracts import TokenBatch
+from services.contracts import TokenBatch, TrainBatch
 from trainer.config.schema import Config, parse_config
 from trainer.learner.micro_batches import MicroBatch, Rows
 from trainer.learner.objective import Objective
@@ -71,7 +71,7 @@ class PlainRank(RandomRank):
         return [rows[i : i + PLAIN_ROWS] for i in range(0, len(rows), PLAIN_ROWS)]
 
 
-def made_up_batch(rows: int, longest: int, vocabulary: int, seed: int = 0) -> TokenBatch:
+def made_up_batch(rows: int, longest: int, vocabulary: int, seed: int = 0) -> TrainBatch:
     """Trajectories of search agents in length and make-up: a prompt, then actions of 20 to 120 tokens with
     observations of 200 to 500."""
     rng = np.random.default_rng(seed)
@@ -86,12 +86,14 @@ def made_up_batch(rows: int, longest: int, vocabulary: int, seed: int = 0) -> To
         actions.append(ids)
     flat = np.concatenate([np.asarray(a, np.int16) for a in actions])
     advantages = rng.normal(size=rows).astype(np.float32)
-    return TokenBatch(
+    return TrainBatch(
         [f"t{i}" for i in range(rows)],
         np.cumsum([0, *map(len, actions)]),
         np.concatenate(tokens).astype(np.int32),
         flat,
-        extra={"advantages": advantages, "preserved": advantages >= 0, "valid": np.ones(rows, bool)},
+        advantages=advantages,
+        preserved=advantages >= 0,
+        valid=np.ones(rows, bool),
     )
 
 
@@ -119,7 +121,7 @@ def timed_step(rank: LearnerRank, micros: list[MicroBatch], llds: float) -> floa
     return time.perf_counter() - began
 
 
-def measure(rank: LearnerRank, batch: TokenBatch, repeats: int, *, llds_cost: bool) -> dict[str, float]:
+def measure(rank: LearnerRank, batch: TrainBatch, repeats: int, *, llds_cost: bool) -> dict[str, float]:
     """Seconds of an optimiser step over the whole batch (median), tokens a second, peak memory, and what LLDS
     costs (on and off in turn)."""
     cuda = rank.device.type == "cuda"
@@ -206,7 +208,7 @@ def _folder_without_weights(folder: Path, hf_config: Any) -> None:
 
 
 def _variant(
-    name: str, kind: type[RandomRank], config: Config, hf_config: Any, batch: TokenBatch, args: Any
+    name: str, kind: type[RandomRank], config: Config, hf_config: Any, batch: TrainBatch, args: Any
 ) -> dict[str, Any]:
     torch.manual_seed(0)
     rank = kind(config, model_path=config.model.path, reference=False, rank=0)

@@ -39,7 +39,7 @@ import ray  # noqa: E402
 
 from benchmarks.gpu_shapes import SHAPES, make_model  # noqa: E402
 from benchmarks.gpu_sync_actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
-from services.contracts import TokenBatch  # noqa: E402
+from services.contracts import TokenBatch, TrainBatch  # noqa: E402
 from services.local_ray import start_local_ray, stop_local_ray  # noqa: E402
 from services.rollout.pool import placement  # noqa: E402
 from services.rollout.pool.pool import RolloutPool  # noqa: E402
@@ -170,7 +170,7 @@ class World:
 
     async def rank(self, method: str, *args: Any) -> Any:
         """A call of the benchmark's own on learner rank 0."""
-        ref = getattr(self.learner._actors[0], method).remote(*args)
+        ref = getattr(self.learner._handles[0].actor, method).remote(*args)
         return await asyncio.wait_for(asyncio.wrap_future(ref.future()), 180)
 
     async def differences(self, batch: TokenBatch, temperature: float) -> dict[str, float]:
@@ -186,18 +186,20 @@ class World:
         return worst
 
 
-def random_batch(rows: int, tokens: int, vocabulary: int, seed: int) -> TokenBatch:
+def random_batch(rows: int, tokens: int, vocabulary: int, seed: int) -> TrainBatch:
     """Random ids; a prompt of an eighth, then one action; advantages of either sign."""
     rng = np.random.default_rng(seed)
     actions = np.zeros((rows, tokens), np.int16)
     actions[:, : tokens // 8] = -1
     advantages = rng.normal(size=rows).astype(np.float32)
-    return TokenBatch(
+    return TrainBatch(
         [f"t{i}" for i in range(rows)],
         np.arange(rows + 1) * tokens,
         rng.integers(3, vocabulary, rows * tokens).astype(np.int32),
         actions.reshape(-1),
-        extra={"advantages": advantages, "preserved": advantages >= 0, "valid": np.ones(rows, bool)},
+        advantages=advantages,
+        preserved=advantages >= 0,
+        valid=np.ones(rows, bool),
     )
 
 

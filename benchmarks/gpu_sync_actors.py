@@ -3,6 +3,7 @@ on the same GPUs as ours."""
 
 from __future__ import annotations
 
+import os
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import ray
 
 from services.rollout.worker.worker import RolloutWorker
-from trainer.learner.group import RankActor
+from trainer.learner.rank_handle import RankActor
+from trainer.learner.results import RankInfo
 
 
 class BenchWorker(RolloutWorker):
@@ -94,7 +96,7 @@ class BenchRank(RankActor):
         from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        rank = self.rank
+        rank = self
 
         class Source(WeightSource):
             def metadata(self):
@@ -132,7 +134,7 @@ class BenchRank(RankActor):
         import torch
 
         with torch.no_grad():
-            for _, p in self.rank.engine.weights:
+            for _, p in self.engine.weights:
                 target = p.ds_tensor.data if hasattr(p, "ds_tensor") else p.data
                 target.add_(torch.randn_like(target), alpha=scale)
 
@@ -150,23 +152,21 @@ class WeightsOnlyRank(BenchRank):
 
     def __init__(self, config: Any, **options: Any):
         super().__init__(config, **options)
-        rank, actor = self.rank, self
 
-        def setup(host: str, port: int) -> dict[str, Any]:
-            actor._load(rank)
-            return {"pid": __import__("os").getpid(), "host": "", "device": str(rank.device)}
+    def setup(self, host: str, port: int) -> RankInfo:
+        """Load the weights, and nothing else."""
+        self._load()
+        return RankInfo(os.getpid(), "", str(self.device), "", "", self._dtype_name, False, 0, 0)
 
-        rank.setup = setup
-
-    def _load(self, rank: Any) -> None:
+    def _load(self) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(rank.model_path, dtype=rank.dtype).to(rank.device)
+        model = AutoModelForCausalLM.from_pretrained(self.model_path, dtype=self.dtype).to(self.device)
         named = list(model.named_parameters())
-        if rank.device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.synchronize()
-        rank.engine = SimpleNamespace(
+        self.engine = SimpleNamespace(
             weights=named,
             shapes=lambda: [(n, tuple(p.shape)) for n, p in named],
             iter_weights=lambda bucket: ((n, p.detach()) for n, p in named),

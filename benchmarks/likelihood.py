@@ -31,7 +31,7 @@ from redis_server import RedisServer  # noqa: E402
 
 from services.contracts import Action, Observation, Question, TokenBatch, Trajectory  # noqa: E402
 from services.likelihood.client import LikelihoodClient  # noqa: E402
-from services.likelihood.metrics.step_metrics import step_metrics, trajectory_records  # noqa: E402
+from services.likelihood.metrics.scored_step import ScoredStep  # noqa: E402
 from services.likelihood.records import StepRecord, TrajectoryRecord  # noqa: E402
 from services.likelihood.store.opening import open_store  # noqa: E402
 
@@ -100,16 +100,14 @@ def measure(name: str, url: str, folder: Path, args) -> dict:
     )
     tokens.logp_old = logp
     out = {"store": name, "trajectories": args.trajectories, "actions": args.actions}
-    out["step_metrics_s"], metrics = timed(
-        lambda: step_metrics(
-            tokens, logp, rewards, advantages, trajectories, entropy=0.3, logp_new=logp - 0.01
-        ),
-        3,
-    )
+
+    def scored() -> ScoredStep:
+        """A new one for each measurement: it keeps its table of actions."""
+        return ScoredStep(trajectories, tokens, rewards, advantages, entropy=0.3, logp_new=logp - 0.01)
+
+    out["step_metrics_s"], metrics = timed(lambda: scored().metrics(), 3)
     BEST.clear()
-    out["trajectory_records_s"], records = timed(
-        lambda: trajectory_records(trajectories, tokens, logp, rewards, advantages, logp - 0.01), 3
-    )
+    out["trajectory_records_s"], records = timed(lambda: scored().records(), 3)
     out["trajectory_records_best_s"] = BEST[-1]
     metrics |= EXTRA_METRICS
 

@@ -8,8 +8,9 @@ not write it: the action mask is `action_ids >= 0`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -135,59 +136,132 @@ class Trajectory:
 
 @dataclass
 class TokenBatch:
-    """Trajectories as packed arrays: row b is `[offsets[b], offsets[b + 1])` of each array. Log-probs are in
-    nats."""
+    """Trajectories as packed arrays. Row b is `[offsets[b], offsets[b + 1])` of each array of tokens.
+    Log-probs are in nats; `sum T` is the number of tokens of all rows."""
+
+    ROW_COLUMNS: ClassVar[tuple[str, ...]] = ("advantages", "right", "step")
+    """Fields with one value per trajectory."""
+    TOKEN_COLUMNS: ClassVar[tuple[str, ...]] = ("token_ids", "action_ids", "logp_sampler", "logp_old")
+    """Fields with one value per token."""
 
     uid: list[str]
-    offsets: np.ndarray  # int64 [B + 1]
-    token_ids: np.ndarray  # int32 [sum T]
-    action_ids: np.ndarray  # int16 [sum T]
-    logp_sampler: np.ndarray | None = None  # float32 [sum T], 0 outside the mask
-    logp_old: np.ndarray | None = None  # float32 [sum T], 0 outside the mask
-    extra: dict[str, np.ndarray] = field(default_factory=dict)
-    """Further columns, each [B] or [sum T]: `advantages` float32 [B], `answer_mask` bool [sum T], ..."""
+    """Uid of each trajectory, [B]."""
+    offsets: np.ndarray
+    """Where the rows begin and end: int64 [B + 1], from 0 to sum T."""
+    token_ids: np.ndarray
+    """int32 [sum T]."""
+    action_ids: np.ndarray
+    """Index of each token's action in its trajectory: int16 [sum T], -1 outside the action mask."""
+    logp_sampler: np.ndarray | None = None
+    """Log-probs of the engine that sampled: float32 [sum T], 0 outside the mask."""
+    logp_old: np.ndarray | None = None
+    """Log-probs of the learner before its update: float32 [sum T], 0 outside the mask."""
+    advantages: np.ndarray | None = None
+    """float32 [B]. None where they are not known."""
+    right: np.ndarray | None = None
+    """Whether the reward function calls the answer right (`services.likelihood.metrics.verdicts`): bool [B].
+    None where it is not known."""
+    step: np.ndarray | None = None
+    """The step that sampled each trajectory: int64 [B]. Set only in the frozen set of the fixed probe."""
 
     def __len__(self) -> int:
         return len(self.uid)
 
     @classmethod
     def of(cls, trajectories: list[Trajectory]) -> TokenBatch:
+        """The token arrays of trajectories, with the sampler's log-probs."""
         arrays = [t.arrays() for t in trajectories]
-        lengths = [len(a[0]) for a in arrays]
-        tokens, actions, logps = (
-            np.concatenate(column) if arrays else np.zeros(0, dtype)
-            for column, dtype in zip(
-                list(zip(*arrays, strict=True)) or [(), (), ()], (np.int32, np.int16, np.float32), strict=True
-            )
+        offsets = np.cumsum([0, *(len(tokens) for tokens, _, _ in arrays)])
+        # The empty array in front gives a batch of no trajectories its dtype.
+        return TokenBatch(
+            [t.uid for t in trajectories],
+            offsets,
+            np.concatenate([np.zeros(0, np.int32), *(tokens for tokens, _, _ in arrays)]),
+            np.concatenate([np.zeros(0, np.int16), *(actions for _, actions, _ in arrays)]),
+            logp_sampler=np.concatenate([np.zeros(0, np.float32), *(logps for _, _, logps in arrays)]),
         )
-        return cls(
-            [t.uid for t in trajectories], np.cumsum([0, *lengths]), tokens, actions, logp_sampler=logps
+
+    @classmethod
+    def joined(cls, batches: Sequence[TokenBatch]) -> TokenBatch:
+        """The rows of one or more batches, one after another. Of the optional fields those are kept that all
+        batches have, except for the sampler's log-probs, which nobody compares across batches."""
+
+        def column(name: str) -> np.ndarray | None:
+            parts = [getattr(batch, name) for batch in batches]
+            return None if any(part is None for part in parts) else np.concatenate(parts)
+
+        return TokenBatch(
+            [uid for batch in batches for uid in batch.uid],
+            np.cumsum([0, *(n for batch in batches for n in np.diff(batch.offsets))]),
+            np.concatenate([batch.token_ids for batch in batches]),
+            np.concatenate([batch.action_ids for batch in batches]),
+            logp_old=column("logp_old"),
+            advantages=column("advantages"),
+            right=column("right"),
+            step=column("step"),
         )
 
     def row(self, b: int) -> slice:
+        """The place of row b in the arrays of tokens."""
         return slice(int(self.offsets[b]), int(self.offsets[b + 1]))
 
-    def take(self, rows: list[int]) -> TokenBatch:
-        """The rows named, in that order."""
-        total = len(self.token_ids)
-        lengths = np.diff(self.offsets)[rows]
-        index = (
-            np.concatenate([np.arange(self.offsets[b], self.offsets[b + 1]) for b in rows])
-            if rows
-            else np.zeros(0, np.int64)
-        )
+    def columns(self) -> dict[str, np.ndarray]:
+        """Every array that is set, but `offsets`, by the name of its field."""
+        found = {name: getattr(self, name) for name in (*self.TOKEN_COLUMNS, *self.ROW_COLUMNS)}
+        return {name: column for name, column in found.items() if column is not None}
 
-        def pick(column: np.ndarray) -> np.ndarray:
-            return column[index] if len(column) == total else column[rows]
+    def take(self, rows: list[int]) -> Self:
+        """The rows named, in that order, with all their columns."""
+        places = [np.arange(self.offsets[b], self.offsets[b + 1]) for b in rows]
+        tokens = np.concatenate([np.zeros(0, np.int64), *places])
+        picked = {
+            name: column[tokens if name in self.TOKEN_COLUMNS else rows]
+            for name, column in self.columns().items()
+        }
+        offsets = np.cumsum([0, *np.diff(self.offsets)[rows]])
+        return replace(self, uid=[self.uid[b] for b in rows], offsets=offsets, **picked)
 
-        return TokenBatch(
-            [self.uid[b] for b in rows],
-            np.cumsum([0, *lengths]),
-            self.token_ids[index],
-            self.action_ids[index],
-            None if self.logp_sampler is None else pick(self.logp_sampler),
-            None if self.logp_old is None else pick(self.logp_old),
-            {k: pick(v) for k, v in self.extra.items()},
+
+@dataclass(kw_only=True)
+class TrainBatch(TokenBatch):
+    """What the learner trains on: token arrays, and what its losses need to know of each trajectory."""
+
+    ROW_COLUMNS: ClassVar[tuple[str, ...]] = (*TokenBatch.ROW_COLUMNS, "preserved", "valid")
+    TOKEN_COLUMNS: ClassVar[tuple[str, ...]] = (*TokenBatch.TOKEN_COLUMNS, "answer_mask")
+
+    advantages: np.ndarray
+    """float32 [B]."""
+    preserved: np.ndarray
+    """The trajectories whose likelihood LLDS holds: bool [B]."""
+    valid: np.ndarray
+    """bool [B]. A row that is not valid is scored, and takes no part in any loss or count."""
+    answer_mask: np.ndarray | None = None
+    """The tokens of the answer span: bool [sum T]. None: LLDS weighs all tokens alike."""
+
+    @classmethod
+    def of_tokens(
+        cls,
+        tokens: TokenBatch,
+        *,
+        advantages: np.ndarray,
+        preserved: np.ndarray,
+        valid: np.ndarray,
+        right: np.ndarray | None = None,
+        answer_mask: np.ndarray | None = None,
+    ) -> TrainBatch:
+        """Token arrays with the learner's columns; for their shapes see the fields."""
+        return TrainBatch(
+            tokens.uid,
+            tokens.offsets,
+            tokens.token_ids,
+            tokens.action_ids,
+            logp_sampler=tokens.logp_sampler,
+            logp_old=tokens.logp_old,
+            advantages=advantages,
+            preserved=preserved,
+            valid=valid,
+            right=right,
+            answer_mask=answer_mask,
         )
 
 

@@ -1,6 +1,6 @@
-"""Actors that go wrong. Alone in a file, so that Ray's workers need not import torch to start them."""
+"""Actors that go wrong. Alone in a file, so that Ray's workers need not import pytest to start them."""
 
-from trainer.learner.group import RankActor
+from trainer.learner.rank_handle import RankActor
 
 
 class ElsewhereActor(RankActor):

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from services.contracts import TokenBatch
+from services.contracts import TokenBatch, TrainBatch
 from trainer.config.schema import Config, parse_config
 from trainer.learner.micro_batches import make_microbatch
 from trainer.learner.objective import Objective
@@ -45,7 +45,7 @@ def make_policy(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
     return folder
 
 
-def make_batch(rows: int = 8, *, seed: int = 0, group: int = 4) -> TokenBatch:
+def make_batch(rows: int = 8, *, seed: int = 0, group: int = 4) -> TrainBatch:
     """Rows of a prompt, then actions and observations in turn; advantages of either sign, zero in the last
     group."""
     rng = np.random.default_rng(seed)
@@ -59,13 +59,15 @@ def make_batch(rows: int = 8, *, seed: int = 0, group: int = 4) -> TokenBatch:
     flat = np.concatenate([np.asarray(a, np.int16) for a in actions])
     advantages = rng.normal(size=rows).astype(np.float32)
     advantages[rows - group :] = 0.0
-    return TokenBatch(
+    return TrainBatch(
         [f"t{i}" for i in range(rows)],
         np.cumsum([0, *map(len, actions)]),
         np.concatenate(tokens).astype(np.int32),
         flat,
         logp_sampler=np.where(flat >= 0, rng.normal(-3.7, 0.3, len(flat)), 0.0).astype(np.float32),
-        extra={"advantages": advantages, "preserved": advantages >= 0, "valid": np.ones(rows, bool)},
+        advantages=advantages,
+        preserved=advantages >= 0,
+        valid=np.ones(rows, bool),
     )
 
 
@@ -89,7 +91,7 @@ def make_config(model: Path, **sections: dict) -> Config:
     return parse_config(raw)
 
 
-def given_old(batch: TokenBatch, *, seed: int = 1) -> TokenBatch:
+def given_old(batch: TrainBatch, *, seed: int = 1) -> TrainBatch:
     """The batch with some log-probs as pi_old, far enough from any re-scoring noise that ratios and LLDS's
     gates are fixed."""
     rng = np.random.default_rng(seed)

@@ -57,7 +57,7 @@ def fixed_probe(made):
         np.zeros(n, np.int16),
         logp_old=-np.ones(n, np.float32),
     )
-    batch.extra["right"] = np.array([True])
+    batch.right = np.array([True])
     Probes(ProbeSettings(fixed_size=4), None, "r", made.folder.path).parts(1, batch)
 
 

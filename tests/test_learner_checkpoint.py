@@ -8,8 +8,16 @@ import torch
 from checkpoint_files import fill
 from safetensors import SafetensorError
 
+from services.common.errors import UserError
 from trainer.learner import checkpoint
-from trainer.learner.checkpoint import CheckpointError, fault, latest, prune, require_whole, written_aside
+from trainer.learner.checkpoint import (
+    CheckpointNotWritten,
+    fault,
+    latest,
+    prune,
+    require_whole,
+    written_aside,
+)
 
 
 def write(run, step, text="weights"):
@@ -70,7 +78,7 @@ def test_a_torn_checkpoint_is_never_chosen_and_is_refused_by_name(tmp_path, tear
     older, newer = write(tmp_path, 5), write(tmp_path, 10)
     tear(newer)
     assert latest(tmp_path) == older
-    with pytest.raises(CheckpointError, match="step_000010 is torn or changed") as e:
+    with pytest.raises(UserError, match="step_000010 is torn or changed") as e:
         require_whole(newer)
     assert e.value.exit_code == 2 and "\n" not in str(e.value)
 
@@ -154,7 +162,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch
     }
     monkeypatch.setattr(names.get(fails, "os.fsync"), no_room)
     with (
-        pytest.raises(CheckpointError, match=r"step_000010 cannot be written: .*No space left") as e,
+        pytest.raises(CheckpointNotWritten, match=r"step_000010 cannot be written: .*No space left") as e,
         written_aside(path.with_name("step_000010")) as folder,
     ):
         writer = checkpoint.TensorWriter(folder / "weights")
@@ -203,7 +211,7 @@ def test_an_export_does_not_overwrite_what_is_no_export(tmp_path):
     out.mkdir()
     (out / "thesis.txt").write_text("keep me")
     with (
-        pytest.raises(CheckpointError, match="no earlier export"),
+        pytest.raises(UserError, match="no earlier export"),
         checkpoint.exported(out, model, dtype="float32", about={}),
     ):
         pass
@@ -221,5 +229,5 @@ def test_shards_come_back_whole(tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     read = checkpoint.TensorReader(tmp_path)
     assert sorted(read.names) == sorted(tensors) and all(torch.equal(read(n), t) for n, t in tensors.items())
-    with pytest.raises(CheckpointError, match=r"no tensor layer\.9"):
+    with pytest.raises(UserError, match=r"no tensor layer\.9"):
         read("layer.9")

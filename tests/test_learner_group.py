@@ -20,25 +20,28 @@ from learner_world import (
     start_rank,
 )
 
-from trainer.learner.group import LearnerError, LearnerGroup, LearnerPlacementError, RankActor
-from trainer.learner.model_folder import ModelFolderError
+from services.common.errors import UserError
+from trainer.learner.group import LearnerError, LearnerGroup, LearnerPlacementError, gathered
+from trainer.learner.rank import LearnerRank
+from trainer.learner.rank_handle import Pending, RankActor
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(500), pytest.mark.filterwarnings("ignore::FutureWarning")]
 PROBE = {"betas": (0.0, 0.999), "grad_clip": 1e9}
 
 
-class ReusableActor(RankActor):
+class ReusableActor(TestableRank, RankActor):
     """A rank that can start anew in its process: what is imported and joined stays."""
 
     def __init__(self, config, **options):
         self.options = options
-        self.rank = TestableRank(config, **options)
+        super().__init__(config, **options)
 
     def renew(self, config, model, reference):
-        store = self.rank.store
-        self.rank = TestableRank(config, **self.options | {"model_path": str(model), "reference": reference})
-        self.rank.store = store
-        self.rank.setup("", 0)
+        store = self.store
+        options = self.options | {"model_path": str(model), "reference": reference}
+        LearnerRank.__init__(self, config, **options)
+        self.store = store
+        self.setup("", 0)
 
 
 class ReusableGroup(LearnerGroup):
@@ -46,8 +49,13 @@ class ReusableGroup(LearnerGroup):
 
     def renew(self, config, reference=False):
         self.config = config
-        ray.get([a.renew.remote(config, self.model_path, reference) for a in self._actors], timeout=60)
+        self.ask("renew", config, self.model_path, reference)
         return self
+
+    def ask(self, method, *args):
+        """A call of the tests' own on every rank."""
+        calls = [(h.rank, getattr(h.actor, method).remote(*args)) for h in self._running()]
+        return self._results([Pending(ref, rank, method) for rank, ref in calls])
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +108,7 @@ def config_of(model, ranks, **learner):
 def test_two_ranks_give_the_gradient_of_one(pair, model, stage, tokens):
     batch = given_old(make_batch(7))  # an odd number: the ranks' shares differ
     pair.renew(config_of(model, 2, zero_stage=stage, tokens_per_microbatch=tokens, **PROBE), reference=True)
-    two = pair._call("gradient", batch, 0.5)
+    two = pair.ask("gradient", batch, 0.5)
     one = start_rank(config_of(model, 1, **PROBE), model, reference=True).gradient(batch, 0.5)
     assert same_bits(two[0], two[1])
     assert relative_difference(two[0], one) < 1e-5
@@ -113,16 +121,16 @@ def test_two_ranks_end_with_the_weights_and_metrics_of_one(pair, model, stage):
     two = pair.update(batch, llds_lambda=0.2)
     alone = start_rank(make_config(model, learner={"lr": 1e-4}), model)
     alone.update(batch, llds_lambda=0.2, answer_beta=1.0, lr_scale=1.0)
-    weights = pair._call("weights")
+    weights = pair.ask("weights")
     assert same_bits(weights[0], weights[1])
     assert relative_difference(weights[0], alone.weights()) < 1e-6
 
-    one = ReusableGroup(make_config(model), model_path=str(model))
     scored, steps, _ = start_rank(make_config(model, learner={"lr": 1e-4}), model).update(
         batch, llds_lambda=0.2, answer_beta=1.0, lr_scale=1.0
     )
-    logp, entropy = one._gather(batch, [scored])
-    assert np.abs(two.logp_old - logp).max() < 1e-5 and np.abs(two.entropy_old - entropy).max() < 1e-5
+    old = gathered(batch, [scored])
+    assert np.abs(two.logp_old - old.logp).max() < 1e-5
+    assert np.abs(two.entropy_old - old.entropy).max() < 1e-5
     assert two.metrics["grad_norm"] == pytest.approx(np.mean([s.grad_norm for s in steps]), rel=1e-3)
     assert two.metrics["llds/active_tokens"] == sum(s.sums["llds/active_tokens"] for s in steps)
     assert two.metrics["learner/optimiser_steps"] == 4 and two.skipped_steps == 0
@@ -135,7 +143,7 @@ def test_metrics_of_entropy_and_mismatch_are_over_action_tokens_of_valid_rows(pa
     batch = make_batch(6)
     scores = pair.score(batch)
     batch.logp_sampler = np.where(batch.action_ids >= 0, scores.logp - 0.5, 7.0).astype(np.float32)
-    batch.extra["valid"][1] = False
+    batch.valid[1] = False
     batch.logp_sampler[batch.row(1)] = -99.0
     metrics = pair.update(batch, llds_lambda=0.2).metrics
     mask = (batch.action_ids >= 0) & (np.arange(len(batch.token_ids)) >= batch.row(1).stop) | (
@@ -151,7 +159,7 @@ def test_two_ranks_score_each_row_once_also_when_there_are_fewer_rows_than_ranks
     for rows in (1, 5):
         batch = make_batch(rows, group=0)
         alone = start_rank(make_config(model), model)
-        logp, _ = pair._gather(batch, [alone.score(batch)])
+        logp = gathered(batch, [alone.score(batch)]).logp
         assert np.abs(pair.score(batch).logp - logp).max() < 1e-5
 
 
@@ -162,12 +170,12 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_both(pair, model):
                 model, learner={"ranks": 2, "zero_stage": stage, "minibatches_per_batch": 1, "epochs": 2}
             )
         )
-        before = pair._call("weights")[0]
+        before = pair.ask("weights")[0]
         batch = make_batch(8)
-        batch.extra["advantages"][2] = np.nan
+        batch.advantages[2] = np.nan
         result = pair.update(batch, llds_lambda=0.2)
         assert result.skipped_steps == 2 and result.metrics["learner/skipped"] == 2
-        assert all(same_bits(w, before) for w in pair._call("weights"))
+        assert all(same_bits(w, before) for w in pair.ask("weights"))
 
 
 def test_checkpoints_pass_between_one_rank_and_two(pair, model, tmp_path):
@@ -175,20 +183,20 @@ def test_checkpoints_pass_between_one_rank_and_two(pair, model, tmp_path):
     pair.renew(make_config(model, algorithm=snapshot, learner={"ranks": 2, "zero_stage": 3}))
     pair.update(make_batch(8, seed=1), llds_lambda=0.2)
     pair.save(tmp_path / "c", {"step": 1})
-    saved, kept = pair._call("master")[0], pair._call("weights")[0]
+    saved, kept = pair.ask("master")[0], pair.ask("weights")[0]
 
     alone = start_rank(make_config(model, algorithm=snapshot), model)
     assert alone.load(str(tmp_path / "c")) == {"step": 1}
     assert same_bits(alone.master(), saved)
     batch = make_batch(8, seed=2)
-    batch.extra["preserved"][:] = True
+    batch.preserved[:] = True
     _, steps, _ = alone.update(batch, llds_lambda=0.2, answer_beta=1.0, lr_scale=1.0)
     active = steps[0].sums["llds/active_tokens"]
     assert active > 0  # against the snapshot, which is older than this batch
     for stage in (1, 3):
         pair.renew(make_config(model, algorithm=snapshot, learner={"ranks": 2, "zero_stage": stage}))
         assert pair.load(tmp_path / "c") == {"step": 1}
-        assert same_bits(pair._call("master")[0], saved) and same_bits(pair._call("weights")[1], kept)
+        assert same_bits(pair.ask("master")[0], saved) and same_bits(pair.ask("weights")[1], kept)
         assert pair.update(batch, llds_lambda=0.2).metrics["llds/active_tokens_step_0"] == active
 
     pair.export_hf(tmp_path / "hf")
@@ -203,18 +211,18 @@ def test_published_weights_are_the_learners_and_a_transport_that_fails_leaves_no
 
     pair.renew(make_config(model, learner={"ranks": 2, "zero_stage": stage}, weight_sync={"bucket_mib": 1}))
     pair.update(make_batch(8), llds_lambda=0.2)
-    pair._call("break_publisher")
+    pair.ask("break_publisher")
     with pytest.raises(
         LearnerError, match=r"learner rank 0 of 2: offer failed: ConnectionError: the workers are gone"
     ):
         pair.offer_weights(3, [])
-    pair._call("mend_publisher")
+    pair.ask("mend_publisher")
     update = pair.offer_weights(4, [])
     assert update.version == 4 and update.backend == "shared_memory"
     got = {}
     for bucket in update.payload:
         got |= load(ray.get(bucket.ref, timeout=10).tobytes())
-    assert same_bits(got, pair._call("weights")[1])
+    assert same_bits(got, pair.ask("weights")[1])
 
 
 def test_starting_compiles_nothing_and_does_not_wait_for_a_stale_build_lock(pair, cluster):
@@ -223,7 +231,7 @@ def test_starting_compiles_nothing_and_does_not_wait_for_a_stale_build_lock(pair
 
 def test_an_error_of_the_users_arrives_as_such(cluster, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelFolderError, match="has no weights") as e:
+    with pytest.raises(UserError, match="has no weights") as e:
         LearnerGroup(make_config(tmp_path), model_path=str(tmp_path)).start()
     assert e.value.exit_code == 2
 
@@ -232,7 +240,7 @@ def test_a_rank_on_a_host_without_the_model_is_the_users_mistake_and_named(clust
     group = LearnerGroup(make_config(model, learner={"ranks": 2}), model_path=str(model))
     group.actor_class = ElsewhereActor
     with pytest.raises(
-        ModelFolderError, match=r"^learner rank 1 on \S+: model.path: /nowhere/model is not a folder"
+        UserError, match=r"^learner rank 1 on \S+: model.path: /nowhere/model is not a folder"
     ) as e:
         group.start()
     assert e.value.exit_code == 2
@@ -250,7 +258,7 @@ def test_a_rank_whose_start_fails_is_named_within_seconds(cluster, model):
 def test_a_rank_that_does_not_answer_is_named_after_the_timeout(pair, model):
     pair.renew(make_config(model, learner={"ranks": 2, "step_timeout_seconds": 2}))
     with pytest.raises(LearnerError, match=r"learner rank 1 of 2 did not nap within 2 s"):
-        pair._call("nap", 6)
+        pair.ask("nap", 6)
     pair.renew(make_config(model, learner={"ranks": 2}))
 
 
@@ -284,17 +292,15 @@ def test_a_stopped_learner_says_so(model):
 def test_a_rank_killed_in_an_update_fails_the_call_and_close_leaves_no_process(pair, model):
     """Last in this file: it ends the pair."""
     pair.renew(make_config(model, learner={"ranks": 2}))
-    pids = [w["pid"] for w in pair.where]
+    pids = [w.pid for w in pair.where]
     os.kill(pids[1], signal.SIGSTOP)  # rank 0 will wait for it in a collective operation
-    refs = [
-        a.call.remote("update", make_batch(8), llds_lambda=0.2, answer_beta=1.0, lr_scale=1.0)
-        for a in pair._actors
-    ]
+    batch = ray.put(make_batch(8))
+    pending = [h.update(batch, llds_lambda=0.2, answer_beta=1.0, lr_scale=1.0) for h in pair._handles]
     time.sleep(0.5)
     os.kill(pids[1], signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises(LearnerError, match=r"learner rank [01] of 2"):
-        pair._wait(refs, "update", 60)
+        pair._results(pending, 60)
     pair.close()
     assert time.monotonic() - began < 45
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

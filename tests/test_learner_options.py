@@ -19,9 +19,9 @@ from learner_world import (
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from services.common.errors import UserError
 from trainer.config.schema import ConfigError
-from trainer.learner.checkpoint import CheckpointError, export_checkpoint
-from trainer.learner.lora import LoRATargetError
+from trainer.learner.checkpoint import export_checkpoint
 from trainer.learner.model_identity import weights_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -88,9 +88,7 @@ def test_a_lora_checkpoint_without_its_base_is_refused_by_name(tmp_path):
     rank = start_rank(make_config(model, learner=LORA), model)
     rank.save(str(tmp_path / "step_000001"), {})
     (model / "model.safetensors").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"LoRA adapters for the weights in .*base, which are not there"
-    ):
+    with pytest.raises(UserError, match=r"LoRA adapters for the weights in .*base, which are not there"):
         export_checkpoint(tmp_path / "step_000001", tmp_path / "out")
 
 
@@ -99,12 +97,12 @@ def test_adapters_are_not_taken_on_another_scale_or_beside_other_weights(tmp_pat
     rank = start_rank(make_config(base, learner=LORA), base)
     rank.save(str(tmp_path / "c"), {})
     other = start_rank(make_config(base, learner={"lora": {"rank": 4, "alpha": 64}}), base)
-    with pytest.raises(CheckpointError, match=r"learner\.lora\.alpha: .* alpha / rank = 2; here it is 16"):
+    with pytest.raises(UserError, match=r"learner\.lora\.alpha: .* alpha / rank = 2; here it is 16"):
         other.load(str(tmp_path / "c"))
-    with pytest.raises(CheckpointError, match=r"holds LoRA adapters; this learner trains all weights"):
+    with pytest.raises(UserError, match=r"holds LoRA adapters; this learner trains all weights"):
         start_rank(make_config(base), base).load(str(tmp_path / "c"))
     make_policy(base, seed=1)
-    with pytest.raises(CheckpointError, match="LoRA adapters for other weights than those that are in"):
+    with pytest.raises(UserError, match="LoRA adapters for other weights than those that are in"):
         export_checkpoint(tmp_path / "c", tmp_path / "out")
 
 
@@ -119,7 +117,7 @@ def test_the_kl_of_a_lora_learner_is_to_the_base_model(model):
 
 def test_lora_targets_that_the_model_lacks_are_named(model):
     with pytest.raises(
-        LoRATargetError, match=r"learner.lora.targets=\['query'\]: no such linear layer in Qwen2ForCausalLM"
+        UserError, match=r"learner.lora.targets=\['query'\]: no such linear layer in Qwen2ForCausalLM"
     ):
         start_rank(make_config(model, learner={"lora": {"targets": ["query"]}}), model)
 
@@ -176,4 +174,4 @@ def test_the_output_layer_is_counted_apart_tied_or_not(tmp_path, tied):
     rank = TestableRank(make_config(path), model_path=str(path), reference=False, rank=0)
     where = rank.setup("127.0.0.1", rank.host_store("127.0.0.1"))
     body = sum(p.numel() for n, p in rank.engine.weights if "embed_tokens" not in n and "lm_head" not in n)
-    assert (where["parameters"], where["head_parameters"]) == (body, VOCABULARY * 64)
+    assert (where.parameters, where.head_parameters) == (body, VOCABULARY * 64)

@@ -6,7 +6,8 @@ import torch
 from learner_world import given_old, make_batch, make_config, make_policy, relative_difference, start_rank
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from trainer.learner.attention import PackedAttentionError, attention
+from services.common.errors import UserError
+from trainer.learner.attention import attention
 from trainer.learner.micro_batches import make_microbatch
 from trainer.learner.policy import load_policy
 
@@ -117,7 +118,7 @@ def test_a_packing_learner_scores_and_updates(tmp_path):
 
 def test_attention_that_is_not_plain_is_refused_by_name():
     x = torch.zeros(1, 2, 4, 8)
-    with pytest.raises(PackedAttentionError, match=r"uses sliding_window.*learner.packing=padded"):
+    with pytest.raises(UserError, match=r"uses sliding_window.*learner.packing=padded"):
         attention(torch.nn.Identity(), x, x, x, None, sliding_window=2)
 
 

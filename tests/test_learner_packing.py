@@ -52,15 +52,15 @@ def test_ranks_get_nearly_equal_numbers_of_tokens():
 
 def test_a_microbatch_holds_the_rows_unchanged_and_gives_them_back():
     batch = make_batch(6, seed=3)
-    batch.extra["answer_mask"] = batch.action_ids == 1
+    batch.answer_mask = batch.action_ids == 1
     m = make_microbatch(batch, [4, 0, 5], torch.device("cpu"))
     for i, b in enumerate([4, 0, 5]):
         place, n = batch.row(b), m.lengths[i]
         assert m.input_ids[i, :n].tolist() == batch.token_ids[place].tolist()
         assert m.action_ids[i, :n].tolist() == batch.action_ids[place].tolist()
-        assert m.answer_mask[i, :n].tolist() == batch.extra["answer_mask"][place].tolist()
+        assert m.answer_mask[i, :n].tolist() == batch.answer_mask[place].tolist()
         assert (m.action_ids[i, n:] == -1).all() and not m.answer_mask[i, n:].any()
-        assert m.advantages[i] == batch.extra["advantages"][b]
+        assert m.advantages[i] == batch.advantages[b]
     expected = np.concatenate([batch.logp_sampler[batch.row(b)] for b in [4, 0, 5]])
     assert (m.unpad(m.logp_sampler) == expected).all()
     assert len(m.at[0]) == sum(int((batch.action_ids[batch.row(b)] >= 0).sum()) for b in [4, 0, 5])

@@ -8,7 +8,8 @@ import pytest
 import torch
 from learner_world import make_batch, make_config, make_policy, same_bits, start_rank
 
-from trainer.learner.checkpoint import CheckpointError, export_checkpoint
+from services.common.errors import UserError
+from trainer.learner.checkpoint import export_checkpoint
 from trainer.learner.zero import iter_partitioned
 
 pytestmark = pytest.mark.filterwarnings(
@@ -62,7 +63,7 @@ def test_a_learner_resumed_after_a_batch_in_which_nothing_could_act_takes_the_ve
     rank = start_rank(make_config(model, learner={"warmup_steps": 10}), model)
     update(rank, 1)
     idle = make_batch(8, seed=2)
-    idle.extra["advantages"][:] = 0
+    idle.advantages[:] = 0
     rank.update(idle, **STEP)
     rank.save(str(tmp_path / "c"), {})
     again = start_rank(make_config(model, learner={"warmup_steps": 10}), model)
@@ -110,9 +111,9 @@ def test_a_checkpoint_of_another_model_is_refused(model, tmp_path):
     rank = start_rank(make_config(model), model)
     rank.save(str(tmp_path / "c"), {})
     untied = make_policy(tmp_path / "untied", tied=False)
-    with pytest.raises(CheckpointError, match=r"no tensor lm_head\.weight"):
+    with pytest.raises(UserError, match=r"no tensor lm_head\.weight"):
         start_rank(make_config(untied), untied).load(str(tmp_path / "c"))
-    with pytest.raises(CheckpointError, match="no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         rank.load(str(tmp_path / "absent"))
 
 

@@ -191,7 +191,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_leaves_no_trace(model, stage, 
     twin.update(make_batch(8, seed=1), **STEP)
     before, batch = rank.master(), make_batch(8)
     if fault == "loss":
-        batch.extra["advantages"][[0, 5]] = np.nan
+        batch.advantages[[0, 5]] = np.nan
         _, steps, _ = rank.update(batch, **STEP)
     else:
         _, p = rank.engine.weights[3]
@@ -211,7 +211,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_leaves_no_trace(model, stage, 
 
 def test_a_fault_in_one_minibatch_skips_that_step_alone(model):
     batch = make_batch(8)
-    batch.extra["advantages"][6] = np.inf
+    batch.advantages[6] = np.inf
     _, steps, _ = start_rank(make_config(model), model).update(batch, **STEP)
     assert [s.skipped for s in steps] == [False, True, False, True]
 
@@ -261,8 +261,8 @@ def test_llds_acts_on_later_steps_never_on_the_first_and_never_with_unchanged_we
 def idle_batch(seed=0):
     """Every group's rewards are equal."""
     batch = make_batch(8, seed=seed)
-    batch.extra["advantages"][:] = 0
-    batch.extra["preserved"][:] = True
+    batch.advantages[:] = 0
+    batch.preserved[:] = True
     return batch
 
 
@@ -302,7 +302,7 @@ def test_what_can_act_in_a_batch(algorithm, change, acts):
     batch = idle_batch()
     for column in ("advantages", "valid", "preserved"):
         if column in change:
-            batch.extra[column][:] = change[column]
+            getattr(batch, column)[:] = change[column]
     options = {"llds_lambda": 0.0, "anchored": False} | {
         k: v for k, v in change.items() if k in ("llds_lambda", "anchored")
     }
@@ -327,11 +327,11 @@ def test_llds_alone_acts_in_such_a_batch_where_its_anchor_is_older(model):
 
 def test_rows_without_a_finite_reward_are_scored_and_train_nothing(model):
     whole = make_batch(8)
-    whole.extra["advantages"][4:] = np.random.default_rng(1).normal(size=4)
+    whole.advantages[4:] = np.random.default_rng(1).normal(size=4)
     rows = [0, 1, 3, 4, 6, 7]
     part = whole.take(rows)
-    whole.extra["valid"][[2, 5]] = False
-    whole.extra["advantages"][[2, 5]] = np.nan
+    whole.valid[[2, 5]] = False
+    whole.advantages[[2, 5]] = np.nan
     config = make_config(model)
     rank, other = start_rank(config, model), start_rank(config, model)
     scored, steps, _ = rank.update(whole, **STEP)
@@ -341,7 +341,7 @@ def test_rows_without_a_finite_reward_are_scored_and_train_nothing(model):
     logp = in_batch_order(whole, scored)
     assert (logp[whole.action_ids >= 0] < 0).all()
     none = make_batch(4)
-    none.extra["valid"][:] = False
+    none.valid[:] = False
     assert rank.update(none, **STEP)[1] == []
 
 
@@ -400,7 +400,7 @@ def test_importance_weights_reach_the_policy_term(model, mode):
     batch.logp_sampler[first] = np.where(batch.action_ids[first] >= 0, batch.logp_old[first] - 2.0, 0.0)
     scaled = plain.gradient(batch, 0.0) if mode == "off" else rank.gradient(batch, 0.0)
     weight = 1.2 if mode == "token" else 0.0
-    batch.extra["advantages"][0] *= weight
+    batch.advantages[0] *= weight
     assert relative_difference(scaled, plain.gradient(batch, 0.0)) < 1e-5
 
 

@@ -37,7 +37,7 @@ def record(step: int, attempt: int = 0, n: int = 3) -> StepRecord:
 def tokens() -> TokenBatch:
     return TokenBatch(
         ["a", "b"], np.array([0, 3, 5]), np.arange(5, dtype=np.int32), np.array([-1, 0, 0, -1, 0], np.int16),
-        logp_old=np.array([0, -1, -2, 0, -3], np.float32), extra={"advantages": np.array([1, -1], np.float32)},
+        logp_old=np.array([0, -1, -2, 0, -3], np.float32), advantages=np.array([1, -1], np.float32),
     )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_tokens_come_back_as_they_were_put(tmp_path):
         assert client.get_tokens("run", 3) is None
     assert back.uid == ["a", "b"] and back.offsets.tolist() == [0, 3, 5]
     assert back.action_ids.tolist() == [-1, 0, 0, -1, 0] and back.action_ids.dtype == np.int16
-    assert back.logp_old.tolist() == [0, -1, -2, 0, -3] and back.extra["advantages"].tolist() == [1, -1]
+    assert back.logp_old.tolist() == [0, -1, -2, 0, -3] and back.advantages.tolist() == [1, -1]
     server.stop()
 
 

@@ -249,7 +249,7 @@ def test_token_arrays_of_the_newest_steps_are_kept(client):
         (tokens(offsets=np.array([0, 9, 3])), "offsets"),
         (tokens(uid=["a"]), "offsets: expected 2 rising values"),
         (tokens(action_ids=np.array([0], np.int16)), "action_ids: 1 values for 3 tokens"),
-        (tokens(extra={"x": np.zeros(7)}), "x: expected 2 values"),
+        (tokens(advantages=np.zeros(7)), "advantages: expected 2 values"),
     ],
 )
 def test_bad_token_arrays_are_refused(client, body, says):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from services.contracts import Action, Observation, Question, TokenBatch, Trajectory
+from services.likelihood.metrics.scored_step import ScoredStep
 from services.likelihood.metrics.step_metrics import (
     fixed_probe,
     lag_probe,
@@ -13,12 +16,27 @@ from services.likelihood.metrics.step_metrics import (
     record_metrics,
     reward_metrics,
     sampler_mismatch,
-    step_metrics,
-    trajectory_records,
 )
 from services.likelihood.records import TrajectoryRecord
 
 QUESTION = Question("q", "who", ("a",), "test")
+
+
+def scored(batch, logp, rewards, advantages, trajectories, logp_new=None, rescored=None, **more):
+    """rescored: the rows that were scored again; None: all."""
+    if logp_new is not None and rescored is not None:
+        rows = np.repeat(np.isin(np.arange(len(batch)), rescored), np.diff(batch.offsets))
+        logp_new = np.where(rows, logp_new, np.nan)
+    tokens = replace(batch, logp_old=logp)
+    return ScoredStep(trajectories, tokens, rewards, advantages, logp_new=logp_new, **more)
+
+
+def step_metrics(*what, rollout_seconds=None, **more):
+    return scored(*what, **more).metrics(rollout_seconds)
+
+
+def trajectory_records(trajectories, batch, logp, rewards, advantages, logp_new=None, **more):
+    return scored(batch, logp, rewards, advantages, trajectories, logp_new, **more).records()
 
 
 def trajectory(uid, group, tokens, documents, kind="answer"):

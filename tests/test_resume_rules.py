@@ -16,6 +16,7 @@ from test_bad_input import call
 from test_trainer_monitor_actions import Scripted, system
 from test_trainer_stopping import started, trained
 
+from services.common.errors import UserError
 from services.contracts import Question
 from trainer.config.schema import ConfigError, leaf_keys, parse_config
 from trainer.data.cursor import PromptCursor
@@ -23,7 +24,6 @@ from trainer.data.errors import DataError
 from trainer.data.questions import load_questions
 from trainer.learner.checkpoint import latest, step_folder, written_aside
 from trainer.learner.group import LearnerError
-from trainer.learner.model_folder import ModelFolderError
 from trainer.learner.model_identity import describe, differences
 from trainer.loop import restore
 from trainer.session import resume_rules
@@ -371,7 +371,5 @@ def test_a_torn_model_file_is_named_in_one_line(begun, name, content, said):
 def test_weights_that_were_cut_short_are_not_taken_for_whole_ones(begun):
     weights = begun / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(
-        ModelFolderError, match=r"model\.safetensors is no whole safetensors file: . lies beyond"
-    ):
+    with pytest.raises(UserError, match=r"model\.safetensors is no whole safetensors file: . lies beyond"):
         describe(begun / "model")

@@ -218,8 +218,8 @@ class Traced:
 
     wants_weights = False
 
-    def rest(self):
-        self.trace.append("rest")
+    def free_cached_gpu_memory(self):
+        self.trace.append("free")
 
     def load(self, path):
         self.trace.append("load")
@@ -245,17 +245,14 @@ class OneStep(Driver):
 
     async def next_batch(self, step):
         self.traced.trace.append("rollout")
-        return SimpleNamespace(trajectories=[], rewards=np.zeros(0), cursor={}, seconds=0.0)
+        return SimpleNamespace(mean_searches=0.0, cursor={})
 
-    async def rescore(self, prepared, moved):
+    async def rescore(self, tokens, moved):
         await self.on_learner(self.system.learner.score, None)
         return None, 0.0
 
-    def measure(self, *a):
-        return {}
-
-    def record(self, *a):
-        return SimpleNamespace(phase="healthy", alarms=[])
+    async def record(self, result):
+        assert result.step == 1 and result.version == 1
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -263,9 +260,8 @@ def test_the_order_of_turns_in_a_step(tmp_path, share, monkeypatch):
     monkeypatch.setattr(
         "trainer.loop.driver.prepare", lambda *a: SimpleNamespace(tokens=SimpleNamespace(logp_old=None))
     )
-    monkeypatch.setattr("trainer.loop.driver.np.mean", lambda values: 0.0)
+    monkeypatch.setattr("trainer.loop.driver.scored_step", lambda *a: None)
     driver = OneStep(system(tmp_path, **({"rollout": SHARED["rollout"]} if share else {})), Traced())
-    driver.actions.decide = lambda state: None
     asyncio.run(driver.one_step(1))
     if share:
         assert driver.traced.trace == [
@@ -274,7 +270,7 @@ def test_the_order_of_turns_in_a_step(tmp_path, share, monkeypatch):
             "update",
             "score",
             "publish",
-            "rest",
+            "free",
             "wake",
             "sync",
         ]
@@ -307,12 +303,14 @@ def test_a_run_in_turns_trains_and_ends_like_any_other(tmp_path):
 
 def test_two_ranks_on_one_gpu_are_named():
     from trainer.learner.group import LearnerGroup, LearnerPlacementError
+    from trainer.learner.results import RankInfo
+
+    def at(host, uuid):
+        return RankInfo(1, host, "cuda:0", "NVIDIA H200", uuid, "bfloat16", False, 10, 5)
 
     group = LearnerGroup(parse_config(raw(learner={"ranks": 3})), model_path="m")
-    group.where = [{"host": "a", "device_uuid": u} for u in ("GPU-1", "GPU-2", "GPU-1")]
+    group.where = [at("a", uuid) for uuid in ("GPU-1", "GPU-2", "GPU-1")]
     with pytest.raises(LearnerPlacementError, match="learner ranks 0 and 2 are both on GPU GPU-1 of a"):
         group._check_devices()
-    group.where = [{"host": h, "device_uuid": "GPU-1"} for h in ("a", "b")] + [
-        {"host": "a", "device_uuid": ""}
-    ]
+    group.where = [at("a", "GPU-1"), at("b", "GPU-1"), at("a", "")]
     group._check_devices()

@@ -56,7 +56,7 @@ async def trained(group, policy, seed):
     """One update by the learner; the transformers model then holds what the learner holds, gathered another
     way."""
     await asyncio.to_thread(group.update, make_batch(8, seed=seed), llds_lambda=0.2)
-    weights = group._call("weights")[0]
+    weights = group.ask("weights")[0]
     with torch.no_grad():
         for name, p in policy.model.named_parameters():
             p.copy_(weights[name])
@@ -89,7 +89,7 @@ async def test_what_the_learner_holds_is_what_the_workers_sample_with(cluster, p
                 # A rank that goes in mid-send is an error of the learner's; no worker waits for it.
                 if (kind, ranks) == ("untied", 2):
                     for w in group.where[1:]:
-                        os.kill(w["pid"], 9)
+                        os.kill(w.pid, 9)
                     with pytest.raises(LearnerError, match="learner rank"):
                         await asyncio.wait_for(sync(group, p, version + 1), 60)
     finally:

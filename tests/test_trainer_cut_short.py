@@ -66,7 +66,7 @@ class Updating(Sampling):
 
     async def one_step(self, step):
         if step == self.at:
-            self.whole = False
+            self.checkpointable = False
             self.unfinished = step
         return await super().one_step(step)
 
@@ -161,7 +161,7 @@ def test_a_save_that_fails_does_not_hide_why_the_run_ends(tmp_path):
         raise CheckpointNotWritten(f"{path} cannot be written: No space left on device")
 
     async def lost(driver):
-        driver.whole = True
+        driver.checkpointable = True
         raise RuntimeError("no rollout worker is left")
 
     made.learner.save = save

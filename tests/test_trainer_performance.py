@@ -2,10 +2,12 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from trainer.learner.results import RankInfo
 from trainer.loop.performance import of_run, performance, table
 
 STEP = {
@@ -24,13 +26,17 @@ STEP = {
     "sync/bytes": 1e9,
 }
 SLOW_START = STEP | {"time/step": 100.0, "time/update": 90.0}
-RANK = {
-    "device_name": "NVIDIA H100 80GB HBM3",
-    "dtype": "bfloat16",
-    "parameters": 10**9,
-    "head_parameters": 10**8,
-    "lora": False,
-}
+RANK = RankInfo(
+    pid=1,
+    host="a",
+    device="cuda:0",
+    device_name="NVIDIA H100 80GB HBM3",
+    device_uuid="GPU-1",
+    dtype="bfloat16",
+    lora=False,
+    parameters=10**9,
+    head_parameters=10**8,
+)
 
 
 def test_shares_rates_and_overhead_are_exact_and_the_first_step_is_left_out():
@@ -63,12 +69,12 @@ def test_rollouts_beside_the_update_count_as_the_time_waited_for_them():
 
 
 def test_lora_counts_fewer_operations_and_an_unknown_device_has_no_utilisation():
-    numbers = performance([STEP], [RANK | {"lora": True, "device_name": "Somebody's card"}])
+    numbers = performance([STEP], [replace(RANK, lora=True, device_name="Somebody's card")])
     assert numbers["learner/flops_per_s"] == pytest.approx(
         (1e9 * 6 * 30_000 + 1e8 * (4 * 6_000 + 2 * 5_000)) / 3
     )
     assert "learner/mfu" not in numbers
-    assert "learner/mfu" not in performance([STEP], [RANK | {"dtype": "float32"}])
+    assert "learner/mfu" not in performance([STEP], [replace(RANK, dtype="float32")])
 
 
 @pytest.mark.parametrize(
@@ -79,7 +85,7 @@ def test_lora_counts_fewer_operations_and_an_unknown_device_has_no_utilisation()
     ],
 )  # fmt: skip
 def test_utilisation_is_of_the_device_itself_and_not_of_one_whose_name_begins_alike(device, peak):
-    numbers = performance([STEP], [RANK | {"device_name": device}])
+    numbers = performance([STEP], [replace(RANK, device_name=device)])
     assert numbers.get("learner/mfu") == (numbers["learner/flops_per_s"] / peak if peak else None)
 
 
@@ -101,7 +107,7 @@ def test_the_table_shows_what_is_known(tmp_path):
     Console(file=text, width=80).print(table(of_run(tmp_path / "metrics.jsonl")))
     lines = [line.rsplit(maxsplit=1) for line in text.getvalue().splitlines()[1:]]
     assert {what.strip(): figure for what, figure in lines} == {
-        "seconds a step": "10.00",
+        "seconds per step": "10.00",
         "rollout": "50.0%",
         "update": "30.0%",
         "logprob": "10.0%",

@@ -9,7 +9,7 @@ import pytest
 from services.contracts import TokenBatch
 from services.settings import ProbeSettings
 from trainer.loop import probes as module
-from trainer.loop.probes import FREEZE_BY_STEP, Probes, join
+from trainer.loop.probes import FREEZE_BY_STEP, Probes
 
 
 class Store:
@@ -35,7 +35,7 @@ def batch(step, lengths, right):
         np.arange(n, dtype=np.int32),
         np.zeros(n, np.int16),
         logp_old=np.full(n, -1.0, np.float32),
-        extra={"right": np.asarray(right)},
+        right=np.asarray(right),
     )
 
 
@@ -48,7 +48,7 @@ def test_displacement_goes_back_to_the_rows_that_were_scored(store, tmp_path):
     probes = Probes(ProbeSettings(displacement_size=2, fixed_size=0), store, "r", tmp_path)
     b = batch(1, [2, 3, 1], [False, False, False])
     parts = probes.parts(1, b)
-    joined = join(list(parts.values()))
+    joined = TokenBatch.joined(list(parts.values()))
     assert joined.uid == ["1-0", "1-2"]
     read = probes.read(b, parts, np.asarray([-2.0, -3.0, -4.0], np.float32))
     assert read.rows == [0, 2]
@@ -98,13 +98,13 @@ def test_arrays_that_the_store_does_not_have_or_of_another_trainer_are_no_error(
     assert "lag" not in probes.parts(5, batch(5, [2], [True]))
     assert probes.missing == "the likelihood service gave no token arrays of step 4"
     store.steps[5] = batch(5, [2], [True])
-    del store.steps[5].extra["right"]
+    store.steps[5].right = None
     assert "lag" not in probes.parts(6, batch(6, [2], [True])) and probes.missing is None
 
 
 def test_a_right_answer_that_the_update_pushes_down_is_not_probed(store, tmp_path):
     store.steps[3] = batch(3, [2, 2, 4], [True, True, False])
-    store.steps[3].extra["advantages"] = np.asarray([-0.5, 0.0, 0.5], np.float32)
+    store.steps[3].advantages = np.asarray([-0.5, 0.0, 0.5], np.float32)
     probes = Probes(ProbeSettings(lag_steps=5, fixed_size=0), store, "r", tmp_path)
     assert probes.parts(8, batch(8, [1], [False]))["lag"].uid == ["3-1"]
 

@@ -88,14 +88,14 @@ def test_the_best_reward_is_right_and_part_of_it_is_not():
     batch, prepared = scored_by(by_place(0.4, 0.2, 1.0, None), **RIGHT_ONLY)
     assert batch.right.tolist() == [False, False, True, False]
     assert prepared.right == [False, False, True, None]
-    extra = prepared.tokens.extra
-    assert extra["right"].tolist() == extra["preserved"].tolist() == [False, False, True, False]
+    tokens = prepared.tokens
+    assert tokens.right.tolist() == tokens.preserved.tolist() == [False, False, True, False]
 
 
 def test_a_shaped_reward_without_any_exact_match_makes_no_answer_right():
     batch, prepared = scored_by(lambda t: 0.1, per_question=10, **RIGHT_ONLY)
     assert len(batch.right) == 20 and not batch.right.any()
-    assert not prepared.tokens.extra["preserved"].any()
+    assert not prepared.tokens.preserved.any()
 
 
 def test_the_threshold_of_the_settings_and_that_of_the_function_say_what_is_right():
@@ -116,7 +116,7 @@ def test_a_right_answer_stays_right_whatever_its_length_costs():
         True,
         True,
     ]
-    assert prepared.tokens.extra["preserved"].tolist() == [True, False, True, True]
+    assert prepared.tokens.preserved.tolist() == [True, False, True, True]
 
 
 def test_ten_tenths_are_one():

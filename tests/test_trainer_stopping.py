@@ -44,7 +44,7 @@ class Halting(Scripted):
     async def one_step(self, step):
         if step == self.at:
             self.step, self.version = step, self.version + 1
-            self.whole = False
+            self.checkpointable = False
             self.unfinished = step
             await self.halt(self)
             self.version -= 1

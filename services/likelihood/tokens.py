@@ -13,27 +13,27 @@ from services.likelihood.records import LikelihoodError
 NEEDED = {"offsets": np.integer, "token_ids": np.integer, "action_ids": np.integer, "logp_old": np.floating}
 LARGEST = {"token_ids": np.iinfo(np.int32), "action_ids": np.iinfo(np.int16)}
 """The integers that are kept: others would wrap."""
+KEPT_AS = {"token_ids": np.int32, "action_ids": np.int16, "logp_old": np.float32, "logp_sampler": np.float32}
+"""The types on the wire; other columns keep their own."""
 
 
 def pack_tokens(batch: TokenBatch) -> bytes:
-    """npz with `uid, offsets, token_ids, action_ids, logp_old` and, where present, `logp_sampler` and the
-    extra columns."""
-    columns = {
+    """npz with `uid, offsets, token_ids, action_ids, logp_old` and every other column that is set."""
+    names = {
         "uid": np.asarray(batch.uid, dtype=np.str_),
         "offsets": np.asarray(batch.offsets, np.int64),
-        "token_ids": np.asarray(batch.token_ids, np.int32),
-        "action_ids": np.asarray(batch.action_ids, np.int16),
     }
-    for name in ("logp_old", "logp_sampler"):
-        if getattr(batch, name) is not None:
-            columns[name] = np.asarray(getattr(batch, name), np.float32)
+    columns = {name: np.asarray(column, KEPT_AS.get(name)) for name, column in batch.columns().items()}
     out = io.BytesIO()
-    np.savez(out, **columns, **batch.extra)
+    np.savez(out, **(names | columns))
     return out.getvalue()
 
 
 def unpack_tokens(body: bytes) -> TokenBatch:
-    """The arrays of one body. Raises LikelihoodError naming the array that is missing or does not fit."""
+    """The arrays of one body. Raises LikelihoodError naming the array that is missing or does not fit.
+
+    Any trainer may add columns of its own. They are checked for their length, stored with the body, and not
+    read here."""
     columns = read_arrays(body)
     if "uid" not in columns or columns["uid"].dtype.kind not in "US":
         raise LikelihoodError("token arrays: uid: expected a one-dimensional array of strings")
@@ -73,7 +73,14 @@ def unpack_tokens(body: bytes) -> TokenBatch:
             raise LikelihoodError(
                 f"token arrays: {name}: expected {len(uid)} values (one a trajectory) or {len(tokens)} (one a token)"
             )
-    return TokenBatch(uid, offsets, tokens, actions, logp_sampler=sampler, logp_old=logp, extra=columns)
+    known = {name: _per_row(columns.get(name), len(uid)) for name in TokenBatch.ROW_COLUMNS}
+    return TokenBatch(uid, offsets, tokens, actions, logp_sampler=sampler, logp_old=logp, **known)
+
+
+def _per_row(column: np.ndarray | None, rows: int) -> np.ndarray | None:
+    """A column of numbers with one value per trajectory; None for one of another form, as another trainer may
+    use the same name."""
+    return column if column is not None and len(column) == rows and column.dtype.kind in "bifu" else None
 
 
 def _strings(array: np.ndarray) -> list[str]:

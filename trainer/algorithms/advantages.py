@@ -7,10 +7,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from trainer.algorithms.shapes import PerTrajectory, TrajectoryMask
+
 AdvantageKind = Literal["grpo", "dr_grpo", "rloo"]
 
 
-def group_advantages(rewards: Tensor, group_ids: Tensor, kind: AdvantageKind) -> Tensor:
+def group_advantages(rewards: PerTrajectory, group_ids: Tensor, kind: AdvantageKind) -> PerTrajectory:
     """One advantage for each trajectory; the same holds for each of its action tokens.
 
     rewards [B], group_ids [B] (any integers, rows in any order), result [B] in the rewards' float dtype:
@@ -51,7 +53,7 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, kind: AdvantageKind) ->
     return result.to(rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype())
 
 
-def zero_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
+def zero_variance(rewards: PerTrajectory, group_ids: Tensor) -> TrajectoryMask:
     """True [B] for trajectories of groups that teach nothing: two or more members, all finite rewards equal
     (or none finite).
 
@@ -61,13 +63,14 @@ def zero_variance(rewards: Tensor, group_ids: Tensor) -> Tensor:
     return ((born > 1) & (equal | (left == 0)))[group]
 
 
-def _groups(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, ...]:
+def _groups(rewards: PerTrajectory, group_ids: Tensor) -> tuple[Tensor, ...]:
     """(group of each row, row is finite, and by group: members, finite members, whether those are all
     equal)."""
     if rewards.ndim != 1 or rewards.shape != group_ids.shape:
         raise ValueError(
             f"rewards and group_ids must both be [B], not {tuple(rewards.shape)} and {tuple(group_ids.shape)}"
         )
+    # `born` counts all members, `left` those with a finite reward.
     _, group, born = torch.unique(group_ids, return_inverse=True, return_counts=True)
     finite = torch.isfinite(rewards)
     left = torch.zeros_like(born).scatter_add(0, group, finite.long())

@@ -15,7 +15,7 @@ def answer_beta(
     llds_lambda: float = 0.2,
     answer_lambda: float = 0.1,
 ) -> float:
-    """beta in 0..1, the `answer_weight` of `llds_loss`, from V = valid searches a trajectory, mean over the
+    """beta in 0..1, the `answer_weight` of `llds_loss`, from V = valid searches per trajectory, mean over the
     step.
 
     `paper` (arXiv 2512.04220): `min(V / 2, 1)`. `code` (its authors' release): `min(answer_lambda * max(V -

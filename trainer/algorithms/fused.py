@@ -2,7 +2,7 @@
 
 `log softmax(hidden @ weight.T / temperature)` needs `[N, V]` logits: 5 GB in fp32 for 8k tokens and a
 vocabulary of 152k, and autograd keeps several copies. Here the forward pass goes through blocks of tokens and
-keeps three numbers a token. The backward pass makes the logits again in blocks of the *vocabulary*: each
+keeps three numbers per token. The backward pass makes the logits again in blocks of the *vocabulary*: each
 block of the weight's gradient is then one matrix product over all tokens, written once, so that there is no
 fp32 accumulator as large as the weight.
 """
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_OUTSIDE = (
-    -1e30
-)  # logit of a masked id: finite, so that p * log p is 0 and not NaN; exp of it is 0 in fp32 and fp64
+_OUTSIDE = -1e30
+"""Logit of a masked id. It is finite, so that p * log p is 0 and not NaN, and exp of it is 0 in fp32 and
+fp64."""
 
 
 def token_logprobs(
@@ -37,9 +38,9 @@ def token_logprobs(
     hidden [N, D], weight [V, D], targets int64 [N] in 0..V-1, bias [V]; masked_ids int64 [M] are taken out of
     the softmax's support (a masked target has log-prob -inf and no gradient). About `chunk_tokens * V` logits
     exist at a time. Returns two tensors [N], fp32 for half-precision input (matrix products then accumulate
-    in fp32 and are not rounded), else of the input's dtype. Differentiable once, in hidden, weight and bias,
-    through both results; a backward pass through the entropy costs a little more. Pass only the positions
-    that count: each costs the same, whatever its weight in the loss.
+    in fp32 and are not rounded), otherwise of the input's dtype. Differentiable once, in hidden, weight and
+    bias, through both results; a backward pass through the entropy costs a little more. Pass only the
+    positions that count: each costs the same, whatever its weight in the loss.
 
     The backward pass reads `weight` itself (saved by reference), so its data may be swapped out and back in
     between, as DeepSpeed's ZeRO-3 does. Raises ValueError on shapes or dtypes that do not fit.
@@ -78,8 +79,18 @@ def plain_token_logprobs(
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, targets, bias, masked_ids, temperature, chunk_tokens):
-        n, dtype = len(hidden), _compute_dtype(hidden)
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        bias: Tensor | None,
+        masked_ids: Tensor | None,
+        temperature: float,
+        chunk_tokens: int,
+    ) -> tuple[Tensor, Tensor]:
+        n = len(hidden)
+        dtype = _compute_dtype(hidden)
         logp, entropy, lse = (torch.empty(n, dtype=dtype, device=hidden.device) for _ in range(3))
         device_ids = None if masked_ids is None else masked_ids.to(hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -98,13 +109,17 @@ class _TokenLogprobs(torch.autograd.Function):
                 entropy[rows] = log_total - probs.mul_(logits).sum(-1) / total
                 del logits, probs
         ctx.save_for_backward(hidden, weight, targets, bias, lse, entropy)
-        ctx.masked_ids, ctx.temperature, ctx.chunk_tokens = masked_ids, temperature, chunk_tokens
+        ctx.masked_ids = masked_ids
+        ctx.temperature = temperature
+        ctx.chunk_tokens = chunk_tokens
         ctx.set_materialize_grads(False)
         return logp, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_logp, grad_entropy):
+    def backward(
+        ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, bias, lse, entropy = ctx.saved_tensors
         want_hidden, want_weight, _, want_bias = ctx.needs_input_grad[:4]
         if grad_logp is None and grad_entropy is None:
@@ -115,10 +130,12 @@ class _TokenLogprobs(torch.autograd.Function):
 
         grad_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if want_hidden else None
         grad_weight = torch.zeros_like(weight) if want_weight else None
-        grad_bias = torch.zeros_like(bias) if want_bias else None
-        ids, host_ids = ctx.masked_ids, []
+        grad_bias = torch.zeros_like(bias) if want_bias and bias is not None else None
+        ids = ctx.masked_ids
+        host_ids = []
         if ids is not None:
-            host_ids, ids = ids.tolist(), ids.to(hidden.device)
+            host_ids = ids.tolist()
+            ids = ids.to(hidden.device)
         blocks = math.ceil(n / ctx.chunk_tokens)
         width = 128 * math.ceil(v / (128 * blocks)) if blocks else v
         with torch.autocast(hidden.device.type, enabled=False):
@@ -141,20 +158,22 @@ class _TokenLogprobs(torch.autograd.Function):
                     minus.scatter_add_(1, target, torch.where(inside, -g, 0.0)[:, None])
                     del probs
                 if host_ids:
-                    low, high = bisect_left(host_ids, a), bisect_left(host_ids, b)
+                    low = bisect_left(host_ids, a)
+                    high = bisect_left(host_ids, b)
                     minus.index_fill_(1, ids[low:high] - a, 0.0)
                 if minus.dtype == hidden.dtype:
                     grad_logits = minus.mul_(scale)
                 else:  # scale and round in one pass
                     grad_logits = torch.mul(minus, scale, out=torch.empty_like(minus, dtype=hidden.dtype))
-                if want_bias:
+                if grad_bias is not None:
                     grad_bias[a:b] = grad_logits.sum(0, dtype=lse.dtype)
-                if want_weight:
+                if grad_weight is not None:
                     grad_weight[a:b] = _matmul(grad_logits.t(), hidden)
-                if want_hidden:
+                if grad_hidden is not None:
                     grad_hidden += _matmul(grad_logits, weight[a:b])
                 del logits, minus, grad_logits
-        grad_hidden = grad_hidden.to(hidden.dtype) if want_hidden else None
+        if grad_hidden is not None:
+            grad_hidden = grad_hidden.to(hidden.dtype)
         return grad_hidden, grad_weight, None, grad_bias, None, None, None
 
 

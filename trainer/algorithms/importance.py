@@ -6,26 +6,26 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
 
+from trainer.algorithms.shapes import ActionIds, PerToken
 from trainer.algorithms.terms import check_shapes, select
 
 ImportanceMode = Literal["off", "token", "sequence_mask"]
 
 
 def importance_weights(
-    logp_old: Tensor,
-    logp_sampler: Tensor,
-    action_ids: Tensor,
+    logp_old: PerToken,
+    logp_sampler: PerToken,
+    action_ids: ActionIds,
     *,
     mode: ImportanceMode = "token",
     cap: float = 2.0,
-) -> Tensor:
+) -> PerToken:
     """Weights [B, T] for `policy_loss`, without gradient, 1 outside the mask.
 
     logp_old, logp_sampler [B, T] in nats: the learner's before its first step, and those of the engine that
     sampled. `token`: `min(exp(logp_old - logp_sampler), cap)`. `sequence_mask`: 0 for each token of a
-    trajectory whose geometric-mean ratio lies outside [1/cap, cap], else 1. `off`: 1.
+    trajectory whose geometric-mean ratio lies outside [1/cap, cap], otherwise 1. `off`: 1.
     """
     if mode not in get_args(ImportanceMode):
         raise ValueError(f"unknown importance mode {mode!r}; known: {', '.join(get_args(ImportanceMode))}")

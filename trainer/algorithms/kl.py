@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
+from trainer.algorithms.shapes import ActionIds, PerToken
 from trainer.algorithms.terms import LossTerm, check_shapes, select
 
 
-def kl_k3(logp: Tensor, logp_ref: Tensor, action_ids: Tensor) -> LossTerm:
+def kl_k3(logp: PerToken, logp_ref: PerToken, action_ids: ActionIds) -> LossTerm:
     """Estimate of KL(policy || reference) from sampled tokens: `k3 = exp(d) - d - 1`, `d = clamp(logp_ref -
     logp, -10, 10)`.
 
@@ -23,7 +23,7 @@ def kl_k3(logp: Tensor, logp_ref: Tensor, action_ids: Tensor) -> LossTerm:
     return LossTerm((torch.expm1(d) - d).sum(), mask.sum())
 
 
-def entropy_bonus(entropy: Tensor, action_ids: Tensor) -> LossTerm:
+def entropy_bonus(entropy: PerToken, action_ids: ActionIds) -> LossTerm:
     """Minus the summed entropy of the action positions: minimising it raises the entropy.
 
     entropy [B, T] in nats, as `token_logprobs` gives it; action_ids int64 [B, T]; count: action tokens."""

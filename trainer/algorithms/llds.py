@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from trainer.algorithms.shapes import ActionIds, PerToken, PerTrajectory, TokenMask, TrajectoryMask
 from trainer.algorithms.terms import LossTerm, check_shapes, select
 
 Gate = Literal["action", "response", "token"]
@@ -15,17 +16,17 @@ Denominator = Literal["preserved", "all"]
 
 
 def llds_loss(
-    logp: Tensor,
-    logp_old: Tensor,
-    advantages: Tensor,
-    action_ids: Tensor,
+    logp: PerToken,
+    logp_old: PerToken,
+    advantages: PerTrajectory,
+    action_ids: ActionIds,
     *,
     gate: Gate = "action",
     denominator: Denominator = "preserved",
-    answer_mask: Tensor | None = None,
+    answer_mask: TokenMask | None = None,
     answer_weight: float = 1.0,
     min_drop: float = 0.0,
-    preserved: Tensor | None = None,
+    preserved: TrajectoryMask | None = None,
 ) -> LossTerm:
     """`sum(1[sum of drop over the unit > 0] max(0, drop) w)` over the action tokens of preserved
     trajectories, `drop = logp_old - logp`.
@@ -37,8 +38,8 @@ def llds_loss(
     gate: the unit whose summed drop must be above 0: `action` (LLDS-A), `response` (LLDS-R), or none
     (`token`); no gradient goes through it. denominator: the count is the action tokens of the preserved
     trajectories (paper) or all action tokens (released code). answer_weight: w on tokens of answer_mask bool
-    [B, T] (LLDS-MA), 1 elsewhere. min_drop: drops with
-    |drop| <= min_drop nats count as 0 before gate and sum, because re-scoring noise alone would get the pull's full strength.
+    [B, T] (LLDS-MA), 1 elsewhere. min_drop: drops with |drop| <= min_drop nats count as 0 before gate and
+    sum, because re-scoring noise alone would get the pull's full strength.
 
     The gradient of loss_sum is -w on each active token, however small the drop, and exactly 0 elsewhere: at
     drop = 0, on other trajectories, outside the mask. stats: `active_tokens`, `active_actions` (with at least
@@ -63,9 +64,8 @@ def llds_loss(
 
     unit = action_ids.clamp(min=0)
 
-    def by_action(
-        values: Tensor,
-    ) -> Tensor:  # fp64: the sign of a sum must not hang on the order in which it was added up
+    def by_action(values: Tensor) -> Tensor:
+        # fp64: the sign of a sum must not depend on the order in which it was added up.
         return torch.zeros(action_ids.shape, dtype=torch.float64, device=logp.device).scatter_add(
             1, unit, values.double()
         )
@@ -78,7 +78,7 @@ def llds_loss(
     else:
         opened = held
     term = select(opened, torch.relu(drop))  # relu: its gradient at 0 is 0
-    if answer_weight != 1.0:
+    if answer_weight != 1.0 and answer_mask is not None:
         term = torch.where(answer_mask, term * answer_weight, term)
 
     active = opened & (drop.detach() > 0)

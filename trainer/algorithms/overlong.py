@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trainer.algorithms.shapes import PerTrajectory
 
-def overlong_penalty(lengths: Tensor, *, max_tokens: int, zone_tokens: int, penalty: float = 1.0) -> Tensor:
+
+def overlong_penalty(
+    lengths: Tensor, *, max_tokens: int, zone_tokens: int, penalty: float = 1.0
+) -> PerTrajectory:
     """What to add to each reward (arXiv 2503.14476, eq. 13): 0 up to `max_tokens - zone_tokens`, falling in a
     straight line to `-penalty` at `max_tokens`, and `-penalty` beyond.
 

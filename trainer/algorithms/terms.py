@@ -7,6 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from trainer.algorithms.shapes import ActionIds, PerToken, PerTrajectory, TokenMask, TrajectoryMask
+
 
 class LossTerm:
     """A loss as a sum and a count, to be divided by the count of the whole optimiser step (all micro-batches,
@@ -49,7 +51,11 @@ def select(mask: Tensor, values: Tensor) -> Tensor:
     return torch.where(mask, values, 0.0)
 
 
-def check_shapes(action_ids: Tensor, *tokens: Tensor | None, rows: tuple[Tensor | None, ...] = ()) -> None:
+def check_shapes(
+    action_ids: ActionIds,
+    *tokens: PerToken | TokenMask | None,
+    rows: tuple[PerTrajectory | TrajectoryMask | None, ...] = (),
+) -> None:
     """Raise ValueError unless action_ids is [B, T], each of `tokens` is [B, T], and each of `rows` is [B];
     None passes. (Shapes that broadcast would give a plausible, wrong loss.)"""
     if action_ids.ndim != 2:
@@ -62,5 +68,6 @@ def check_shapes(action_ids: Tensor, *tokens: Tensor | None, rows: tuple[Tensor 
     for x in rows:
         if x is not None and x.shape != action_ids.shape[:1]:
             raise ValueError(
-                f"expected [B] = {tuple(action_ids.shape[:1])}, one value a trajectory, not {tuple(x.shape)}"
+                f"expected [B] = {tuple(action_ids.shape[:1])}, one value per trajectory, "
+                f"not {tuple(x.shape)}"
             )

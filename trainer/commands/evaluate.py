@@ -13,7 +13,7 @@ from services.common import signals
 from trainer.config.schema import Config, ConfigError
 from trainer.data import models
 from trainer.learner.checkpoint import export_checkpoint, find
-from trainer.loop.evaluate import evaluate
+from trainer.loop.held_out import evaluate
 from trainer.rewards import RewardError, make_reward, right_at
 from trainer.session.resume_rules import differing
 from trainer.session.system import start_serving
@@ -59,7 +59,7 @@ def run_eval(
                 temperature=0.0,
                 seed=config.seed,
                 reward=reward,
-                least=right_at(reward, config.reward.right_at),
+                right_at=right_at(reward, config.reward.right_at),
                 retriever_url=serving.eval_retriever_url,
             )
             return scores

@@ -25,7 +25,7 @@ import numpy as np
 from retriever_service.client import Hit, RetrieverClient
 from services.common import signals
 from services.common.errors import UserError
-from services.contracts import Action, Observation, Question, TokenBatch, Trajectory
+from services.contracts import Action, Observation, Question, TokenBatch, TrainBatch, Trajectory
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.plain_text import Outside, TextEncoder
 from services.rollout.worker.templates import ParsedAction, Template, make_template, reading_of
@@ -155,13 +155,14 @@ def supervised(config: Config, lr: float, batches: int) -> Config:
     return Config.model_validate(raw)
 
 
-def as_batch(demonstrations: list[Trajectory]) -> TokenBatch:
+def as_batch(demonstrations: list[Trajectory]) -> TrainBatch:
     """Demonstrations with advantage 1. There is no sampler: its log-probs are left out."""
-    batch = TokenBatch.of(demonstrations)
-    batch.logp_sampler = None
-    ones = np.ones(len(batch), np.float32)
-    batch.extra = {"advantages": ones, "preserved": ones.astype(bool)}
-    return batch
+    tokens = TokenBatch.of(demonstrations)
+    tokens.logp_sampler = None
+    all_rows = np.ones(len(tokens), bool)
+    return TrainBatch.of_tokens(
+        tokens, advantages=all_rows.astype(np.float32), preserved=all_rows, valid=all_rows
+    )
 
 
 def train_on(

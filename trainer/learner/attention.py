@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from services.common.errors import UserError
 from services.common.quick_transformers import skip_scikit_learn
 from trainer.learner.micro_batches import Segments
 
@@ -24,13 +25,8 @@ _UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 """Arguments of models whose attention is not plain: they would be silently ignored."""
 
 
-class PackedAttentionError(ValueError):
-    """The model's attention cannot be computed on packed rows."""
-
-    exit_code = 2
-
-
-@torch.compiler.disable  # its loop over rows would be traced anew for each number of them, and after the eighth not at all
+# The loop over rows would be traced anew for each number of them, and after the eighth not at all.
+@torch.compiler.disable
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -44,22 +40,22 @@ def attention(
     """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]. Without segments each of the B rows
     is one.
 
-    Raises PackedAttentionError for what is more than causal attention.
+    Raises UserError for a model whose attention is more than causal: packed rows cannot compute it.
     """
     if extra := [name for name in _UNSUPPORTED if kwargs.get(name) is not None]:
-        raise PackedAttentionError(
-            f"learner.packing=packed: {type(module).__name__} uses {', '.join(extra)}, which packed rows do not have; "
-            "set learner.packing=padded"
+        raise UserError(
+            f"learner.packing=packed: {type(module).__name__} uses {', '.join(extra)}, which packed rows do "
+            "not have; set learner.packing=padded"
         )
     if attention_mask is not None:
-        raise PackedAttentionError("learner.packing=packed takes no attention mask")
+        raise UserError("learner.packing=packed takes no attention mask")
     if segments is None or len(segments.bounds) == 2:
         out = _rows(query, key, value, scaling)
     elif query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
         out = _flash(query, key, value, segments, scaling)
     else:
         parts = [
-            _rows(*(x[:, :, a:b] for x in (query, key, value)), scaling)
+            _rows(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scaling)
             for a, b in pairwise(segments.bounds.tolist())
         ]
         out = torch.cat(parts, dim=2)
@@ -83,17 +79,24 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scalin
             options["enable_gqa"] = True
         else:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    bounds, longest = segments.bounds, segments.longest
     out = varlen_attn(
-        *(x[0].transpose(0, 1).contiguous() for x in (query, key, value)),
-        bounds,
-        bounds,
-        longest,
-        longest,
+        _tokens_first(query),
+        _tokens_first(key),
+        _tokens_first(value),
+        segments.bounds,
+        segments.bounds,
+        segments.longest,
+        segments.longest,
         scale=scaling,
         **options,
     )
+    assert isinstance(out, Tensor)  # more only where more is asked for
     return out.transpose(0, 1)[None]
+
+
+def _tokens_first(x: Tensor) -> Tensor:
+    """[1, H, T, D] to [T, H, D], as the kernel reads it."""
+    return x[0].transpose(0, 1).contiguous()
 
 
 def register() -> str:

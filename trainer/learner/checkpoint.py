@@ -27,8 +27,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import move, put_folder, readable_as_usual, sync
 from services.common.run_paths import LATEST, METRICS, is_run, near_run, newest_run, run_folder
+from trainer.learner.lora import merge
 from trainer.learner.model_identity import weights_digest
 
 if TYPE_CHECKING:
@@ -48,21 +50,13 @@ _NAME = re.compile(r"^step_(\d+)(\.old)?$")
 _WEIGHTS = re.compile(r"\.(safetensors|bin|gguf|pt|pth|h5|msgpack|onnx)$|\.index\.json$")
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that can't be used or written: one line that names it."""
-
-    exit_code = 2
-
-
 def step_folder(run_dir: str | Path, step: int) -> Path:
     """Where a run keeps the checkpoint of a step."""
     return Path(run_dir) / "checkpoints" / f"step_{step:06d}"
 
 
-class CheckpointNotWritten(CheckpointError):
-    """The disk does not take it (it is full, mostly). What was there before is as it was."""
-
-    exit_code = 3
+class CheckpointNotWritten(EnvironmentLacks):
+    """The disk does not take it, mostly because it is full. What was there before is as it was."""
 
 
 @contextlib.contextmanager
@@ -104,11 +98,11 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 def fault(path: Path, *, checksums: bool = True) -> str | None:
     """What is wrong with a checkpoint, or None. checksums=False compares sizes alone."""
+    if not (path / MANIFEST).is_file():
+        return f"no {MANIFEST}"
     try:
         files = json.loads((path / MANIFEST).read_text())["files"]
         expectations = [(name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
-    except FileNotFoundError:
-        return f"no {MANIFEST}"
     except _NO_SUCH_JSON as e:
         return f"{MANIFEST} can't be read ({e})"
     if missing := _missing(NEEDED, files):
@@ -150,36 +144,34 @@ def _promised(path: Path) -> Iterator[str]:
 
 
 def require_whole(path: Path) -> None:
-    """Raise CheckpointError unless the checkpoint is there and whole."""
+    """Raise UserError unless the checkpoint is there and whole."""
     if not path.is_dir():
-        raise CheckpointError(f"checkpoint {path}: no such folder")
+        raise UserError(f"checkpoint {path}: no such folder")
     if problem := fault(path):
-        raise CheckpointError(f"checkpoint {path} is torn or changed: {problem}")
+        raise UserError(f"checkpoint {path} is torn or changed: {problem}")
 
 
 def find(given: str | Path, run: Path | None = None) -> Path:
     """The checkpoint that a user names: its folder, a run's (the newest whole one of it), or `latest`, which
     is that of `run`, or, with none given, of the run in `runs/` that was written to last. It may be torn
-    where its own folder is named. Raises CheckpointError."""
+    where its own folder is named. Raises UserError."""
     path = Path(given)
     path = path.parent if path.name == METRICS else path
     if str(given) == LATEST and not path.exists():
         run = run or newest_run()
     else:
         if not path.is_dir():
-            raise CheckpointError(f"checkpoint {given}: no such folder{near_run(path)}")
+            raise UserError(f"checkpoint {given}: no such folder{near_run(path)}")
         if (path / MANIFEST).exists() or _NAME.match(path.name):
             return path
         run = run_folder(path)
         if not is_run(run) and not (run / "checkpoints").is_dir():
-            raise CheckpointError(
+            raise UserError(
                 f"checkpoint {given}: neither a checkpoint nor a run's folder; expected {ACCEPTED}"
             )
     found = latest(run)
     if found is None:
-        raise CheckpointError(
-            f"checkpoint {given}: {run} has no whole checkpoint (see trainer.checkpoint_every)"
-        )
+        raise UserError(f"checkpoint {given}: {run} has no whole checkpoint (see trainer.checkpoint_every)")
     return found
 
 
@@ -223,7 +215,7 @@ def prune(run_dir: str | Path, keep: int) -> list[Path]:
 
 def step_of(path: Path) -> int:
     """The step of a checkpoint's folder."""
-    return int(_NAME.match(path.name)[1])
+    return int(path.name.removeprefix("step_").removesuffix(".old"))
 
 
 def _newest_first(run_dir: Path) -> list[Path]:
@@ -248,7 +240,8 @@ class TensorWriter:
     Face form)."""
 
     def __init__(self, folder: Path, shard_bytes: int = 2**30):
-        self.folder, self.shard_bytes = folder, shard_bytes
+        self.folder = folder
+        self.shard_bytes = shard_bytes
         self._pending: dict[str, Tensor] = {}
         self._bytes = 0
         self._where: dict[str, str] = {}
@@ -282,7 +275,8 @@ class TensorWriter:
             except SafetensorError as e:  # its word for a full disk
                 raise OSError(str(e)) from e
             self._where |= dict.fromkeys(self._pending, file)
-            self._pending, self._bytes = {}, 0
+            self._pending = {}
+            self._bytes = 0
 
 
 class TensorReader:
@@ -305,9 +299,9 @@ class TensorReader:
         return list(self._where)
 
     def __call__(self, name: str) -> Tensor:
-        """The tensor, on the CPU. Raises CheckpointError if there is none of that name."""
+        """The tensor, on the CPU. Raises UserError if there is none of that name."""
         if name not in self._where:
-            raise CheckpointError(f"the checkpoint has no tensor {name}: it is of another model")
+            raise UserError(f"the checkpoint has no tensor {name}: it is of another model")
         return self._where[name].get_tensor(name)
 
 
@@ -328,9 +322,9 @@ def may_export_to(out: Path) -> bool:
 def exported(out: Path, model_files: Path, *, dtype: str, about: dict[str, Any]) -> Iterator[TensorWriter]:
     """A writer whose tensors become a Hugging Face folder at `out`. dtype: name of theirs, e.g. bfloat16.
 
-    `out` may be absent, empty, or an earlier export; anything else is refused (CheckpointError)."""
+    `out` may be absent, empty, or an earlier export; anything else is refused (UserError)."""
     if not may_export_to(out):
-        raise CheckpointError(f"{out} exists and is no earlier export; give a new folder")
+        raise UserError(f"{out} exists and is no earlier export; give a new folder")
     with written_aside(out) as folder:
         copy_model_files(model_files, folder)
         config = json.loads((folder / "config.json").read_text())
@@ -345,10 +339,11 @@ def exported(out: Path, model_files: Path, *, dtype: str, about: dict[str, Any])
 def export_checkpoint(checkpoint: str | Path, out: str | Path) -> Path:
     """A checkpoint's policy as a plain Hugging Face folder with tokenizer, in the run's compute dtype.
     `checkpoint` is what `find` takes.
-    Raises CheckpointError."""
+    Raises UserError."""
     import torch
 
-    checkpoint, out = find(checkpoint), Path(out)
+    checkpoint = find(checkpoint)
+    out = Path(out)
     require_whole(checkpoint)
     about = json.loads((checkpoint / "learner.json").read_text())
     read = TensorReader(checkpoint / "weights")
@@ -362,17 +357,15 @@ def export_checkpoint(checkpoint: str | Path, out: str | Path) -> Path:
 
 
 def require_same_adapters(path: Path, before: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
-    """Raise CheckpointError unless a learner whose adapters are described by `now` (None: it has none) may
+    """Raise UserError unless a learner whose adapters are described by `now` (None: it has none) may
     take those of `before`."""
     if (before is None) != (now is None):
         kinds = ["all weights" if lora is None else "LoRA adapters" for lora in (before, now)]
-        raise CheckpointError(
-            f"checkpoint {path} holds {kinds[0]}; this learner trains {kinds[1]} (learner.lora)"
-        )
-    if before and before["scale"] != now["scale"]:
-        raise CheckpointError(
-            f"learner.lora.alpha: checkpoint {path} holds adapters for alpha / rank = {before['scale']:g}; here it is "
-            f"{now['scale']:g}"
+        raise UserError(f"checkpoint {path} holds {kinds[0]}; this learner trains {kinds[1]} (learner.lora)")
+    if before and now and before["scale"] != now["scale"]:
+        raise UserError(
+            f"learner.lora.alpha: checkpoint {path} holds adapters for alpha / rank = {before['scale']:g}; "
+            f"here it is {now['scale']:g}"
         )
 
 
@@ -382,17 +375,16 @@ def _whole_weights(read: TensorReader, lora: dict[str, Any] | None) -> Iterator[
     if lora is None:
         yield from ((name, read(name)) for name in read.names)
         return
-    from trainer.learner.lora import merge
-
     if not any(Path(lora["base"]).glob("*.safetensors")):
-        raise CheckpointError(
-            f"the checkpoint holds LoRA adapters for the weights in {lora['base']}, which are not there any more"
+        raise UserError(
+            f"the checkpoint holds LoRA adapters for the weights in {lora['base']}, which are not there"
         )
     if lora.get("weights") not in (None, weights_digest(Path(lora["base"]))):
-        raise CheckpointError(
+        raise UserError(
             f"the checkpoint holds LoRA adapters for other weights than those that are in {lora['base']} now"
         )
-    base, adapters = TensorReader(Path(lora["base"])), set(read.names)
+    base = TensorReader(Path(lora["base"]))
+    adapters = set(read.names)
     for name in base.names:
         yield name, merge(name, base(name), lambda n: read(n) if n in adapters else None, lora["scale"])
 

@@ -1,9 +1,9 @@
-"""The learner as its driver sees it: a group of Ray actors, one a data-parallel rank, behind plain blocking
-calls.
+"""The learner as its driver sees it: a group of Ray actors, one per data-parallel rank, behind plain
+blocking calls.
 
-    driver ── LearnerGroup ──┬── rank 0  (GPU or CPU)  ──┐  torch.distributed (NCCL or gloo), DeepSpeed ZeRO
-                             ├── rank 1                ──┤  rank 0 also publishes weights and writes checkpoints
-                             └── ...                   ──┘
+    driver ── LearnerGroup ──┬── rank 0  (GPU or CPU) ──┐  torch.distributed (NCCL or gloo), DeepSpeed ZeRO
+                             ├── rank 1               ──┤  rank 0 also publishes weights and checkpoints
+                             └── ...                  ──┘
 
 Each call goes to all ranks at once. The first rank that fails fails the call, whatever the others wait for.
 """
@@ -14,99 +14,41 @@ import contextlib
 import dataclasses
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from services.contracts import TokenBatch, WeightsReceiver, WeightUpdate
+from services.common.errors import EnvironmentLacks, UnspiralError
+from services.contracts import TokenBatch, TrainBatch, WeightsReceiver, WeightUpdate
 from services.likelihood.metrics.step_metrics import sampler_mismatch
 from services.rollout.pool.placement import SHARED
 from services.weight_sync.base import ENVIRONMENT_PREFIXES
 from trainer.config.schema import Config
-from trainer.learner.checkpoint import export_checkpoint
 from trainer.learner.model_folder import check_model_folder
+from trainer.learner.objective import StepStats, update_metrics
+from trainer.learner.rank_handle import Pending, RankActor, RankHandle
+from trainer.learner.results import RankInfo, RankScores, Scores, UpdateResult
 
-__all__ = [
-    "LearnerError",
-    "LearnerGroup",
-    "LearnerPlacementError",
-    "Scores",
-    "UpdateResult",
-    "batch_metrics",
-    "export_checkpoint",
-]
+T = TypeVar("T")
 
 GONE_SECONDS = 20.0
 """Longest wait for a rank's process to be gone."""
-_FORWARDED = (
-    "UNSPIRAL_CACHE",
-    "HF_HOME",
-    "HF_HUB_OFFLINE",
-)  # an allow-list: nothing else of the driver's environment travels
+_FORWARDED = ("UNSPIRAL_CACHE", "HF_HOME", "HF_HUB_OFFLINE")
+"""Variables of the driver's environment that the ranks are given: an allow-list, nothing else travels."""
 
 
-class LearnerError(RuntimeError):
-    """A rank that did not start, answer or survive: the message names it."""
-
-    exit_code = 1
+class LearnerError(UnspiralError):
+    """A rank that did not start, answer or survive: the message names it. The loop restores the learner."""
 
 
-class LearnerPlacementError(LearnerError):
+class LearnerPlacementError(LearnerError, EnvironmentLacks):
     """The cluster has no room for the ranks."""
 
-    exit_code = 3
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Log-probs (nats) and entropies of a batch, float32 [sum T] each, 0 outside the action mask."""
-
-    logp: np.ndarray
-    entropy: np.ndarray
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    """One batch's update. `logp_old` and `entropy_old` [sum T] are under the weights before its first
-    step."""
-
-    logp_old: np.ndarray
-    entropy_old: np.ndarray
-    metrics: dict[str, float]
-    skipped_steps: int
-    """Optimiser steps that were not taken because the loss or the gradient norm was not finite."""
-
-    @property
-    def moved(self) -> bool:
-        """Whether the weights are others than before."""
-        return self.metrics["learner/optimiser_steps"] > 0
-
-    @property
-    def idle(self) -> bool:
-        """Whether no step was due: nothing in the batch could act."""
-        return not self.moved and not self.skipped_steps
-
-
-class RankActor:
-    """Ray's side of one rank. The rank itself is imported here, so that the driver's process loads neither
-    torch nor DeepSpeed."""
-
-    def __init__(self, config: Config, **options: Any):
-        from services.common.stacks import answer_stack_requests
-        from trainer.learner.rank import LearnerRank
-
-        answer_stack_requests()
-        self.rank = LearnerRank(config, **options)
-
-    def address(self) -> str:
-        return ray.util.get_node_ip_address()
-
-    def call(self, method: str, *args: Any, **options: Any) -> Any:
-        return getattr(self.rank, method)(*args, **options)
+    exit_code = EnvironmentLacks.exit_code
+    status = EnvironmentLacks.status
 
 
 class LearnerGroup:
@@ -118,32 +60,28 @@ class LearnerGroup:
     row of the embedding, so normally none.
     """
 
-    actor_class: type = RankActor
+    actor_class: type[RankActor] = RankActor
 
     def __init__(
         self, config: Config, *, model_path: str, reference: bool = False, masked_ids: list[int] | None = None
     ):
         if config.algorithm.kl and not reference:
             raise ValueError("algorithm.kl > 0 needs the reference model: LearnerGroup(reference=True)")
-        self.config, self.model_path, self.reference, self.masked_ids = (
-            config,
-            model_path,
-            reference,
-            masked_ids,
-        )
+        self.config = config
+        self.model_path = model_path
+        self.reference = reference
+        self.masked_ids = masked_ids
         self.ranks = config.learner.ranks
-        self.where: list[dict[str, Any]] = []
-        """Of each rank, once started: process id, host, device (with its name and UUID), dtype, whether it
-        trains LoRA adapters, and the model's parameters: of the output layer, and of all but it and the input
-        embedding."""
+        self.where: list[RankInfo] = []
+        """One entry per rank, once started."""
         self.held: dict[str, float] = {}
-        """What all ranks hold of the cluster, once started."""
-        self._actors: list[Any] = []
+        """Resources of the cluster that all ranks hold together, once started."""
+        self._handles: list[RankHandle] = []
 
     def start(self) -> None:
         """Place the ranks, load the model, join them. Raises LearnerError (LearnerPlacementError without room
-        for them), or what a rank raised for a mistake of the user's
-        (`trainer.learner.model_folder.ModelFolderError`)."""
+        for them), or what a rank raised for a mistake of the user's (UserError of
+        `trainer.learner.model_folder`)."""
         limit = self.config.learner.start_timeout_seconds
         deadline = time.monotonic() + limit
         check_model_folder(self.model_path)
@@ -162,13 +100,11 @@ class LearnerGroup:
             "masked_ids": self.masked_ids,
         }
         try:
-            self._actors = [create.remote(self.config, rank=rank, **options) for rank in range(self.ranks)]
-            hosts = self._wait([a.address.remote() for a in self._actors], "start", limit, deadline, demand)
-            [port] = self._wait(
-                [self._actors[0].call.remote("host_store", hosts[0])], "open a port", limit, deadline
-            )
-            setup = [a.call.remote("setup", hosts[0], port) for a in self._actors]
-            self.where = self._wait(setup, "load the model and join the others", limit, deadline)
+            for rank in range(self.ranks):
+                self._handles.append(RankHandle(create.remote(self.config, rank=rank, **options), rank))
+            hosts = self._results([h.address() for h in self._handles], limit, deadline, demand)
+            [port] = self._results([self._handles[0].host_store(hosts[0])], limit, deadline)
+            self.where = self._results([h.setup(hosts[0], port) for h in self._handles], limit, deadline)
             self._check_devices()
         except BaseException:
             self.close()
@@ -179,153 +115,154 @@ class LearnerGroup:
         does not say so."""
         seen: dict[tuple[str, str], int] = {}
         for rank, where in enumerate(self.where):
-            uuid = where.get("device_uuid")
-            if uuid and (other := seen.setdefault((where["host"], uuid), rank)) != rank:
+            uuid = where.device_uuid
+            if uuid and (other := seen.setdefault((where.host, uuid), rank)) != rank:
                 raise LearnerPlacementError(
-                    f"learner ranks {other} and {rank} are both on GPU {uuid} of {where['host']}; unset "
+                    f"learner ranks {other} and {rank} are both on GPU {uuid} of {where.host}; unset "
                     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES, so that Ray gives each process its own"
                 )
 
     def close(self) -> None:
         """End every rank and wait until its process is gone."""
-        actors, self._actors = self._actors, []
-        if not actors:
+        handles = self._handles
+        self._handles = []
+        if not handles:
             return
         with contextlib.suppress(RayError):  # also GetTimeoutError: a rank that hangs is killed below
-            ray.get([a.call.remote("shutdown") for a in actors], timeout=5)
-        for actor in actors:
-            ray.kill(actor)
-        # Its node kills one that is stopped and hears nothing after 5 s.
-        here, deadline = os.uname().nodename, time.monotonic() + GONE_SECONDS
-        pids = [w["pid"] for w in self.where if w["host"] == here]
+            ray.get([h.shutdown().ref for h in handles], timeout=5)
+        for handle in handles:
+            handle.kill()
+        # A rank that is stopped (SIGSTOP) hears nothing; its node kills it after 5 s.
+        here = os.uname().nodename
+        deadline = time.monotonic() + GONE_SECONDS
+        pids = [where.pid for where in self.where if where.host == here]
         while any(Path(f"/proc/{p}").exists() for p in pids) and time.monotonic() < deadline:
             time.sleep(0.05)
         self.where = []
 
     def score(self, batch: TokenBatch) -> Scores:
         """Log-probs and entropies under the current weights, at `rollout.temperature`."""
-        return Scores(*self._gather(batch, self._call("score", ray.put(batch))))
+        handles = self._running()
+        shared = ray.put(batch)
+        return gathered(batch, self._results([h.score(shared) for h in handles]))
 
     def update(
-        self, batch: TokenBatch, *, llds_lambda: float, answer_beta: float = 1.0, lr_scale: float = 1.0
+        self, batch: TrainBatch, *, llds_lambda: float, answer_beta: float = 1.0, lr_scale: float = 1.0
     ) -> UpdateResult:
         """Train on a batch: `minibatches_per_batch` x `epochs` optimiser steps.
 
-        batch.extra: `advantages` float32 [B], `preserved` bool [B], and optionally `valid` bool [B] (False:
-        no part in any loss or count), `answer_mask` bool [sum T]. A step whose loss or gradient norm is not
-        finite is skipped and counted. A batch in which no term of the loss can act is scored, and no step is
-        taken.
+        A step whose loss or gradient norm is not finite is skipped and counted. A batch in which no term of
+        the loss can act is scored, and no step is taken.
         """
-        from trainer.learner.objective import StepStats, update_metrics
-
-        missing = [k for k in ("advantages", "preserved") if k not in batch.extra]
-        if missing:
-            raise ValueError(f"update: batch.extra lacks {' and '.join(missing)}")
-        results = self._call(
-            "update", ray.put(batch), llds_lambda=llds_lambda, answer_beta=answer_beta, lr_scale=lr_scale
+        handles = self._running()
+        shared = ray.put(batch)
+        results = self._results(
+            [
+                h.update(shared, llds_lambda=llds_lambda, answer_beta=answer_beta, lr_scale=lr_scale)
+                for h in handles
+            ]
         )
-        logp, entropy = self._gather(batch, [scored for scored, _, _ in results])
-        steps = [StepStats.merged(list(ranks)) for ranks in zip(*(s for _, s, _ in results), strict=True)]
+        scores = gathered(batch, [result.scores for result in results])
+        # Every rank takes the same steps: the n-th entries of all ranks are one step.
+        steps = [StepStats.merged(list(step)) for step in zip(*(r.steps for r in results), strict=True)]
         metrics = (
             update_metrics(steps, kl=bool(self.config.algorithm.kl))
-            | results[0][2]
-            | batch_metrics(batch, logp, entropy)
+            | results[0].metrics
+            | batch_metrics(batch, scores)
         )
-        metrics["time/update_compute"] = max(facts["time/update_compute"] for _, _, facts in results)
-        return UpdateResult(logp, entropy, metrics, sum(s.skipped for s in steps))
+        metrics["time/update_compute"] = max(r.metrics["time/update_compute"] for r in results)
+        return UpdateResult(scores.logp, scores.entropy, metrics, sum(s.skipped for s in steps))
 
     def offer_weights(self, version: int, receivers: list[WeightsReceiver]) -> WeightUpdate:
-        """Offer the current weights to rollout workers as `version`. What it gives goes to the pool's `sync`,
+        """Offer the current weights to rollout workers as `version`. The result goes to the pool's `sync`,
         while `send_weights` runs."""
-        return self._call("offer", version, receivers)[0]
+        first, *_ = self._results([h.offer(version, receivers) for h in self._running()])
+        assert first is not None, "rank 0 makes the offer"
+        return first
 
     def send_weights(self) -> None:
         """Send what was offered last. Raises GroupMismatchError, GroupBrokenError (services.weight_sync)
         within `weight_sync.timeout_seconds`."""
-        self._call("send")
+        self._results([h.send() for h in self._running()])
 
-    def rest(self) -> None:
-        """Give unused GPU memory free: it is the workers' turn (`rollout.share_gpus`). Weights and gradients
-        stay."""
-        self._call("rest")
+    def free_cached_gpu_memory(self) -> None:
+        """Give the GPU memory that PyTorch caches back to the device, for the workers' turn
+        (`rollout.share_gpus`). Weights and gradients stay."""
+        self._results([h.free_cached_gpu_memory() for h in self._running()])
 
     def save(self, path: str | Path, state: dict[str, Any]) -> None:
         """Checkpoint to the folder `path`: weights, optimiser, schedule, snapshot, RNG, and the driver's own
-        JSON `state`."""
-        self._call("save", str(path), state)
+        JSON `state`. Raises CheckpointNotWritten."""
+        self._results([h.save(str(path), state) for h in self._running()])
 
     def load(self, path: str | Path) -> dict[str, Any]:
-        """Go on from a checkpoint, of any number of ranks and any ZeRO stage; gives the driver's state.
-        Raises CheckpointError."""
-        return self._call("load", str(path))[0]
+        """Go on from a checkpoint, of any number of ranks and any ZeRO stage. Returns the driver's state.
+        Raises UserError for a checkpoint that is torn or of another model."""
+        return self._results([h.load(str(path)) for h in self._running()])[0]
 
     def export_hf(self, path: str | Path) -> None:
         """The policy as a plain Hugging Face folder with its tokenizer."""
-        self._call("export_hf", str(path))
+        self._results([h.export_hf(str(path)) for h in self._running()])
 
     # Talking to the ranks
 
-    def _call(self, method: str, *args: Any, **options: Any) -> list[Any]:
-        if not self._actors:
-            raise LearnerError(f"{method}: the learner is not running; call start() first")
-        refs = [a.call.remote(method, *args, **options) for a in self._actors]
-        return self._wait(refs, method, self.config.learner.step_timeout_seconds)
+    def _running(self) -> list[RankHandle]:
+        if not self._handles:
+            raise LearnerError("the learner is not running; call start() first")
+        return self._handles
 
-    def _wait(
+    def _results(
         self,
-        refs: list[Any],
-        what: str,
-        limit: float,
+        pending: list[Pending[T]],
+        limit: float | None = None,
         deadline: float | None = None,
         demand: dict[str, float] | None = None,
-    ) -> list[Any]:
-        """All results, or the error of the first rank that fails. limit: seconds, counted to `deadline` where
-        that is given."""
-        deadline = deadline or time.monotonic() + limit
-        rank_of, waiting = {ref: rank for rank, ref in enumerate(refs)}, list(refs)
+    ) -> list[T]:
+        """All answers to one call, or the error of the first rank that fails.
+
+        limit: seconds, counted to `deadline` (monotonic) where that is given; `step_timeout_seconds` by
+        default. demand: of one rank, where the actors may still be waiting for their place."""
+        limit = self.config.learner.step_timeout_seconds if limit is None else limit
+        deadline = time.monotonic() + limit if deadline is None else deadline
+        of_ref = {p.ref: p for p in pending}
+        waiting = list(of_ref)
+        results: dict[ray.ObjectRef, T] = {}
+        # One at a time, and not ray.get of all: when a rank dies, the others hang in a collective operation,
+        # and its error must not wait for them.
         while waiting:
             done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
             if not done:
-                late = ", ".join(str(rank_of[ref]) for ref in waiting)
-                if demand and (lacking := self._lacking(demand)):
-                    raise LearnerPlacementError(
-                        f"learner rank {late} of {self.ranks} found no place within {limit:g} s: {lacking}"
-                    )
-                raise LearnerError(f"learner rank {late} of {self.ranks} did not {what} within {limit:g} s")
-            self._result(done[0], rank_of[done[0]], what)
-        return ray.get(refs)
+                self._late([of_ref[ref] for ref in waiting], limit, demand)
+            results[done[0]] = self._result(of_ref[done[0]])
+        return [results[p.ref] for p in pending]
 
-    def _result(self, ref: Any, rank: int, what: str) -> Any:
+    def _late(self, waiting: list[Pending[T]], limit: float, demand: dict[str, float] | None) -> NoReturn:
+        ranks = ", ".join(str(p.rank) for p in waiting)
+        if demand and (lacking := self._lacking(demand)):
+            raise LearnerPlacementError(
+                f"learner rank {ranks} of {self.ranks} found no place within {limit:g} s: {lacking}"
+            )
+        raise LearnerError(
+            f"learner rank {ranks} of {self.ranks} did not {waiting[0].doing} within {limit:g} s"
+        )
+
+    def _result(self, pending: Pending[T]) -> T:
+        name = f"learner rank {pending.rank} of {self.ranks}"
         try:
-            return ray.get(ref)
+            result: T = ray.get(pending.ref)
+            return result
         except RayTaskError as e:
-            if hasattr(e.cause, "exit_code"):
+            if hasattr(e.cause, "exit_code"):  # its message is whole: the user's mistake, or a full disk
                 raise e.cause from None
-            raise LearnerError(
-                f"learner rank {rank} of {self.ranks}: {what} failed: {type(e.cause).__name__}: {e.cause}"
-            ) from e
+            raise LearnerError(f"{name}: {pending.doing} failed: {type(e.cause).__name__}: {e.cause}") from e
         except RayError as e:  # it died in its __init__, was killed, ran out of memory, or its node is gone
             text = str(getattr(e, "cause", None) or e).strip()
             line = text.splitlines()[0 if isinstance(e, ray.exceptions.OutOfMemoryError) else -1].strip()
-            raise LearnerError(
-                f"learner rank {rank} of {self.ranks} died ({what}): {type(e).__name__}: {line}"
-            ) from e
-
-    def _gather(self, batch: TokenBatch, scored: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Each rank's rows back to their places."""
-        logp, entropy = (np.zeros(len(batch.token_ids), np.float32) for _ in range(2))
-        for rows, rank_logp, rank_entropy in scored:
-            at = 0
-            for b in rows:
-                place = batch.row(b)
-                n = place.stop - place.start
-                logp[place], entropy[place] = rank_logp[at : at + n], rank_entropy[at : at + n]
-                at += n
-        return logp, entropy
+            raise LearnerError(f"{name} died ({pending.doing}): {type(e).__name__}: {line}") from e
 
     def demand(self) -> dict[str, float]:
-        """What one rank asks of the cluster. Raises LearnerPlacementError where the cluster can never hold
-        all of them."""
+        """Resources that one rank asks of the cluster. Raises LearnerPlacementError where the cluster can
+        never hold all ranks."""
         have = ray.cluster_resources()
         demand = {"CPU": 1.0}
         share = 1.0 - SHARED if self.config.rollout.share_gpus else 1.0
@@ -335,7 +272,8 @@ class LearnerGroup:
             asked = ", ".join(f"{v * self.ranks:g} {k}" for k, v in demand.items())
             there = ", ".join(f"{have.get(k, 0.0):g} {k}" for k in demand)
             raise LearnerPlacementError(
-                f"learner.ranks={self.ranks} asks for {asked}; the cluster has {there} (too little {lacking[0]})"
+                f"learner.ranks={self.ranks} asks for {asked}; the cluster has {there} "
+                f"(too little {lacking[0]})"
             )
         return demand
 
@@ -356,7 +294,8 @@ class LearnerGroup:
         fixed = {
             "OMP_NUM_THREADS": threads,
             "TORCH_EXTENSIONS_DIR": str(cache / "torch_extensions"),
-            "PYTHONWARNINGS": "ignore::FutureWarning",  # of torch, at each collective operation of DeepSpeed's
+            # Of torch, at each collective operation of DeepSpeed's.
+            "PYTHONWARNINGS": "ignore::FutureWarning",
         }
         if not ray.cluster_resources().get("GPU"):
             fixed["DS_ACCELERATOR"] = "cpu"
@@ -365,12 +304,27 @@ class LearnerGroup:
         }
 
 
-def batch_metrics(batch: TokenBatch, logp_old: np.ndarray, entropy_old: np.ndarray) -> dict[str, float]:
-    """Entropy, and the mismatch of sampler and learner, over the action tokens of valid trajectories."""
-    mask = batch.action_ids >= 0
-    if "valid" in batch.extra:
-        mask &= np.repeat(batch.extra["valid"].astype(bool), np.diff(batch.offsets))
+def gathered(batch: TokenBatch, ranks: list[RankScores]) -> Scores:
+    """Each rank's rows back to their places in the batch."""
+    logp = np.zeros(len(batch.token_ids), np.float32)
+    entropy = np.zeros(len(batch.token_ids), np.float32)
+    for scores in ranks:
+        at = 0
+        for b in scores.rows:
+            place = batch.row(b)
+            n = place.stop - place.start
+            logp[place] = scores.logp[at : at + n]
+            entropy[place] = scores.entropy[at : at + n]
+            at += n
+    return Scores(logp, entropy)
+
+
+def batch_metrics(batch: TrainBatch, old: Scores) -> dict[str, float]:
+    """Entropy, and the mismatch of sampler and learner, over the action tokens of valid trajectories. old:
+    under the weights before the update."""
+    mask = (batch.action_ids >= 0) & np.repeat(batch.valid.astype(bool), np.diff(batch.offsets))
     if not mask.any():
         return {}
     counted = dataclasses.replace(batch, action_ids=np.where(mask, batch.action_ids, -1))
-    return {"entropy": float(entropy_old[mask].mean(dtype=np.float64)), **sampler_mismatch(counted, logp_old)}
+    entropy = float(old.entropy[mask].mean(dtype=np.float64))
+    return {"entropy": entropy, **sampler_mismatch(counted, old.logp)}

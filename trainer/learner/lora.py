@@ -11,35 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.extras import not_imported
+from trainer.config.learner import LoRASettings
 
 if TYPE_CHECKING:
-    from trainer.config.schema import LoRASettings
+    from torch import Tensor, nn
 
 _A, _B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
 
 
-class LoRAError(RuntimeError):
-    """peft is missing."""
-
-    exit_code = 3
-
-
-class LoRATargetError(ValueError):
-    """`learner.lora.targets` names no layer of the model."""
-
-    exit_code = 2
-
-
 def add_adapters(hf: nn.Module, settings: LoRASettings) -> None:
-    """Freeze the model and put adapters beside its linear layers. Raises LoRAError, LoRATargetError."""
+    """Freeze the model and put adapters beside its linear layers. Raises EnvironmentLacks
+    without peft, UserError where `learner.lora.targets` names no layer of the model."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as e:
-        raise LoRAError(f"learner.lora: {not_imported(e, 'lora')}") from e
+        raise EnvironmentLacks(f"learner.lora: {not_imported(e, 'lora')}") from e
 
     config = LoraConfig(
         r=settings.rank, lora_alpha=settings.alpha, target_modules=settings.targets, lora_dropout=0.0
@@ -47,12 +35,11 @@ def add_adapters(hf: nn.Module, settings: LoRASettings) -> None:
     try:
         inject_adapter_in_model(config, hf)
     except ValueError as e:
-        raise LoRATargetError(
+        raise UserError(
             f"learner.lora.targets={settings.targets}: no such linear layer in {type(hf).__name__}"
         ) from e
 
 
-@torch.no_grad()
 def merged(weights: list[tuple[str, Tensor]], scale: float) -> Iterator[tuple[str, Tensor]]:
     """(plain name, whole weight) of a model with adapters, one layer at a time; sums in fp32, results in the
     weight's dtype."""

@@ -6,9 +6,12 @@ talking.
 
 The model sees a micro-batch in one of two shapes; the loss always sees rows [B, T].
 
-    padded  [B, T]   a a a . .      packed  [1, L]   a a a b b b b b c c . .     L = sum of lengths, rounded up to LENGTH_STEP
-                     b b b b b                       0 1 2 0 1 2 3 4 0 1 0 1     positions start anew at each row, and attention
-                     c c . . .                                                   never crosses from one row into another
+    padded  [B, T]   a a a . .      packed  [1, L]   a a a b b b b b c c . .
+                     b b b b b           positions   0 1 2 0 1 2 3 4 0 1 0 1
+                     c c . . .
+
+L is the sum of the lengths, rounded up to LENGTH_STEP. Positions start anew at each row, and attention never
+crosses from one row into another.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.contracts import TokenBatch
+from services.contracts import TokenBatch, TrainBatch
 
 Rows = list[int]
 LENGTH_STEP = 256
@@ -83,6 +86,12 @@ class MicroBatch:
         )
 
 
+def scored(values: Tensor | None) -> Tensor:
+    """Log-probs or entropies that the learner has filled in by now."""
+    assert values is not None, "this micro-batch was not scored"
+    return values
+
+
 def minibatches(rows: Rows, parts: int) -> list[Rows]:
     """The rows in their given order, cut into `parts` runs whose sizes differ by at most one. Empty runs are
     left out."""
@@ -101,6 +110,7 @@ def deal(
     row that is longer than that goes alone. Every rank gets the same number of micro-batches (the last may be
     empty): ranks meet in collective operations, and one that came less often would hang the rest.
     """
+    # Ties by row, so that every rank sorts alike: each computes the whole plan for itself.
     by_length = sorted(rows, key=lambda b: (-lengths[b], b))
     hands: list[Rows] = [[] for _ in range(ranks)]
     for i, row in enumerate(by_length):
@@ -142,7 +152,7 @@ def make_microbatch(
     batch: TokenBatch, rows: Rows, device: torch.device, *, packed: bool = False
 ) -> MicroBatch:
     """The tensors of some rows. No rows: one row of two tokens without an action, which costs nothing and has
-    no loss.
+    no loss. A batch that is no TrainBatch is only to be scored: its rows are in no preserved set.
 
     Raises ValueError where a row's first token is an action: nothing stands before it that could have
     predicted it.
@@ -150,13 +160,14 @@ def make_microbatch(
     lengths = [int(batch.offsets[b + 1] - batch.offsets[b]) for b in rows]
     shape = (max(len(rows), 1), max([2, *lengths]))
 
-    def padded(column: np.ndarray | None, fill: float, dtype: torch.dtype) -> Tensor | None:
-        if column is None:
-            return None
+    def padded(column: np.ndarray, fill: float, dtype: torch.dtype) -> Tensor:
         out = torch.full(shape, fill, dtype=dtype)
         for i, b in enumerate(rows):
             out[i, : lengths[i]] = torch.from_numpy(np.array(column[batch.row(b)])).to(dtype)
         return out.to(device)
+
+    def log_probs(column: np.ndarray | None) -> Tensor | None:
+        return None if column is None else padded(column, 0, torch.float32)
 
     def per_row(column: np.ndarray | None, dtype: torch.dtype) -> Tensor:
         out = torch.zeros(shape[0], dtype=dtype)
@@ -164,12 +175,16 @@ def make_microbatch(
             out[: len(rows)] = torch.from_numpy(np.array(column[rows])).to(dtype)
         return out.to(device)
 
+    train = batch if isinstance(batch, TrainBatch) else None
+    answer_mask = train.answer_mask if train is not None else None
     action_ids = padded(batch.action_ids, -1, torch.int64)
-    at = (action_ids >= 0).nonzero(as_tuple=True)
+    row_of, column_of = torch.nonzero(action_ids >= 0, as_tuple=True)
+    at = (row_of, column_of)
     if bool((action_ids[:, 0] >= 0).any()):
         first = next(b for b in rows if batch.action_ids[batch.offsets[b]] >= 0)
         raise ValueError(
-            f"trajectory {batch.uid[first]}: its first token is an action; a prompt of at least one token must come before"
+            f"trajectory {batch.uid[first]}: its first token is an action; a prompt of at least one token "
+            "must come before"
         )
     input_ids = padded(batch.token_ids, 0, torch.int64)
     return MicroBatch(
@@ -178,11 +193,11 @@ def make_microbatch(
         input_ids=input_ids,
         action_ids=action_ids,
         at=at,
-        advantages=per_row(batch.extra.get("advantages"), torch.float32),
-        preserved=per_row(batch.extra.get("preserved"), torch.bool),
-        answer_mask=padded(batch.extra.get("answer_mask"), 0, torch.bool),
-        logp_sampler=padded(batch.logp_sampler, 0, torch.float32),
-        logp_old=padded(batch.logp_old, 0, torch.float32),
+        advantages=per_row(batch.advantages, torch.float32),
+        preserved=per_row(train.preserved if train is not None else None, torch.bool),
+        answer_mask=None if answer_mask is None else padded(answer_mask, 0, torch.bool),
+        logp_sampler=log_probs(batch.logp_sampler),
+        logp_old=log_probs(batch.logp_old),
         packed=_lay_end_to_end(input_ids, lengths or [2], at) if packed else None,
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.learner.model_folder import ModelFolderError
+from services.common.errors import UserError
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -52,7 +52,7 @@ def describe(folder: Path) -> dict[str, Any]:
     """`{"config": entries of config.json, "tokenizer": {file: SHA-256}, "weights": SHA-256 or None}`,
     JSON-able.
 
-    JSON files count by what they say, not by their layout. Raises ModelFolderError for a torn file.
+    JSON files count by what they say, not by their layout. Raises UserError for a torn file.
     """
     config = _read(folder / "config.json")
     tokenizer = {name: _digest(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()}
@@ -115,7 +115,7 @@ def _read(path: Path) -> Any:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ModelFolderError(f"model.path: {path} is no JSON: {error}{_pointer(path)}") from error
+        raise UserError(f"model.path: {path} is no JSON: {error}{_pointer(path)}") from error
     return (
         {k: v for k, v in content.items() if k not in INDIFFERENT} if isinstance(content, dict) else content
     )
@@ -128,7 +128,7 @@ def _digest(path: Path) -> str:
 
 
 def _safetensors(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Raises ModelFolderError for a file that is none, or was cut short."""
+    """Raises UserError for a file that is none, or was cut short."""
     room = file.stat().st_size - 8
     try:
         with file.open("rb") as handle:
@@ -146,7 +146,7 @@ def _safetensors(file: Path) -> Iterator[tuple[str, bytes]]:
                 handle.seek(8 + length + begin + (end - begin - size) // 2)
                 yield f"{name} {entry['dtype']} {entry['shape']}", handle.read(size)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelFolderError(
+        raise UserError(
             f"model.path: {file} is no whole safetensors file: {error}{_pointer(file)}"
         ) from error
 

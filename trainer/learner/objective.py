@@ -12,29 +12,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.contracts import TokenBatch
+from services.contracts import TrainBatch
 from trainer.algorithms import LossTerm, entropy_bonus, importance_weights, kl_k3, llds_loss, policy_loss
 from trainer.config.schema import AlgorithmSettings
-from trainer.learner.micro_batches import MicroBatch
+from trainer.learner.micro_batches import MicroBatch, scored
 
 TERMS = ("policy", "llds", "kl", "entropy")
 
 
-def can_act(algorithm: AlgorithmSettings, batch: TokenBatch, *, llds_lambda: float, anchored: bool) -> bool:
+def can_act(algorithm: AlgorithmSettings, batch: TrainBatch, *, llds_lambda: float, anchored: bool) -> bool:
     """Whether any term of the loss can have a gradient in a batch, of whatever optimiser step.
 
     The policy term has one where an advantage is not 0, KL and entropy bonus wherever they are on. LLDS alone
     has one where it compares with other weights than those of the batch's start (anchored), or once another
     term has moved the weights.
     """
-    valid = batch.extra.get("valid", np.ones(len(batch), bool)).astype(bool)
+    valid = batch.valid
     if (algorithm.kl or algorithm.entropy) and valid.any():
         return True
-    if (
-        batch.extra["advantages"][valid] != 0
-    ).any():  # NaN is not 0 either: such a step is skipped and counted
+    if np.any(batch.advantages[valid] != 0):  # NaN is not 0 either: such a step is skipped and counted
         return True
-    return bool(llds_lambda and anchored and batch.extra["preserved"][valid].any())
+    return bool(llds_lambda and anchored and batch.preserved[valid].any())
 
 
 @dataclass(frozen=True)
@@ -60,16 +58,17 @@ class Objective:
         would have acted on.
         """
         a = self.algorithm
+        logp_old = scored(m.logp_old)
         weights = None
         if a.importance.mode != "off" and m.logp_sampler is not None:
             weights = importance_weights(
-                m.logp_old, m.logp_sampler, m.action_ids, mode=a.importance.mode, cap=a.importance.cap
+                logp_old, m.logp_sampler, m.action_ids, mode=a.importance.mode, cap=a.importance.cap
             )
         terms = {
             "policy": policy_loss(
                 a.loss,
                 logp,
-                m.logp_old,
+                logp_old,
                 m.advantages,
                 m.action_ids,
                 clip_low=a.clip_low,
@@ -79,7 +78,7 @@ class Objective:
             ),
             "llds": llds_loss(
                 logp if self.llds_lambda else logp.detach(),
-                m.logp_old if m.logp_anchor is None else m.logp_anchor,
+                logp_old if m.logp_anchor is None else m.logp_anchor,
                 m.advantages,
                 m.action_ids,
                 gate=a.llds.gate,
@@ -91,13 +90,13 @@ class Objective:
             ),
         }
         if a.kl:
-            terms["kl"] = kl_k3(logp, m.logp_ref, m.action_ids)
+            terms["kl"] = kl_k3(logp, scored(m.logp_ref), m.action_ids)
         if a.entropy:
             terms["entropy"] = entropy_bonus(entropy, m.action_ids)
         return terms
 
     def counts(self, m: MicroBatch) -> list[float]:
-        """Count of each of TERMS, known before any forward pass: it hangs on masks and advantages alone. 0
+        """Count of each of TERMS, known before any forward pass: it depends on masks and advantages alone. 0
         where a term is off."""
         nothing = torch.zeros(m.action_ids.shape, device=m.action_ids.device)
         blank = MicroBatch(

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from services.common.errors import UserError
 from services.common.quick_transformers import skip_scikit_learn
 from trainer.algorithms import token_logprobs
+from trainer.config.learner import LoRASettings
 from trainer.learner import attention as packed_attention
 from trainer.learner import lora
 from trainer.learner.micro_batches import Segments
-from trainer.learner.model_folder import ModelFolderError, check_model_folder
+from trainer.learner.model_folder import check_model_folder
 
 if TYPE_CHECKING:
-    from trainer.config.schema import LoRASettings
+    from transformers import PreTrainedModel
 
 
 class FusedHead(nn.Module):
@@ -33,7 +35,7 @@ class FusedHead(nn.Module):
         self.weight = head.weight
         self.bias = head.bias
 
-    def forward(self, hidden: Tensor, targets: Tensor, **options) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         return token_logprobs(hidden, self.weight, targets, bias=self.bias, **options)
 
 
@@ -46,21 +48,27 @@ class PolicyModel(nn.Module):
     """
 
     def __init__(
-        self, hf: nn.Module, *, temperature: float, chunk_tokens: int, masked_ids: list[int] | None = None
-    ):
+        self,
+        hf: PreTrainedModel,
+        *,
+        temperature: float,
+        chunk_tokens: int,
+        masked_ids: list[int] | None = None,
+    ) -> None:
         super().__init__()
         self.hf = hf
         head = hf.get_output_embeddings()
         if not isinstance(head, nn.Linear):
-            raise ModelFolderError(
+            raise UserError(
                 f"model.path: {type(hf).__name__} has no linear output head; the learner needs one"
             )
         _switch_off_dropout(hf)
         _check_plain_head(hf, head)
         hf.set_output_embeddings(FusedHead(head))
-        self.temperature, self.chunk_tokens = temperature, chunk_tokens
+        self.temperature = temperature
+        self.chunk_tokens = chunk_tokens
         self.lora_scale = 0.0
-        """alpha / rank where the model has adapters, else 0."""
+        """alpha / rank where the model has adapters, otherwise 0."""
         self.register_buffer(
             "masked_ids", torch.tensor(sorted(masked_ids)) if masked_ids else None, persistent=False
         )
@@ -82,7 +90,8 @@ class PolicyModel(nn.Module):
         """
         packed = {} if segments is None else {"position_ids": position_ids, "segments": segments}
         hidden = self.hf.base_model(input_ids=input_ids, use_cache=False, **packed).last_hidden_state
-        head, targets = self.hf.get_output_embeddings(), input_ids[rows, columns]
+        head = self.hf.get_output_embeddings()
+        targets = input_ids[rows, columns]
         return head(
             hidden[rows, columns - 1],
             targets,
@@ -135,14 +144,14 @@ def load_policy(
 
 def prepare_policy(
     kind: type[PolicyModel],
-    hf: nn.Module,
+    hf: PreTrainedModel,
     *,
     gradient_checkpointing: bool = False,
     compiled: bool = False,
     adapters: LoRASettings | None = None,
     **options: Any,
 ) -> PolicyModel:
-    """A policy of a class from a Hugging Face model. Raises ModelFolderError, and what `add_adapters`
+    """A policy of a class from a Hugging Face model. Raises UserError, and what `add_adapters`
     raises."""
     policy = kind(hf, **options)
     if adapters:
@@ -166,13 +175,14 @@ def _switch_off_dropout(hf: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _check_plain_head(hf: nn.Module, head: nn.Linear) -> None:
+def _check_plain_head(hf: PreTrainedModel, head: nn.Linear) -> None:
     """Some models scale or cap their logits after the head. The fused head would silently compute another
     policy: refuse."""
     ids = torch.tensor([[0, 1, 2, 3]], device=head.weight.device)
     own = hf(input_ids=ids, use_cache=False).logits.float()
     plain = head(hf.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
     if not torch.allclose(own, plain, rtol=1e-3, atol=1e-3):
-        raise ModelFolderError(
-            f"model.path: {type(hf).__name__} changes its logits after the head (scaling or capping), which the learner does not do"
+        raise UserError(
+            f"model.path: {type(hf).__name__} changes its logits after the head (scaling or capping), which "
+            "the learner does not do"
         )

@@ -24,19 +24,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.contracts import TokenBatch, WeightsReceiver, WeightUpdate
+from services.common.errors import UserError
+from services.contracts import TokenBatch, TrainBatch, WeightsReceiver, WeightUpdate
 from services.weight_sync import choose_backend, make_publisher, make_source
 from services.weight_sync.meeting_place import listening_store
 from trainer.config.schema import Config
 from trainer.learner import checkpoint, zero
-from trainer.learner.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches
-from trainer.learner.model_folder import ModelFolderError, check_model_folder
+from trainer.learner.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches, scored
+from trainer.learner.model_folder import fault_of_model_folder
 from trainer.learner.model_identity import weights_digest
 from trainer.learner.objective import TERMS, Objective, StepStats, can_act
 from trainer.learner.policy import PolicyModel, load_policy
-
-Scored = tuple[Rows, np.ndarray, np.ndarray]
-"""Rows, and their log-probs and entropies one after the other: float32 [sum of their lengths] each."""
+from trainer.learner.results import RankInfo, RankScores, RankUpdate
 
 
 class LearnerRank:
@@ -52,13 +51,13 @@ class LearnerRank:
         rank: int,
         masked_ids: list[int] | None = None,
     ):
-        self.config, self.settings, self.algorithm = config, config.learner, config.algorithm
-        self.model_path, self.reference, self.rank, self.masked_ids = (
-            Path(model_path),
-            reference,
-            rank,
-            masked_ids,
-        )
+        self.config = config
+        self.settings = config.learner
+        self.algorithm = config.algorithm
+        self.model_path = Path(model_path)
+        self.reference = reference
+        self.rank = rank
+        self.masked_ids = masked_ids
         self.world_size = config.learner.ranks
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         half = self.settings.dtype == "bfloat16" or (
@@ -83,13 +82,12 @@ class LearnerRank:
         self.store = listening_store(host, self.settings.start_timeout_seconds)
         return self.store.port
 
-    def setup(self, host: str, port: int) -> dict[str, Any]:
-        """Join the other ranks, load the model, build the engine. Says where this rank runs. Raises
-        ModelFolderError."""
-        try:
-            check_model_folder(self.model_path)
-        except ModelFolderError as e:  # the driver's host has the folder, or it would not have come so far
-            raise ModelFolderError(f"learner rank {self.rank} on {socket.gethostname()}: {e}") from None
+    def setup(self, host: str, port: int) -> RankInfo:
+        """Join the other ranks, load the model, build the engine. Raises UserError where the model's folder
+        cannot be used, also on this host alone."""
+        if missing := fault_of_model_folder(self.model_path):
+            # The driver's host has the folder, so that the host must be named.
+            raise UserError(f"learner rank {self.rank} on {socket.gethostname()}: {missing}")
         torch.manual_seed(self.config.seed)
         if self.device.type == "cpu":
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -115,17 +113,17 @@ class LearnerRank:
             self.base_weights = weights_digest(self.model_path)
         self.reference_weights = self.engine.copy_weights() if self.reference else None
         on_gpu = self.device.type == "cuda"
-        return {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "device": str(self.device),
-            "device_name": torch.cuda.get_device_name(0) if on_gpu else "CPU",
-            "device_uuid": str(torch.cuda.get_device_properties(0).uuid) if on_gpu else "",
-            "dtype": self._dtype_name,
-            "lora": self.settings.lora is not None,
-            "parameters": parameters,
-            "head_parameters": ends[id(head)],
-        }
+        return RankInfo(
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            device=str(self.device),
+            device_name=torch.cuda.get_device_name(0) if on_gpu else "CPU",
+            device_uuid=str(torch.cuda.get_device_properties(0).uuid) if on_gpu else "",
+            dtype=self._dtype_name,
+            lora=self.settings.lora is not None,
+            parameters=parameters,
+            head_parameters=ends[id(head)],
+        )
 
     def _load_policy(self) -> PolicyModel:
         return load_policy(self.model_path, dtype=self.dtype, packed=self.packed, **self._policy_options())
@@ -140,8 +138,8 @@ class LearnerRank:
             "adapters": self.settings.lora,
         }
 
-    def rest(self) -> None:
-        """Give the memory that PyTorch holds for later back to the device."""
+    def free_cached_gpu_memory(self) -> None:
+        """Give the GPU memory that PyTorch caches back to the device. Weights and gradients stay."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -152,14 +150,15 @@ class LearnerRank:
 
     # Scoring
 
-    def score(self, batch: TokenBatch) -> Scored:
+    def score(self, batch: TokenBatch) -> RankScores:
         """This rank's share of the batch under the current weights."""
         self._check(batch)
         return self._collect(self._score_old(batch, self._deal(list(range(len(batch))), batch)))
 
     def _deal(self, rows: Rows, batch: TokenBatch) -> list[Rows]:
         """This rank's micro-batches of some rows."""
-        lengths, budget = np.diff(batch.offsets), self.settings.tokens_per_microbatch
+        lengths = np.diff(batch.offsets)
+        budget = self.settings.tokens_per_microbatch
         return deal(rows, lengths, self.world_size, budget, packed=self.packed)[self.rank]
 
     def _score_old(self, batch: TokenBatch, packs: list[Rows]) -> list[MicroBatch]:
@@ -181,11 +180,12 @@ class LearnerRank:
             logp, entropy = self.engine(m.input_ids, *m.at)
         return blank.index_put(m.at, logp), blank.index_put(m.at, entropy)
 
-    def _collect(self, micros: list[MicroBatch]) -> Scored:
+    def _collect(self, micros: list[MicroBatch]) -> RankScores:
         rows = [b for m in micros for b in m.rows]
-        logp = np.concatenate([np.zeros(0, np.float32), *(m.unpad(m.logp_old) for m in micros)])
-        entropy = np.concatenate([np.zeros(0, np.float32), *(m.unpad(m.entropy_old) for m in micros)])
-        return rows, logp, entropy
+        nothing = np.zeros(0, np.float32)  # a rank without rows has an array too
+        logp = np.concatenate([nothing, *(m.unpad(scored(m.logp_old)) for m in micros)])
+        entropy = np.concatenate([nothing, *(m.unpad(scored(m.entropy_old)) for m in micros)])
+        return RankScores(rows, logp, entropy)
 
     def _check(self, batch: TokenBatch) -> None:
         top = int(batch.token_ids.max(initial=0))
@@ -195,15 +195,16 @@ class LearnerRank:
     # Updating
 
     def update(
-        self, batch: TokenBatch, *, llds_lambda: float, answer_beta: float, lr_scale: float
-    ) -> tuple[Scored, list[StepStats], dict[str, float]]:
-        """All optimiser steps of one batch. Gives log-probs and entropies under the weights at its start,
-        what each step did, and `min_drop`, `lr`, the tokens scored and the seconds it took. Rows with `valid`
-        False are scored, and take no part in any loss or count."""
+        self, batch: TrainBatch, *, llds_lambda: float, answer_beta: float, lr_scale: float
+    ) -> RankUpdate:
+        """All optimiser steps of one batch. Rows that are not `valid` are scored, and take no part in any
+        loss or count. The metrics are `llds/min_drop`, `lr`, the tokens scored and `time/update_compute`."""
         began = time.monotonic()
         self._check(batch)
-        valid = batch.extra.get("valid", np.ones(len(batch), bool))
+        valid = batch.valid
         rows = [b for b in range(len(batch)) if valid[b]]
+        # One packing for scoring and training: with another, rows would meet other neighbours, and the
+        # kernels' rounding would look like a drop of likelihood.
         parts = [self._deal(p, batch) for p in minibatches(rows, self.settings.minibatches_per_batch)]
         left_out = [b for b in range(len(batch)) if not valid[b]]
         self._refresh_snapshot()
@@ -211,6 +212,8 @@ class LearnerRank:
         unused = self._score_old(batch, self._deal(left_out, batch)) if left_out else []
         self._score_kept(micros)
 
+        # Every rank sees the whole batch, and so decides alike: a rank that took no step alone would hang the
+        # others in their next collective operation.
         anchored = self.snapshot is not None and self.snapshot_batch != self.batches
         acts = can_act(self.algorithm, batch, llds_lambda=llds_lambda, anchored=anchored)
         counts = self._global_counts(micros, Objective(self.algorithm, llds_lambda, answer_beta))
@@ -226,14 +229,14 @@ class LearnerRank:
                     min_drop = noise
                 steps.append(stats)
         self.batches += 1
-        scored = self._collect([m for part in micros for m in part] + unused)
-        facts = ({"llds/min_drop": min_drop} if steps else {}) | {
+        scores = self._collect([m for part in micros for m in part] + unused)
+        metrics = ({"llds/min_drop": min_drop} if steps else {}) | {
             "lr": lr,
             "learner/scored_tokens": float(len(batch.token_ids)),
             "learner/scored_action_tokens": float((batch.action_ids >= 0).sum()),
             "time/update_compute": time.monotonic() - began,
         }
-        return scored, steps, facts
+        return RankUpdate(scores, steps, metrics)
 
     def _step(
         self,
@@ -247,11 +250,14 @@ class LearnerRank:
         """One optimiser step. on_policy: pi_old is the very policy of this forward pass, so its log-probs
         *are* pi_old; what was scored before differs from them by rounding alone, and the largest difference
         is the re-scoring noise (second result, over all ranks)."""
-        stats, noise = StepStats(), torch.zeros((), device=self.device)
+        stats = StepStats()
+        noise = torch.zeros((), device=self.device)
         for m in part:
             logp, entropy = self._forward(m)
             if on_policy:
-                noise = torch.maximum(noise, (logp.detach() - m.logp_old).abs().max())
+                # The ratio is then exactly 1 and LLDS's drop exactly 0, whatever kernels round differently
+                # with and without gradients.
+                noise = torch.maximum(noise, (logp.detach() - scored(m.logp_old)).abs().max())
                 m.logp_old = logp.detach()
             terms = objective.terms(logp, entropy, m)
             self.engine.backward(objective.loss(terms, counts))
@@ -265,6 +271,7 @@ class LearnerRank:
 
     def _global_counts(self, micros: list[list[MicroBatch]], objective: Objective) -> list[dict[str, float]]:
         """For each optimiser step of a pass, each term's count over all micro-batches of all ranks."""
+        # float64: counts of tokens beyond 2**24 are no longer exact in float32.
         counts = torch.zeros((len(micros), len(TERMS)), dtype=torch.float64, device=self.device)
         for i, part in enumerate(micros):
             for m in part:
@@ -276,7 +283,7 @@ class LearnerRank:
     def _score_kept(self, micros: list[list[MicroBatch]]) -> None:
         """Log-probs under weights kept in host memory: the reference model's, and those of the snapshot that
         LLDS compares with."""
-        if self.algorithm.kl:
+        if self.algorithm.kl and self.reference_weights is not None:
             with self.engine.exchanged(self.reference_weights):
                 for m in (m for part in micros for m in part):
                     m.logp_ref, _ = self._score(m)
@@ -289,7 +296,8 @@ class LearnerRank:
         if self.algorithm.llds.anchor != "snapshot":
             return
         if self.snapshot is None or self.batches - self.snapshot_batch >= self.algorithm.llds.snapshot_every:
-            self.snapshot, self.snapshot_batch = self.engine.copy_weights(), self.batches
+            self.snapshot = self.engine.copy_weights()
+            self.snapshot_batch = self.batches
 
     def _lr(self, scale: float) -> float:
         """Linear warm-up over the optimiser steps that were taken, then constant."""
@@ -349,10 +357,8 @@ class LearnerRank:
             folder = stack.enter_context(checkpoint.written_aside(Path(path))) if self.rank == 0 else None
             with _all_of(self.engine.iter_master()) as master:
                 if folder:
-                    weights, moments = (
-                        checkpoint.TensorWriter(folder / "weights"),
-                        checkpoint.TensorWriter(folder / "optimizer"),
-                    )
+                    weights = checkpoint.TensorWriter(folder / "weights")
+                    moments = checkpoint.TensorWriter(folder / "optimizer")
                     for name, tensor, state_of in master:
                         weights.add(name, tensor)
                         for key, value in state_of.items():
@@ -375,7 +381,8 @@ class LearnerRank:
                 checkpoint.write_json(folder / "state.json", state)
 
     def load(self, path: str) -> dict[str, Any]:
-        """Read a checkpoint; gives the driver's state. Raises CheckpointError."""
+        """Read a checkpoint. Returns the driver's state. Raises UserError for one that is torn or of another
+        model."""
         folder = Path(path)
         if self.rank == 0:
             checkpoint.require_whole(folder)
@@ -384,8 +391,10 @@ class LearnerRank:
         weights = checkpoint.TensorReader(folder / "weights")
         moments = checkpoint.TensorReader(folder / "optimizer") if about["adam_steps"] else None
         self.engine.load_master(weights, moments, about["adam_steps"])
-        self.optimiser_steps, self.batches = about["optimiser_steps"], about["batches"]
-        self.snapshot, self.snapshot_batch = None, about["snapshot_batch"]
+        self.optimiser_steps = about["optimiser_steps"]
+        self.batches = about["batches"]
+        self.snapshot = None
+        self.snapshot_batch = about["snapshot_batch"]
         if about["snapshot"] and self.algorithm.llds.anchor == "snapshot":
             self.snapshot = self.engine.local_copies(checkpoint.TensorReader(folder / "snapshot"))
         torch.set_rng_state(checkpoint.TensorReader(folder / "rng")("cpu"))
@@ -410,11 +419,16 @@ class LearnerRank:
     def _lora(self) -> dict[str, Any] | None:
         """What an export needs to merge the adapters: the frozen weights' place and checksum, and the
         scale."""
-        scale = self.engine.policy.lora_scale
-        if not scale:
+        lora = self.settings.lora
+        if lora is None:
             return None
-        base = {"base": str(self.model_path.resolve()), "weights": self.base_weights, "scale": scale}
-        return base | {"rank": self.settings.lora.rank, "alpha": self.settings.lora.alpha}
+        return {
+            "base": str(self.model_path.resolve()),
+            "weights": self.base_weights,
+            "scale": self.engine.policy.lora_scale,
+            "rank": lora.rank,
+            "alpha": lora.alpha,
+        }
 
 
 @contextlib.contextmanager

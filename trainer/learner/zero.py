@@ -16,16 +16,33 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from trainer.config.schema import LearnerSettings
-from trainer.learner.checkpoint import CheckpointError
+from services.common.errors import UserError
+from trainer.config.learner import LearnerSettings
+from trainer.learner.policy import PolicyModel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 NamedParams = list[tuple[str, nn.Parameter]]
+
+
+class Partitioned(Protocol):
+    """What DeepSpeed adds to a parameter under ZeRO stage 3."""
+
+    ds_tensor: Tensor
+    """This rank's shard, flat; the last rank's is padded."""
+    ds_shape: torch.Size
+    """Of the whole parameter, which looks empty itself."""
+    ds_numel: int
+
+
+def partitioned(p: Any) -> Partitioned:
+    """A parameter under ZeRO stage 3, by its type."""
+    partition: Partitioned = p
+    return partition
 
 
 class GuardedAdamW(torch.optim.AdamW):
@@ -38,7 +55,7 @@ class GuardedAdamW(torch.optim.AdamW):
         self.overflow = False  # DeepSpeed reads these two after each step
         self._global_grad_norm: Tensor | None = None
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Clip to `grad_clip` and step; with a norm that is not finite leave weights and state as they
         are."""
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -49,11 +66,11 @@ class GuardedAdamW(torch.optim.AdamW):
 
 
 class Engine:
-    """The DeepSpeed engine of one rank. `policy` is a PolicyModel: `weights` are those that are trained."""
+    """The DeepSpeed engine of one rank. `weights` are those of the policy that are trained."""
 
     def __init__(
         self,
-        policy: nn.Module,
+        policy: PolicyModel,
         settings: LearnerSettings,
         *,
         dtype: torch.dtype,
@@ -67,8 +84,14 @@ class Engine:
         # With bf16 DeepSpeed keeps fp32 master weights only where ZeRO is on; ZeRO 1 is stage 0 with the
         # state divided.
         self.stage = max(settings.zero_stage, 1) if dtype == torch.bfloat16 else settings.zero_stage
-        self.world_size, self.device, self.dtype = world_size, device, dtype
-        options = {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
+        self.world_size = world_size
+        self.device = device
+        self.dtype = dtype
+        options: dict[str, Any] = {
+            "lr": settings.lr,
+            "betas": settings.betas,
+            "weight_decay": settings.weight_decay,
+        }
         if device.type == "cuda" or settings.offload_optimizer:
             options["fused"] = True
         params = [p for p in policy.parameters() if p.requires_grad]
@@ -88,7 +111,8 @@ class Engine:
         config: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": 1,  # only DeepSpeed's own counters read it
             "gradient_accumulation_steps": 1,
-            "managed_gradient_accumulation": False,  # an optimiser step is what lies between two calls of step()
+            # An optimiser step is what lies between two calls of step().
+            "managed_gradient_accumulation": False,
             "gradient_clipping": settings.grad_clip if self.stage else 0.0,
             "zero_allow_untested_optimizer": True,
             "steps_per_print": 2**31,
@@ -119,8 +143,10 @@ class Engine:
     def weights(self) -> NamedParams:
         return self.policy.named_weights()
 
-    def __call__(self, *args: Tensor) -> Any:
-        return self.engine(*args)
+    def __call__(self, *args: Any) -> tuple[Tensor, Tensor]:
+        """PolicyModel.forward."""
+        logp, entropy = self.engine(*args)
+        return logp, entropy
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's gradient. The loss is this rank's share of a sum over ranks (DeepSpeed takes the
@@ -128,10 +154,9 @@ class Engine:
         self.engine.backward(loss * self.world_size)
 
     def step(self, lr: float) -> tuple[float, bool]:
-        """Take the optimiser step. Gives the global gradient norm before clipping (NaN or inf where it is not
-        finite) and whether
-        the step was taken: with a norm that is not finite weights and optimiser stay as they were, on every
-        rank."""
+        """Take the optimiser step. Returns the global gradient norm before clipping, and whether the step was
+        taken: with a norm that is not finite weights and optimiser stay as they were, on every rank, and the
+        norm returned is NaN."""
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         self.engine.step()
@@ -151,7 +176,7 @@ class Engine:
         """(name, whole shape) of each parameter, in the order of `iter_weights`. Gathers nothing."""
         if self.policy.lora_scale:
             return self.policy.merged_shapes()
-        return [(name, tuple(p.ds_shape if self.stage == 3 else p.shape)) for name, p in self.weights]
+        return [(name, tuple(self._shape(p))) for name, p in self.weights]
 
     def iter_master(self) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
         """(name, fp32 weight, Adam's moments) of each parameter, whole. The moments are empty before the
@@ -179,8 +204,8 @@ class Engine:
     def load_master(
         self, weights: Callable[[str], Tensor], moments: Callable[[str], Tensor] | None, adam_steps: int
     ) -> None:
-        """Write whole fp32 weights and moments back: weights("NAME") and, with adam_steps > 0,
-        moments("NAME.exp_avg"), ...
+        """Write whole fp32 weights and moments back: weights("NAME") and, where adam_steps > 0,
+        moments("NAME.exp_avg"), ... Raises UserError for weights of another model.
 
         Bits are those that `iter_master` gave, whatever the ranks and stage were then."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
@@ -190,15 +215,13 @@ class Engine:
         for name, p in self.weights:
             values: dict[str | None, Tensor] = {None: weights(name)}
             if self.engine.basic_optimizer.state:
-                values |= {
-                    k: moments(f"{name}.{k}") if adam_steps else torch.zeros_like(values[None])
-                    for k in MOMENTS
-                }
-            shape = p.ds_shape if self.stage == 3 else p.shape
+                for k in MOMENTS:
+                    values[k] = moments(f"{name}.{k}") if moments else torch.zeros_like(values[None])
+            shape = self._shape(p)
             if values[None].shape != shape:
-                raise CheckpointError(
-                    f"the checkpoint's weight {name} has shape {tuple(values[None].shape)}, the model's {tuple(shape)}: "
-                    "it is of another model"
+                raise UserError(
+                    f"the checkpoint's weight {name} has shape {tuple(values[None].shape)}, the model's "
+                    f"{tuple(shape)}: it is of another model"
                 )
             for key, value in values.items():
                 value = value.to(self.device, torch.float32)
@@ -211,6 +234,7 @@ class Engine:
                 else:
                     safe_set_full_optimizer_state(p, value, key)
             if self.stage in (1, 2):
+                # The setter writes the master weights; those of the forward pass follow at the next step.
                 p.data.copy_(values[None])
         for state in self.engine.basic_optimizer.state.values():
             state["step"].fill_(adam_steps)
@@ -247,6 +271,7 @@ class Engine:
     @torch.no_grad()
     def _exchange(self, kept: dict[str, Tensor]) -> None:
         if self.stage == 3:
+            # DeepSpeed may still hold gathered parameters of the last pass, and would compute with those.
             self.engine.optimizer.empty_partition_cache()
         for name, p in self.weights:
             mine = self._local(p)
@@ -255,7 +280,11 @@ class Engine:
             kept[name].copy_(current)
 
     def _local(self, p: nn.Parameter) -> Tensor:
-        return p.ds_tensor.data if self.stage == 3 else p.data
+        return partitioned(p).ds_tensor.data if self.stage == 3 else p.data
+
+    def _shape(self, p: nn.Parameter) -> torch.Size:
+        """Of the whole parameter."""
+        return partitioned(p).ds_shape if self.stage == 3 else p.shape
 
 
 def iter_partitioned(
@@ -277,18 +306,20 @@ def iter_partitioned(
     bucket: NamedParams = []
     room = bucket_bytes
     for name, p in [*weights, ("", None)]:
-        size = 0 if p is None else p.ds_numel * p.element_size()
+        size = 0 if p is None else partitioned(p).ds_numel * p.element_size()
         if bucket and (p is None or size > room):
             with gather([q for _, q in bucket]), torch.no_grad():
                 whole = [(n, q.data.clone()) for n, q in bucket]
             for (n, tensor), (_, q) in zip(whole, bucket, strict=True):
-                if tensor.shape != q.ds_shape:
+                expected = partitioned(q).ds_shape
+                if tensor.shape != expected:
                     raise RuntimeError(
-                        f"weight {n}: gathered shape {tuple(tensor.shape)} is not its shape {tuple(q.ds_shape)}"
+                        f"weight {n}: gathered shape {tuple(tensor.shape)} is not its shape {tuple(expected)}"
                     )
             yield from whole
             del whole
-            bucket, room = [], bucket_bytes
+            bucket = []
+            room = bucket_bytes
         if p is not None:
             bucket.append((name, p))
             room -= size
@@ -297,7 +328,8 @@ def iter_partitioned(
 def _shard(p: nn.Parameter, whole: Tensor) -> Tensor:
     """This rank's flat shard of a tensor laid out as the ZeRO-3 parameter is; the last shard is padded with
     zeros."""
-    size, rank = p.ds_tensor.numel(), torch.distributed.get_rank()
+    size = partitioned(p).ds_tensor.numel()
+    rank = torch.distributed.get_rank()
     mine = whole.flatten()[rank * size : (rank + 1) * size]
     return nn.functional.pad(mine, (0, size - mine.numel()))
 
@@ -309,7 +341,7 @@ def _set_shard(p: nn.Parameter, value: Tensor, key: str | None) -> None:
     shard = _shard(p, value)
     if key is None:
         safe_set_local_fp32_param(p, shard)
-        p.ds_tensor.data.copy_(shard)
+        partitioned(p).ds_tensor.data.copy_(shard)
     else:
         safe_set_local_optimizer_state(p, shard, key)
 
@@ -327,9 +359,8 @@ def init_distributed(
     # that only its inference uses.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if (
-        torch.distributed.is_initialized()
-    ):  # DeepSpeed keeps groups of the first one for the life of the process
+    if torch.distributed.is_initialized():
+        # DeepSpeed keeps groups of the first process group for the life of the process.
         return
     torch.distributed.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_seconds)

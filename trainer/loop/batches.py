@@ -1,4 +1,4 @@
-"""From scored trajectories to what the learner takes."""
+"""From scored trajectories to the learner's batch."""
 
 from __future__ import annotations
 
@@ -8,48 +8,69 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.contracts import TokenBatch
-from trainer.algorithms import group_advantages
+from services.contracts import TokenBatch, TrainBatch
+from services.likelihood.metrics.scored_step import ScoredStep
+from trainer.algorithms import AdvantageKind, group_advantages
 from trainer.config.schema import Config
+from trainer.learner.results import UpdateResult
+from trainer.loop.probes import Rescored
 from trainer.loop.sampling import RolloutBatch
 from trainer.rewards import answer_mask
 
 
-@dataclass
+@dataclass(frozen=True)
 class Prepared:
-    """A batch for the learner."""
+    """A batch for the learner, and what the step's records say of its trajectories."""
 
-    tokens: TokenBatch
-    advantages: np.ndarray  # float64 [B]
+    tokens: TrainBatch
+    """`logp_old` is set once the learner has scored them."""
+    advantages: np.ndarray
+    """float64 [B]."""
     right: list[bool | None]
     """What the reward function says of each trajectory; None where it gave no reward."""
 
 
-def advantages_of(rewards: np.ndarray, groups: list[str], kind: str) -> np.ndarray:
+def advantages_of(rewards: np.ndarray, groups: list[str], kind: AdvantageKind) -> np.ndarray:
     """`trainer.algorithms.group_advantages` for rewards [B] and group uids [B], in float64."""
-    index = {g: i for i, g in enumerate(dict.fromkeys(groups))}
-    ids = torch.tensor([index[g] for g in groups], dtype=torch.long)
+    index = {group: i for i, group in enumerate(dict.fromkeys(groups))}
+    ids = torch.tensor([index[group] for group in groups], dtype=torch.long)
     return group_advantages(torch.as_tensor(rewards, dtype=torch.float64), ids, kind).numpy()
+
+
+def scored_step(
+    batch: RolloutBatch, prepared: Prepared, update: UpdateResult, rescored: Rescored
+) -> ScoredStep:
+    """The step after its update, of which metrics and records are views."""
+    return ScoredStep(
+        trajectories=batch.trajectories,
+        tokens=prepared.tokens,
+        rewards=batch.rewards.tolist(),
+        advantages=prepared.advantages,
+        right=prepared.right,
+        entropy=update.entropy_old,
+        logp_new=rescored.logp_new if rescored.rows else None,
+    )
 
 
 def prepare(batch: RolloutBatch, config: Config, tokenizer: Any) -> Prepared:
     """Pack the trajectories and add the learner's columns: advantages, the preserved set, rows to leave out,
     answer spans."""
-    tokens = TokenBatch.of(batch.trajectories)
     valid = np.isfinite(batch.rewards)
-    advantages = advantages_of(
-        batch.rewards, [t.group for t in batch.trajectories], config.algorithm.advantage
-    )
+    groups = [t.group for t in batch.trajectories]
+    advantages = advantages_of(batch.rewards, groups, config.algorithm.advantage)
     preserved = valid & (advantages >= 0)
     if config.algorithm.llds.preserve == "right":
         preserved &= batch.right
-    tokens.extra |= {
-        "advantages": advantages.astype(np.float32),
-        "preserved": preserved,
-        "valid": valid,
-        "right": batch.right,
-    }
+    spans = None
     if config.algorithm.llds.answer_weight != "off":
-        tokens.extra["answer_mask"] = np.concatenate([answer_mask(t, tokenizer) for t in batch.trajectories])
+        spans = np.concatenate([answer_mask(t, tokenizer) for t in batch.trajectories])
+    tokens = TrainBatch.of_tokens(
+        TokenBatch.of(batch.trajectories),
+        advantages=advantages.astype(np.float32),
+        preserved=preserved,
+        valid=valid,
+        right=batch.right,
+        answer_mask=spans,
+    )
     said = [bool(right) if known else None for right, known in zip(batch.right, valid, strict=True)]
     return Prepared(tokens, advantages, said)

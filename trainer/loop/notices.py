@@ -23,7 +23,10 @@ def why_nothing_is_learnt(batch: RolloutBatch) -> str:
     if not batch.trajectories:
         return "every trajectory was too old for the learner (rollout.max_staleness)"
     if not len(known):
-        return "no trajectory has a reward: look whether what the reward function calls is up, and what it answers"
+        return (
+            "no trajectory has a reward: look whether what the reward function calls is up, and what it "
+            "answers"
+        )
     if batch.right.all():
         return "every answer is right: these questions have nothing more to teach; take harder ones"
     equal = f"all answers to a question earned the same (mean reward {known.mean():.3f})"
@@ -31,12 +34,12 @@ def why_nothing_is_learnt(batch: RolloutBatch) -> str:
     valid = sum(kind != "invalid" for kind in kinds) / len(kinds)
     if valid < FEW_VALID:
         return (
-            f"{equal}, and {valid:.0%} of the turns hold a search or an answer: teach the model the tags first "
-            "(unspiral warm-start)"
+            f"{equal}, and {valid:.0%} of the turns hold a search or an answer: teach the model the tags "
+            "first (unspiral warm-start)"
         )
     return (
-        f"{equal}: take easier questions, a larger rollout.group_size, a reward with more levels (reward.kind=f1), or a "
-        "warm-started model (unspiral warm-start)"
+        f"{equal}: take easier questions, a larger rollout.group_size, a reward with more levels "
+        "(reward.kind=f1), or a warm-started model (unspiral warm-start)"
     )
 
 
@@ -62,7 +65,10 @@ class Notices:
         """Once in a run: the reward function does not give what counts as right."""
         if self.asked or sampler.right_said:
             return
-        found = f"the reward function's highest reward is {sampler.highest:g}, and right is a reward of {sampler.right_at:g}"
+        found = (
+            f"the reward function's highest reward is {sampler.highest:g}, and right is a reward of "
+            f"{sampler.right_at:g}"
+        )
         how = "set reward.right_at, or give the function an attribute right_at"
         if sampler.highest > sampler.right_at:
             self.say(f"step {step}: {found} or more: if that is not its best, {how}")

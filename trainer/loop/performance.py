@@ -1,4 +1,4 @@
-"""Where a run's time went: shares of a step, tokens a second, model FLOP/s, and what each weight sync moved.
+"""Where a run's time went: shares of a step, tokens per second, FLOP/s, and bytes per weight sync.
 
 Everything is computed from `metrics.jsonl`, so a resumed run counts all its steps. The first step of a run
 (compilation, first allocations) is left out where there are others.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from services.common.files import json_lines
+
+if TYPE_CHECKING:
+    from trainer.learner.results import RankInfo
 
 PEAK_FLOPS = {
     "H200 NVL": 835e12,
@@ -37,18 +40,18 @@ counts: an L40 is no L4."""
 PARTS = ("rollout", "update", "logprob", "sync", "other")
 
 
-def performance(metrics: Sequence[dict[str, Any]], ranks: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Means over the steps of a run, as `summary.json` holds them. metrics: one dict a step. ranks:
+def performance(metrics: Sequence[dict[str, Any]], ranks: Sequence[RankInfo] = ()) -> dict[str, Any]:
+    """Means over the steps of a run, as `summary.json` holds them. metrics: one dict per step. ranks:
     `LearnerGroup.where`.
 
     `share/*`: of the step's wall time; `rollout` is the time that the learner waited for trajectories,
     `update` includes scoring pi_old, `logprob` is the scoring after it, `sync` ends when all workers serve
     again, `other` is the rest: rewards, files, store, monitor. `overhead`: `other` and the part of `update`
     in which no rank computed, which is what Ray, services and driver cost around a step.
-    `learner/flops_per_s`: of all ranks, during updates, 6 a parameter and token (4 with LoRA), 2 for scoring
-    pi_old. The output layer's parameters (tied or not) count for action tokens, the others' for all; the
-    input embedding and attention's own products are left out. `learner/mfu`: over the devices' peak, in
-    bfloat16 where it is known.
+    `learner/flops_per_s`: of all ranks, during updates, 6 per parameter and token (4 with LoRA), 2 for
+    scoring pi_old. The output layer's parameters (tied or not) count for action tokens, the others' for
+    all; the input embedding and attention's own products are left out. `learner/mfu`: over the devices'
+    peak, in bfloat16 where it is known.
     """
     steps = [m for m in metrics if m.get("time/step")]
     steps = steps[1:] if len(steps) > 1 else steps
@@ -86,23 +89,23 @@ def performance(metrics: Sequence[dict[str, Any]], ranks: Sequence[dict[str, Any
 
 
 def _flops(
-    ranks: Sequence[dict[str, Any]], trained: tuple[float, float], scored: tuple[float, float], seconds: float
+    ranks: Sequence[RankInfo], trained: tuple[float, float], scored: tuple[float, float], seconds: float
 ) -> dict[str, float]:
     """trained, scored: tokens, and action tokens."""
     about = ranks[0]
-    backward = 2 if about.get("lora") else 4
-    work = zip((about["parameters"], about["head_parameters"]), trained, scored, strict=True)
+    backward = 2 if about.lora else 4
+    work = zip((about.parameters, about.head_parameters), trained, scored, strict=True)
     rate = sum(parameters * ((2 + backward) * t + 2 * s) for parameters, t, s in work) / seconds
     out = {"learner/flops_per_s": rate}
     peak = next(
-        (flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", about["device_name"])), None
+        (flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", about.device_name)), None
     )
-    if peak and about["dtype"] == "bfloat16":
+    if peak and about.dtype == "bfloat16":
         out["learner/mfu"] = rate / (peak * len(ranks))
     return out
 
 
-def of_run(metrics_file: Path, ranks: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def of_run(metrics_file: Path, ranks: Sequence[RankInfo] = ()) -> dict[str, Any]:
     """The performance of a run's `metrics.jsonl`; empty without one."""
     if not metrics_file.is_file():
         return {}
@@ -119,7 +122,7 @@ def table(numbers: dict[str, Any]) -> Table:
     )
     out.add_column("what")
     out.add_column("figure", justify="right")
-    out.add_row("seconds a step", f"{numbers['seconds_per_step']:.2f}")
+    out.add_row("seconds per step", f"{numbers['seconds_per_step']:.2f}")
     for name in PARTS:
         out.add_row(f"  {name}", f"{numbers[f'share/{name}']:.1%}")
     for key, what, form in (

@@ -1,5 +1,5 @@
-"""What is scored again after an update: the batch itself (displacement), and trajectories of the past (the
-probes).
+"""The rows that are scored again after an update: the batch itself (displacement), and trajectories of the
+past (the probes).
 
 The lag probe takes right trajectories of k steps ago from the likelihood store: the batch's own right samples
 are survivors, whose log-prob stays high while the likelihood of earlier right answers decays. The fixed probe
@@ -31,14 +31,16 @@ FREEZE_BY_STEP = 5
 """The fixed probe is closed at this step, however few right trajectories there were."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rescored:
-    """Log-probs under the new weights. `rows` of the batch were scored; `logp_new` [sum T] is NaN
-    elsewhere."""
+    """Log-probs under the new weights."""
 
     rows: list[int]
+    """Rows of the batch that were scored."""
     logp_new: np.ndarray
-    metrics: dict[str, float]
+    """float32 [sum T] in nats, NaN on the other rows."""
+    metrics: dict[str, float | None]
+    """Of the probes, by name."""
 
 
 class Probes:
@@ -46,7 +48,10 @@ class Probes:
     folder."""
 
     def __init__(self, settings: ProbeSettings, store: LikelihoodClient, run: str, folder: Path) -> None:
-        self.settings, self.store, self.run, self._file = settings, store, run, folder / "fixed_probe.npz"
+        self.settings = settings
+        self.store = store
+        self.run = run
+        self._file = folder / "fixed_probe.npz"
         self.fixed: TokenBatch | None = None
         self.missing: str | None = None
         """Why the last step had no lag probe, where it should have had one."""
@@ -61,7 +66,8 @@ class Probes:
         """Take the fixed set up as it was after `step`."""
         if self._file.exists():
             saved = unpack_tokens(self._file.read_bytes())
-            rows = np.flatnonzero(saved.extra["step"] <= step).tolist()
+            assert saved.step is not None, "written by _freeze"
+            rows = np.flatnonzero(saved.step <= step).tolist()
             self.fixed = saved.take(rows) if rows else None
 
     def parts(self, step: int, batch: TokenBatch, *, moved: bool = True) -> dict[str, TokenBatch]:
@@ -81,15 +87,16 @@ class Probes:
         return {name: part for name, part in found.items() if part is not None and len(part)}
 
     def read(self, batch: TokenBatch, parts: dict[str, TokenBatch], logp: np.ndarray) -> Rescored:
-        """Take apart the log-probs of `join(parts)`."""
+        """Take apart the log-probs of `TokenBatch.joined` of the parts."""
         ends = np.cumsum([len(p.token_ids) for p in parts.values()])
         scored = dict(zip(parts, np.split(logp, ends[:-1]) if parts else [], strict=True))
-        logp_new, rows = np.full(len(batch.token_ids), np.nan, np.float32), []
+        logp_new = np.full(len(batch.token_ids), np.nan, np.float32)
+        rows = []
         if "displacement" in parts:
             rows = self._sample(len(batch))
             for i, row in enumerate(rows):
                 logp_new[batch.row(row)] = scored["displacement"][parts["displacement"].row(i)]
-        metrics = {}
+        metrics: dict[str, float | None] = {}
         if "lag" in parts:
             metrics["probe/lag"] = lag_probe(parts["lag"], scored["lag"])
         if self.missed:
@@ -108,9 +115,15 @@ class Probes:
         if step > FREEZE_BY_STEP or not rows:
             return
         part = batch.take(rows)
-        part = TokenBatch(part.uid, part.offsets, part.token_ids, part.action_ids, logp_old=part.logp_old)
-        part.extra["step"] = np.full(len(rows), step, np.int64)
-        self.fixed = join([self.fixed, part]) if self.fixed else part
+        part = TokenBatch(
+            part.uid,
+            part.offsets,
+            part.token_ids,
+            part.action_ids,
+            logp_old=part.logp_old,
+            step=np.full(len(rows), step, np.int64),
+        )
+        self.fixed = TokenBatch.joined([self.fixed, part]) if self.fixed else part
         write_atomically(self._file, pack_tokens(self.fixed))
 
     def _fixed(self, step: int) -> TokenBatch | None:
@@ -134,10 +147,7 @@ class Probes:
         thread.start()
 
     def _fetch(self, step: int, answer: Future[TokenBatch | None]) -> None:
-        try:
-            answer.set_result(self.store.get_tokens(self.run, step, timeout_seconds=ASK_SECONDS))
-        except Exception as error:  # raised where the answer is read
-            answer.set_exception(error)
+        answer.set_result(self.store.get_tokens(self.run, step, timeout_seconds=ASK_SECONDS))
 
     def _lag(self, step: int) -> TokenBatch | None:
         past = step - self.settings.lag_steps
@@ -173,19 +183,7 @@ class Probes:
 def _right_rows(batch: TokenBatch) -> list[int]:
     """Rows of right answers that the update did not push down; none where the arrays do not say what is
     right."""
-    right = batch.extra.get("right", np.zeros(0, bool))
-    return probe_rows(right, batch.extra.get("advantages", np.zeros(len(right)))).tolist()
-
-
-def join(batches: list[TokenBatch]) -> TokenBatch:
-    """Rows of several batches one after another; sampler log-probs are left out, extra columns kept where all
-    have them."""
-    shared = set.intersection(*(set(b.extra) for b in batches))
-    return TokenBatch(
-        [u for b in batches for u in b.uid],
-        np.cumsum([0, *(n for b in batches for n in np.diff(b.offsets))]),
-        np.concatenate([b.token_ids for b in batches]),
-        np.concatenate([b.action_ids for b in batches]),
-        logp_old=np.concatenate([b.logp_old for b in batches]),
-        extra={k: np.concatenate([b.extra[k] for b in batches]) for k in sorted(shared)},
-    )
+    if batch.right is None:
+        return []
+    advantages = np.zeros(len(batch)) if batch.advantages is None else batch.advantages
+    return probe_rows(batch.right.astype(bool), advantages).tolist()

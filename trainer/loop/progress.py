@@ -1,5 +1,5 @@
-"""What a run says on the terminal: a live table where there is one, one plain line a step elsewhere (`ray job
-submit`, files)."""
+"""A run's lines on the terminal: a live table where there is one, one plain line per step elsewhere
+(`ray job submit`, files)."""
 
 from __future__ import annotations
 
@@ -82,10 +82,13 @@ class Progress:
     """Shows steps as they come, what is being done now, and the time left."""
 
     def __init__(self, total_steps: int, console: Console | None = None) -> None:
-        self.total, self.console = total_steps, console or Console()
+        self.total = total_steps
+        self.console = console or Console()
         self._rows: deque[dict[str, Any]] = deque(maxlen=SHOWN_STEPS)
         self._seconds: deque[float] = deque(maxlen=20)
-        self._stage, self._done, self._recorded = "", 0, time.monotonic()
+        self._stage = ""
+        self._done = 0
+        self._recorded = time.monotonic()
         self._live = (
             Live(console=self.console, refresh_per_second=4, get_renderable=self._render)
             if self.console.is_terminal
@@ -114,7 +117,8 @@ class Progress:
         )
 
     def stage(self, name: str, step: int) -> None:
-        self._stage, self._done = f"step {step}: {name}", 0
+        self._stage = f"step {step}: {name}"
+        self._done = 0
 
     @property
     def doing(self) -> str:
@@ -150,7 +154,8 @@ class Progress:
     def evaluation(self, tag: str, mode: str, scores: dict[str, Any]) -> None:
         overall = scores["overall"]
         self.say(
-            f"evaluation {tag}, {mode}: EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({overall['n']} questions)"
+            f"evaluation {tag}, {mode}: EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  "
+            f"({overall['n']} questions)"
         )
 
     def performance(self, summary: dict[str, Any]) -> None:

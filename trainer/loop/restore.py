@@ -33,7 +33,7 @@ class Restorable(Protocol):
     base: Path | None
     scores: dict[str, Any]
     share_gpus: bool
-    whole: bool
+    checkpointable: bool
     step: int
     attempt: int
     version: int
@@ -55,9 +55,10 @@ class Restorable(Protocol):
 async def restore_learner(driver: Restorable, error: LearnerError) -> None:
     """Start the learner's ranks again, on the newest whole checkpoint. Without any it begins with the model
     itself. Raises `error` (or that of the last try) where `trainer.max_restores` are used up."""
-    most, system = driver.config.trainer.max_restores, driver.system
+    most = driver.config.trainer.max_restores
+    system = driver.system
     while True:
-        driver.whole = False  # nothing can be saved, and trying would hide the cause
+        driver.checkpointable = False  # nothing can be saved, and trying would hide the cause
         if driver.restores >= most or driver.stop.requested:
             raise error
         back_off = min(LAST_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2**driver.restores)
@@ -65,7 +66,8 @@ async def restore_learner(driver: Restorable, error: LearnerError) -> None:
         reason = " ".join(str(error).split())[:400]
         system.folder.event("learner_lost", step=driver.step, restore=driver.restores, of=most, reason=reason)
         driver.progress.say(
-            f"{reason}; starting it again from the last checkpoint ({driver.restores} of trainer.max_restores={most})"
+            f"{reason}; starting it again from the last checkpoint "
+            f"({driver.restores} of trainer.max_restores={most})"
         )
         driver.progress.stage("restoring the learner", driver.step)
         await driver.cancel_ahead()
@@ -85,11 +87,12 @@ async def restore_learner(driver: Restorable, error: LearnerError) -> None:
         except LearnerError as e:
             error = e
             continue
-        lost_at, scores = driver.step, driver.scores
+        lost_at = driver.step
+        scores = driver.scores
         driver.load_state_dict(state)
         driver.scores = scores
         driver.version += 1  # the workers take no lower one, and may hold the lost step's
-        driver.whole = True
+        driver.checkpointable = True
         system.folder.event(
             "learner_restored",
             step=driver.step,
@@ -105,25 +108,30 @@ def require_same_model(driver: Restorable) -> None:
     another one."""
     if not (identity := driver.system.identity):
         return
-    folder, config = Path(driver.system.learner.model_path), driver.config
+    folder = Path(driver.system.learner.model_path)
+    config = driver.config
     found = differences(
         identity["model"], describe(folder), weights=bool(config.learner.lora or config.algorithm.kl)
     )
     if found:
         what, before, now = found[0]
         raise ConfigError(
-            f"model.path: {folder} has changed since the run began, and its learner cannot be restored from it: "
-            f"{what} was {before} and is {now}; put it back and go on with --resume latest"
+            f"model.path: {folder} has changed since the run began, and its learner cannot be restored from "
+            f"it: {what} was {before} and is {now}; put it back and go on with --resume latest"
         )
 
 
 async def roll_back(driver: Restorable, action: MonitorAction) -> bool:
     """Go back to the newest whole checkpoint from before the fall, as the next attempt. False if none is
     kept: the run goes on, with half the learning rate too."""
-    folder, fell = driver.system.folder.path, driver.step
+    folder = driver.system.folder.path
+    fell = driver.step
     checkpoint = await asyncio.to_thread(latest, folder, before=action.before_step)
     if checkpoint is None:
-        text = f"no checkpoint from before step {action.before_step} is kept (trainer.keep_checkpoints): going on with half the learning rate"
+        text = (
+            f"no checkpoint from before step {action.before_step} is kept (trainer.keep_checkpoints): "
+            "going on with half the learning rate"
+        )
         driver.event(EventRecord(step=fell, kind="monitor_rollback_impossible", text=text))
         return False
     await driver.cancel_ahead()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -61,7 +62,8 @@ class RunFolder:
                 else "begin it anew (it has no checkpoint) by"
             )
             raise ConfigError(
-                f"run.name: {self.path} holds a run already; choose another run.name, or {way} --resume latest"
+                f"run.name: {self.path} holds a run already; choose another run.name, or {way} "
+                "--resume latest"
             )
         keep_json_lines(self.path / "events.jsonl", lambda event: True)
         write_atomically(self.path / "config.yaml", dump_config(self.config, secrets=False))
@@ -90,9 +92,11 @@ class RunFolder:
     def summary(self, summary: dict[str, Any]) -> None:
         write_json(self.path / "summary.json", {k: finite_or_none(v) for k, v in summary.items()}, indent=1)
 
-    def trajectories(self, step: int | str, trajectories: list[Trajectory], rewards: list[float]) -> None:
-        """One JSON object a trajectory, in words, for people to read: `step_000001.jsonl`, or `NAME.jsonl` of
-        an evaluation."""
+    def trajectories(
+        self, step: int | str, trajectories: Sequence[Trajectory], rewards: Sequence[float | None]
+    ) -> None:
+        """One JSON object per trajectory, in words, for people to read: `step_000001.jsonl`, or `NAME.jsonl`
+        of an evaluation."""
         folder = self.path / "trajectories"
         folder.mkdir(exist_ok=True)
         name = step if isinstance(step, str) else f"step_{step:06d}"
@@ -116,7 +120,7 @@ class RunFolder:
                     "question": t.question.text,
                     "golden_answers": list(t.question.golden_answers),
                     "data_source": t.question.data_source,
-                    "reward": finite_or_none(float(reward)),
+                    "reward": finite_or_none(reward),
                     "finish": t.finish,
                     "worker": t.worker,
                     "segments": segments,

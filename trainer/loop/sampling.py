@@ -44,12 +44,18 @@ class RolloutBatch:
     """Metrics of the sampling itself: groups resampled, trajectories without a finite reward, those dropped
     as too stale."""
 
+    @property
+    def mean_searches(self) -> float:
+        """Searches per trajectory that were carried out; 0 for an empty batch."""
+        return float(np.mean([t.searches for t in self.trajectories] or [0]))
+
     def drop_older_than(self, version: int) -> RolloutBatch:
         """Without the trajectories that an older policy version took part in, nor the last one of a group
         that lost all others by it: alone it has nothing to be compared with. How many is counted."""
         groups = [t.group for t in self.trajectories]
         fresh = [i for i, t in enumerate(self.trajectories) if t.policy_version >= version]
-        born, left = Counter(groups), Counter(groups[i] for i in fresh)
+        born = Counter(groups)
+        left = Counter(groups[i] for i in fresh)
         rows = [i for i in fresh if left[groups[i]] > 1 or born[groups[i]] == 1]
         kept = [self.trajectories[i] for i in rows]
         rewards = self.rewards[rows]
@@ -72,7 +78,10 @@ class BatchSampler:
     scores them."""
 
     def __init__(self, config: Config, pool: RolloutPool, cursor: PromptCursor, reward: Reward) -> None:
-        self.config, self.pool, self.cursor, self.reward = config, pool, cursor, reward
+        self.config = config
+        self.pool = pool
+        self.cursor = cursor
+        self.reward = reward
         self.exact = make_reward("em")
         self._scoring = ThreadPoolExecutor(1, "rewards")
         """A user's reward may take long over a batch, and need not be made for several threads."""
@@ -102,11 +111,9 @@ class BatchSampler:
     async def sample(self, step: int, on_done: Callable[[Trajectory], None] | None = None) -> RolloutBatch:
         """One step's batch. With dynamic sampling (DAPO), groups without variance are replaced, a bounded
         number of times."""
-        began, wanted, size = (
-            time.monotonic(),
-            self.config.rollout.prompts_per_step,
-            self.config.rollout.group_size,
-        )
+        began = time.monotonic()
+        wanted = self.config.rollout.prompts_per_step
+        size = self.config.rollout.group_size
         rounds = self.config.algorithm.dynamic_sampling
         kept: list[Trajectory] = []
         rewards: list[float] = []
@@ -114,7 +121,8 @@ class BatchSampler:
         asked = resampled = 0
         while True:
             missing = wanted - len(kept) // size
-            questions, cursor = self.cursor.take(missing), self.cursor.state_dict()
+            questions = self.cursor.take(missing)
+            cursor = self.cursor.state_dict()
             fresh = await self.pool.rollout(self.requests(step, questions, first=asked), on_done=on_done)
             asked += missing
             earned = await self.earned(fresh)

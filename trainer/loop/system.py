@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from services.common.errors import UnspiralError
 from services.contracts import Question
 from services.likelihood.client import LikelihoodClient
 from services.rollout.pool.pool import RolloutPool
@@ -17,7 +18,7 @@ from trainer.loop.run_folder import RunFolder
 from trainer.rewards import Reward
 
 
-class StoppedByMonitor(Exception):
+class StoppedByMonitor(UnspiralError):
     """The monitor ended the run (monitor.action=stop)."""
 
     exit_code = 4

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from services.common.errors import UserError
 from trainer.config.schema import Config, ConfigError, default_of, leaf_keys, without_secrets
-from trainer.learner.checkpoint import CheckpointError, fault
+from trainer.learner.checkpoint import fault
 from trainer.learner.model_identity import Difference, describe, differences
 
 Change = Literal["free", "warns", "on request", "refused"]
@@ -270,11 +271,11 @@ def check_allowed(keys: Iterable[str]) -> frozenset[str]:
 def go_on_from(checkpoint: Path, config: Config, model: Path, allowed: frozenset[str]) -> Resumed:
     """The checkpoint's state, if a run with this configuration and model may go on from it.
 
-    Raises ConfigError, one line with the key and both values, and CheckpointError for a folder that is no
+    Raises ConfigError, one line with the key and both values, and UserError for a folder that is no
     whole checkpoint.
     """
     if problem := fault(checkpoint, checksums=False):
-        raise CheckpointError(f"checkpoint {checkpoint} is torn or changed: {problem}")
+        raise UserError(f"checkpoint {checkpoint} is torn or changed: {problem}")
     state = _read(checkpoint / "state.json")
     identity, lines = state.get("identity"), []
     if not identity:
@@ -432,7 +433,7 @@ def _read(path: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("not an object")
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {path.parent}: {path.name} cannot be read: {error}") from error
+        raise UserError(f"checkpoint {path.parent}: {path.name} cannot be read: {error}") from error
     return content
 
 

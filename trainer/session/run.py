@@ -39,7 +39,7 @@ SAVE_SECONDS = 120.0
 
 def checkpoint_of(resume: str, folder: Path) -> Path | None:
     """`latest` (None where the run has no checkpoint yet: it starts anew) or a path. Raises ConfigError,
-    CheckpointError."""
+    UserError."""
     if resume == "latest":
         return latest(folder)
     accepted = f"latest, a run's folder, or one such as {folder}/checkpoints/step_000010"
@@ -209,7 +209,7 @@ def _ray_has_died(lost: RayLost, driver: Driver, loop: asyncio.AbstractEventLoop
     """Called from the watch's thread. The step in hand comes to its end where it is about to; the last whole
     step is saved."""
     stop, over = driver.stop, time.monotonic() + SAVE_SECONDS
-    loop.call_soon_threadsafe(stop.end_soon, lost, 0.0 if driver.whole else STEP_SECONDS)
+    loop.call_soon_threadsafe(stop.end_soon, lost, 0.0 if driver.checkpointable else STEP_SECONDS)
     while time.monotonic() < over or driver.learner_call == "save":
         time.sleep(0.5)
     _leave_without_ray(lost, driver, None)  # the loop is stuck, in a call of Ray's

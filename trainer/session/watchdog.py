@@ -149,7 +149,7 @@ class Watchdog:
         )
         places = [(f"worker {w.id}", w.node, w.pid) for w in self.driver.system.pool.workers()]
         places += [
-            (f"learner rank {i}", w["host"], w["pid"]) for i, w in enumerate(self.driver.system.learner.where)
+            (f"learner rank {i}", w.host, w.pid) for i, w in enumerate(self.driver.system.learner.where)
         ]
         for name, host, pid in places:
             if host in nodes:

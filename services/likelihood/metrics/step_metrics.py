@@ -10,9 +10,7 @@ is left out of the result.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -195,93 +193,6 @@ def rollout_metrics(trajectories: Sequence[Trajectory], seconds: float | None = 
     return _known(out)
 
 
-def step_metrics(
-    batch: TokenBatch,
-    logp_old: np.ndarray,
-    rewards: Sequence[float | None],
-    advantages: np.ndarray,
-    trajectories: Sequence[Trajectory],
-    *,
-    right: Sequence[bool | None] | None = None,
-    entropy: np.ndarray | float | None = None,
-    logp_new: np.ndarray | None = None,
-    rescored: Sequence[int] | None = None,
-    rollout_seconds: float | None = None,
-) -> dict[str, float]:
-    """Every metric above for one step, in one call.
-
-    batch: B trajectories, packed; logp_old, logp_new: [sum T] in nats; rewards, advantages: [B]; right: [B],
-    what the reward function says (None: see `verdicts`); entropy: [sum T] or a mean. rescored: the rows whose
-    `logp_new` was computed (None: all), where only a sample was scored again.
-    """
-    groups = [t.group for t in trajectories]
-    verdict = verdicts(rewards, advantages, right)
-    batch = _without(batch, verdict == Verdict.UNKNOWN)
-    after = _masked_rows(batch, logp_new, rescored)
-    table = ActionTable.of_tokens(batch, logp_old, after)
-    return {
-        **likelihood_metrics(table, verdict),
-        **(displacement_metrics(table, advantages, verdict) if after is not None else {}),
-        **_known({"leak/logp_entropy": leak(batch, logp_old, entropy) if entropy is not None else None}),
-        **sampler_mismatch(batch, logp_old),
-        **reward_metrics(groups, rewards),
-        **tool_round_metrics(table, [t.searches for t in trajectories]),
-        **retrieval_metrics(groups, verdict, [_first_documents(t) for t in trajectories]),
-        **rollout_metrics(trajectories, rollout_seconds),
-    }
-
-
-def trajectory_records(
-    trajectories: Sequence[Trajectory],
-    batch: TokenBatch,
-    logp_old: np.ndarray,
-    rewards: Sequence[float | None],
-    advantages: np.ndarray,
-    logp_new: np.ndarray | None = None,
-    rescored: Sequence[int] | None = None,
-    *,
-    right: Sequence[bool | None] | None = None,
-) -> list[dict[str, Any]]:
-    """The REST records of a step (`TrajectoryRecord`) as plain dicts, which cost the learner a tenth of the
-    checked objects.
-
-    Arguments as in `step_metrics`. Raises ValueError if a log-prob inside the mask is not finite.
-    """
-    table = ActionTable.of_tokens(batch, logp_old, _masked_rows(batch, logp_new, rescored))
-    bad = np.flatnonzero(~np.isfinite(table.before))
-    if len(bad):
-        raise ValueError(
-            f"trajectory {batch.uid[table.row[bad[0]]]}: log-prob of action {table.index[bad[0]]} is {table.before[bad[0]]}"
-        )
-    before, after = np.minimum(table.before, 0.0).tolist(), np.minimum(table.after, 0.0).tolist()
-    actions: list[list[dict[str, Any]]] = [[] for _ in trajectories]
-    documents = [[a.document_ids for a in t.actions] for t in trajectories]
-    for i, (row, index, tokens) in enumerate(
-        zip(table.row.tolist(), table.index.tolist(), table.tokens.tolist(), strict=True)
-    ):
-        actions[row].append(
-            {
-                "tokens": tokens,
-                "logp_before": before[i],
-                "logp_after": after[i] if after[i] == after[i] else None,
-                "documents": documents[row][index],
-            }
-        )
-    said = [None] * len(trajectories) if right is None else [None if r is None else bool(r) for r in right]
-    return [
-        {
-            "uid": t.uid,
-            "group": t.group,
-            "reward": _finite_or_none(r),
-            "advantage": float(a),
-            "right": good,
-            "tool_rounds": t.searches,
-            "actions": acts,
-        }
-        for t, r, a, good, acts in zip(trajectories, rewards, advantages, said, actions, strict=True)
-    ]
-
-
 def record_metrics(trajectories: Sequence[TrajectoryRecord]) -> dict[str, float]:
     """The metrics that REST records alone allow: what the service adds to a step whose trainer posts no
     metrics of its own."""
@@ -302,31 +213,6 @@ def record_metrics(trajectories: Sequence[TrajectoryRecord]) -> dict[str, float]
         "rollout/length": float(whole.tokens.sum() / len(trajectories)),
         "rollout/searches": float(np.mean([t.tool_rounds for t in trajectories])),
     }
-
-
-def _masked_rows(
-    batch: TokenBatch, logp_new: np.ndarray | None, rescored: Sequence[int] | None
-) -> np.ndarray | None:
-    if logp_new is None or rescored is None:
-        return logp_new
-    out = np.full(len(batch.token_ids), np.nan)
-    for b in rescored:
-        out[batch.row(b)] = logp_new[batch.row(b)]
-    return out
-
-
-def _without(batch: TokenBatch, rows: np.ndarray) -> TokenBatch:
-    """The batch with the action mask of some rows (bool [B]) emptied."""
-    gone = np.repeat(rows, np.diff(batch.offsets))
-    return dataclasses.replace(batch, action_ids=np.where(gone, np.int16(-1), batch.action_ids))
-
-
-def _first_documents(trajectory: Trajectory) -> list[str] | None:
-    return next((a.document_ids for a in trajectory.actions if a.document_ids is not None), None)
-
-
-def _finite_or_none(value: float | None) -> float | None:
-    return float(value) if value is not None and np.isfinite(value) else None
 
 
 def _share(flags: np.ndarray) -> float | None:

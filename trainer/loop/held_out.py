@@ -16,9 +16,9 @@ from trainer.loop.sampling import seed_of
 from trainer.rewards import Reward, make_reward
 
 
-def table(trajectories: list[Trajectory], reward: Reward | None, least: float) -> dict[str, Any]:
+def table(trajectories: list[Trajectory], reward: Reward | None, right_at: float) -> dict[str, Any]:
     """`{"overall": {"em", "f1", "right", "n"}, "sources": {name: the same}}`. right: share of those with a
-    reward that earned `least`."""
+    reward that earned at least `right_at`."""
     scores = {"em": make_reward("em"), "f1": make_reward("f1"), "right": reward or _unknown}
     by_source: dict[str, list[list[float | None]]] = defaultdict(list)
     for t in trajectories:
@@ -29,7 +29,7 @@ def table(trajectories: list[Trajectory], reward: Reward | None, least: float) -
         known = np.isfinite(known_rewards(rewards))
         out = {"em": sum(em) / len(rows) if rows else 0.0, "f1": sum(f1) / len(rows) if rows else 0.0}
         if known.any():
-            out["right"] = float(is_right(rewards, least)[known].mean())
+            out["right"] = float(is_right(rewards, right_at)[known].mean())
         return out | {"n": len(rows)}
 
     return {
@@ -50,15 +50,15 @@ async def evaluate(
     temperature: float,
     seed: int,
     reward: Reward | None,
-    least: float,
+    right_at: float,
     retriever_url: str | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> tuple[dict[str, Any], list[Trajectory]]:
     """One trajectory for each question (temperature 0 is greedy); the table of scores, and the trajectories.
-    least: the reward of a right answer (`right_at`)."""
+    right_at: the least reward of a right answer (`trainer.rewards.right_at`)."""
     requests = []
     for i, question in enumerate(questions):
         uid = f"eval-{tag}-{i:06d}"
         requests.append(TrajectoryRequest(uid, uid, question, seed_of(seed, uid), temperature, retriever_url))
     trajectories = await pool.rollout(requests, on_done=on_done)
-    return await asyncio.to_thread(table, trajectories, reward, least), trajectories
+    return await asyncio.to_thread(table, trajectories, reward, right_at), trajectories

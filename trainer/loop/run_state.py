@@ -1,0 +1,67 @@
+"""Where a run stands: what its checkpoints hold beside the learner's own state."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from services.likelihood.monitor.actions import MonitorActions
+from services.likelihood.monitor.phases import PhaseMonitor
+from trainer.loop.system import System
+
+
+class RunState:
+    """Step, attempt, version of the weights, prompt cursor, monitor and scores of one run."""
+
+    def __init__(self, system: System) -> None:
+        config = system.config
+        self.system = system
+        self.config = config
+        self.step = 0
+        """The last step whose update is over."""
+        self.attempt = 0
+        self.version = 0
+        """Of the learner's weights: one more after each step and after a rollback, since the workers take no
+        lower one."""
+        self.cursor_state: dict[str, Any] = system.cursor.state_dict()
+        """The prompt cursor after this step; the cursor itself may be ahead of it."""
+        self.monitor = PhaseMonitor(config.monitor.rules)
+        self.actions = MonitorActions(config.monitor.action)
+        self.scores: dict[str, Any] = {}
+        """Of the evaluations so far, by `WHEN/MODE`."""
+        self.checkpointable = True
+        """Whether learner, cursor, monitor and files stand at the end of the same step, which a checkpoint
+        may then hold. While the next step is being sampled they still do."""
+        self.unfinished: int | None = None
+        """The step whose update has begun, until it is recorded."""
+        self.first_state = copy.deepcopy(self.state_dict())
+        """Before any step and checkpoint."""
+        self.base: Path | None = None
+        """The checkpoint from which this process went on."""
+        self.base_step = 0
+        """Step of that checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The driver's part of a checkpoint, JSON-able."""
+        return {
+            "step": self.step,
+            "attempt": self.attempt,
+            "version": self.version,
+            "cursor": self.cursor_state,
+            "monitor": self.monitor.state_dict(),
+            "actions": self.actions.state_dict(),
+            "scores": self.scores,
+            "identity": self.system.identity,
+        }
+
+    def take_up(self, state: dict[str, Any]) -> None:
+        """Stand where `state_dict` was made, with a version that is not lower than it was."""
+        self.step = state["step"]
+        self.attempt = state["attempt"]
+        self.version = max(self.version, state["version"])
+        self.cursor_state = state["cursor"]
+        self.system.cursor.load_state_dict(self.cursor_state)
+        self.monitor.load_state_dict(state["monitor"])
+        self.actions.load_state_dict(state["actions"])
+        self.scores = state["scores"]
