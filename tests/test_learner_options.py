@@ -19,7 +19,7 @@ from learner_world import (
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from trainer.config.schema import ConfigError
+from services.common.errors import UserError
 from trainer.learner.checkpoint import CheckpointError, export_checkpoint
 from trainer.learner.lora import LoRATargetError
 from trainer.learner.model_identity import weights_digest
@@ -165,7 +165,7 @@ def test_compiled_layers_give_the_same_gradient(model):
     ],
 )
 def test_options_that_do_not_fit_together_are_refused_in_one_line(model, learner, line):
-    with pytest.raises(ConfigError, match=line):
+    with pytest.raises(UserError, match=line):
         make_config(model, learner=learner)
 
 

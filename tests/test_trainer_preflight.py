@@ -7,11 +7,12 @@ from types import MappingProxyType
 
 import pytest
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import Question
 from services.rollout.worker.loop import PromptTooLongError
 from services.settings import RolloutSettings
 from trainer.commands.cli import main
-from trainer.config.schema import ConfigError, parse_config
+from trainer.config.schema import parse_config
 from trainer.session import system
 from trainer.session.preflight import check_prompts, check_retrievers
 
@@ -46,10 +47,10 @@ def test_a_prompt_that_is_too_long_is_named_with_its_tokens_and_the_key():
 @pytest.mark.parametrize(("key", "kind"), [("index", "folder"), ("corpus", "file")])
 def test_an_index_or_corpus_that_is_not_there_is_said_before_ray_starts(tmp_path, key, kind):
     nowhere = str(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=rf"^retriever\.{key}: {nowhere}: no such {kind}"):
+    with pytest.raises(UserError, match=rf"^retriever\.{key}: {nowhere}: no such {kind}"):
         check_retrievers(parse_config(BASE | {"retriever": {key: nowhere}}))
     elsewhere = {"retriever": {"corpus": "lab:train_corpus:0"}, "evaluation": {"retriever": {key: nowhere}}}
-    with pytest.raises(ConfigError, match=rf"^evaluation\.retriever\.{key}: "):
+    with pytest.raises(UserError, match=rf"^evaluation\.retriever\.{key}: "):
         check_retrievers(parse_config(BASE | elsewhere))
 
 
@@ -114,7 +115,7 @@ def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(mo
     monkeypatch.setattr(system.ray, "init", refuse)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(system.RayUnavailable) as e:
+    with pytest.raises(EnvironmentLacks) as e:
         system.connect_ray(lambda text: None)
     assert (
         str(e.value) == "RAY_ADDRESS=10.0.0.9:6379: cannot join that cluster: ray client connection timeout"
@@ -132,7 +133,7 @@ def test_a_local_ray_that_is_not_up_in_time_is_one_line_that_says_what_helps(mon
     monkeypatch.setattr(system.ray, "init", late)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(
-        system.RayUnavailable,
+        EnvironmentLacks,
         match=r"^a local Ray did not start \(on a busy machine: .*timed out during startup",
     ) as e:
         system.connect_ray(lambda text: None)

@@ -7,9 +7,10 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Literal
 
+Level = Literal["good", "note", "bad"]
 GIB = 1 << 30
 ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-"""Opens an address. By no proxy, like the clients of these services."""
+"""Opens an address, by no proxy, as the clients of these services do."""
 
 
 @dataclass(frozen=True)
@@ -17,12 +18,18 @@ class Finding:
     """One line of the doctor's table. `bad` makes the exit status 3."""
 
     what: str
-    level: Literal["good", "note", "bad"]
+    level: Level
     seen: str
     advice: str = ""
 
 
+def judged(what: str, good: bool, seen: str, advice: str, otherwise: Level = "bad") -> Finding:
+    """`good` without the advice, or `otherwise` with it."""
+    return Finding(what, "good", seen) if good else Finding(what, otherwise, seen, advice)
+
+
 def version(package: str) -> str | None:
+    """Version of an installed package; None where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -18,38 +18,45 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from retriever_service.client import Hit, RetrieverClient
 from services.common import signals
-from services.contracts import Action, Observation, Question, TokenBatch, Trajectory
+from services.common.errors import UserError
+from services.contracts import Action, ActionKind, Observation, Question, Reading, TokenBatch, Trajectory
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.plain_text import Outside
-from services.rollout.worker.templates import ParsedAction, TagTemplate, make_template
+from services.rollout.worker.templates import ParsedAction, Template, make_template
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings
-from trainer.config.schema import Config, ConfigError
+from trainer.config.schema import Config
 from trainer.data import load_questions, models
 from trainer.learner.checkpoint import may_export_to
 from trainer.learner.group import LearnerGroup
 from trainer.rewards import normalize
 from trainer.session.preflight import check_prompts, check_retrievers
+from trainer.session.ray_watch import leave_without_ray, ray_watched
 from trainer.session.system import connect_ray, leave_ray, retriever_address
 
 Search = Callable[[str], Awaitable[list[Hit]]]
 SEARCHES_AT_ONCE = 32
 
 
-class WarmStartError(ValueError):
-    """No demonstration could be composed."""
+@runtime_checkable
+class WritingTemplate(Template, Protocol):
+    """A template that can also encode text as a model would write it, as `TagTemplate` does."""
 
-    exit_code = 2
+    reading: Reading
+
+    def encode(self, *pieces: str) -> list[int]:
+        """Ids of the pieces. Text of others (`Outside`) never becomes a control token."""
+        ...
 
 
 async def demonstration(
-    question: Question, search: Search, template: TagTemplate, settings: RolloutSettings
+    question: Question, search: Search, template: WritingTemplate, settings: RolloutSettings
 ) -> Trajectory | None:
     """A trajectory that searches, reads and answers; None where the retriever finds no golden answer, there
     is no room, or a question or title holds tags that would be read as the model's own."""
@@ -57,7 +64,7 @@ async def demonstration(
     segments: list[Action | Observation] = []
     used, query, thought = len(prompt), question.text.strip().rstrip("?"), "I need to look this up."
 
-    def act(kind: str, thought: str, content: str) -> Action | None:
+    def act(kind: ActionKind, thought: str, content: str) -> Action | None:
         pieces = ("<think> ", Outside(thought), f" </think>\n<{kind}> ", Outside(content), f" </{kind}>")
         ids = template.encode(*pieces)
         text = template.decode(ids)
@@ -115,7 +122,7 @@ def _found(question: Question, hits: list[Hit], shown: str) -> tuple[int, str, s
 
 
 async def compose(
-    questions: list[Question], search: Search, template: TagTemplate, settings: RolloutSettings
+    questions: list[Question], search: Search, template: WritingTemplate, settings: RolloutSettings
 ) -> list[Trajectory]:
     """Demonstrations of the questions whose answer can be found, in their order."""
     gate = asyncio.Semaphore(SEARCHES_AT_ONCE)
@@ -176,7 +183,7 @@ def train_on(
     return means[0], means[-1]
 
 
-def warm_start(
+def run_warm_start(
     config: Config,
     out: Path,
     *,
@@ -188,10 +195,10 @@ def warm_start(
 ) -> dict[str, float]:
     """Compose, train, and write the policy to `out` as a Hugging Face folder. Returns what was done.
 
-    Raises WarmStartError, ConfigError, and what a run's start raises.
+    Raises UserError, and what a run's start raises.
     """
     if not may_export_to(out):
-        raise ConfigError(f"--out {out}: exists and is no earlier export; give a new folder")
+        raise UserError(f"--out {out}: exists and is no earlier export; give a new folder")
     check_retrievers(config)
     model = models.resolve(config.model.path)
     rows = load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad).rows
@@ -199,11 +206,17 @@ def warm_start(
     tokenizer = load_tokenizer(model)
     check_prompts("data.train", chosen, tokenizer, config.rollout)
     template = make_template(config.rollout.template, tokenizer, config.rollout)
+    if not isinstance(template, WritingTemplate):
+        raise UserError(
+            f"rollout.template={config.rollout.template}: warm-start needs one that also has `encode` and "
+            "`reading`, as services.rollout.worker.templates.TagTemplate has"
+        )
 
     async def run() -> dict[str, float]:
         async with signals.cancelled(say), AsyncExitStack() as stack:
             connect_ray(say)
             stack.callback(leave_ray)
+            stack.enter_context(ray_watched(leave_without_ray))
             url = await retriever_address(config.retriever, "retriever", config, stack, say)
             client = RetrieverClient(url, timeout_seconds=config.retriever.timeout_seconds)
             stack.push_async_callback(client.aclose)
@@ -213,7 +226,7 @@ def warm_start(
 
             demonstrations = await compose(chosen, search, template, config.rollout)
             if not demonstrations:
-                raise WarmStartError(
+                raise UserError(
                     f"data.train: the retriever finds no golden answer of any of {len(chosen)} questions"
                 )
             say(f"{len(demonstrations)} demonstrations of {len(chosen)} questions")

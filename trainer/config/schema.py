@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
+from services.common.errors import UserError
 from services.common.names import accepted, nearest
 from services.common.redaction import address_without_secrets
 from services.settings import (
@@ -26,12 +30,6 @@ from services.settings import (
 from trainer.config.learner import LearnerSettings
 from trainer.config.presets import promised
 from trainer.rewards import ACCEPTED, is_kind
-
-
-class ConfigError(ValueError):
-    """A mistake in the configuration: one line that names the key and says what is accepted."""
-
-    exit_code = 2
 
 
 class RunSettings(Settings):
@@ -144,9 +142,8 @@ class AlgorithmSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> AlgorithmSettings:
-        self.__dict__.update(
-            promised(self)
-        )  # not by assignment: what the loss brings is not what the user has set
+        # Not by assignment, which would count these keys among those that the user has set.
+        self.__dict__.update(promised(self.loss, self))
         if self.llds.answer_weight == "code" and self.llds.answer_lambda == 0:
             raise ValueError(
                 "algorithm.llds.answer_lambda=0 with answer_weight=code keeps the answer span's weight at 0 for ever; set it above 0"
@@ -313,42 +310,39 @@ class Config(Settings):
         return Path(self.run.dir) / self.run.name
 
 
-def load_config(path: str | Path, overrides: list[str] = ()) -> Config:
-    """Read YAML, apply `a.b=c` overrides (values are YAML), validate. Raises ConfigError."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Read YAML, apply `a.b=c` overrides (values are YAML), validate. Raises UserError."""
     yaml = YAML(typ="safe", pure=True)  # YAML 1.2: `off` is a word, 1e-4 a number
     try:
         raw = yaml.load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path}: cannot be read ({e.strerror if isinstance(e, OSError) else e})") from e
+        raise UserError(f"{path}: cannot be read ({e.strerror if isinstance(e, OSError) else e})") from e
     except (YAMLError, ValueError, RecursionError) as e:  # ValueError: a date or number that is none
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(e).split())}") from e
+        raise UserError(f"{path}: not YAML: {' '.join(str(e).split())}") from e
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected sections (run, model, data, ...), got {type(raw).__name__}")
+        raise UserError(f"{path}: expected sections (run, model, data, ...), got {type(raw).__name__}")
     for item in overrides:
         key, sep, value = item.partition("=")
         if not sep or not key:
-            raise ConfigError(f"override {item!r}: expected key=value, such as learner.lr=1e-5")
+            raise UserError(f"override {item!r}: expected key=value, such as learner.lr=1e-5")
         node, *parts = [raw, *key.split(".")]
         for part in parts[:-1]:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise ConfigError(f"override {item!r}: {part} is a value, not a section")
+                raise UserError(f"override {item!r}: {part} is a value, not a section")
         try:
             node[parts[-1]] = yaml.load(value) if value else None
         except (YAMLError, ValueError, RecursionError) as e:
-            raise ConfigError(f"override {item!r}: value is not YAML") from e
+            raise UserError(f"override {item!r}: value is not YAML") from e
     return parse_config(raw)
 
 
 def parse_config(raw: dict[str, Any]) -> Config:
-    """Validate a nested mapping. Raises ConfigError with one line for the first mistake."""
+    """Validate a nested mapping. Raises UserError with one line for the first mistake."""
     try:
         return Config.model_validate(raw)
     except ValidationError as e:
-        raise ConfigError(_one_line(e)) from e
+        raise UserError(_one_line(e)) from e
 
 
 def without_secrets(value: Any) -> Any:
@@ -361,13 +355,10 @@ def without_secrets(value: Any) -> Any:
 
 def dump_config(config: Config, *, secrets: bool = True) -> str:
     """The resolved configuration as YAML; without `secrets`, passwords in addresses are masked."""
-    from io import StringIO
-
-    from ruamel.yaml import YAML
-
-    yaml, out = YAML(typ="safe", pure=True), StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    out = StringIO()
     yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # a flag, declared as None
     raw = config.model_dump(mode="json", by_alias=True)
     yaml.dump(raw if secrets else without_secrets(raw), out)
     return out.getvalue()
@@ -436,9 +427,10 @@ def default_of(key: str) -> Any:
     model: type[BaseModel] = Config
     for section in sections:
         field = _field(model, section)
-        if field.default is None:
+        held = _section(field.annotation)
+        if field.default is None or held is None:
             return None
-        model = _section(field.annotation)
+        model = held
     field = _field(model, name)
     return None if field.is_required() else to_jsonable_python(field.get_default(call_default_factory=True))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from services.common.errors import UserError
 from services.contracts import Question
-from trainer.data.errors import DataError
 
 
 class PromptCursor:
@@ -23,7 +23,7 @@ class PromptCursor:
         """may_change: those of `seed`, `data.shuffle` and `data.train` that may differ from the saved
         state's."""
         if not questions:
-            raise DataError("data.train: no questions")
+            raise UserError("data.train: no questions")
         self.questions, self.seed, self.shuffle = questions, seed, shuffle
         self.may_change = may_change
         self.epoch, self.position = 0, 0
@@ -54,24 +54,24 @@ class PromptCursor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where that state was taken. Raises DataError where data set, seed or shuffling are others
+        """Go on where that state was taken. Raises UserError where data set, seed or shuffling are others
         now, or something is missing.
 
         With one that is other and may be, a new pass begins."""
         mine = self.state_dict()
         missing = sorted(mine.keys() - state.keys())
         if missing:
-            raise DataError(
+            raise UserError(
                 f"prompt cursor: the saved state lacks {', '.join(missing)}; the run cannot go on with the same prompts"
             )
         for key, name in (("seed", "seed"), ("shuffle", "data.shuffle")):
             if state[key] != mine[key] and name not in self.may_change:
-                raise DataError(
+                raise UserError(
                     f"{name}: the run began with {state[key]} and cannot go on with {mine[key]}: its prompts would be others "
                     f"(--allow-changed {name} begins a new pass)"
                 )
         if state["checksum"] != mine["checksum"] and "data.train" not in self.may_change:
-            raise DataError(
+            raise UserError(
                 f"data.train: not the questions that the run began with ({state['questions']} then, {mine['questions']} now, checksums "
                 f"{state['checksum']} and {mine['checksum']}); resume with the same file, or begin a new pass with --allow-changed data.train"
             )

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.errors import UserError
 from services.common.files import written_aside
 from services.common.names import nearest
-from trainer.data.models import ModelError, Scheme, cache_dir, register_scheme
-from trainer.lab.warm_start import Progress, WarmStart, warm_start
+from trainer.data.models import Scheme, cache_dir, register_scheme
+from trainer.lab.warm_start import Progress, WarmStart, warm_started_model
 from trainer.lab.world import make_world
 
 TRAIN_WORLD, EVAL_WORLD = 0, 1_000_000
@@ -19,12 +20,6 @@ EVAL_QUESTIONS = 200
 
 
 FILE_KINDS = ("train_questions", "eval_questions", "train_corpus", "eval_corpus")
-
-
-class LabNameError(ValueError):
-    """A `lab:` name in a configuration that stands for no file."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,7 @@ class LabFiles:
 
 def lab_model(seed: int, *, fresh: bool = False, progress: Progress | None = None) -> Path:
     """The warm-started policy of a seed (`model.path=lab:SEED`), trained at the first call, then cached."""
-    return warm_start(WarmStart(seed=seed), fresh=fresh, progress=progress)
+    return warm_started_model(WarmStart(seed=seed), fresh=fresh, progress=progress)
 
 
 def world_files(folder: Path, seed: int) -> tuple[Path, Path]:
@@ -63,10 +58,10 @@ def prepare(folder: Path, seed: int, *, fresh: bool = False, progress: Progress 
 
 
 def lab_name(name: str) -> tuple[str, int]:
-    """Kind and seed of `lab:KIND:SEED`, a file of the laboratory in a configuration. Raises LabNameError."""
+    """Kind and seed of `lab:KIND:SEED`, a file of the laboratory in a configuration. Raises UserError."""
     kind, _, seed = name.removeprefix("lab:").partition(":")
     if kind not in FILE_KINDS or not seed.isdecimal() or int(seed) >= EVAL_WORLD:
-        raise LabNameError(
+        raise UserError(
             f"{name}: expected lab:KIND:SEED, KIND one of {', '.join(FILE_KINDS)}, SEED a whole number below {EVAL_WORLD:,}, "
             f"such as lab:{nearest(kind, FILE_KINDS) or FILE_KINDS[0]}:0"
         )
@@ -74,7 +69,7 @@ def lab_name(name: str) -> tuple[str, int]:
 
 
 def lab_path(name: str) -> Path:
-    """The file of `lab:KIND:SEED`, written to the cache at the first call. Raises LabNameError."""
+    """The file of `lab:KIND:SEED`, written to the cache at the first call. Raises UserError."""
     kind, seed = lab_name(name)
     which, what = kind.split("_")
     files = world_files(
@@ -141,10 +136,10 @@ def collapse_config(
 
 
 def named_model(name: str) -> Path:
-    """Folder of `lab:SEED`, the warm-started model. Raises ModelError."""
+    """Folder of `lab:SEED`, the warm-started model. Raises UserError."""
     seed = name.removeprefix("lab:")
     if not seed.isdecimal():
-        raise ModelError(f"model.path {name}: expected lab:SEED with a whole number, such as lab:0")
+        raise UserError(f"model.path {name}: expected lab:SEED with a whole number, such as lab:0")
     return lab_model(int(seed))
 
 

@@ -19,10 +19,12 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from services.common import signals
+from services.common.errors import UnspiralError, UserError
 from services.common.files import json_lines, lock, move, write_atomically, write_json
 from services.likelihood.exports.report import write_report
-from trainer.config.schema import Config, ConfigError, dump_config, parse_config
+from trainer.config.schema import Config, dump_config, parse_config
 from trainer.lab.demo import LabFiles, collapse_config, demo_config, prepare
+from trainer.session.run import train
 
 ARMS = {"grpo": 0.0, "llds": 0.5}
 """The two arms of the collapse study: they differ in algorithm.llds.lambda alone."""
@@ -30,12 +32,6 @@ ARM_START_SECONDS, ARM_STEP_SECONDS = 600.0, 40.0
 """Longest that the arms may take: so long, and so long for each step."""
 ARM_END_SECONDS = 60.0
 """Longest that an arm which was told to end may take; then it is killed."""
-
-
-class ArmFailed(RuntimeError):
-    """One arm of the study ended badly."""
-
-    exit_code = 1
 
 
 def prepared(console: Console, folder: Path, seed: int, fresh: bool) -> LabFiles:
@@ -55,14 +51,14 @@ def fresh_config(raw: dict[str, Any]) -> Config:
     """The configuration, with an earlier demo of the same name moved aside to NAME.before: a demo is made to
     be run again.
 
-    Raises ConfigError where that demo is still running.
+    Raises UserError where that demo is still running.
     """
     config = parse_config(raw)
     if config.run_dir.is_dir():
         try:
             held = lock(config.run_dir / ".lock")
         except BlockingIOError as e:
-            raise ConfigError(
+            raise UserError(
                 f"{config.run_dir} is in use by another running process; choose another --dir or --seed"
             ) from e
         with held:
@@ -77,8 +73,6 @@ def run_demo(
 ) -> dict[str, Any]:
     """Warm start, then the whole system for a few steps; prints scores before and after, the phase, and where
     the report lies."""
-    from trainer.session.run import train
-
     console = console or Console()
     began = time.monotonic()
     console.print(
@@ -154,7 +148,7 @@ def run_collapse(
 def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None:
     """Run the arms as processes of their own, and show their steps and rewards while they run.
 
-    Raises ArmFailed as soon as one ends badly, Stopped after SIGINT or SIGTERM; the others are ended first.
+    Raises UnspiralError as soon as one ends badly, Stopped after SIGINT or SIGTERM; the others are ended first.
     """
     processes: dict[str, subprocess.Popen[bytes]] = {}
     columns = (
@@ -181,7 +175,7 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
             }
             while running(processes, folder, configs):
                 if time.monotonic() > deadline:
-                    raise ArmFailed(f"the arms did not end within {limit:.0f} s; logs in {folder}")
+                    raise UnspiralError(f"the arms did not end within {limit:.0f} s; logs in {folder}")
                 for arm, config in configs.items():
                     if steps := json_lines(config.run_dir / "metrics.jsonl"):
                         last = steps[-1]
@@ -196,11 +190,11 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
 
 
 def running(processes: dict[str, subprocess.Popen[bytes]], folder: Path, configs: dict[str, Config]) -> bool:
-    """Whether an arm still runs. Raises ArmFailed for one that ended badly."""
+    """Whether an arm still runs. Raises UnspiralError for one that ended badly."""
     codes = {arm: process.poll() for arm, process in processes.items()}
     for arm, code in codes.items():
         if code:
-            raise ArmFailed(f"{arm}: exit status {code}; see {folder / configs[arm].run.name}.log")
+            raise UnspiralError(f"{arm}: exit status {code}; see {folder / configs[arm].run.name}.log")
     return None in codes.values()
 
 

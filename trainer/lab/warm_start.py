@@ -151,7 +151,7 @@ def _train(settings: WarmStart, progress: Progress | None) -> Qwen3ForCausalLM:
     return model.eval()
 
 
-def warm_start(settings: WarmStart, *, fresh: bool = False, progress: Progress | None = None) -> Path:
+def warm_started_model(settings: WarmStart, *, fresh: bool = False, progress: Progress | None = None) -> Path:
     """Folder of the trained policy in Hugging Face form: from the cache where these settings were trained
     before, unless `fresh`."""
     folder = cache_dir() / "lab" / f"warm-start-{settings.key()}"
@@ -187,6 +187,6 @@ def _batch(sequences: list[list[Piece]], tokenizer: PreTrainedTokenizerFast) -> 
         learnt = [is_learnt for piece, (_, is_learnt) in zip(encoded, pieces, strict=True) for _ in piece]
         rows.append((ids, learnt))
     width = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([r + [tokenizer.pad_token_id] * (width - len(r)) for r, _ in rows])
+    padded = torch.tensor([r + [tokenizer.pad_token_id] * (width - len(r)) for r, _ in rows])
     mask = torch.tensor([m + [False] * (width - len(m)) for _, m in rows])
-    return ids, mask
+    return padded, mask

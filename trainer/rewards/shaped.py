@@ -63,9 +63,9 @@ def well_formed(trajectory: Trajectory) -> bool:
             if innermost and state == "in think" and part != "</think>":
                 continue
             if _TAG.fullmatch(part):
-                state = _NEXT.get((state, part))
-                if state is None:
+                if (state, part) not in _NEXT:
                     return False
+                state = _NEXT[state, part]
             elif part.strip() and not state.startswith("in "):
                 return False
     return state == "end"

@@ -9,15 +9,18 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import httpx
+import ray
 
 from services.common.files import write_json
 from services.common.redaction import address_without_secrets
+from services.control.gateway import announce_run, withdraw_run
+from services.control.launch import serve_in_thread
 from services.control.records import (
     PAUSE_INSTEAD,
     ControlError,
@@ -235,9 +238,8 @@ async def reach(url: str) -> Reach:
 @asynccontextmanager
 async def served(config: Config, folder: Path, say: Callable[[str], None]) -> AsyncIterator[RunControl]:
     """The run's control plane, served while inside; its address is in `control.json` of the run's folder."""
-    from services.control.launch import serve_in_thread
-
-    control, address = RunControl(config, folder), folder / "control.json"
+    control = RunControl(config, folder)
+    address = folder / "control.json"
     address.unlink(missing_ok=True)  # of an attempt that was killed
     if not config.control.enabled:
         yield control
@@ -259,13 +261,10 @@ async def served(config: Config, folder: Path, say: Callable[[str], None]) -> As
 
 
 @contextlib.contextmanager
-def announced(control: RunControl, driver: Driver):
+def announced(control: RunControl, driver: Driver) -> Iterator[None]:
     """The run is known to gateways of its cluster while inside, and its driver answers."""
-    import ray
-
-    from services.control.gateway import announce_run, withdraw_run
-
-    run, host = control.config.run.name, control.config.control.host
+    run = control.config.run.name
+    host = control.config.control.host
     control.driver = driver
     if (url := control.url) is None:
         yield

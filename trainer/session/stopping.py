@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from services.common import signals
 from trainer.session import output
@@ -40,13 +40,15 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._listening = signals.listening_in_loop(self.receive)
-        self._listening.__enter__()
+        task = asyncio.current_task()
+        assert task is not None, "StopSignals is entered inside a running event loop"
+        self._task = task
+        self._listening = ExitStack()
+        self._listening.enter_context(signals.listening_in_loop(self.receive))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._listening.__exit__(*error)
+        self._listening.close()
         if self._leave:
             self._leave.cancel()
 

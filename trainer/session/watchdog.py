@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from services.common.errors import UnspiralError
 from services.common.files import write_atomically
 from services.common.stacks import task_stacks, thread_stacks
 from trainer.session.output import complain
@@ -33,12 +34,6 @@ LEAVE_SECONDS = 60.0
 """Longest wait for a clean end, before the process ends as it is."""
 SLACK_SECONDS = 60.0
 """Beyond the learner's own timeout."""
-
-
-class Stalled(RuntimeError):
-    """Nothing went on for too long."""
-
-    exit_code = 1
 
 
 class Watchdog:
@@ -98,7 +93,7 @@ class Watchdog:
             self.driver.progress.say(f"{folder.path / 'stall.txt'} cannot be written: {e}")
 
     def _end(self, quiet: float) -> None:
-        error = Stalled(
+        error = UnspiralError(
             f"no progress for {quiet:.0f} s (trainer.stall_timeout_seconds={self.limit:g}) in {self.driver.progress.doing}; what each part "
             f"waits for is in {self.driver.system.folder.path / 'stall.txt'}"
         )
