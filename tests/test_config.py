@@ -95,7 +95,7 @@ def test_samplers_that_change_the_support_are_refused(file, top):
 
 
 def test_llds_that_can_never_act_is_refused_with_the_reason(file):
-    with pytest.raises(UserError, match="can never act with one optimiser step a batch"):
+    with pytest.raises(UserError, match="can never act with one optimiser step per batch"):
         load_config(file, ["learner.minibatches_per_batch=1"])
     for way_out in ("learner.epochs=2", "algorithm.llds.anchor=snapshot", "algorithm.llds.lambda=0"):
         load_config(file, ["learner.minibatches_per_batch=1", way_out])
@@ -164,7 +164,7 @@ def test_an_action_on_lambda_that_could_never_act_is_refused(file):
         "learner.minibatches_per_batch=1",
     ]
     with pytest.raises(
-        UserError, match=r"^monitor\.action=raise_lambda can never act with one optimiser step a batch"
+        UserError, match=r"^monitor\.action=raise_lambda can never act with one optimiser step per batch"
     ):
         load_config(file, without_llds)
     for way_out in ("learner.epochs=2", "algorithm.llds.anchor=snapshot"):
@@ -259,8 +259,8 @@ def test_a_setting_that_does_nothing_is_named():
     given = {"overlong": {"penalty": 0.5}, "llds": {"snapshot_every": 5}, "dr_grpo_tokens": 9}
     assert remarks(parse_config(BASE | {"algorithm": given})) == [
         "algorithm.dr_grpo_tokens=9 does nothing: it needs algorithm.loss=dr_grpo",
-        "algorithm.overlong.penalty=0.5 does nothing: it needs algorithm.overlong.tokens above 0",
-        "algorithm.llds.snapshot_every=5 does nothing: it needs anchor=snapshot",
+        "algorithm.overlong.penalty=0.5 does nothing: it needs algorithm.overlong.tokens other than 0",
+        "algorithm.llds.snapshot_every=5 does nothing: it needs algorithm.llds.anchor=snapshot",
     ]
 
 

@@ -243,8 +243,8 @@ def run_doctor(
 ) -> int:
     """Print the table of findings. Returns 3 where one is bad, otherwise 0.
 
-    path: a configuration, whose needs are checked too. clean: remove the remains of dead runs. Raises UserError
-    before all checks where the configuration is wrong.
+    path: a configuration, whose needs are checked too. clean: remove the remains of dead runs. Raises
+    UserError before all checks where the configuration is wrong.
     """
     config = load_config(path) if path else None
     findings = [finding for check in checks_of(role) for finding in check()]

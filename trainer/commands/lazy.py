@@ -1,7 +1,7 @@
 """Commands that are imported when they are called.
 
-`unspiral --help` then lists all of them in a fraction of a second, and a plain install, without torch and Ray,
-shows every help page and runs the commands that need neither. This is the one place that imports our own
+`unspiral --help` then lists all of them in a fraction of a second, and a plain install, without torch and
+Ray, shows every help page and runs the commands that need neither. This is the one place that imports our own
 packages inside a function.
 """
 

@@ -6,7 +6,7 @@ one asks with the first document's title. Questions whose answer is not found ar
 taught that was not read.
 
 The learner itself trains: with pi_old = pi and advantage 1 the policy loss's gradient is that of the
-cross-entropy of the action tokens, so one optimiser step a batch with LLDS and KL off is supervised training,
+cross-entropy of the action tokens, so one optimiser step per batch with LLDS and KL off is supervised training,
 in every layout (ranks, ZeRO, packing, LoRA) that the run will use.
 """
 

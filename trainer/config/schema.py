@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -27,8 +27,8 @@ from services.settings import (
     StoreSettings,
     WeightSyncSettings,
 )
+from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.learner import LearnerSettings
-from trainer.config.presets import promised
 from trainer.rewards import ACCEPTED, is_kind
 
 
@@ -60,95 +60,6 @@ class DataSettings(Settings):
     """Leave out malformed rows, counted, instead of stopping at the first."""
     shuffle: bool = True
     """Shuffle the training questions anew for each pass, seeded."""
-
-
-class ImportanceSettings(Settings):
-    """Correction for the difference between sampler and learner (truncated importance sampling)."""
-
-    mode: Literal["off", "token", "sequence_mask"] = "off"
-    """`token`: min(exp(logp_old - logp_sampler), cap) on each token; `sequence_mask`: drop sequences whose
-    geometric mean leaves [1/cap, cap]."""
-    cap: float = Field(2.0, gt=1)
-    """Largest weight."""
-
-
-class OverlongSettings(Settings):
-    """DAPO's soft penalty for answers that come near the length limit (arXiv 2503.14476, eq. 13)."""
-
-    tokens: int = Field(0, ge=0)
-    """Width of the soft zone below the limit, in model tokens; 0 is off."""
-    penalty: float = Field(1.0, ge=0)
-    """Reward taken off at the limit."""
-
-
-class LLDSSettings(Settings):
-    """Lazy likelihood displacement regularisation (arXiv 2512.04220): a one-sided pull on tokens of right or
-    untrained answers that lost likelihood."""
-
-    lambda_: float = Field(0.2, ge=0, alias="lambda")
-    """Weight; 0 is off. The paper takes 0.2, and 0.3 for a 7B instruct model."""
-    gate: Literal["action", "response", "token"] = "action"
-    """Unit whose summed log-prob must have fallen before its tokens are pulled: LLDS-A, LLDS-R, or no
-    gate."""
-    denominator: Literal["preserved", "all"] = "preserved"
-    """Token count that divides the sum: of the preserved set (paper) or of all action tokens (released
-    code)."""
-    preserve: Literal["nonnegative", "right"] = "nonnegative"
-    """Preserved set: advantage >= 0 (paper), or those of them alone that are right (`reward.right_at`)."""
-    anchor: Literal["batch_start", "snapshot"] = "batch_start"
-    """Where likelihood is compared with: the weights at the start of the batch, or a kept copy of the
-    weights."""
-    snapshot_every: int = Field(10, ge=1)
-    """Steps between refreshes of the kept copy (anchor `snapshot`)."""
-    answer_weight: Literal["off", "paper", "code"] = "off"
-    """Weight beta on the answer span (LLDS-MA): the paper's schedule or the released code's."""
-    answer_lambda: float = Field(0.1, ge=0)
-    """Slope of the released code's schedule."""
-    min_drop: float | Literal["auto"] = "auto"
-    """Drops of at most this many nats count as 0; `auto` measures the noise of re-scoring."""
-
-    @model_validator(mode="after")
-    def _min_drop(self) -> LLDSSettings:
-        if self.min_drop != "auto" and self.min_drop < 0:
-            raise ValueError("min_drop must be >= 0 or auto")
-        return self
-
-
-class AlgorithmSettings(Settings):
-    """Loss and its extras."""
-
-    loss: Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"] = "grpo"
-    """Policy loss; docs/algorithms.md has the formulas. `dapo`, `gspo`, `dr_grpo` and `cispo` bring what
-    their papers set for the keys below, where those are not given."""
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """How rewards of a group become advantages. Not given: `grpo`, with the loss dr_grpo `dr_grpo`."""
-    clip_low: float = Field(0.2, gt=0)
-    """Lower clip epsilon (not the bound). Not given: 0.2, with gspo 3e-4, with cispo 1 (no lower bound)."""
-    clip_high: float = Field(0.2, gt=0)
-    """Upper clip epsilon. Not given: 0.2, with dapo 0.28, with gspo 4e-4."""
-    kl: float = Field(0.0, ge=0)
-    """Weight of the KL to the reference model (k3); paper: 0.001."""
-    entropy: float = Field(0.0, ge=0)
-    """Weight of the entropy bonus."""
-    dr_grpo_tokens: int | None = Field(None, ge=1)
-    """Fixed length, in tokens, that divides dr_grpo's sum. Not given, with that loss: the most that a model
-    may write in a trajectory, rollout.max_response_tokens x (rollout.max_turns + 1)."""
-    dynamic_sampling: int = Field(0, ge=0)
-    """DAPO: most extra rounds of prompts sampled to replace groups in which every reward is the same; 0 is
-    off. Not given: 0, with dapo 10 (with rollout.max_staleness, which excludes it, 0)."""
-    importance: ImportanceSettings = ImportanceSettings()
-    overlong: OverlongSettings = OverlongSettings()
-    llds: LLDSSettings = LLDSSettings()
-
-    @model_validator(mode="after")
-    def _fits(self) -> AlgorithmSettings:
-        # Not by assignment, which would count these keys among those that the user has set.
-        self.__dict__.update(promised(self.loss, self))
-        if self.llds.answer_weight == "code" and self.llds.answer_lambda == 0:
-            raise ValueError(
-                "algorithm.llds.answer_lambda=0 with answer_weight=code keeps the answer span's weight at 0 for ever; set it above 0"
-            )
-        return self
 
 
 class EvalSettings(Settings):
@@ -230,69 +141,98 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Config:
-        llds, steps = self.algorithm.llds, self.learner.optimiser_steps_per_batch
-        if llds.lambda_ > 0 and llds.anchor == "batch_start" and steps == 1:
-            raise ValueError(
-                "algorithm.llds.lambda > 0 can never act with one optimiser step a batch: the weights are still those that LLDS compares with. "
-                "Set learner.minibatches_per_batch or learner.epochs above 1, algorithm.llds.anchor=snapshot, or algorithm.llds.lambda=0"
-            )
-        if llds.lambda_ > 0 and llds.anchor == "snapshot" and llds.snapshot_every == 1 and steps == 1:
-            raise ValueError(
-                "algorithm.llds.snapshot_every=1 with one optimiser step a batch compares the weights with themselves: LLDS can never act. "
-                "Set algorithm.llds.snapshot_every above 1"
-            )
-        compares_with_itself = steps == 1 and (llds.anchor == "batch_start" or llds.snapshot_every == 1)
-        if self.monitor.action == "raise_lambda" and compares_with_itself:
-            raise ValueError(
-                "monitor.action=raise_lambda can never act with one optimiser step a batch: the weights are still those that LLDS compares with. "
-                "Set learner.minibatches_per_batch or learner.epochs above 1, or algorithm.llds.anchor=snapshot with snapshot_every above 1"
-            )
-        served_elsewhere = (self.store.url or "").startswith(("http://", "https://"))
-        if served_elsewhere and self.probe.lag_steps >= self.store.token_steps:
-            raise ValueError(
-                f"probe.lag_steps={self.probe.lag_steps} must be below store.token_steps={self.store.token_steps}, the steps that the running "
-                "service at store.url keeps (its --token-steps; raise both), or the lag probe never finds its step"
-            )
-        limit = self.rollout.max_response_tokens * (self.rollout.max_turns + 1)
-        if self.algorithm.loss == "dr_grpo" and self.algorithm.dr_grpo_tokens is None:
-            self.algorithm.__dict__["dr_grpo_tokens"] = limit
-        if self.rollout.max_staleness and "dynamic_sampling" not in self.algorithm.model_fields_set:
-            self.algorithm.__dict__["dynamic_sampling"] = 0
-        if self.algorithm.overlong.tokens > limit:
-            raise ValueError(
-                f"algorithm.overlong.tokens={self.algorithm.overlong.tokens} is wider than the {limit} model tokens of a trajectory "
-                "(rollout.max_response_tokens x (rollout.max_turns + 1))"
-            )
+        self._check_that_llds_acts()
+        self._check_probes()
+        self._fill_in()
+        self._check_lengths()
         if self.rollout.share_gpus:
-            self._turns_fit()
-        trajectories = self.rollout.prompts_per_step * self.rollout.group_size
-        if self.learner.minibatches_per_batch > trajectories:
-            raise ValueError(
-                f"learner.minibatches_per_batch={self.learner.minibatches_per_batch} is more than the {trajectories} trajectories of a batch "
-                "(rollout.prompts_per_step x rollout.group_size)"
-            )
-        if self.rollout.group_size == 1 and self.algorithm.advantage != "grpo":
-            raise ValueError(
-                f"algorithm.advantage={self.algorithm.advantage} with rollout.group_size=1 can never learn: a trajectory alone has advantage 0. "
-                "Set rollout.group_size to 2 or more"
-            )
-        if self.rollout.max_staleness and self.algorithm.dynamic_sampling:
-            raise ValueError(
-                "algorithm.dynamic_sampling needs rollout.max_staleness=0: replaced groups would take the prompts of later batches"
-            )
-        if self.rollout.max_staleness and "mode" not in self.algorithm.importance.model_fields_set:
-            self.algorithm.importance.mode = (
-                "token"  # trajectories are older than the learner: correct for it
-            )
+            self._check_turns()
+        self._check_batch()
         if not (self.retriever.url or self.retriever.index or self.retriever.corpus):
             raise ValueError("retriever needs one of url, index, corpus")
         return self
 
-    def _turns_fit(self) -> None:
+    def _check_that_llds_acts(self) -> None:
+        """At the first optimiser step of a batch the weights are those that LLDS compares with."""
+        if self.learner.optimiser_steps_per_batch > 1:
+            return
+        llds = self.algorithm.llds
+        if llds.lambda_ > 0 and llds.anchor == "batch_start":
+            raise ValueError(
+                "algorithm.llds.lambda > 0 can never act with one optimiser step per batch: the weights are "
+                "still those that LLDS compares with. Set learner.minibatches_per_batch or learner.epochs "
+                "above 1, algorithm.llds.anchor=snapshot, or algorithm.llds.lambda=0"
+            )
+        if llds.lambda_ > 0 and llds.snapshot_every == 1:
+            raise ValueError(
+                "algorithm.llds.snapshot_every=1 with one optimiser step per batch compares the weights with "
+                "themselves: LLDS can never act. Set algorithm.llds.snapshot_every above 1"
+            )
+        compares_with_itself = llds.anchor == "batch_start" or llds.snapshot_every == 1
+        if self.monitor.action == "raise_lambda" and compares_with_itself:
+            raise ValueError(
+                "monitor.action=raise_lambda can never act with one optimiser step per batch: the weights are "
+                "still those that LLDS compares with. Set learner.minibatches_per_batch or learner.epochs "
+                "above 1, or algorithm.llds.anchor=snapshot with snapshot_every above 1"
+            )
+
+    def _check_probes(self) -> None:
+        served_elsewhere = (self.store.url or "").startswith(("http://", "https://"))
+        if served_elsewhere and self.probe.lag_steps >= self.store.token_steps:
+            raise ValueError(
+                f"probe.lag_steps={self.probe.lag_steps} must be below "
+                f"store.token_steps={self.store.token_steps}, the steps that the running service at store.url "
+                "keeps (its --token-steps; raise both), or the lag probe never finds its step"
+            )
+
+    @property
+    def _most_tokens(self) -> int:
+        """Most tokens that a model may write in one trajectory."""
+        return self.rollout.max_response_tokens * (self.rollout.max_turns + 1)
+
+    def _fill_in(self) -> None:
+        """Defaults that depend on other sections. They are not counted among the keys that the user has
+        set."""
+        if self.algorithm.loss == "dr_grpo" and self.algorithm.dr_grpo_tokens is None:
+            self.algorithm.__dict__["dr_grpo_tokens"] = self._most_tokens
+        if self.rollout.max_staleness and "dynamic_sampling" not in self.algorithm.model_fields_set:
+            self.algorithm.__dict__["dynamic_sampling"] = 0
+        # Stale trajectories come from older weights than the learner's, which the weights correct for.
+        if self.rollout.max_staleness and "mode" not in self.algorithm.importance.model_fields_set:
+            self.algorithm.importance.mode = "token"
+
+    def _check_lengths(self) -> None:
+        if self.algorithm.overlong.tokens > self._most_tokens:
+            raise ValueError(
+                f"algorithm.overlong.tokens={self.algorithm.overlong.tokens} is wider than the "
+                f"{self._most_tokens} model tokens of a trajectory "
+                "(rollout.max_response_tokens x (rollout.max_turns + 1))"
+            )
+
+    def _check_batch(self) -> None:
+        trajectories = self.rollout.prompts_per_step * self.rollout.group_size
+        if self.learner.minibatches_per_batch > trajectories:
+            raise ValueError(
+                f"learner.minibatches_per_batch={self.learner.minibatches_per_batch} is more than the "
+                f"{trajectories} trajectories of a batch (rollout.prompts_per_step x rollout.group_size)"
+            )
+        if self.rollout.group_size == 1 and self.algorithm.advantage != "grpo":
+            raise ValueError(
+                f"algorithm.advantage={self.algorithm.advantage} with rollout.group_size=1 can never learn: "
+                "a trajectory alone has advantage 0. Set rollout.group_size to 2 or more"
+            )
+        if self.rollout.max_staleness and self.algorithm.dynamic_sampling:
+            raise ValueError(
+                "algorithm.dynamic_sampling needs rollout.max_staleness=0: replaced groups would take the "
+                "prompts of later batches"
+            )
+
+    def _check_turns(self) -> None:
         r = self.rollout
         if self.weight_sync.backend not in ("auto", "shared_memory"):
             raise ValueError(
-                f"weight_sync.backend={self.weight_sync.backend} does not work with rollout.share_gpus=true: two ranks of NCCL cannot share "
+                f"weight_sync.backend={self.weight_sync.backend} does not work with "
+                "rollout.share_gpus=true: two ranks of NCCL cannot share "
                 "a GPU. Set it to auto or shared_memory"
             )
         if r.max_staleness or r.tensor_parallel > 1:
@@ -301,7 +241,8 @@ class Config(Settings):
             )
         if r.workers == "all" or r.workers < self.learner.ranks:
             raise ValueError(
-                f"rollout.share_gpus=true needs a number of rollout.workers, at least learner.ranks={self.learner.ranks}: each rank shares a "
+                "rollout.share_gpus=true needs a number of rollout.workers, at least "
+                f"learner.ranks={self.learner.ranks}: each rank shares a "
                 "worker's GPU"
             )
 

@@ -1,4 +1,4 @@
-"""Commands on question files and known models: `data validate`, `data convert`, `model fetch`, `model list`."""
+"""Commands on question files and known models: `data validate|convert`, `model fetch|list`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def validate_command(
             )
     if report.emptied:
         typer.echo(
-            f"{len(report.emptied):,} rows have a golden answer of which scoring by em, f1 and subem leaves nothing"
+            f"{len(report.emptied):,} rows have a golden answer of which scoring by em, f1 and subem leaves "
+            "nothing"
         )
     if report.problems:
         raise UserError(f"{path}: {report.total_line}")

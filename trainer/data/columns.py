@@ -108,7 +108,8 @@ def _golden(row: Mapping[str, Any], names: str) -> tuple[str, tuple[str, ...]]:
     if empty is not None:
         raise UserError(f"expected `{empty}`: a list of at least one text, got none")
     raise UserError(
-        "expected `golden_answers` (or answers, answer, possible_answers, ground_truth, reward_model.ground_truth): "
+        "expected `golden_answers` (or answers, answer, possible_answers, ground_truth, "
+        "reward_model.ground_truth): "
         f"a list of texts; it has none, its columns are {names}"
     )
 

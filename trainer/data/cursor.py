@@ -62,18 +62,22 @@ class PromptCursor:
         missing = sorted(mine.keys() - state.keys())
         if missing:
             raise UserError(
-                f"prompt cursor: the saved state lacks {', '.join(missing)}; the run cannot go on with the same prompts"
+                f"prompt cursor: the saved state lacks {', '.join(missing)}; the run cannot go on with the "
+                "same prompts"
             )
         for key, name in (("seed", "seed"), ("shuffle", "data.shuffle")):
             if state[key] != mine[key] and name not in self.may_change:
                 raise UserError(
-                    f"{name}: the run began with {state[key]} and cannot go on with {mine[key]}: its prompts would be others "
+                    f"{name}: the run began with {state[key]} and cannot go on with {mine[key]}: its "
+                    "prompts would be others "
                     f"(--allow-changed {name} begins a new pass)"
                 )
         if state["checksum"] != mine["checksum"] and "data.train" not in self.may_change:
             raise UserError(
-                f"data.train: not the questions that the run began with ({state['questions']} then, {mine['questions']} now, checksums "
-                f"{state['checksum']} and {mine['checksum']}); resume with the same file, or begin a new pass with --allow-changed data.train"
+                f"data.train: not the questions that the run began with ({state['questions']} then, "
+                f"{mine['questions']} now, checksums "
+                f"{state['checksum']} and {mine['checksum']}); resume with the same file, or begin a new "
+                "pass with --allow-changed data.train"
             )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
         if any(state[key] != mine[key] for key in ("seed", "shuffle", "checksum")):

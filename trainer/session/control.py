@@ -97,7 +97,8 @@ class RunControl:
             return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_SECONDS)
         except TimeoutError:
             raise DriverSilent(
-                f"run {self.config.run.name} did not answer within {ANSWER_SECONDS:g} s: its driver (pid {os.getpid()}) is busy"
+                f"run {self.config.run.name} did not answer within {ANSWER_SECONDS:g} s: its driver (pid "
+                f"{os.getpid()}) is busy"
             ) from None
 
     # On the driver's loop
@@ -105,7 +106,8 @@ class RunControl:
     def _running(self) -> Driver:
         if self.driver is None or self.ending:
             raise NoRun(
-                f"run {self.config.run.name} is {'ending' if self.ending else 'starting'}; ask again while it runs"
+                f"run {self.config.run.name} is {'ending' if self.ending else 'starting'}; ask again while "
+                "it runs"
             )
         return self.driver
 

@@ -72,7 +72,8 @@ class NonBlockingStream(io.TextIOBase):
 
     def _print(self) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._file.flush()  # here, not at the caller's: another thread may stand in the middle of a write to it
+            # Here, not in the caller's thread: another thread may block in a write to the file.
+            self._file.flush()
         while (text := self._waiting.get()) is not None:
             left_out, self._left_out = self._left_out, 0
             if left_out:
@@ -109,7 +110,7 @@ def non_blocking(console: Console) -> Iterator[None]:
         return
     before = console.file
     stream = NonBlockingStream(before)
-    console.file = stream  # type: ignore[assignment]  # a text stream, as rich needs; TextIOBase is no IO[str]
+    console.file = stream  # type: ignore[assignment]  # TextIOBase is no IO[str]; rich needs `write` alone
     _current.append(stream)
     try:
         yield

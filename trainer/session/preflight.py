@@ -29,7 +29,8 @@ def check_retrievers(config: Config) -> None:
     ):
         if settings and settings.index and not Path(settings.index).is_dir():
             raise UserError(
-                f"{key}.index: {settings.index}: no such folder; expected one that `unspiral index build` made"
+                f"{key}.index: {settings.index}: no such folder; expected one that `unspiral index build` "
+                "made"
             )
         corpus = settings.corpus if settings else None
         if corpus and not corpus.startswith("lab:") and not Path(corpus).exists():
@@ -65,10 +66,11 @@ def parameter_count(model: Path) -> int:
 def check_room(
     config: Config, model: Path, *, disk_free: int | None = None, memory_free: int | None = None
 ) -> None:
-    """Raises EnvironmentLacks if checkpoints won't fit on the run's disk, or learner and CPU workers in memory.
+    """Raises EnvironmentLacks if checkpoints won't fit on the run's disk, or learner and CPU workers in
+    memory.
 
-    Counted: 16 bytes a parameter for a checkpoint (fp32 weights, two moments, export) times those kept plus
-    the one being written; 16 bytes a parameter for a CPU learner, 4 for each CPU worker, and each worker's
+    Counted: 16 bytes per parameter for a checkpoint (fp32 weights, two moments, export) times those kept plus
+    the one being written; 16 bytes per parameter for a CPU learner, 4 for each CPU worker, and each worker's
     cache.
     """
     import torch
@@ -81,7 +83,8 @@ def check_room(
     disk = 16 * parameters * (config.trainer.keep_checkpoints + 1) + GIB // 4
     if disk_free < disk:
         raise EnvironmentLacks(
-            f"run.dir: {folder} has {disk_free / GIB:.1f} GiB free; {disk / GIB:.1f} GiB are needed for {config.trainer.keep_checkpoints} checkpoints "
+            f"run.dir: {folder} has {disk_free / GIB:.1f} GiB free; {disk / GIB:.1f} GiB are needed for "
+            f"{config.trainer.keep_checkpoints} checkpoints "
             f"of {parameters / 1e6:.0f} M parameters (trainer.keep_checkpoints)"
         )
     if torch.cuda.is_available() or os.environ.get(
@@ -93,6 +96,7 @@ def check_room(
     memory = parameters * (16 + 4 * workers) + workers * int((config.rollout.kv_cache_gib + 0.75) * GIB) + GIB
     if memory_free < memory:
         raise EnvironmentLacks(
-            f"memory: {memory_free / GIB:.1f} GiB are free; about {memory / GIB:.1f} GiB are needed for {parameters / 1e6:.0f} M parameters and "
+            f"memory: {memory_free / GIB:.1f} GiB are free; about {memory / GIB:.1f} GiB are needed for "
+            f"{parameters / 1e6:.0f} M parameters and "
             f"{workers} rollout workers (rollout.workers, rollout.kv_cache_gib)"
         )

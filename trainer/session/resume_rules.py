@@ -281,7 +281,8 @@ def go_on_from(checkpoint: Path, config: Config, model: Path, allowed: frozenset
     if not identity:
         identity = {"settings": None, "model": describe(checkpoint / "model")}
         lines.append(
-            f"warning: {checkpoint.name} is of an earlier version, which kept no settings: only its model's configuration, "
+            f"warning: {checkpoint.name} is of an earlier version, which kept no settings: only its model's "
+            "configuration, "
             "tokenizer and adapters, its seed and its questions are compared"
         )
     found = [
@@ -405,7 +406,8 @@ def _refuse(found: list[Difference], allowed: frozenset[str]) -> None:
     others = sorted({key_of(d) for d in refused} - {key_of(first)})
     more = f" (also changed: {', '.join(others)})" if others else ""
     raise UserError(
-        f"{first.what}: the run began with {first.before} and cannot go on with {first.now}: {group.why}; {way}{more}"
+        f"{first.what}: the run began with {first.before} and cannot go on with {first.now}: {group.why}; "
+        f"{way}{more}"
     )
 
 

@@ -207,8 +207,8 @@ async def _train(
 
 
 def _ray_has_died(lost: RayLost, driver: Driver, stop: StopSignals, loop: asyncio.AbstractEventLoop) -> None:
-    """Let the step in hand end where it is about to, and the last whole step be saved. Called from the watch's
-    thread."""
+    """Let the step in hand end where it is about to, and the last whole step be saved. Called from the
+    watch's thread."""
     over = time.monotonic() + SAVE_SECONDS
     loop.call_soon_threadsafe(stop.end_soon, lost, 0.0 if driver.whole else STEP_SECONDS)
     while time.monotonic() < over or driver.learner_call == "save":

@@ -94,7 +94,8 @@ class StopSignals:
             self.say(f"{name}: saving the last steps; a second signal stops at once")
         elif first and self._in_step:
             self.say(
-                f"{name}: finishing this step, for {STEP_GRACE_SECONDS:g} s at most; a second signal stops at once"
+                f"{name}: finishing this step, for {STEP_GRACE_SECONDS:g} s at most; a second signal stops "
+                "at once"
             )
             self._end_step_within(STEP_GRACE_SECONDS)
         else:

@@ -88,7 +88,10 @@ def connect_ray(say: Say) -> None:
                 start_local_ray(include_dashboard=False, **options)
     except Exception as e:  # a raylet that is not up in time is a bare one
         reason = " ".join(str(e).split())[:300]
-        busy = "a local Ray did not start (on a busy machine: try again, or set RAY_raylet_start_wait_time_s=120)"
+        busy = (
+            "a local Ray did not start (on a busy machine: try again, or set "
+            "RAY_raylet_start_wait_time_s=120)"
+        )
         what = f"RAY_ADDRESS={address}: cannot join that cluster" if address else busy
         raise EnvironmentLacks(f"{what}: {reason}") from e
     else:
@@ -127,8 +130,8 @@ def worker_environment() -> dict[str, str]:
 async def _started(start: Callable[[], Service], stack: AsyncExitStack) -> str:
     """The address of a service that `start` starts, in a thread; it is stopped with the stack.
 
-    When this is cancelled, the start is waited for: its thread is in the middle of a call to Ray, which must not
-    be shut down under it. The start has a timeout of its own.
+    When this is cancelled, the start is waited for: its thread is in the middle of a call to Ray, which must
+    not be shut down under it. The start has a timeout of its own.
     """
     starting = asyncio.ensure_future(asyncio.to_thread(start))
     try:
@@ -246,8 +249,8 @@ def questions_of(config: Config, file: str, say: Say) -> list[Question]:
 
 
 def held_out_of(config: Config, tokenizer: Any, say: Say) -> list[Question]:
-    """The questions of data.eval, as many as evaluation.limit. Raises where a retriever's files are not there,
-    or a prompt is too long."""
+    """The questions of data.eval, as many as evaluation.limit. Raises where a retriever's files are not
+    there, or a prompt is too long."""
     check_retrievers(config)
     if config.data.eval is None:
         return []
@@ -314,7 +317,8 @@ async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
             asked = ", ".join(f"{name} {amount:g}" for name, amount in wants.items())
             has = ", ".join(f"{name} {supply.get(name, 0):g}" for name in wants)
             raise placement.UnschedulableError(
-                f"rollout.workers={workers} and learner.ranks={ranks} ask for {asked}; the cluster has {has}, also after {limit:g} s"
+                f"rollout.workers={workers} and learner.ranks={ranks} ask for {asked}; the cluster has "
+                f"{has}, also after {limit:g} s"
             )
         await asyncio.sleep(0.5)
 

@@ -78,7 +78,10 @@ class Watchdog:
         try:
             text = self.report(quiet)
         except Exception as e:  # of the part that is stuck, whichever it is
-            text = f"no progress for {quiet:.0f} s: {self.driver.progress.doing}; no more can be said ({type(e).__name__}: {e})"
+            text = (
+                f"no progress for {quiet:.0f} s: {self.driver.progress.doing}; no more can be said "
+                f"({type(e).__name__}: {e})"
+            )
         self.driver.progress.say(text)
         try:
             write_atomically(folder.path / "stall.txt", text + "\n")
@@ -94,7 +97,8 @@ class Watchdog:
 
     def _end(self, quiet: float) -> None:
         error = UnspiralError(
-            f"no progress for {quiet:.0f} s (trainer.stall_timeout_seconds={self.limit:g}) in {self.driver.progress.doing}; what each part "
+            f"no progress for {quiet:.0f} s (trainer.stall_timeout_seconds={self.limit:g}) in "
+            f"{self.driver.progress.doing}; what each part "
             f"waits for is in {self.driver.system.folder.path / 'stall.txt'}"
         )
         self.loop.call_soon_threadsafe(self.driver.stop.abort, error)
@@ -111,11 +115,13 @@ class Watchdog:
         """What each part waits for."""
         d = self.driver
         lines = [
-            f"no progress for {quiet:.0f} s: {d.progress.doing}, {d.system.pool.trajectories} trajectories finished so far"
+            f"no progress for {quiet:.0f} s: {d.progress.doing}, {d.system.pool.trajectories} trajectories "
+            "finished so far"
         ]
         for w in d.system.pool.workers():
             lines.append(
-                f"worker {w.id} (pid {w.pid} on {w.node}): {w.state}, version {w.policy_version} of {d.version}, {w.outstanding_tokens} tokens outstanding"
+                f"worker {w.id} (pid {w.pid} on {w.node}): {w.state}, version {w.policy_version} of "
+                f"{d.version}, {w.outstanding_tokens} tokens outstanding"
             )
         if d.system.pool.problem:
             lines.append(d.system.pool.problem)
