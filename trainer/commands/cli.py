@@ -1,4 +1,4 @@
-"""The command `unspiral` (also `python -m trainer`): the table of its commands, and what a mistake ends with.
+"""The command `unspiral` (also `python -m trainer`): the table of its commands, and their exit status.
 
 Exit status: 0 done; 1 a fault of ours; 2 bad usage, configuration or data; 3 the environment lacks something;
 4 stopped by the monitor; 129, 130 and 143 after a clean stop by SIGHUP, SIGINT and SIGTERM.

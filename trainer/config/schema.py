@@ -33,7 +33,7 @@ from trainer.rewards import ACCEPTED, is_kind
 
 
 class RunSettings(Settings):
-    """Where a run lies: `dir/name`."""
+    """The folder of a run, `dir/name`."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)
     """Name of the run; letters, digits, dot, dash and underscore."""
@@ -74,7 +74,7 @@ class EvalSettings(Settings):
 
 
 class RewardSettings(Settings):
-    """What an answer is worth."""
+    """The reward of a trajectory."""
 
     kind: str = "em"
     """`em`, `f1`, `subem`, `format` (Search-R1 v0.3), `em_strict` (numbers and signs kept, Unicode folded),
@@ -171,7 +171,8 @@ class Config(Settings):
         compares_with_itself = llds.anchor == "batch_start" or llds.snapshot_every == 1
         if self.monitor.action == "raise_lambda" and compares_with_itself:
             raise ValueError(
-                "monitor.action=raise_lambda can never act with one optimiser step per batch: the weights are "
+                "monitor.action=raise_lambda can never act with one optimiser step per batch: the weights "
+                "are "
                 "still those that LLDS compares with. Set learner.minibatches_per_batch or learner.epochs "
                 "above 1, or algorithm.llds.anchor=snapshot with snapshot_every above 1"
             )
@@ -181,7 +182,8 @@ class Config(Settings):
         if served_elsewhere and self.probe.lag_steps >= self.store.token_steps:
             raise ValueError(
                 f"probe.lag_steps={self.probe.lag_steps} must be below "
-                f"store.token_steps={self.store.token_steps}, the steps that the running service at store.url "
+                f"store.token_steps={self.store.token_steps}, the steps that the running service at "
+                "store.url "
                 "keeps (its --token-steps; raise both), or the lag probe never finds its step"
             )
 
@@ -306,14 +308,16 @@ def dump_config(config: Config, *, secrets: bool = True) -> str:
 
 
 UNION_TAGS = {"constrained-int", "constrained-float", "float", "int", "literal['all']", "literal['auto']"}
-"""What pydantic adds to a location to say which member of a union was tried."""
+"""Parts that pydantic adds to a location, for the member of a union that was tried."""
 
 
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(p) for p in first["loc"] if p not in UNION_TAGS)
     if first["type"] == "extra_forbidden":
-        section, name, known = key.rpartition(".")[0], str(first["loc"][-1]), _keys_at(first["loc"][:-1])
+        section = key.rpartition(".")[0]
+        name = str(first["loc"][-1])
+        known = _keys_at(first["loc"][:-1])
         elsewhere = [path for path in _paths(Config) if path.endswith(f".{name}")][:3]
         near = nearest(name, known)
         found = elsewhere or ([f"{section}.{near}".lstrip(".")] if near else [])
@@ -342,7 +346,7 @@ def _keys_at(loc: tuple[Any, ...]) -> list[str]:
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    """The settings that a key holds, where it holds more keys."""
+    """The settings class of a key that holds more keys; None for a key that holds a value."""
     options = [annotation, *getattr(annotation, "__args__", ())]
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
@@ -350,7 +354,8 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 def _paths(model: type[BaseModel]) -> Iterator[str]:
     """All keys, dotted."""
     for name, field in model.model_fields.items():
-        key, section = field.alias or name, _section(field.annotation)
+        key = field.alias or name
+        section = _section(field.annotation)
         yield key
         yield from (f"{key}.{path}" for path in (_paths(section) if section else ()))
 

@@ -74,14 +74,14 @@ def convert_command(
 
 @model_app.command("fetch")
 def fetch_command(name: Annotated[str, typer.Argument(help="A name of `model list`.")]) -> None:
-    """Convert a known model to a Hugging Face folder in the cache, if it is not there yet, and print where it
-    lies."""
+    """Convert a known model to a Hugging Face folder in the cache, if it is not there yet, and print its
+    path."""
     typer.echo(fetch(name, say=lambda text: typer.echo(text, err=True)))
 
 
 @model_app.command("list")
 def list_command() -> None:
-    """List known models, and where those already fetched lie."""
+    """List known models, and the folders of those that are fetched."""
     for name, known in KNOWN.items():
         place = cached(name) if cached(name).is_dir() else "not fetched"
         typer.echo(f"{name}  {known.note}  [{place}]")

@@ -35,11 +35,11 @@ _INSIDE = ("target", "targets", "golden_answers", "answers", "answer", "value", 
 """Keys under which a dict keeps its answers."""
 _WANTED = {*REWARD, *ANSWERS, *ALIASES, *SOURCE, *PROMPT, *QUESTION, *IDENTITY, "extra_info", "answerable"}
 _SPLIT = "<|answer_split|>"
-"""What some data sets put between answers in one text."""
+"""Separator of answers in one text, in some data sets."""
 _NUMPY = re.compile(r"array\(\s*(\[.*\])\s*(?:,\s*dtype=\w+\s*)?\)", re.DOTALL)
 _LIST = re.compile(r"\[.*\]|\(.*,.*\)", re.DOTALL)
 _CUT_LIST = re.compile(r"\[+[\"']")
-"""How a list of texts begins, whatever became of its end."""
+"""The start of a list of texts, which may have been cut off later."""
 _OTHER_TAGS = re.compile(r"</?(?:tool_call|tool_response|tool|function|python|code)\b")
 _NO = ("false", "no", "0", "0.0")
 """How tables write that a question has no answer, in small letters."""
@@ -88,7 +88,7 @@ def question_of(
 
 
 def _golden(row: Mapping[str, Any], names: str) -> tuple[str, tuple[str, ...]]:
-    """The column and the golden answers. What Search-R1 and verl score by goes before other columns; blank
+    """The column and the golden answers. The columns that Search-R1 and verl score by go first; blank
     answers do not count."""
     for name in (*REWARD, *ANSWERS):
         found = field_of(row, [name])
@@ -115,7 +115,7 @@ def _golden(row: Mapping[str, Any], names: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _ground_truth(own: str, value: Any) -> tuple[str, Any]:
-    """What a reward column holds: `ground_truth`, whatever it is, in a dict or in the JSON text of one."""
+    """The `ground_truth` of a reward column, which is a dict or the JSON text of one."""
     value = _unpacked(value)
     if not isinstance(value, dict):
         raise UserError(f"expected `{own}`: an object with ground_truth, got {type(value).__name__}")
@@ -269,7 +269,7 @@ def _of_dict(value: Any, names: tuple[str, ...]) -> tuple[str, Any] | None:
 
 
 def _unpacked(value: Any) -> Any:
-    """The value, or what its JSON or Python text stands for (columns of a table hold both)."""
+    """The value, parsed where it is the JSON or Python text of one (columns of a table hold both)."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if not isinstance(value, str) or not value.strip().startswith(("{", "[")):

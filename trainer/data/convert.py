@@ -24,7 +24,7 @@ SEARCH_R1_COLUMNS = (
     "question",
     "golden_answers",
 )
-"""What every row of a parquet file that we write has; the source's other columns follow."""
+"""Columns of every parquet file that is written; the source's other columns follow."""
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 """Endings of files that are written."""
 

@@ -24,7 +24,9 @@ class PromptCursor:
         state's."""
         if not questions:
             raise UserError("data.train: no questions")
-        self.questions, self.seed, self.shuffle = questions, seed, shuffle
+        self.questions = questions
+        self.seed = seed
+        self.shuffle = shuffle
         self.may_change = may_change
         self.epoch, self.position = 0, 0
         self.checksum = _checksum(questions)
@@ -35,7 +37,8 @@ class PromptCursor:
         taken: list[Question] = []
         while len(taken) < n:
             if self.position == len(self.questions):
-                self.epoch, self.position = self.epoch + 1, 0
+                self.epoch += 1
+                self.position = 0
                 self._order = self._order_of(self.epoch)
             indices = self._order[self.position : self.position + n - len(taken)]
             taken += [self.questions[i] for i in indices]
@@ -81,7 +84,8 @@ class PromptCursor:
             )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
         if any(state[key] != mine[key] for key in ("seed", "shuffle", "checksum")):
-            self.epoch, self.position = self.epoch + 1, 0
+            self.epoch += 1
+            self.position = 0
         self._order = self._order_of(self.epoch)
 
     def _order_of(self, epoch: int) -> list[int]:

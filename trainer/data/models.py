@@ -57,7 +57,8 @@ _schemes: dict[str, Scheme] = {}
 
 
 def register_scheme(prefix: str, scheme: Scheme) -> None:
-    """Make `PREFIX:...` known as a model or file; whoever makes such files calls it when it is imported."""
+    """Make `PREFIX:...` known as a model or file. The module that makes such files calls this when it is
+    imported."""
     _schemes[prefix] = scheme
 
 
@@ -67,13 +68,13 @@ def _scheme(name: str) -> Scheme | None:
 
 
 def cache_dir() -> Path:
-    """UNSPIRAL_CACHE, else ~/.cache/unspiral."""
+    """UNSPIRAL_CACHE, by default ~/.cache/unspiral."""
     given = os.environ.get("UNSPIRAL_CACHE")
     return Path(given).expanduser() if given else Path.home() / ".cache" / "unspiral"
 
 
 def cached(name: str) -> Path:
-    """Where a known model lies once it is fetched: the package's version is part of the folder's name."""
+    """Folder of a known model, once it is fetched. The package's version is part of its name."""
     return cache_dir() / "models" / f"{name}-{KNOWN[name].version}"
 
 

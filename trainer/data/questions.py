@@ -42,14 +42,14 @@ class BadRow:
 
 @dataclass
 class Report:
-    """What `unspiral data validate` found."""
+    """The findings of `unspiral data validate`."""
 
     sources: Counter[str] = field(default_factory=Counter)
     """Good rows of each data source."""
     problems: list[str] = field(default_factory=list)
     """One line for each malformed row."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Malformed rows by what is wrong with them."""
+    """Malformed rows by reason."""
     read_from: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Rows by the columns that held their question and their answers."""
     emptied: list[str] = field(default_factory=list)
@@ -73,7 +73,9 @@ def load_questions(path: str | Path, *, skip_bad: bool = False) -> Questions:
 
     A file without a single good row is refused either way.
     """
-    path, rows, problems = Path(path), [], []
+    path = Path(path)
+    rows = []
+    problems = []
     for item in parsed(path):
         if isinstance(item, BadRow):
             if not skip_bad:
@@ -89,7 +91,8 @@ def load_questions(path: str | Path, *, skip_bad: bool = False) -> Questions:
 def validate(path: str | Path) -> Report:
     """Read the whole file and count. Raises UserError only where the file cannot be read at all, or is
     empty."""
-    path, report = Path(path), Report()
+    path = Path(path)
+    report = Report()
     for item in parsed(path):
         if isinstance(item, BadRow):
             report.problems.append(str(item))
@@ -116,8 +119,8 @@ def nothing_in(path: Path, problems: list[BadRow]) -> str:
 
 
 def parsed(path: Path, *, all_columns: bool = False) -> Iterator[tuple[Record, Parsed] | BadRow]:
-    """Each row with its question, or what is wrong with it. Columns of Parquet that no question needs are
-    read only on request."""
+    """Each row with its question, or the reason why it has none. Columns of Parquet that no question needs
+    are read only on request."""
     try:
         files = data_files(path)
     except ValueError as error:
@@ -146,7 +149,7 @@ def _parsed_record(record: Record, number: int, source: str) -> tuple[Record, Pa
 
 
 def _refuse_several_splits(path: Path, files: list[Path]) -> None:
-    """A folder with `train` and `test` would train on what it is measured by."""
+    """Refuse a folder with both `train` and `test`: a run would train on its own evaluation."""
     train = [file.name for file in files if _split_of(file) in TRAIN]
     held_out = [file.name for file in files if _split_of(file) in HELD_OUT]
     if train and held_out:

@@ -1,4 +1,4 @@
-"""The laboratory as files and as configuration: what `unspiral demo` and `unspiral demo --collapse` run."""
+"""The laboratory as files and configurations: the runs of `unspiral demo` and `unspiral demo --collapse`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def lab_model(seed: int, *, fresh: bool = False, progress: Progress | None = Non
 def world_files(folder: Path, seed: int) -> tuple[Path, Path]:
     """Corpus and questions of a world, written to `folder` (`world_SEED_corpus.jsonl`,
     `world_SEED_questions.jsonl`)."""
-    corpus, questions = folder / f"world_{seed}_corpus.jsonl", folder / f"world_{seed}_questions.jsonl"
+    corpus = folder / f"world_{seed}_corpus.jsonl"
+    questions = folder / f"world_{seed}_questions.jsonl"
     if not (corpus.is_file() and questions.is_file()):
         folder.mkdir(parents=True, exist_ok=True)
         world = make_world(seed)

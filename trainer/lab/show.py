@@ -1,4 +1,4 @@
-"""`unspiral demo` and `unspiral demo --collapse`: runs of the real system, and what is printed about them."""
+"""`unspiral demo` and `unspiral demo --collapse`: runs of the real system, and the tables about them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from trainer.session.run import train
 ARMS = {"grpo": 0.0, "llds": 0.5}
 """The two arms of the collapse study: they differ in algorithm.llds.lambda alone."""
 ARM_START_SECONDS, ARM_STEP_SECONDS = 600.0, 40.0
-"""Longest that the arms may take: so long, and so long for each step."""
+"""Longest time that the arms may take: to start, and per step."""
 ARM_END_SECONDS = 60.0
-"""Longest that an arm which was told to end may take; then it is killed."""
+"""Longest time that an arm may take to end; then it is killed."""
 
 
 def prepared(console: Console, folder: Path, seed: int, fresh: bool) -> LabFiles:
@@ -121,7 +121,8 @@ def run_collapse(
         "Two arms for each seed, equal but for algorithm.llds.lambda (0 and 0.5). What to expect: with LLDS "
         "the likelihood of right answers falls less; the reward may fall all the same."
     )
-    rows, folders = [], []
+    rows = []
+    folders = []
     for seed in seeds:
         files = prepared(console, folder / "lab", seed, fresh)
         configs = {
@@ -224,7 +225,7 @@ def ended(processes: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
 
 
 def arm_result(run: Path, arm: str, seed: int) -> dict[str, Any]:
-    """What the study's table shows of one arm. The last columns are means of the last 15 steps."""
+    """The row of one arm in the study's table. The last columns are means of the last 15 steps."""
     steps = json_lines(run / "metrics.jsonl")
     events = json_lines(run / "events.jsonl")
     scores: dict[str, list[float]] = {"greedy": [], "sampled": []}
@@ -263,7 +264,8 @@ def moving_mean(values: list[float], width: int) -> list[float]:
 
 def collapse_step(rewards: list[float], width: int = 8) -> int | None:
     """First step at which the mean of 8 rewards is under half of its running maximum, for 8 steps."""
-    best, low = 0.0, 0
+    best = 0.0
+    low = 0
     for i, value in enumerate(moving_mean(rewards, width)):
         best = max(best, value)
         low = low + 1 if value < best / 2 else 0

@@ -125,7 +125,8 @@ def _train(settings: WarmStart, progress: Progress | None) -> Qwen3ForCausalLM:
     libraries = [
         Library(make_world(-1 - i - settings.worlds * settings.seed)) for i in range(settings.worlds)
     ]
-    tokenizer, model = build_tokenizer(), new_model(settings)
+    tokenizer = build_tokenizer()
+    model = new_model(settings)
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.98), weight_decay=0.0)
     decay = max(1, round(settings.steps * settings.decay_share))
 

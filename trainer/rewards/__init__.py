@@ -1,4 +1,4 @@
-"""What an answer is worth. A reward reads only what the model itself wrote, never the prompt or a retrieved
+"""Rewards. A reward reads only the text that the model itself wrote, never the prompt or a retrieved
 document."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ number.
 
 
 def em(trajectory: Trajectory) -> float:
-    """1 where the answer equals a golden answer after normalisation, else 0; no complete answer is 0."""
+    """1 where the answer equals a golden answer after normalisation, otherwise 0, also without an answer."""
     return _of_answer(trajectory, exact_match)
 
 
@@ -60,7 +60,7 @@ def f1(trajectory: Trajectory) -> float:
 
 
 def subem(trajectory: Trajectory) -> float:
-    """1 where the answer holds a golden answer after normalisation, else 0; no complete answer is 0."""
+    """1 where the answer holds a golden answer after normalisation, otherwise 0, also without an answer."""
     return _of_answer(trajectory, substring_match)
 
 
@@ -149,7 +149,7 @@ def right_at(reward: Reward | None, setting: float | None) -> float:
 
 
 def _as_reward(value: Any) -> float | None:
-    """What a user's function returned, as a number. Raises TypeError: a text is none, whatever it spells."""
+    """The result of a user's function as a number. Raises TypeError for a text, also for one such as "1"."""
     if isinstance(value, str | bytes | bytearray):
         raise TypeError(f"returned the text {value!r}; expected a number or None")
     return None if value is None else float(value)

@@ -49,11 +49,12 @@ class RunControl:
     driver runs on the loop that made this."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self.config, self.folder = config, folder
+        self.config = config
+        self.folder = folder
         self.id = uuid.uuid4().hex
-        """By which a gateway tells this run from whatever else may answer at its address."""
+        """A gateway tells this run by it from other servers at its address."""
         self.url: str | None = None
-        """Where it is served; None where it is not."""
+        """Its address; None where it is not served."""
         self.driver: Driver | None = None
         """Set once everything is started."""
         self.ending = False
@@ -112,7 +113,8 @@ class RunControl:
         return self.driver
 
     async def _status(self) -> RunStatus:
-        driver, config = self.driver, self.config
+        driver = self.driver
+        config = self.config
         status = RunStatus(
             state="ending" if self.ending else "starting",
             run=config.run.name,
@@ -125,18 +127,17 @@ class RunControl:
         pool = driver.system.pool
         if not self.ending:
             status.state = "running" if driver.resumed.is_set() else "paused" if driver.idle else "pausing"
-        status.attempt, status.step, status.version = driver.attempt, driver.step, driver.version
-        status.stage, status.phase, status.restores = (
-            driver.progress.doing,
-            driver.monitor.phase,
-            driver.restores,
-        )
-        status.target, status.follows_cluster, status.problem = (
-            pool.target,
-            pool.follows_cluster,
-            pool.problem,
-        )
-        status.tokens_per_s, status.last_sync_seconds = round(pool.tokens_per_s(), 1), driver.sync_seconds
+        status.attempt = driver.attempt
+        status.step = driver.step
+        status.version = driver.version
+        status.stage = driver.progress.doing
+        status.phase = driver.monitor.phase
+        status.restores = driver.restores
+        status.target = pool.target
+        status.follows_cluster = pool.follows_cluster
+        status.problem = pool.problem
+        status.tokens_per_s = round(pool.tokens_per_s(), 1)
+        status.last_sync_seconds = driver.sync_seconds
         status.rewards = list(driver.rewards)
         status.workers = [
             WorkerStatus(
@@ -223,7 +224,7 @@ class RunControl:
 
 
 async def reach(url: str) -> Reach:
-    """Whether a service answers its health check; its address is shown without what is secret in it."""
+    """Whether a service answers its health check; its address is shown without user and password."""
     shown = address_without_secrets(url)
     try:
         async with httpx.AsyncClient(timeout=REACH_SECONDS, trust_env=False) as http:

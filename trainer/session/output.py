@@ -75,7 +75,8 @@ class NonBlockingStream(io.TextIOBase):
             # Here, not in the caller's thread: another thread may block in a write to the file.
             self._file.flush()
         while (text := self._waiting.get()) is not None:
-            left_out, self._left_out = self._left_out, 0
+            left_out = self._left_out
+            self._left_out = 0
             if left_out:
                 text = f"({left_out} lines were left out: nobody read them)\n{text}"
             try:

@@ -1,4 +1,4 @@
-"""What can be wrong with a run, asked before anything slow starts: room, files of the retriever, length of
+"""Checks before anything slow starts: room on disk and in memory, files of the retriever, length of
 the prompts."""
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ def _watch(
     local: bool,
     on_lost: Callable[[RayLost], None],
 ) -> None:
-    patience, answered = LOCAL_GCS_SECONDS if local else JOINED_GCS_SECONDS, time.monotonic()
+    patience = LOCAL_GCS_SECONDS if local else JOINED_GCS_SECONDS
+    answered = time.monotonic()
     while not over.wait(LOOK_SECONDS):
         if raylet is not None and not _alive(raylet):
             on_lost(RayLost(f"Ray's raylet on this machine (pid {raylet.pid}) has died"))
@@ -84,7 +85,7 @@ def _watch(
 
 
 def raylet_process() -> psutil.Process | None:
-    """The raylet that this process belongs to, or None where it runs out of sight (in another container)."""
+    """The raylet of this process, or None where it cannot be seen (it runs in another container)."""
     name = global_worker.node.raylet_socket_name
     for process in psutil.process_iter(["name", "cmdline"]):
         command = process.info["cmdline"] or ()

@@ -277,7 +277,8 @@ def go_on_from(checkpoint: Path, config: Config, model: Path, allowed: frozenset
     if problem := fault(checkpoint, checksums=False):
         raise CheckpointError(f"checkpoint {checkpoint} is torn or changed: {problem}")
     state = _read(checkpoint / "state.json")
-    identity, lines = state.get("identity"), []
+    identity = state.get("identity")
+    lines = []
     if not identity:
         identity = {"settings": None, "model": describe(checkpoint / "model")}
         lines.append(

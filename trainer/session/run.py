@@ -219,7 +219,8 @@ def _ray_has_died(lost: RayLost, driver: Driver, stop: StopSignals, loop: asynci
 def _leave_without_ray(lost: RayLost, driver: Driver, began: float | None) -> NoReturn:
     """End the process without a clean end: only Ray ends its parts, and a call to it would block until Ray
     ends this process."""
-    folder, progress = driver.system.folder, driver.progress
+    folder = driver.system.folder
+    progress = driver.progress
     try:
         _finish(
             folder,

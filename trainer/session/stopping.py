@@ -22,7 +22,7 @@ from trainer.session import output
 STEP_GRACE_SECONDS = 60.0
 """Longest wait for the step in hand after the first signal."""
 LEAVE_SECONDS = 90.0
-"""Longest wait for what was started to end, once the run is cut short; then the process ends as it is."""
+"""Longest wait for a clean end once the run is cut short; then the process exits without one."""
 
 
 class StopSignals:
@@ -84,11 +84,12 @@ class StopSignals:
                 self._begin_the_end()
 
     def receive(self, number: int) -> None:
-        """What a signal does."""
+        """React to a signal."""
         if self._ending:
             self._hurry(number)
             return
-        name, first = signal.Signals(number).name, self.number is None
+        name = signal.Signals(number).name
+        first = self.number is None
         self.number = number if first else self.number
         if first and self._saving:
             self.say(f"{name}: saving the last steps; a second signal stops at once")
@@ -149,7 +150,7 @@ class StopSignals:
         self._task.cancel()
 
     def _begin_the_end(self) -> None:
-        """What was started must still be ended, but not for ever: LEAVE_SECONDS from the last call."""
+        """Give the clean end LEAVE_SECONDS, counted from the last call."""
         self._ending = True
         if self._leave is not None:
             self._leave.cancel()

@@ -46,12 +46,12 @@ from trainer.session.waits import told
 
 Say = Callable[[str], None]
 LOCAL_SECONDS = 2.0
-"""For a local Ray to tell what it has; no other node joins it."""
+"""Longest wait for a local Ray to report its resources; no other node joins it."""
 
 
 @contextmanager
 def _in_a_group_of_their_own() -> Iterator[None]:
-    """Processes that Ray starts inside do not hear what the driver's process group is sent, as `timeout`
+    """Processes that Ray starts inside do not get the signals of the driver's process group, as `timeout`
     does: a stop would find no Ray left for its checkpoint. Ray's own function runs in each of them before its
     program does; they still end with this process."""
     bound = utils.set_kill_on_parent_death_linux
@@ -68,8 +68,8 @@ def _in_a_group_of_their_own() -> Iterator[None]:
 
 
 def connect_ray(say: Say) -> None:
-    """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), else start a local Ray, which ends with
-    this process and answers nobody else. `leave_ray` undoes it. Raises EnvironmentLacks."""
+    """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), otherwise start a local Ray, which ends
+    with this process and answers nobody else. `leave_ray` undoes it. Raises EnvironmentLacks."""
     address = os.environ.get("RAY_ADDRESS")
     say(f"joining Ray at {address}" if address else "starting a local Ray")
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
@@ -302,7 +302,8 @@ async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
     Raises UnschedulableError with demand and supply after SCHEDULE_SECONDS (LOCAL_SECONDS in our own local
     Ray), LearnerPlacementError.
     """
-    workers, ranks = config.rollout.workers, config.learner.ranks
+    workers = config.rollout.workers
+    ranks = config.learner.ranks
     limit = placement.SCHEDULE_SECONDS if os.environ.get("RAY_ADDRESS") else LOCAL_SECONDS
     deadline = time.monotonic() + limit
     while workers != "all":
@@ -324,7 +325,7 @@ async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
 
 
 def starting(pool: RolloutPool, learner: LearnerGroup) -> str:
-    """What has not started yet."""
+    """The parts that have not started yet, for the line that a waiting run prints."""
     workers = [f"rollout worker {w.id} ({w.state})" for w in pool.workers() if w.state != "ready"]
     return ", ".join([*workers, *([] if learner.where else ["the learner"])])
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainer.loop.driver import Driver
 
 LOOKS = 20
-"""Times that is looked within `stall_timeout_seconds`."""
+"""Looks per `stall_timeout_seconds`."""
 STACK_SECONDS = 10.0
 """Longest wait for the actors' stacks."""
 LEAVE_SECONDS = 60.0
@@ -37,10 +37,11 @@ SLACK_SECONDS = 60.0
 
 
 class Watchdog:
-    """Watches a driver from a thread of its own, since the driver's loop may be what is stuck."""
+    """Watches a driver from a thread of its own, since the driver's loop itself may be stuck."""
 
     def __init__(self, driver: Driver, loop: asyncio.AbstractEventLoop):
-        self.driver, self.loop = driver, loop
+        self.driver = driver
+        self.loop = loop
         self.limit = driver.config.trainer.stall_timeout_seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -56,23 +57,28 @@ class Watchdog:
         return d.system.pool.trajectories, d.learner_calls, d.progress.doing, d.step, d.attempt
 
     def _watch(self) -> None:
-        mark, since, told = self._mark(), time.monotonic(), False
+        mark = self._mark()
+        since = time.monotonic()
+        told = False
         while not self._over.wait(self.limit / LOOKS):
             now = self._mark()
             if now != mark or self.driver.idle:
-                mark, since, told = now, time.monotonic(), False
+                mark = now
+                since = time.monotonic()
+                told = False
                 continue
             quiet = time.monotonic() - since
             if quiet > self.limit and not told:
                 told = True
                 self._tell(quiet)
-            call, own = self.driver.learner_call, self.driver.config.learner.step_timeout_seconds
+            call = self.driver.learner_call
+            own = self.driver.config.learner.step_timeout_seconds
             if quiet > (max(self.limit, own + SLACK_SECONDS) if call else self.limit):
                 self._end(quiet)
                 return
 
     def _tell(self, quiet: float) -> None:
-        """Say what each part waits for. A part that cannot be asked, or a full disk, does not keep the run
+        """Report what each part waits for. A part that cannot be asked, or a full disk, does not keep the run
         from being ended."""
         folder = self.driver.system.folder
         try:
