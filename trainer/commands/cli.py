@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -84,37 +84,38 @@ def options(
     """Train search agents with GRPO + LLDS, and watch likelihood while it happens."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run a command; a mistake of the user's becomes one line on stderr and its exit status."""
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run a command. A mistake of the user's becomes one line on stderr and its exit status."""
     try:
-        result: Any = app(args=argv, standalone_mode=False, prog_name="unspiral")
-        code = result if isinstance(result, int) else 0
+        code = app(args=argv, standalone_mode=False, prog_name="unspiral")
     except (typer.Abort, KeyboardInterrupt):
-        code = 130
+        sys.exit(130)
     except Exception as error:
-        if hasattr(error, "format_message"):  # click: bad usage
-            complain(f"unspiral: {error.format_message()}")
-            code = getattr(error, "exit_code", 2)
-        elif hasattr(error, "exit_code"):
-            complain(f"unspiral: {error}")
-            code = error.exit_code
-        elif isinstance(error, ModuleNotFoundError):
-            what = not_imported(error)
-            if (error.name or "").split(".")[0] in ("trainer", "services", "retriever_service"):
-                what = (
-                    f"{error.name} is a part of Unspiral and is not in {Path(__file__).parents[2]}: "
-                    "the code there is not whole, or was replaced in mid-run"
-                )
-            complain(f"unspiral: {what}")
-            code = 3
-        elif (
-            isinstance(error, OSError) and error.filename is not None
-        ):  # a path that cannot be read, written or made
-            complain(f"unspiral: {error.filename}: {error.strerror}")
-            code = 3 if error.errno in MACHINE_FULL else 2
-        elif isinstance(error, OSError) and error.errno in MACHINE_FULL:  # said by a library, without a name
-            complain(f"unspiral: {error.strerror or error}")
-            code = 3
-        else:
-            raise
-    sys.exit(code)
+        if (told := line_of(error)) is None:
+            raise  # a fault of ours: its traceback is wanted
+        line, status = told
+        complain(f"unspiral: {line}")
+        sys.exit(status)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def line_of(error: Exception) -> tuple[str, int] | None:
+    """The line that explains an error, and the exit status; None for a fault of ours."""
+    if hasattr(error, "format_message"):  # Typer: bad usage
+        return error.format_message(), getattr(error, "exit_code", 2)
+    if hasattr(error, "exit_code"):
+        return str(error), error.exit_code
+    if isinstance(error, ModuleNotFoundError):
+        name = error.name or ""
+        if name.split(".")[0] in ("trainer", "services", "retriever_service"):
+            where = Path(__file__).parents[2]
+            return (
+                f"{name} is a part of Unspiral and is not in {where}: "
+                "the code there is not whole, or was replaced in mid-run"
+            ), 3
+        return not_imported(error), 3
+    if isinstance(error, OSError) and error.filename is not None:  # cannot be read, written or made
+        return f"{error.filename}: {error.strerror}", 3 if error.errno in MACHINE_FULL else 2
+    if isinstance(error, OSError) and error.errno in MACHINE_FULL:  # raised by a library, without a name
+        return str(error.strerror or error), 3
+    return None

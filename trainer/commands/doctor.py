@@ -21,8 +21,9 @@ from services.common.errors import UserError
 from services.common.extras import how_to_install
 from trainer.commands import doctor_roles as roles
 from trainer.commands import listeners
-from trainer.commands.findings import GIB, Finding, ask, judged, version
+from trainer.commands.findings import GIB, Finding, ask, judged
 from trainer.commands.leftovers import find_leftovers
+from trainer.commands.version import version
 from trainer.config.schema import Config, load_config
 from trainer.lab.demo import lab_name
 

@@ -17,7 +17,8 @@ from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.control.records import RunStatus
 from services.likelihood.launch import without_password
 from services.likelihood.store.opening import open_store
-from trainer.commands.findings import GIB, Finding, ask, judged, version
+from trainer.commands.findings import GIB, Finding, ask, judged
+from trainer.commands.version import version
 
 READY = {
     "retriever": "http://127.0.0.1:8000/readyz",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import urllib.request
 from dataclasses import dataclass
 from typing import Literal
@@ -26,11 +25,3 @@ class Finding:
 def judged(what: str, good: bool, seen: str, advice: str, otherwise: Level = "bad") -> Finding:
     """`good` without the advice, or `otherwise` with it."""
     return Finding(what, "good", seen) if good else Finding(what, otherwise, seen, advice)
-
-
-def version(package: str) -> str | None:
-    """Version of an installed package; None where it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

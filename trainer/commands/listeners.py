@@ -6,13 +6,12 @@ import ipaddress
 import os
 import socket
 import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import psutil
 
-from trainer.commands.findings import Finding, Level, judged
+from trainer.commands.findings import Finding, Level, ask, judged
 
 ASK_SECONDS = 3.0
 WIDE = {"0.0.0.0", "::"}
@@ -113,15 +112,12 @@ def gcs_refuses(address: str, token: str | None = None) -> bool | None:
 
 def http_refuses(address: str, path: str = "/metrics") -> bool | None:
     """Whether an HTTP service turns a stranger away. None where none answers."""
-    request = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
     try:
-        with request(f"http://{address}{path}", timeout=ASK_SECONDS):
+        with ask(f"http://{address}{path}", timeout=ASK_SECONDS):
             return False
     except urllib.error.HTTPError as e:
         return e.code in (401, 403)
-    except (OSError, ValueError):
-        return None
-    except Exception:  # http.client's own, for what is no HTTP
+    except Exception:  # http.client has its own errors for a server that speaks no HTTP
         return None
 
 
