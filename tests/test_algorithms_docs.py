@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
-from trainer.config.schema import AlgorithmSettings
+from trainer.config.algorithm import AlgorithmSettings
 
 PAGE = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 

@@ -17,11 +17,12 @@ from fastapi.testclient import TestClient
 from pyarrow import parquet
 
 from retriever_service.indexing.scan import Scanner
+from services.common.errors import UserError
 from services.likelihood.records import MAX_STEP, StepRecord
 from services.likelihood.server import create_app
 from services.likelihood.store.sqlite_store import SQLiteStore
 from trainer.commands.cli import main
-from trainer.data.models import ModelError, check_folder
+from trainer.data.models import check_folder
 
 QUESTION = b'{"id": "a", "question": "q?", "golden_answers": ["x"]}\n'
 STEP = b'{"step": 0, "reward/mean": 0.5}\n'
@@ -313,5 +314,5 @@ def test_a_weight_index_that_names_no_weights_is_refused(tmp_path):
     written(folder / "config.json", b'{"model_type": "qwen3"}')
     written(folder / "tokenizer.json", b"{}")
     written(folder / "model.safetensors.index.json", b'{"weight_map": {}}')
-    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json names no weights"):
+    with pytest.raises(UserError, match=r"model\.safetensors\.index\.json names no weights"):
         check_folder(folder, str(folder))

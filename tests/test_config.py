@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from services.common.errors import UserError
 from trainer.config.remarks import remarks
-from trainer.config.schema import Config, ConfigError, dump_config, load_config, parse_config
+from trainer.config.schema import Config, dump_config, load_config, parse_config
 
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "retriever": {"corpus": "c.jsonl"}}
 
@@ -56,7 +57,7 @@ def file(tmp_path):
 def test_a_mistake_is_one_line_that_names_the_key(file, override, expected):
     if override == "seed.x=1":
         file.write_text(json.dumps(BASE | {"seed": 1}))
-    with pytest.raises(ConfigError) as e:
+    with pytest.raises(UserError) as e:
         load_config(file, [override])
     assert str(e.value).startswith(expected)
     assert "\n" not in str(e.value)
@@ -64,18 +65,18 @@ def test_a_mistake_is_one_line_that_names_the_key(file, override, expected):
 
 
 def test_a_missing_key_is_named():
-    with pytest.raises(ConfigError, match=r"^model: required, and not given$"):
+    with pytest.raises(UserError, match=r"^model: required, and not given$"):
         parse_config({k: v for k, v in BASE.items() if k != "model"})
 
 
 def test_a_missing_file_a_non_mapping_and_broken_yaml_are_told_apart(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         load_config(tmp_path / "none.yaml")
     (tmp_path / "list.yaml").write_text("- a\n")
-    with pytest.raises(ConfigError, match="expected sections"):
+    with pytest.raises(UserError, match="expected sections"):
         load_config(tmp_path / "list.yaml")
     (tmp_path / "bad.yaml").write_text("a: [1\n")
-    with pytest.raises(ConfigError, match="not YAML"):
+    with pytest.raises(UserError, match="not YAML"):
         load_config(tmp_path / "bad.yaml")
 
 
@@ -89,16 +90,16 @@ def test_words_like_off_and_numbers_like_1e_4_mean_what_they_look_like(file):
 
 @pytest.mark.parametrize("top", ["top_p=0.9", "top_k=50"])
 def test_samplers_that_change_the_support_are_refused(file, top):
-    with pytest.raises(ConfigError, match=f"rollout.{top.split('=')[0]}"):
+    with pytest.raises(UserError, match=f"rollout.{top.split('=')[0]}"):
         load_config(file, [f"rollout.{top}"])
 
 
 def test_llds_that_can_never_act_is_refused_with_the_reason(file):
-    with pytest.raises(ConfigError, match="can never act with one optimiser step a batch"):
+    with pytest.raises(UserError, match="can never act with one optimiser step per batch"):
         load_config(file, ["learner.minibatches_per_batch=1"])
     for way_out in ("learner.epochs=2", "algorithm.llds.anchor=snapshot", "algorithm.llds.lambda=0"):
         load_config(file, ["learner.minibatches_per_batch=1", way_out])
-    with pytest.raises(ConfigError, match="compares the weights with themselves"):
+    with pytest.raises(UserError, match="compares the weights with themselves"):
         load_config(
             file,
             [
@@ -110,7 +111,7 @@ def test_llds_that_can_never_act_is_refused_with_the_reason(file):
 
 
 def test_more_minibatches_than_trajectories_are_refused(file):
-    with pytest.raises(ConfigError, match="more than the 4 trajectories"):
+    with pytest.raises(UserError, match="more than the 4 trajectories"):
         load_config(
             file, ["rollout.prompts_per_step=2", "rollout.group_size=2", "learner.minibatches_per_batch=5"]
         )
@@ -118,7 +119,7 @@ def test_more_minibatches_than_trajectories_are_refused(file):
 
 @pytest.mark.parametrize("advantage", ["rloo", "dr_grpo"])
 def test_groups_of_one_that_could_never_learn_are_refused(file, advantage):
-    with pytest.raises(ConfigError, match=r"rollout\.group_size=1 can never learn"):
+    with pytest.raises(UserError, match=r"rollout\.group_size=1 can never learn"):
         load_config(file, ["rollout.group_size=1", f"algorithm.advantage={advantage}"])
     assert load_config(file, ["rollout.group_size=1"]).algorithm.advantage == "grpo"
 
@@ -163,7 +164,7 @@ def test_an_action_on_lambda_that_could_never_act_is_refused(file):
         "learner.minibatches_per_batch=1",
     ]
     with pytest.raises(
-        ConfigError, match=r"^monitor\.action=raise_lambda can never act with one optimiser step a batch"
+        UserError, match=r"^monitor\.action=raise_lambda can never act with one optimiser step per batch"
     ):
         load_config(file, without_llds)
     for way_out in ("learner.epochs=2", "algorithm.llds.anchor=snapshot"):
@@ -171,7 +172,7 @@ def test_an_action_on_lambda_that_could_never_act_is_refused(file):
 
 
 def test_a_lag_that_a_running_service_does_not_keep_is_refused(file):
-    with pytest.raises(ConfigError, match=r"^probe\.lag_steps=8 must be below store\.token_steps=8"):
+    with pytest.raises(UserError, match=r"^probe\.lag_steps=8 must be below store\.token_steps=8"):
         load_config(file, ["store.url=http://h:8100", "probe.lag_steps=8"])
     load_config(file, ["store.url=http://h:8100", "probe.lag_steps=8", "store.token_steps=9"])
     load_config(file, ["probe.lag_steps=8"])  # a service that the run starts keeps as many as the probe needs
@@ -250,7 +251,7 @@ def test_dynamic_sampling_is_left_out_where_staleness_excludes_it_unless_the_use
     assert (
         config.algorithm.dynamic_sampling == 0 and "rollout.max_staleness=1 excludes it" in remarks(config)[0]
     )
-    with pytest.raises(ConfigError, match=r"dynamic_sampling needs rollout\.max_staleness=0"):
+    with pytest.raises(UserError, match=r"dynamic_sampling needs rollout\.max_staleness=0"):
         algorithm({"loss": "dapo", "dynamic_sampling": 2}, rollout={"max_staleness": 1})
 
 
@@ -258,8 +259,8 @@ def test_a_setting_that_does_nothing_is_named():
     given = {"overlong": {"penalty": 0.5}, "llds": {"snapshot_every": 5}, "dr_grpo_tokens": 9}
     assert remarks(parse_config(BASE | {"algorithm": given})) == [
         "algorithm.dr_grpo_tokens=9 does nothing: it needs algorithm.loss=dr_grpo",
-        "algorithm.overlong.penalty=0.5 does nothing: it needs algorithm.overlong.tokens above 0",
-        "algorithm.llds.snapshot_every=5 does nothing: it needs anchor=snapshot",
+        "algorithm.overlong.penalty=0.5 does nothing: it needs algorithm.overlong.tokens other than 0",
+        "algorithm.llds.snapshot_every=5 does nothing: it needs algorithm.llds.anchor=snapshot",
     ]
 
 

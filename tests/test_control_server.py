@@ -11,6 +11,7 @@ import time
 import httpx
 import pytest
 
+from services.common.errors import UserError
 from services.common.http.auth import TokenRequired
 from services.control.gateway import Gateway
 from services.control.launch import serve_in_thread
@@ -28,7 +29,7 @@ from services.control.records import (
 from services.control.server import create_app
 from services.settings import ControlSettings
 from trainer.commands.cli import main
-from trainer.config.schema import ConfigError, parse_config
+from trainer.config.schema import parse_config
 from trainer.session import control as run_control
 from trainer.session.control import RunControl
 
@@ -228,7 +229,7 @@ def test_settings_come_from_the_environment_and_a_bad_one_is_named(monkeypatch):
     assert parse_config(raw).control == ControlSettings(host="10.0.0.1", port=8300)
     assert parse_config(raw | {"control": {"port": 0, "host": "127.0.0.1"}}).control.port == 0
     monkeypatch.setenv("UNSPIRAL_CONTROL_PORT", "many")
-    with pytest.raises(ConfigError, match=r"control\.port.*many"):
+    with pytest.raises(UserError, match=r"control\.port.*many"):
         parse_config(raw)
 
 

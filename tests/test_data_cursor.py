@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.common.errors import UserError
 from services.contracts import Question
-from trainer.data import DataError, PromptCursor
+from trainer.data import PromptCursor
 
 
 def questions(n, text="q"):
@@ -89,7 +90,7 @@ def test_how_a_batch_is_cut_does_not_change_the_order():
 )
 def test_a_resume_on_other_data_fails_in_one_line(other, says):
     state, before = PromptCursor(questions(5), 1, True).state_dict(), other.state_dict()
-    with pytest.raises(DataError) as e:
+    with pytest.raises(UserError) as e:
         other.load_state_dict(state)
     assert says in str(e.value)
     assert "\n" not in str(e.value)
@@ -100,10 +101,10 @@ def test_a_state_that_lacks_something_is_refused():
     cursor = PromptCursor(questions(5), 1, True)
     state = cursor.state_dict()
     del state["position"]
-    with pytest.raises(DataError, match="lacks position"):
+    with pytest.raises(UserError, match="lacks position"):
         cursor.load_state_dict(state)
 
 
 def test_no_questions_are_refused():
-    with pytest.raises(DataError, match="no questions"):
+    with pytest.raises(UserError, match="no questions"):
         PromptCursor([], 0, True)

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.data import DataError, convert, load_questions, validate
+from services.common.errors import UserError
+from trainer.data import convert, load_questions, validate
 from trainer.rewards import unscorable
 
 GOOD = {"id": "a", "question": "who?", "golden_answers": ["x"]}
@@ -37,7 +38,7 @@ def test_a_row_that_is_nested_too_deep_is_named_and_may_be_left_out(tmp_path):
     path = tmp_path / "q"
     deep = '{"question": "q", "answer": ' + "[" * 900 + '"x"' + "]" * 900 + "}\n"
     path.write_text(deep + json.dumps(GOOD) + "\n")
-    with pytest.raises(DataError, match=r"q, line 1: (is nested too deep|.*recursion)"):
+    with pytest.raises(UserError, match=r"q, line 1: (is nested too deep|.*recursion)"):
         load_questions(path)
     assert answers(path, skip_bad=True) == [("x",)]
 
@@ -45,7 +46,7 @@ def test_a_row_that_is_nested_too_deep_is_named_and_may_be_left_out(tmp_path):
 @pytest.mark.parametrize("text", ['["Rome", "Roma"', "['Rome'", "['Rome', 'Ro", '[["Rome"]', '["Rome"] and'])
 def test_a_list_as_text_whose_end_is_lost_is_no_answer(tmp_path, text):
     path = written(tmp_path / "q", GOOD | {"golden_answers": text})
-    with pytest.raises(DataError, match="looks like a list written as text that can't be read"):
+    with pytest.raises(UserError, match="looks like a list written as text that can't be read"):
         load_questions(path)
     kept = ("[Rome", "Rome]", "[A] or 'b'", "[citation needed]", "'[\"'", "(a, b")
     assert answers(written(path, GOOD | {"golden_answers": kept})) == [kept]
@@ -55,14 +56,14 @@ def test_a_list_as_text_whose_end_is_lost_is_no_answer(tmp_path, text):
 def test_a_question_that_a_table_marks_as_not_answerable_is_malformed(tmp_path, no):
     path = tmp_path / "q.csv"
     path.write_text(f"question,answer,answerable\nwho?,x,TRUE\nwhy?,y,{no}\n")
-    with pytest.raises(DataError, match="line 3: is marked as not answerable"):
+    with pytest.raises(UserError, match="line 3: is marked as not answerable"):
         load_questions(path)
 
 
 @pytest.mark.parametrize("nothing", ["\u200b", "\ufeff", " \u200d\n", "\x00"])
 def test_an_answer_of_which_nothing_is_seen_is_none(tmp_path, nothing):
     path = written(tmp_path / "q", GOOD | {"golden_answers": [nothing]})
-    with pytest.raises(DataError, match="at least one text, got none"):
+    with pytest.raises(UserError, match="at least one text, got none"):
         load_questions(path)
     assert answers(written(path, GOOD | {"golden_answers": [nothing, "x"]})) == [("x",)]
 
@@ -88,7 +89,7 @@ def test_a_list_of_objects_in_a_row_is_no_list_of_rows(tmp_path, name, turn):
         assert set(answers(path)) == {("x",)}, text
     plain = [{"q": "who?", "answer": "x", "docs": [{"a": 1}]}]
     path.write_text(json.dumps(plain))
-    with pytest.raises(DataError, match="its columns are q, answer, docs"):
+    with pytest.raises(UserError, match="its columns are q, answer, docs"):
         load_questions(path)
 
 
@@ -103,7 +104,7 @@ def test_wide_characters_without_a_mark_are_read_whatever_the_language(tmp_path,
 def test_a_quote_that_is_never_closed_does_not_swallow_the_rest_in_silence(tmp_path):
     path = tmp_path / "q.tsv"
     path.write_text('question\tanswer\nwho?\tx\nwhy?\t"To be\nwhen?\ty\nwhere?\tz\n')
-    with pytest.raises(DataError, match="line 3: a quote that begins here is never closed"):
+    with pytest.raises(UserError, match="line 3: a quote that begins here is never closed"):
         load_questions(path)
     assert answers(path, skip_bad=True) == [("x",)]
     path.write_text('question\tanswer\nwho?\tx\nwhy?\t"To\nbe"')
@@ -113,7 +114,7 @@ def test_a_quote_that_is_never_closed_does_not_swallow_the_rest_in_silence(tmp_p
 def test_two_columns_of_a_name_are_refused_in_parquet_as_in_tables(tmp_path):
     names, columns = ["question", "answer", "answer"], [pa.array(["a"]), pa.array(["x"]), pa.array(["y"])]
     pq.write_table(pa.Table.from_arrays(columns, names=names), tmp_path / "q")
-    with pytest.raises(DataError, match="q: two columns are called 'answer'"):
+    with pytest.raises(UserError, match="q: two columns are called 'answer'"):
         load_questions(tmp_path / "q")
 
 
@@ -122,7 +123,7 @@ def test_a_conversion_is_not_written_among_the_files_that_it_reads(tmp_path):
     (folder / "more").mkdir(parents=True)
     written(folder / "train.jsonl", GOOD)
     for inside in (folder / "all.jsonl", folder / "more" / "all.parquet"):
-        with pytest.raises(DataError, match="lies in the folder"):
+        with pytest.raises(UserError, match="lies in the folder"):
             convert(folder, inside)
     convert(folder, tmp_path / "all.jsonl")
     assert answers(tmp_path / "all.jsonl") == [("x",)]

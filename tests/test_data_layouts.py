@@ -14,8 +14,9 @@ import pytest
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.convert import read_questions
 from retriever_service.indexing.corpus import checksum, read_corpus
+from services.common.errors import UserError
 from trainer.commands.cli import main
-from trainer.data import DataError, load_questions, validate
+from trainer.data import load_questions, validate
 from trainer.data.columns import list_in
 
 PAGE = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
@@ -104,10 +105,10 @@ def test_a_long_list_is_read_piece_by_piece_and_what_is_damaged_is_said(tmp_path
         ("[" + json.dumps(ROWS[0]), "it ends in the middle"),
     ):
         path.write_text(damage, encoding="utf-8")
-        with pytest.raises(DataError, match=says):
+        with pytest.raises(UserError, match=says):
             load_questions(path)
     path.write_text(json.dumps({"train": ROWS, "test": ROWS}), encoding="utf-8")
-    with pytest.raises(DataError, match="several lists of rows"):
+    with pytest.raises(UserError, match="several lists of rows"):
         load_questions(path)
 
 
@@ -118,7 +119,7 @@ def test_a_folder_is_read_whole_and_one_with_train_and_test_is_refused(tmp_path)
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "train-00001-of-00002.parquet")
     assert held(tmp_path) == READ * 2
     (tmp_path / "test.jsonl").write_text(LINES)
-    with pytest.raises(DataError, match=r"questions to train on .* and held-out ones"):
+    with pytest.raises(UserError, match=r"questions to train on .* and held-out ones"):
         load_questions(tmp_path)
 
 

@@ -7,9 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from services.common.errors import UserError
 from services.contracts import Question
 from trainer.commands.cli import main
-from trainer.data import DataError, convert, load_questions, validate
+from trainer.data import convert, load_questions, validate
 
 GOOD = {"id": "a", "question": "who?", "golden_answers": ["x", "y"], "data_source": "nq"}
 
@@ -135,7 +136,7 @@ BAD = [
 @pytest.mark.parametrize(("row", "says"), BAD)
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path, row, says):
     path = jsonl(tmp_path / "q.jsonl", GOOD, "", row)
-    with pytest.raises(DataError) as e:
+    with pytest.raises(UserError) as e:
         load_questions(path)
     assert str(e.value).startswith(f"{path}, line 3: ")
     assert says in str(e.value)
@@ -152,14 +153,14 @@ def test_malformed_rows_are_left_out_and_counted_on_request(tmp_path, row, says)
 def test_a_line_that_is_no_utf8_is_named(tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_bytes(json.dumps(GOOD).encode() + b'\n{"question": "caf\xe9", "golden_answers": ["x"]}\n')
-    with pytest.raises(DataError, match=r"q\.jsonl, line 2: expected a JSON object: 'utf-8'"):
+    with pytest.raises(UserError, match=r"q\.jsonl, line 2: expected a JSON object: 'utf-8'"):
         load_questions(path)
 
 
 def test_a_parquet_row_without_answers_is_named(tmp_path):
     path = parquet(tmp_path / "q.parquet", [search_r1_row(0), search_r1_row(1, target=())])
     with pytest.raises(
-        DataError,
+        UserError,
         match=r"q\.parquet, row 2: expected `golden_answers`: a list of at least one text, got none",
     ):
         load_questions(path)
@@ -181,7 +182,7 @@ def test_a_parquet_row_without_answers_is_named(tmp_path):
 def test_a_file_with_nothing_in_it_is_refused(tmp_path, name, content, says):
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(DataError) as e:
+    with pytest.raises(UserError) as e:
         load_questions(path, skip_bad=True)
     assert str(e.value).startswith(str(path))
     assert says in str(e.value)
@@ -191,23 +192,23 @@ def test_a_file_with_nothing_in_it_is_refused(tmp_path, name, content, says):
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     (tmp_path / "folder.jsonl").mkdir()
     for name in ("none.jsonl", "none.parquet"):
-        with pytest.raises(DataError, match="no such file or folder; expected questions as JSON Lines"):
+        with pytest.raises(UserError, match="no such file or folder; expected questions as JSON Lines"):
             load_questions(tmp_path / name)
-    with pytest.raises(DataError, match=r"folder\.jsonl: a folder without data files"):
+    with pytest.raises(UserError, match=r"folder\.jsonl: a folder without data files"):
         load_questions(tmp_path / "folder.jsonl")
 
 
 def test_a_parquet_file_of_another_kind_is_told_by_its_columns(tmp_path):
     path = parquet(tmp_path / "q.parquet", [{"text": "a", "label": 1}])
     with pytest.raises(
-        DataError, match=r"row 1: expected `golden_answers` .* it has none, its columns are text, label"
+        UserError, match=r"row 1: expected `golden_answers` .* it has none, its columns are text, label"
     ):
         load_questions(path)
     empty = pa.table(
         {"question": pa.array([], pa.string()), "golden_answers": pa.array([], pa.list_(pa.string()))}
     )
     pq.write_table(empty, path)
-    with pytest.raises(DataError, match="empty"):
+    with pytest.raises(UserError, match="empty"):
         load_questions(path)
 
 
@@ -270,11 +271,11 @@ def test_a_prompt_that_the_template_writes_is_left_out_of_jsonl(tmp_path):
 
 def test_a_failed_conversion_leaves_the_old_file(tmp_path):
     source, target = jsonl(tmp_path / "q.jsonl", GOOD, {}), jsonl(tmp_path / "out.jsonl", "old")
-    with pytest.raises(DataError, match=r"q\.jsonl, line 2"):
+    with pytest.raises(UserError, match=r"q\.jsonl, line 2"):
         convert(source, target)
-    with pytest.raises(DataError, match="is the source itself"):
+    with pytest.raises(UserError, match="is the source itself"):
         convert(source, source)
-    with pytest.raises(DataError, match="unknown kind"):
+    with pytest.raises(UserError, match="unknown kind"):
         convert(source, tmp_path / "out.csv")
     assert target.read_text() == "old\n"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.jsonl", "q.jsonl"]

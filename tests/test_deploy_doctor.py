@@ -13,8 +13,9 @@ from services.settings import ControlSettings
 from trainer.commands import doctor_roles
 from trainer.commands.doctor import check_address, checks_of, run_doctor
 from trainer.commands.doctor_roles import (
-    check_cluster,
     check_container,
+    check_ray_package,
+    check_run,
     check_serving,
     check_store,
     check_token,
@@ -64,14 +65,14 @@ def test_the_control_container_says_which_run_it_found_and_that_strangers_are_re
     server = serve_in_thread(Here(), ControlSettings(port=0), print)
     try:
         monkeypatch.setitem(doctor_roles.READY, "control", f"{server.url}/readyz")
-        found = {f.what: f for f in check_cluster()}
+        found = {f.what: f for f in (*check_ray_package(), *check_run())}
         assert {f.level for f in found.values()} == {"good"} and found["run"].seen == "mine: running, step 7"
         monkeypatch.setenv("UNSPIRAL_API_TOKEN", "another")
-        refused = list(check_cluster())[-1]
+        (refused,) = check_run()
         assert refused.level == "bad" and "401" in refused.seen
     finally:
         server.stop()
-    assert [f.level for f in check_cluster()] == ["good", "note"], (
+    assert [f.level for f in (*check_ray_package(), *check_run())] == ["good", "note"], (
         "nothing there is no fault of the container's"
     )
     code, text = table("control")

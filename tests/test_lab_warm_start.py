@@ -18,7 +18,7 @@ from services.settings import RolloutSettings
 from trainer.data.models import resolve
 from trainer.lab.demonstrations import Library, demonstration, drill
 from trainer.lab.tokenizer import build_tokenizer, vocabulary
-from trainer.lab.warm_start import WarmStart, warm_start
+from trainer.lab.warm_start import WarmStart, warm_started_model
 from trainer.lab.world import NAMES, make_world
 
 TINY = WarmStart(steps=2, batch=2, worlds=1, hidden=32, layers=1, heads=2, feed_forward=32, warmup_steps=1)
@@ -37,7 +37,7 @@ def trained(tmp_path_factory):
     """A policy of two steps, in a cache of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNSPIRAL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield warm_start(TINY)
+        yield warm_started_model(TINY)
 
 
 @pytest.mark.parametrize("load", [AutoTokenizer.from_pretrained, load_tokenizer])
@@ -123,11 +123,11 @@ def test_a_warm_start_is_cached_until_a_fresh_one_is_asked_for(trained, monkeypa
         steps.append((done, total))
 
     before, made = load_file(trained / "model.safetensors"), (trained / "model.safetensors").stat().st_ino
-    assert warm_start(TINY, progress=progress) == trained
+    assert warm_started_model(TINY, progress=progress) == trained
     assert steps == [] and (trained / "model.safetensors").stat().st_ino == made
     torch.manual_seed(123)  # what the caller did with torch's generator must not matter
     state = torch.get_rng_state()
-    assert warm_start(TINY, fresh=True, progress=progress) == trained
+    assert warm_started_model(TINY, fresh=True, progress=progress) == trained
     assert steps == [(1, 2), (2, 2)]
     assert torch.equal(torch.get_rng_state(), state)
     after = load_file(trained / "model.safetensors")

@@ -9,10 +9,12 @@ import pytest
 
 from retriever_service.index import Index
 from retriever_service.indexing.build import build_index
+from services.common.errors import UserError
 from trainer.commands.doctor import check_config
+from trainer.config.schema import load_config
 from trainer.data import load_questions
 from trainer.data.models import resolve_file
-from trainer.lab.demo import EVAL_WORLD, LabNameError, lab_path, world_files
+from trainer.lab.demo import EVAL_WORLD, lab_path, world_files
 from trainer.lab.demonstrations import TOPK, Library
 from trainer.lab.world import NAMES, QUESTIONS, make_world
 
@@ -141,7 +143,7 @@ def test_other_names_are_left_as_they_are(name):
 )
 def test_a_lab_name_that_means_nothing_is_told_what_is_accepted(name, tmp_path, monkeypatch):
     monkeypatch.setenv("UNSPIRAL_CACHE", str(tmp_path))
-    with pytest.raises(LabNameError) as e:
+    with pytest.raises(UserError) as e:
         resolve_file(name)
     assert e.value.exit_code == 2
     assert str(e.value).startswith(
@@ -155,9 +157,9 @@ def test_doctor_takes_lab_names_and_tells_a_wrong_one(tmp_path, monkeypatch):
     file = tmp_path / "c.yaml"
     text = "{model: {path: 'lab:0'}, data: {train: 'lab:train_questions:0'}, retriever: {corpus: 'lab:CORPUS:0'}}"
     file.write_text(text.replace("CORPUS", "train_corpus"))
-    assert [f.level for f in check_config(file)] == ["good"]
+    assert [f.level for f in check_config(file, load_config(file))] == ["good"]
     file.write_text(text.replace("CORPUS", "corpus"))
-    bad = [f for f in check_config(file) if f.level == "bad"]
+    bad = [f for f in check_config(file, load_config(file)) if f.level == "bad"]
     assert [(f.what, f.seen) for f in bad] == [("retriever.corpus", "lab:corpus:0")]
     assert bad[0].advice.startswith("lab:corpus:0: expected lab:KIND:SEED")
     assert not (tmp_path / "cache").exists()

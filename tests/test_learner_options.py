@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from services.common.errors import UserError
-from trainer.config.schema import ConfigError
 from trainer.learner.checkpoint import export_checkpoint
 from trainer.learner.model_identity import weights_digest
 
@@ -163,7 +162,7 @@ def test_compiled_layers_give_the_same_gradient(model):
     ],
 )
 def test_options_that_do_not_fit_together_are_refused_in_one_line(model, learner, line):
-    with pytest.raises(ConfigError, match=line):
+    with pytest.raises(UserError, match=line):
         make_config(model, learner=learner)
 
 

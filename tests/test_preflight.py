@@ -8,11 +8,12 @@ import re
 import pytest
 from rich.console import Console
 
+from services.common.errors import EnvironmentLacks
 from trainer.commands.cli import main
 from trainer.commands.doctor import check_config, run_doctor
-from trainer.config.schema import parse_config
+from trainer.config.schema import load_config, parse_config
 from trainer.loop.progress import Progress, duration
-from trainer.session.preflight import GIB, NotEnoughRoom, check_room, parameter_count
+from trainer.session.preflight import GIB, check_room, parameter_count
 
 
 @pytest.fixture
@@ -46,13 +47,14 @@ def test_parameters_are_counted_from_the_headers(model):
 
 def test_too_little_disk_and_too_little_memory_name_the_keys(model, config):
     with pytest.raises(
-        NotEnoughRoom, match=r"^run\.dir: .* 0\.0 GiB free; 0\.\d GiB are needed .*trainer\.keep_checkpoints"
+        EnvironmentLacks,
+        match=r"^run\.dir: .* 0\.0 GiB free; 0\.\d GiB are needed .*trainer\.keep_checkpoints",
     ) as e:
         check_room(config, model, disk_free=1 << 20, memory_free=64 * GIB)
     assert e.value.exit_code == 3
     assert "\n" not in str(e.value)
     with pytest.raises(
-        NotEnoughRoom, match=r"^memory: 1\.0 GiB are free; about \d\.\d GiB are needed .*rollout\.workers"
+        EnvironmentLacks, match=r"^memory: 1\.0 GiB are free; about \d\.\d GiB are needed .*rollout\.workers"
     ):
         check_room(config, model, disk_free=64 * GIB, memory_free=GIB)
     check_room(config, model, disk_free=64 * GIB, memory_free=64 * GIB)
@@ -61,7 +63,7 @@ def test_too_little_disk_and_too_little_memory_name_the_keys(model, config):
 def test_what_is_needed_grows_with_workers(model, config):
     check_room(config, model, disk_free=64 * GIB, memory_free=4 * GIB)
     config.rollout.workers = 8
-    with pytest.raises(NotEnoughRoom, match="8 rollout workers"):
+    with pytest.raises(EnvironmentLacks, match="8 rollout workers"):
         check_room(config, model, disk_free=64 * GIB, memory_free=4 * GIB)
 
 
@@ -142,7 +144,7 @@ def test_durations_are_readable(seconds, text):
 def test_the_doctor_names_a_broken_configuration_and_answers_3(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("{model: {path: ./nowhere}, data: {train: ./none.jsonl}, retriever: {corpus: c}}")
-    bad = {f.what: f.seen for f in check_config(file) if f.level == "bad"}
+    bad = {f.what: f.seen for f in check_config(file, load_config(file)) if f.level == "bad"}
     assert bad["model.path"] == "./nowhere"
     assert bad["data.train"] == "./none.jsonl"
     out = io.StringIO()

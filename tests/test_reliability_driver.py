@@ -19,13 +19,14 @@ from test_trainer_monitor_actions import Scripted, events, system
 from test_trainer_stopping import Halting, checkpoints, listened, send
 
 from services.common import signals
+from services.common.errors import UnspiralError
 from services.contracts import Action, Question, Trajectory
 from trainer.learner.checkpoint import fault, step_folder, written_aside
 from trainer.learner.group import LearnerError
 from trainer.loop import restore
 from trainer.loop.sampling import RolloutBatch
 from trainer.session import stopping, watchdog
-from trainer.session.watchdog import Stalled, watched
+from trainer.session.watchdog import watched
 
 
 @pytest.fixture(autouse=True)
@@ -244,7 +245,7 @@ def test_a_run_that_gets_no_further_says_what_it_waits_for_and_ends(tmp_path):
     driver = Halting(made, 3, waits_for_ever)
     began = time.monotonic()
     with pytest.raises(
-        Stalled, match=r"no progress for \d+ s \(trainer.stall_timeout_seconds=0.5\) in update"
+        UnspiralError, match=r"no progress for \d+ s \(trainer.stall_timeout_seconds=0.5\) in update"
     ) as caught:
         asyncio.run(watching(made, driver, 0.5))
     assert caught.value.exit_code == 1 and time.monotonic() - began < 20
@@ -273,7 +274,7 @@ def test_a_run_is_ended_also_where_the_stuck_part_cannot_be_asked(tmp_path):
         await asyncio.Future()
 
     driver = Halting(made, 3, waits_for_ever)
-    with pytest.raises(Stalled):
+    with pytest.raises(UnspiralError):
         asyncio.run(watching(made, driver, 0.5))
     assert "no more can be said (RuntimeError: the pool is gone)" in "\n".join(driver.said)
     assert "stall.txt cannot be written" in "\n".join(driver.said)
@@ -305,7 +306,7 @@ def test_a_call_of_the_learner_has_until_its_own_timeout_but_is_told_of(tmp_path
         await asyncio.sleep(60)
 
     began = time.monotonic()
-    with pytest.raises(Stalled):
+    with pytest.raises(UnspiralError):
         asyncio.run(watching(made, Halting(made, 3, update), 0.4))
     assert 2.0 < time.monotonic() - began < 30
 

@@ -1,4 +1,5 @@
-"""Ray's own processes are killed under a run: it saves what it has, and one line of its own is the last."""
+"""Ray's own processes are killed under a run or an evaluation. A run saves its last step; the last line says
+what has died."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ import time
 
 import psutil
 import pytest
-from end_to_end import finish, laboratory, metrics
-from runs import all_gone, at_step, run_config, start
+from end_to_end import command, finish, laboratory, metrics
+from runs import all_gone, at_step, ray_processes, run_config, start, until
 
 from trainer.learner.checkpoint import latest
 
@@ -50,4 +51,19 @@ def test_a_run_whose_ray_dies_saves_and_says_so_in_its_last_line(files, folder, 
     for word in ("Traceback", "state-dump", "\x1b[", "(raylet)"):
         assert word not in out
     assert json.loads((run / "summary.json").read_text())["exit"] == 3
+    assert all_gone(children, 30) == []
+
+
+def test_an_eval_whose_ray_dies_says_so_in_its_last_line_and_leaves_no_process(files, folder):
+    config = run_config(files, folder, "eval", evaluation={"limit": 200})
+    process = command("eval", "--config", config)
+    until(lambda: ray_processes(process, "ray::RolloutWorker"), process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    (victim,) = [p for p in children if p.name() == "gcs_server"]
+    victim.kill()
+    code, out = finish(process, 60)
+    assert code == 3, out
+    line = r"unspiral: Ray's head \(GCS\) at \S+ has died: no answer for 2 s"
+    assert re.fullmatch(line, out.rstrip().splitlines()[-1]), out
+    assert "Traceback" not in out
     assert all_gone(children, 30) == []

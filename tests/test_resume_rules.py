@@ -18,9 +18,8 @@ from test_trainer_stopping import started, trained
 
 from services.common.errors import UserError
 from services.contracts import Question
-from trainer.config.schema import ConfigError, leaf_keys, parse_config
+from trainer.config.schema import leaf_keys, parse_config
 from trainer.data.cursor import PromptCursor
-from trainer.data.errors import DataError
 from trainer.data.questions import load_questions
 from trainer.learner.checkpoint import latest, step_folder, written_aside
 from trainer.learner.group import LearnerError
@@ -182,10 +181,10 @@ def test_a_change_that_is_allowed_goes_on_with_a_warning(begun):
     make_model(begun / "model", rope=20000.0)
     config = parse_config(raw_of(begun, **BEGAN | {"reward": {"kind": "f1"}}))
     with pytest.raises(
-        ConfigError, match=r"model\.path: config\.json: rope_theta.*\(also changed: reward\.kind\)"
+        UserError, match=r"model\.path: config\.json: rope_theta.*\(also changed: reward\.kind\)"
     ):
         go_on_from(latest(begun / "r"), config, begun / "model", frozenset())
-    with pytest.raises(ConfigError, match=r"^reward\.kind: the run began with em"):
+    with pytest.raises(UserError, match=r"^reward\.kind: the run began with em"):
         go_on_from(latest(begun / "r"), config, begun / "model", frozenset({"model.path"}))
     lines = go_on_from(
         latest(begun / "r"), config, begun / "model", frozenset({"model.path", "reward.kind"})
@@ -223,12 +222,12 @@ def test_a_checkpoint_of_an_earlier_version_is_gone_on_from_with_a_warning(begun
     assert line.startswith("warning: step_000004 is of an earlier version, which kept no settings: ")
     config.learner.lora.alpha = 64.0
     with pytest.raises(
-        ConfigError, match=r"^learner\.lora\.alpha: the run began with alpha / rank = 0\.5 .* with 4:"
+        UserError, match=r"^learner\.lora\.alpha: the run began with alpha / rank = 0\.5 .* with 4:"
     ):
         go_on_from(path, config, begun / "model", frozenset())
     config.learner.lora.alpha = 8.0
     make_model(begun / "model", eps=1e-5)
-    with pytest.raises(ConfigError, match="rms_norm_eps"):
+    with pytest.raises(UserError, match="rms_norm_eps"):
         go_on_from(path, config, begun / "model", frozenset())
 
 
@@ -244,7 +243,7 @@ def test_a_run_keeps_what_it_is_in_each_checkpoint(tmp_path, monkeypatch):
     )
     assert identity["model"]["config"] == {"model_type": "qwen3"}
     made.config.seed = 5
-    with pytest.raises(ConfigError, match=r"^seed: the run began with 0 and cannot go on with 5: "):
+    with pytest.raises(UserError, match=r"^seed: the run began with 0 and cannot go on with 5: "):
         trained(made, resume="latest")
     made.config.trainer.steps = 14
     _, out = trained(made, resume="latest", allow_changed=["seed"])
@@ -273,7 +272,7 @@ def questions(n, text="q"):
 def test_other_prompts_begin_a_new_pass_where_that_is_allowed(key, cursor):
     before = PromptCursor(questions(10), 1, True)
     before.take(4)
-    with pytest.raises(DataError, match=f"^{key}: "):
+    with pytest.raises(UserError, match=f"^{key}: "):
         cursor().load_state_dict(before.state_dict())
     going_on = cursor(may_change=frozenset({key}))
     going_on.load_state_dict(before.state_dict())
@@ -295,7 +294,7 @@ def test_a_learner_is_not_restored_from_a_folder_that_has_changed(tmp_path, monk
             return await super().one_step(step)
 
     with pytest.raises(
-        ConfigError, match=r"has changed since the run began.*rope_theta was 10000\.0 and is 5\.0"
+        UserError, match=r"has changed since the run began.*rope_theta was 10000\.0 and is 5\.0"
     ):
         asyncio.run(Losing(made, {}).run())
     assert made.learner.starts == 0

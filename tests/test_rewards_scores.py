@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from services.common.errors import UserError
 from services.contracts import Action, Observation, Question, Trajectory
-from trainer.rewards import RewardError, final_answer, make_reward, normalize, right_at, unscorable
+from trainer.rewards import final_answer, make_reward, normalize, right_at, unscorable
 
 PROMPT = "you can directly provide the answer inside <answer> and </answer>. For example, <answer> Beijing </answer>. Question: where?\n"
 NOTICE = "\nMy previous action is invalid. I should put the query between <search> and </search>, the answer between <answer> and </answer>.\n"
@@ -328,7 +329,7 @@ def test_a_bad_reward_kind_is_one_line(kind, says, tmp_path, monkeypatch):
     (tmp_path / "broken_reward.py").write_text("def f(:\n")
     (tmp_path / "raising_reward.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(RewardError) as e:
+    with pytest.raises(UserError) as e:
         make_reward(kind)
     assert e.value.exit_code == 2
     assert str(e.value).startswith(f"reward.kind {kind!r}: ")
@@ -351,11 +352,11 @@ def test_a_function_of_the_user_that_fails_names_itself_its_line_and_the_traject
     )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
-        RewardError,
+        UserError,
         match=r"'failing_reward_module:f': on trajectory u: AttributeError: .*failing_reward_module\.py, line 2\)$",
     ):
         make_reward("failing_reward_module:f")(trajectory("x"))
-    with pytest.raises(RewardError, match="on trajectory u: TypeError: returned the text 'good'; expected a"):
+    with pytest.raises(UserError, match="on trajectory u: TypeError: returned the text 'good'; expected a"):
         make_reward("failing_reward_module:g")(trajectory("x"))
 
 
@@ -386,7 +387,7 @@ def test_what_a_function_of_the_user_returns_is_a_number_or_none(tmp_path, monke
     if not isinstance(worth, str):
         assert reward(trajectory("x")) == worth
         return
-    with pytest.raises(RewardError) as e:
+    with pytest.raises(UserError) as e:
         reward(trajectory("x"))
     assert worth in str(e.value) and "on trajectory u" in str(e.value) and "\n" not in str(e.value)
 
@@ -394,7 +395,7 @@ def test_what_a_function_of_the_user_returns_is_a_number_or_none(tmp_path, monke
 def test_a_module_that_ends_the_program_is_refused_and_ends_nothing(tmp_path, monkeypatch):
     (tmp_path / "ending_reward_module.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(RewardError, match="ending_reward_module ends the program when it is imported"):
+    with pytest.raises(UserError, match="ending_reward_module ends the program when it is imported"):
         make_reward("ending_reward_module:f")
 
 
@@ -417,5 +418,5 @@ def test_what_a_function_calls_right_is_a_finite_number(said, least):
     if least is not None:
         assert right_at(reward, None) == least
         return
-    with pytest.raises(RewardError, match="attribute right_at of the reward function"):
+    with pytest.raises(UserError, match="attribute right_at of the reward function"):
         right_at(reward, None)

@@ -12,13 +12,13 @@ from rollout_models import tiny_model
 from test_rollout_membership import pool_of, until
 from test_trainer_monitor_actions import system
 
-from services.common.errors import UnspiralError
+from services.common.errors import UnspiralError, UserError
 from services.contracts import WeightUpdate, WorkerInfo
 from services.rollout.engines.transformers_engine import TransformersEngine
 from services.rollout.pool import placement
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightsGoneError
-from trainer.config.schema import ConfigError, parse_config
+from trainer.config.schema import parse_config
 from trainer.loop.driver import Driver
 from trainer.session.stopping import StopSignals
 
@@ -42,7 +42,7 @@ def raw(**sections):
     ],
 )
 def test_what_does_not_go_with_turns_is_refused_in_one_line(sections, line):
-    with pytest.raises(ConfigError, match=line):
+    with pytest.raises(UserError, match=line):
         parse_config(raw(**sections))
 
 

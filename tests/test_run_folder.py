@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from services.common.errors import UserError
 from services.contracts import Action, Observation, Question, Trajectory
-from trainer.config.schema import ConfigError, parse_config
+from trainer.config.schema import parse_config
 from trainer.loop.run_folder import RunFolder
 
 
@@ -114,11 +115,11 @@ def test_a_line_after_a_torn_one_stays_whole(config):
 def test_a_folder_has_one_owner_and_is_not_overwritten(config):
     first = RunFolder(config)
     first.open(resume=False)
-    with pytest.raises(ConfigError, match="in use by another running process"):
+    with pytest.raises(UserError, match="in use by another running process"):
         RunFolder(config).open(resume=True)
     first.metrics({"step": 1})
     first.close()
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(UserError, match="holds a run already"):
         RunFolder(config).open(resume=False)
 
 

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from trainer.loop.progress import Progress
-from trainer.session.output import Unhurried, complain, unhurried
+from trainer.session.output import NonBlockingStream, complain, non_blocking
 
 PIPE_BYTES = 4096
 
@@ -36,7 +36,7 @@ def pipe():
 
 def test_everything_is_printed_in_order_through_a_pipe_that_is_read_late(pipe):
     read, file = pipe
-    stream, got = Unhurried(file), []
+    stream, got = NonBlockingStream(file), []
     for i in range(2000):
         stream.write(f"line {i} \u00e9\n")
     assert not stream.drain(0.2)
@@ -54,7 +54,7 @@ def test_everything_is_printed_in_order_through_a_pipe_that_is_read_late(pipe):
 
 def test_what_nobody_reads_is_left_out_and_counted(pipe):
     read, file = pipe
-    stream = Unhurried(file, kept=2)
+    stream = NonBlockingStream(file, kept=2)
     stream.write("x" * PIPE_BYTES * 2)  # in the hands of the thread, which waits
     time.sleep(0.3)
     for i in range(5):
@@ -70,7 +70,7 @@ def test_what_nobody_reads_is_left_out_and_counted(pipe):
 def test_a_reader_that_has_gone_is_no_error(pipe):
     read, file = pipe
     os.close(read)
-    stream = Unhurried(file)
+    stream = NonBlockingStream(file)
     stream.write("to nobody\n")
     assert stream.drain(20)
 
@@ -78,7 +78,7 @@ def test_a_reader_that_has_gone_is_no_error(pipe):
 def test_a_console_gets_its_file_back_with_all_that_was_printed():
     file = io.StringIO()
     console = Console(file=file, width=60)
-    with unhurried(console):
+    with non_blocking(console):
         console.print("inside")
         assert console.file is not file and not console.is_terminal
     console.print("after")
@@ -110,12 +110,12 @@ def test_nor_does_one_beside_a_thread_that_stands_in_a_write(pipe):
     )
 
 
-def test_what_is_unhurried_already_stays_so():
+def test_a_console_that_is_non_blocking_already_stays_so():
     file = io.StringIO()
     console = Console(file=file, width=60)
-    with unhurried(console):
+    with non_blocking(console):
         outer = console.file
-        with unhurried(console):
+        with non_blocking(console):
             assert console.file is outer
             console.print("first")
         console.print("second")

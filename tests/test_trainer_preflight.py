@@ -3,15 +3,18 @@ Ray."""
 
 import asyncio
 import signal
+import time
+from contextlib import AsyncExitStack
 from types import MappingProxyType
 
 import pytest
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import Question
 from services.rollout.errors import PromptTooLongError
 from services.settings import RolloutSettings
 from trainer.commands.cli import main
-from trainer.config.schema import ConfigError, parse_config
+from trainer.config.schema import parse_config
 from trainer.session import system
 from trainer.session.preflight import check_prompts, check_retrievers
 
@@ -46,10 +49,10 @@ def test_a_prompt_that_is_too_long_is_named_with_its_tokens_and_the_key():
 @pytest.mark.parametrize(("key", "kind"), [("index", "folder"), ("corpus", "file")])
 def test_an_index_or_corpus_that_is_not_there_is_said_before_ray_starts(tmp_path, key, kind):
     nowhere = str(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=rf"^retriever\.{key}: {nowhere}: no such {kind}"):
+    with pytest.raises(UserError, match=rf"^retriever\.{key}: {nowhere}: no such {kind}"):
         check_retrievers(parse_config(BASE | {"retriever": {key: nowhere}}))
     elsewhere = {"retriever": {"corpus": "lab:train_corpus:0"}, "evaluation": {"retriever": {key: nowhere}}}
-    with pytest.raises(ConfigError, match=rf"^evaluation\.retriever\.{key}: "):
+    with pytest.raises(UserError, match=rf"^evaluation\.retriever\.{key}: "):
         check_retrievers(parse_config(BASE | elsewhere))
 
 
@@ -106,6 +109,96 @@ def test_a_cluster_that_stays_too_small_is_one_line_and_a_local_one_is_not_waite
         rooms(monkeypatch, 2, address=address)
 
 
+def test_a_local_ray_without_room_is_told_before_anything_is_indexed_or_started(monkeypatch):
+    async def start(*arguments, **options):
+        raise AssertionError("a service was started")
+
+    for name in ("connect_ray", "leave_ray", "check_room", "check_prompts", "load_tokenizer"):
+        monkeypatch.setattr(system, name, lambda *arguments, **options: None)
+    monkeypatch.setattr(system, "questions_of", lambda *arguments: [])
+    monkeypatch.setattr(system, "PromptCursor", lambda *arguments: None)
+    monkeypatch.setattr(system, "LearnerGroup", lambda *arguments, **options: Ranks())
+    monkeypatch.setattr(system, "start_services", start)
+    monkeypatch.setattr(system, "LOCAL_SECONDS", 0.0)
+    monkeypatch.setattr(system.ray, "cluster_resources", lambda: {"CPU": 2})
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    config = parse_config(BASE | {"retriever": {"url": "http://x"}, "rollout": {"workers": 2}})
+
+    async def run():
+        async with system.start_system(config, "m", None, lambda text: None, identity={}):
+            raise AssertionError("it started")
+
+    with pytest.raises(system.placement.UnschedulableError, match="ask for CPU 3; the cluster has CPU 2"):
+        asyncio.run(run())
+
+
+class Started:
+    """A service."""
+
+    url = "http://127.0.0.1:9"
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def stop(self):
+        self.log.append(f"{self.name} stopped")
+
+
+def services(monkeypatch, tmp_path, log, *, fails=None):
+    """Start both retrievers and the likelihood service, each in .3 s, or fail at once."""
+
+    def start(name):
+        log.append(f"{name} begun")
+        if name == fails:
+            raise EnvironmentLacks(f"{name}: did not start: bad index")
+        time.sleep(0.3)
+        log.append(f"{name} started")
+        return Started(name, log)
+
+    async def ready(self, *arguments, **options):
+        pass
+
+    monkeypatch.setattr(system, "start_retriever", lambda index, *, name, **_: start(name.split("-")[-1]))
+    monkeypatch.setattr(system, "start_likelihood", lambda store, **_: start("likelihood"))
+    monkeypatch.setattr(system.RetrieverClient, "wait_ready", ready)
+    config = parse_config(
+        BASE
+        | {
+            "run": {"dir": str(tmp_path), "name": "r"},
+            "retriever": {"index": "i"},
+            "evaluation": {"retriever": {"index": "j"}},
+        }
+    )
+
+    async def run():
+        async with AsyncExitStack() as stack:
+            return await system.start_services(config, stack, lambda text: None, store=True)
+
+    return asyncio.run(run())
+
+
+NAMES = ("eval_retriever", "likelihood", "retriever")
+
+
+def test_services_start_at_the_same_time_and_are_stopped_at_the_end(monkeypatch, tmp_path):
+    log = []
+    found = services(monkeypatch, tmp_path, log)
+    assert (found.retriever_url, found.eval_retriever_url) == (Started.url, Started.url)
+    for place, what in enumerate(("begun", "started", "stopped")):
+        assert sorted(log[3 * place : 3 * place + 3]) == [f"{name} {what}" for name in NAMES]
+
+
+@pytest.mark.parametrize("fails", NAMES)
+def test_the_error_of_a_service_is_told_as_it_is_and_the_others_are_stopped(monkeypatch, tmp_path, fails):
+    log = []
+    with pytest.raises(EnvironmentLacks, match=rf"^{fails}: did not start: bad index$") as e:
+        services(monkeypatch, tmp_path, log, fails=fails)
+    assert e.value.exit_code == 3
+    started = sorted(line.split()[0] for line in log if line.endswith("started"))
+    assert started == sorted(line.split()[0] for line in log if line.endswith("stopped"))
+    assert len(started) == 2
+
+
 def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(monkeypatch):
     def refuse(**kwargs):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -114,7 +207,7 @@ def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(mo
     monkeypatch.setattr(system.ray, "init", refuse)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(system.RayUnavailable) as e:
+    with pytest.raises(EnvironmentLacks) as e:
         system.connect_ray(lambda text: None)
     assert (
         str(e.value) == "RAY_ADDRESS=10.0.0.9:6379: cannot join that cluster: ray client connection timeout"
@@ -132,7 +225,7 @@ def test_a_local_ray_that_is_not_up_in_time_is_one_line_that_says_what_helps(mon
     monkeypatch.setattr(system.ray, "init", late)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(
-        system.RayUnavailable,
+        EnvironmentLacks,
         match=r"^a local Ray did not start \(on a busy machine: .*timed out during startup",
     ) as e:
         system.connect_ray(lambda text: None)

@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 
+from services.common.errors import UserError
 from services.contracts import Action, Question, Trajectory
 from trainer.config.schema import parse_config
 from trainer.data import PromptCursor
 from trainer.loop.batches import prepare
 from trainer.loop.sampling import BatchSampler
-from trainer.rewards import RewardError
 
 RAW = {"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "http://x"}}
 QUESTIONS = [Question(str(i), f"q{i}?", ("a",), "lab") for i in range(40)]
@@ -130,6 +130,6 @@ def test_a_threshold_of_a_reward_function_that_is_no_number_is_refused(said):
 
     reward.right_at = said
     with pytest.raises(
-        RewardError, match=r"attribute right_at of the reward function is .*; expected a number"
+        UserError, match=r"attribute right_at of the reward function is .*; expected a number"
     ):
         scored_by(reward)

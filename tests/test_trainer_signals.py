@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from services.common import signals
-from trainer.config.schema import ConfigError
+from services.common.errors import UnspiralError, UserError
 from trainer.lab import show
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -69,7 +69,7 @@ def test_an_arm_that_ends_badly_is_named_while_the_other_still_runs(tmp_path):
     other = subprocess.Popen(SLEEP)
     processes = {"llds": other, "grpo": bad}
     with (
-        pytest.raises(show.ArmFailed, match=r"^grpo: exit status 3; see .*collapse-0-grpo\.log$"),
+        pytest.raises(UnspiralError, match=r"^grpo: exit status 3; see .*collapse-0-grpo\.log$"),
         show.ended(processes),
     ):
         show.running(processes, tmp_path, {"grpo": Arm, "llds": Arm})
@@ -88,7 +88,7 @@ def test_a_demo_that_is_still_running_keeps_its_folder(tmp_path):
     (folder / "metrics.jsonl").write_text("{}\n")
     with open(folder / ".lock", "a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="in use by another running process"):
+        with pytest.raises(UserError, match="in use by another running process"):
             show.fresh_config(raw)
         assert (folder / "metrics.jsonl").exists()
     for _ in range(2):  # the second time there is none to be moved

@@ -19,8 +19,7 @@ from rich.console import Console
 from test_trainer_monitor_actions import Pool, Scripted, events, rollback, system
 
 from services.common import signals
-from trainer.config.schema import ConfigError
-from trainer.data.models import ModelError
+from services.common.errors import UserError
 from trainer.learner.checkpoint import CheckpointNotWritten, drop_after, latest, step_folder
 from trainer.learner.group import LearnerError
 from trainer.session import run as runs
@@ -364,10 +363,10 @@ def test_a_run_that_fails_before_its_first_step_leaves_a_summary(tmp_path, monke
     started(made, monkeypatch)
 
     def resolve(path):
-        raise ModelError("model.path m: no such folder")
+        raise UserError("model.path m: no such folder")
 
     monkeypatch.setattr(runs.models, "resolve", resolve)
-    with pytest.raises(ModelError):
+    with pytest.raises(UserError):
         trained(made)
     assert summary(made)["steps"] == 0 and summary(made)["exit"] == 2
 
@@ -447,6 +446,6 @@ def test_a_full_disk_ends_the_run_with_the_name_of_the_file(tmp_path, monkeypatc
 def test_a_folder_in_use_is_left_as_it_is(tmp_path, monkeypatch):
     made = system(tmp_path)  # holds it
     started(made, monkeypatch)
-    with pytest.raises(ConfigError, match="in use"):
+    with pytest.raises(UserError, match="in use"):
         trained(made)
     assert not (made.folder.path / "summary.json").exists()

@@ -17,8 +17,8 @@ from services.contracts import Observation, Question
 from services.rollout.worker.plain_text import TextEncoder
 from services.rollout.worker.templates import ParsedAction, make_template
 from services.settings import RolloutSettings
-from trainer.commands.warm_start import WarmStartError, as_batch, compose, supervised, train_on, warm_start
-from trainer.config.schema import ConfigError, parse_config
+from trainer.commands.warm_start import as_batch, compose, run_warm_start, supervised, train_on
+from trainer.config.schema import parse_config
 from trainer.rewards import make_reward
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -264,23 +264,23 @@ def test_the_command_teaches_the_tags_and_writes_a_model(tmp_path):
     write_world(tmp_path)
     model, said = byte_model(tmp_path / "model"), []
     config = config_of(model, tmp_path)
-    done = warm_start(config, tmp_path / "out", questions=12, epochs=8, batch=4, lr=3e-3, say=said.append)
+    done = run_warm_start(config, tmp_path / "out", questions=12, epochs=8, batch=4, lr=3e-3, say=said.append)
     assert done["demonstrations"] >= 4 and done["logp_last"] > done["logp_first"] + 1.0
     taught = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert sum(p.numel() for p in taught.parameters()) == sum(
         p.numel() for p in AutoModelForCausalLM.from_pretrained(model).parameters()
     )
     assert any("demonstrations of 12 questions" in line for line in said)
-    with pytest.raises(ConfigError, match="exists and is no earlier export"):
-        warm_start(config, tmp_path, questions=1, epochs=1, batch=1, lr=1e-3)
+    with pytest.raises(UserError, match="exists and is no earlier export"):
+        run_warm_start(config, tmp_path, questions=1, epochs=1, batch=1, lr=1e-3)
 
 
 @pytest.mark.ray
 def test_a_retriever_that_finds_nothing_is_said_in_one_line(tmp_path):
     write_world(tmp_path)
     (tmp_path / "corpus.jsonl").write_text(json.dumps({"id": "0", "contents": '"Herring"\nA fish.'}) + "\n")
-    with pytest.raises(WarmStartError, match="finds no golden answer of any of 12 questions"):
-        warm_start(
+    with pytest.raises(UserError, match="finds no golden answer of any of 12 questions"):
+        run_warm_start(
             config_of(byte_model(tmp_path / "model"), tmp_path),
             tmp_path / "out",
             questions=12,

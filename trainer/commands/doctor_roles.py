@@ -1,5 +1,5 @@
-"""What `unspiral doctor` looks at inside a container: only what the container's role needs (UNSPIRAL_ROLE,
-set by the images)."""
+"""Checks of `unspiral doctor` inside a container: only what its role needs (UNSPIRAL_ROLE, set by the
+images)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
+
 from services.common.errors import UnspiralError
 from services.common.extras import EXTRAS, how_to_install
 from services.common.http.auth import TOKEN_VARIABLE, token_of
-from trainer.commands.findings import GIB, Finding, ask, version
+from services.control.records import RunStatus
+from services.likelihood.launch import without_password
+from services.likelihood.store.opening import open_store
+from trainer.commands.findings import GIB, Finding, ask, judged
+from trainer.commands.version import version
 
 READY = {
     "retriever": "http://127.0.0.1:8000/readyz",
@@ -20,7 +26,7 @@ READY = {
     "control": "http://127.0.0.1:8200/readyz",
     "node": "http://127.0.0.1:52365/api/local_raylet_healthz",
 }
-"""What answers in a container of each role once it serves."""
+"""Address that answers, by role, once the container serves."""
 MEMORY_GIB = {"retriever": 0.5, "likelihood": 0.25, "control": 0.25, "node": 3.0}
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
@@ -45,35 +51,18 @@ def check_container(role: str) -> Iterator[Finding]:
     """Memory limit, user, and folders that must be writable."""
     limit = memory_limit()
     if limit is not None:
-        enough = limit >= MEMORY_GIB[role] * GIB
-        yield Finding(
-            "memory limit",
-            "good" if enough else "bad",
-            f"{limit / GIB:.1f} GiB",
-            ""
-            if enough
-            else f"a {role} container needs {MEMORY_GIB[role]:g} GiB (deploy.resources.limits.memory)",
-        )
-    root = os.getuid() == 0
-    yield Finding(
-        "user",
-        "note" if root else "good",
-        f"uid {os.getuid()}",
-        "runs as root; the images use 10001" if root else "",
-    )
-    folders = [tempfile.gettempdir()] + (
-        [os.environ.get("UNSPIRAL_CACHE", "/cache"), "/runs"] if role == "node" else []
-    )
+        advice = f"a {role} container needs {MEMORY_GIB[role]:g} GiB (deploy.resources.limits.memory)"
+        yield judged("memory limit", limit >= MEMORY_GIB[role] * GIB, f"{limit / GIB:.1f} GiB", advice)
+    user = os.getuid()
+    yield judged("user", user != 0, f"uid {user}", "runs as root; the images use 10001", "note")
+    folders = [tempfile.gettempdir()]
+    if role == "node":
+        folders += [os.environ.get("UNSPIRAL_CACHE", "/cache"), "/runs"]
     for folder in folders:
         writable = os.access(folder, os.W_OK)
-        yield Finding(
-            folder,
-            "good" if writable else "bad",
-            "writable" if writable else "not writable" if os.path.isdir(folder) else "no such folder",
-            ""
-            if writable
-            else "mount a volume there that belongs to uid 10001; all nodes share /runs and the cache",
-        )
+        seen = "writable" if writable else "not writable" if os.path.isdir(folder) else "no such folder"
+        advice = "mount a volume there that belongs to uid 10001; all nodes share /runs and the cache"
+        yield judged(folder, writable, seen, advice)
 
 
 def memory_limit(files: tuple[Path, ...] = CGROUP_LIMITS) -> int | None:
@@ -87,31 +76,19 @@ def memory_limit(files: tuple[Path, ...] = CGROUP_LIMITS) -> int | None:
 
 
 def check_token() -> Iterator[Finding]:
-    """The token that strangers lack."""
+    """The token that keeps strangers out."""
     try:
         token = token_of(TOKEN_VARIABLE) or ""
     except UnspiralError as e:
         yield Finding(TOKEN_VARIABLE, "bad", str(e), "deploy/new_env.sh writes one into .env")
         return
-    advice = (
-        ""
-        if token
-        else "set it (deploy/new_env.sh writes one into .env): the service refuses to be reachable without"
-    )
-    yield Finding(
-        "UNSPIRAL_API_TOKEN",
-        "good" if token else "bad",
-        f"set, {len(token)} characters" if token else "not set",
-        advice,
-    )
+    advice = "set it (deploy/new_env.sh writes one into .env): the service refuses to be reachable without"
+    seen = f"set, {len(token)} characters" if token else "not set"
+    yield judged(TOKEN_VARIABLE, bool(token), seen, advice)
 
 
 def check_store() -> Iterator[Finding]:
     """Whether the likelihood service's store answers."""
-    from services.likelihood.launch import without_password
-    from services.likelihood.records import LikelihoodError
-    from services.likelihood.store.opening import open_store
-
     url = os.environ.get("UNSPIRAL_STORE")
     if not url:
         yield Finding(
@@ -126,34 +103,25 @@ def check_store() -> Iterator[Finding]:
         store = open_store(url)
         runs = len(store.runs())
         store.close()
-    except (LikelihoodError, OSError) as e:
-        yield Finding(
-            "store",
-            "bad",
-            shown,
-            f"{' '.join(str(e).split())[:200]} (is redis up, and REDIS_PASSWORD the same on both sides?)",
-        )
+    except (UnspiralError, OSError) as e:
+        reason = " ".join(str(e).split())[:200]
+        advice = f"{reason} (is redis up, and REDIS_PASSWORD the same on both sides?)"
+        yield Finding("store", "bad", shown, advice)
     except ModuleNotFoundError as e:
-        yield Finding(
-            "store", "bad", shown, f"{e.name} is not installed: build the image with EXTRAS={EXTRAS['redis']}"
-        )
+        advice = f"{e.name} is not installed: build the image with EXTRAS={EXTRAS['redis']}"
+        yield Finding("store", "bad", shown, advice)
     else:
         yield Finding("store", "good", f"{shown}: {runs} runs")
 
 
-def check_cluster() -> Iterator[Finding]:
-    """Whether Ray is installed, and what the control plane says of the run that it found."""
-    import httpx
-
-    from services.control.records import RunStatus
-
+def check_ray_package() -> Iterator[Finding]:
+    """Whether Ray is installed."""
     ray = version("ray")
-    yield Finding(
-        "Ray",
-        "good" if ray else "bad",
-        ray or "none",
-        "" if ray else how_to_install("cpu"),
-    )
+    yield judged("Ray", ray is not None, ray or "none", how_to_install("cpu"))
+
+
+def check_run() -> Iterator[Finding]:
+    """The answer of the control plane here about the run that it found."""
     try:
         token = token_of(TOKEN_VARIABLE) or ""
     except UnspiralError:  # `check_token` says it

@@ -38,10 +38,13 @@ EXAMPLES = {
 }
 
 
-def give_examples(app: typer.Typer, prefix: str = "") -> None:
-    """Put each command's example at the end of its help page."""
+def example_of(command: str) -> str | None:
+    """The last line of a command's help page; None for a command that has no example."""
+    return f"Example: {EXAMPLES[command]}" if command in EXAMPLES else None
+
+
+def give_examples(app: typer.Typer, prefix: str) -> None:
+    """Put each command's example at the end of its help page. prefix: the name of the app, with a space
+    behind."""
     for command in app.registered_commands:
-        name = f"{prefix}{command.name or command.callback.__name__}"
-        command.epilog = f"Example: {EXAMPLES[name]}" if name in EXAMPLES else None
-    for group in app.registered_groups:
-        give_examples(group.typer_instance, f"{prefix}{group.name} ")
+        command.epilog = example_of(f"{prefix}{command.name}")

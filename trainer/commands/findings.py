@@ -1,15 +1,15 @@
-"""What the doctor's checks share."""
+"""Findings, and the helpers that the doctor's checks share."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import urllib.request
 from dataclasses import dataclass
 from typing import Literal
 
+Level = Literal["good", "note", "bad"]
 GIB = 1 << 30
 ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-"""Opens an address. By no proxy, like the clients of these services."""
+"""Opens an address, by no proxy, as the clients of these services do."""
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,11 @@ class Finding:
     """One line of the doctor's table. `bad` makes the exit status 3."""
 
     what: str
-    level: Literal["good", "note", "bad"]
+    level: Level
     seen: str
     advice: str = ""
 
 
-def version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def judged(what: str, good: bool, seen: str, advice: str, otherwise: Level = "bad") -> Finding:
+    """`good` without the advice, or `otherwise` with it."""
+    return Finding(what, "good", seen) if good else Finding(what, otherwise, seen, advice)

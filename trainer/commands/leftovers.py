@@ -1,4 +1,4 @@
-"""What killed runs left on this machine, and its removal: only what is provably a run's, and whose run is
+"""Remains of killed runs on this machine, and their removal: only of what is provably a run's, whose run is
 dead."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ END_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something that a dead run left, and what removes it."""
+    """Something that a dead run left, and the function that removes it."""
 
     what: str
     remove: Callable[[], None]
@@ -82,7 +82,8 @@ def _addresses(folder: Path) -> Iterator[Leftover]:
     for file in sorted(folder.glob("*/control.json")):
         try:
             about = json.loads(file.read_text(encoding="utf-8"))
-            pid, host = int(about["pid"]), about.get("host", socket.gethostname())
+            pid = int(about["pid"])
+            host = about.get("host", socket.gethostname())
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue  # no run wrote it
         if host == socket.gethostname() and not psutil.pid_exists(pid) and not _locked(file.parent):

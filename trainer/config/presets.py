@@ -1,5 +1,4 @@
-"""What the name of a loss promises beside its formula: settings that it brings where the user has not set
-them himself.
+"""Settings that the name of a loss brings, beside its formula, where the user has not set them.
 
 Sources: DAPO arXiv 2503.14476 (clip-higher; dynamic sampling), GSPO 2507.18071 (section 5.1), Dr. GRPO
 2503.20783 (advantages without the standard deviation, a fixed length), CISPO 2506.13585 (no lower bound for
@@ -19,11 +18,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"advantage": "dr_grpo"},
     "cispo": {"clip_low": 1.0},
 }
-"""By loss. Of other losses, and of keys that are not named here, the field's default holds."""
+"""By loss. For other losses, and for keys that are not named here, the field's default holds."""
 KEYS = ("advantage", "clip_low", "clip_high", "dynamic_sampling")
 
 
-def promised(settings: BaseModel) -> dict[str, Any]:
-    """Values of those of KEYS that the user left to the loss. settings: of the section `algorithm`."""
-    preset, fields = PRESETS.get(settings.loss, {}), type(settings).model_fields
+def promised(loss: str, settings: BaseModel) -> dict[str, Any]:
+    """Values of those of KEYS that the user left to the loss. settings: the section `algorithm`."""
+    preset = PRESETS.get(loss, {})
+    fields = type(settings).model_fields
     return {key: preset.get(key, fields[key].default) for key in KEYS if key not in settings.model_fields_set}

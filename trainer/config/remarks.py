@@ -1,9 +1,14 @@
-"""What a user should hear about a configuration that is accepted."""
+"""Remarks on a configuration that is accepted."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
 from trainer.config.presets import PRESETS
 from trainer.config.schema import Config
+from trainer.config.used_with import UsedWith
 
 
 def remarks(config: Config) -> list[str]:
@@ -19,21 +24,16 @@ def remarks(config: Config) -> list[str]:
         if key == "dynamic_sampling" and config.rollout.max_staleness:
             why = f" (rollout.max_staleness={config.rollout.max_staleness} excludes it)"
         lines.append(f"algorithm.loss={a.loss} runs with algorithm.{key}={mine}{why}; its own is {value}")
-    without_effect = [
-        (a, "dr_grpo_tokens", "algorithm", a.loss == "dr_grpo", "algorithm.loss=dr_grpo"),
-        (a.importance, "cap", "algorithm.importance", a.importance.mode != "off", "a mode other than off"),
-        (
-            a.overlong,
-            "penalty",
-            "algorithm.overlong",
-            a.overlong.tokens > 0,
-            "algorithm.overlong.tokens above 0",
-        ),
-        (a.llds, "answer_lambda", "algorithm.llds", a.llds.answer_weight == "code", "answer_weight=code"),
-        (a.llds, "snapshot_every", "algorithm.llds", a.llds.anchor == "snapshot", "anchor=snapshot"),
-    ]
-    for section, key, path, used, needs in without_effect:
-        value = getattr(section, key)
-        if not used and value != type(section).model_fields[key].default:
-            lines.append(f"{path}.{key}={value} does nothing: it needs {needs}")
-    return lines
+    return [*lines, *_without_effect(config)]
+
+
+def _without_effect(section: BaseModel, path: str = "") -> Iterator[str]:
+    """One line for each key that is set, and that no other key makes use of (`UsedWith`)."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        key = f"{path}{field.alias or name}"
+        if isinstance(value, BaseModel):
+            yield from _without_effect(value, f"{key}.")
+        for needs in field.metadata:
+            if isinstance(needs, UsedWith) and value != field.default and not needs.is_used(section):
+                yield f"{key}={value} does nothing: it needs {path}{needs}"

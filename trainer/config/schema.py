@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
+from services.common.errors import UserError
 from services.common.names import accepted, nearest
 from services.common.redaction import address_without_secrets
 from services.settings import (
@@ -23,19 +27,13 @@ from services.settings import (
     StoreSettings,
     WeightSyncSettings,
 )
+from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.learner import LearnerSettings
-from trainer.config.presets import promised
 from trainer.rewards import ACCEPTED, is_kind
 
 
-class ConfigError(ValueError):
-    """A mistake in the configuration: one line that names the key and says what is accepted."""
-
-    exit_code = 2
-
-
 class RunSettings(Settings):
-    """Where a run lies: `dir/name`."""
+    """The folder of a run, `dir/name`."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)
     """Name of the run; letters, digits, dot, dash and underscore."""
@@ -64,96 +62,6 @@ class DataSettings(Settings):
     """Shuffle the training questions anew for each pass, seeded."""
 
 
-class ImportanceSettings(Settings):
-    """Correction for the difference between sampler and learner (truncated importance sampling)."""
-
-    mode: Literal["off", "token", "sequence_mask"] = "off"
-    """`token`: min(exp(logp_old - logp_sampler), cap) on each token; `sequence_mask`: drop sequences whose
-    geometric mean leaves [1/cap, cap]."""
-    cap: float = Field(2.0, gt=1)
-    """Largest weight."""
-
-
-class OverlongSettings(Settings):
-    """DAPO's soft penalty for answers that come near the length limit (arXiv 2503.14476, eq. 13)."""
-
-    tokens: int = Field(0, ge=0)
-    """Width of the soft zone below the limit, in model tokens; 0 is off."""
-    penalty: float = Field(1.0, ge=0)
-    """Reward taken off at the limit."""
-
-
-class LLDSSettings(Settings):
-    """Lazy likelihood displacement regularisation (arXiv 2512.04220): a one-sided pull on tokens of right or
-    untrained answers that lost likelihood."""
-
-    lambda_: float = Field(0.2, ge=0, alias="lambda")
-    """Weight; 0 is off. The paper takes 0.2, and 0.3 for a 7B instruct model."""
-    gate: Literal["action", "response", "token"] = "action"
-    """Unit whose summed log-prob must have fallen before its tokens are pulled: LLDS-A, LLDS-R, or no
-    gate."""
-    denominator: Literal["preserved", "all"] = "preserved"
-    """Token count that divides the sum: of the preserved set (paper) or of all action tokens (released
-    code)."""
-    preserve: Literal["nonnegative", "right"] = "nonnegative"
-    """Preserved set: advantage >= 0 (paper), or those of them alone that are right (`reward.right_at`)."""
-    anchor: Literal["batch_start", "snapshot"] = "batch_start"
-    """Where likelihood is compared with: the weights at the start of the batch, or a kept copy of the
-    weights."""
-    snapshot_every: int = Field(10, ge=1)
-    """Steps between refreshes of the kept copy (anchor `snapshot`)."""
-    answer_weight: Literal["off", "paper", "code"] = "off"
-    """Weight beta on the answer span (LLDS-MA): the paper's schedule or the released code's."""
-    answer_lambda: float = Field(0.1, ge=0)
-    """Slope of the released code's schedule."""
-    min_drop: float | Literal["auto"] = "auto"
-    """Drops of at most this many nats count as 0; `auto` measures the noise of re-scoring."""
-
-    @model_validator(mode="after")
-    def _min_drop(self) -> LLDSSettings:
-        if self.min_drop != "auto" and self.min_drop < 0:
-            raise ValueError("min_drop must be >= 0 or auto")
-        return self
-
-
-class AlgorithmSettings(Settings):
-    """Loss and its extras."""
-
-    loss: Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"] = "grpo"
-    """Policy loss; docs/algorithms.md has the formulas. `dapo`, `gspo`, `dr_grpo` and `cispo` bring what
-    their papers set for the keys below, where those are not given."""
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """How rewards of a group become advantages. Not given: `grpo`, with the loss dr_grpo `dr_grpo`."""
-    clip_low: float = Field(0.2, gt=0)
-    """Lower clip epsilon (not the bound). Not given: 0.2, with gspo 3e-4, with cispo 1 (no lower bound)."""
-    clip_high: float = Field(0.2, gt=0)
-    """Upper clip epsilon. Not given: 0.2, with dapo 0.28, with gspo 4e-4."""
-    kl: float = Field(0.0, ge=0)
-    """Weight of the KL to the reference model (k3); paper: 0.001."""
-    entropy: float = Field(0.0, ge=0)
-    """Weight of the entropy bonus."""
-    dr_grpo_tokens: int | None = Field(None, ge=1)
-    """Fixed length, in tokens, that divides dr_grpo's sum. Not given, with that loss: the most that a model
-    may write in a trajectory, rollout.max_response_tokens x (rollout.max_turns + 1)."""
-    dynamic_sampling: int = Field(0, ge=0)
-    """DAPO: most extra rounds of prompts sampled to replace groups in which every reward is the same; 0 is
-    off. Not given: 0, with dapo 10 (with rollout.max_staleness, which excludes it, 0)."""
-    importance: ImportanceSettings = ImportanceSettings()
-    overlong: OverlongSettings = OverlongSettings()
-    llds: LLDSSettings = LLDSSettings()
-
-    @model_validator(mode="after")
-    def _fits(self) -> AlgorithmSettings:
-        self.__dict__.update(
-            promised(self)
-        )  # not by assignment: what the loss brings is not what the user has set
-        if self.llds.answer_weight == "code" and self.llds.answer_lambda == 0:
-            raise ValueError(
-                "algorithm.llds.answer_lambda=0 with answer_weight=code keeps the answer span's weight at 0 for ever; set it above 0"
-            )
-        return self
-
-
 class EvalSettings(Settings):
     """Evaluation during a run and in `unspiral eval`."""
 
@@ -166,7 +74,7 @@ class EvalSettings(Settings):
 
 
 class RewardSettings(Settings):
-    """What an answer is worth."""
+    """The reward of a trajectory."""
 
     kind: str = "em"
     """`em`, `f1`, `subem`, `format` (Search-R1 v0.3), `em_strict` (numbers and signs kept, Unicode folded),
@@ -233,69 +141,100 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Config:
-        llds, steps = self.algorithm.llds, self.learner.optimiser_steps_per_batch
-        if llds.lambda_ > 0 and llds.anchor == "batch_start" and steps == 1:
-            raise ValueError(
-                "algorithm.llds.lambda > 0 can never act with one optimiser step a batch: the weights are still those that LLDS compares with. "
-                "Set learner.minibatches_per_batch or learner.epochs above 1, algorithm.llds.anchor=snapshot, or algorithm.llds.lambda=0"
-            )
-        if llds.lambda_ > 0 and llds.anchor == "snapshot" and llds.snapshot_every == 1 and steps == 1:
-            raise ValueError(
-                "algorithm.llds.snapshot_every=1 with one optimiser step a batch compares the weights with themselves: LLDS can never act. "
-                "Set algorithm.llds.snapshot_every above 1"
-            )
-        compares_with_itself = steps == 1 and (llds.anchor == "batch_start" or llds.snapshot_every == 1)
-        if self.monitor.action == "raise_lambda" and compares_with_itself:
-            raise ValueError(
-                "monitor.action=raise_lambda can never act with one optimiser step a batch: the weights are still those that LLDS compares with. "
-                "Set learner.minibatches_per_batch or learner.epochs above 1, or algorithm.llds.anchor=snapshot with snapshot_every above 1"
-            )
-        served_elsewhere = (self.store.url or "").startswith(("http://", "https://"))
-        if served_elsewhere and self.probe.lag_steps >= self.store.token_steps:
-            raise ValueError(
-                f"probe.lag_steps={self.probe.lag_steps} must be below store.token_steps={self.store.token_steps}, the steps that the running "
-                "service at store.url keeps (its --token-steps; raise both), or the lag probe never finds its step"
-            )
-        limit = self.rollout.max_response_tokens * (self.rollout.max_turns + 1)
-        if self.algorithm.loss == "dr_grpo" and self.algorithm.dr_grpo_tokens is None:
-            self.algorithm.__dict__["dr_grpo_tokens"] = limit
-        if self.rollout.max_staleness and "dynamic_sampling" not in self.algorithm.model_fields_set:
-            self.algorithm.__dict__["dynamic_sampling"] = 0
-        if self.algorithm.overlong.tokens > limit:
-            raise ValueError(
-                f"algorithm.overlong.tokens={self.algorithm.overlong.tokens} is wider than the {limit} model tokens of a trajectory "
-                "(rollout.max_response_tokens x (rollout.max_turns + 1))"
-            )
+        self._check_that_llds_acts()
+        self._check_probes()
+        self._fill_in()
+        self._check_lengths()
         if self.rollout.share_gpus:
-            self._turns_fit()
-        trajectories = self.rollout.prompts_per_step * self.rollout.group_size
-        if self.learner.minibatches_per_batch > trajectories:
-            raise ValueError(
-                f"learner.minibatches_per_batch={self.learner.minibatches_per_batch} is more than the {trajectories} trajectories of a batch "
-                "(rollout.prompts_per_step x rollout.group_size)"
-            )
-        if self.rollout.group_size == 1 and self.algorithm.advantage != "grpo":
-            raise ValueError(
-                f"algorithm.advantage={self.algorithm.advantage} with rollout.group_size=1 can never learn: a trajectory alone has advantage 0. "
-                "Set rollout.group_size to 2 or more"
-            )
-        if self.rollout.max_staleness and self.algorithm.dynamic_sampling:
-            raise ValueError(
-                "algorithm.dynamic_sampling needs rollout.max_staleness=0: replaced groups would take the prompts of later batches"
-            )
-        if self.rollout.max_staleness and "mode" not in self.algorithm.importance.model_fields_set:
-            self.algorithm.importance.mode = (
-                "token"  # trajectories are older than the learner: correct for it
-            )
+            self._check_turns()
+        self._check_batch()
         if not (self.retriever.url or self.retriever.index or self.retriever.corpus):
             raise ValueError("retriever needs one of url, index, corpus")
         return self
 
-    def _turns_fit(self) -> None:
+    def _check_that_llds_acts(self) -> None:
+        """At the first optimiser step of a batch the weights are those that LLDS compares with."""
+        if self.learner.optimiser_steps_per_batch > 1:
+            return
+        llds = self.algorithm.llds
+        if llds.lambda_ > 0 and llds.anchor == "batch_start":
+            raise ValueError(
+                "algorithm.llds.lambda > 0 can never act with one optimiser step per batch: the weights are "
+                "still those that LLDS compares with. Set learner.minibatches_per_batch or learner.epochs "
+                "above 1, algorithm.llds.anchor=snapshot, or algorithm.llds.lambda=0"
+            )
+        if llds.lambda_ > 0 and llds.snapshot_every == 1:
+            raise ValueError(
+                "algorithm.llds.snapshot_every=1 with one optimiser step per batch compares the weights with "
+                "themselves: LLDS can never act. Set algorithm.llds.snapshot_every above 1"
+            )
+        compares_with_itself = llds.anchor == "batch_start" or llds.snapshot_every == 1
+        if self.monitor.action == "raise_lambda" and compares_with_itself:
+            raise ValueError(
+                "monitor.action=raise_lambda can never act with one optimiser step per batch: the weights "
+                "are "
+                "still those that LLDS compares with. Set learner.minibatches_per_batch or learner.epochs "
+                "above 1, or algorithm.llds.anchor=snapshot with snapshot_every above 1"
+            )
+
+    def _check_probes(self) -> None:
+        served_elsewhere = (self.store.url or "").startswith(("http://", "https://"))
+        if served_elsewhere and self.probe.lag_steps >= self.store.token_steps:
+            raise ValueError(
+                f"probe.lag_steps={self.probe.lag_steps} must be below "
+                f"store.token_steps={self.store.token_steps}, the steps that the running service at "
+                "store.url "
+                "keeps (its --token-steps; raise both), or the lag probe never finds its step"
+            )
+
+    @property
+    def _most_tokens(self) -> int:
+        """Most tokens that a model may write in one trajectory."""
+        return self.rollout.max_response_tokens * (self.rollout.max_turns + 1)
+
+    def _fill_in(self) -> None:
+        """Defaults that depend on other sections. They are not counted among the keys that the user has
+        set."""
+        if self.algorithm.loss == "dr_grpo" and self.algorithm.dr_grpo_tokens is None:
+            self.algorithm.__dict__["dr_grpo_tokens"] = self._most_tokens
+        if self.rollout.max_staleness and "dynamic_sampling" not in self.algorithm.model_fields_set:
+            self.algorithm.__dict__["dynamic_sampling"] = 0
+        # Stale trajectories come from older weights than the learner's, which the weights correct for.
+        if self.rollout.max_staleness and "mode" not in self.algorithm.importance.model_fields_set:
+            self.algorithm.importance.mode = "token"
+
+    def _check_lengths(self) -> None:
+        if self.algorithm.overlong.tokens > self._most_tokens:
+            raise ValueError(
+                f"algorithm.overlong.tokens={self.algorithm.overlong.tokens} is wider than the "
+                f"{self._most_tokens} model tokens of a trajectory "
+                "(rollout.max_response_tokens x (rollout.max_turns + 1))"
+            )
+
+    def _check_batch(self) -> None:
+        trajectories = self.rollout.prompts_per_step * self.rollout.group_size
+        if self.learner.minibatches_per_batch > trajectories:
+            raise ValueError(
+                f"learner.minibatches_per_batch={self.learner.minibatches_per_batch} is more than the "
+                f"{trajectories} trajectories of a batch (rollout.prompts_per_step x rollout.group_size)"
+            )
+        if self.rollout.group_size == 1 and self.algorithm.advantage != "grpo":
+            raise ValueError(
+                f"algorithm.advantage={self.algorithm.advantage} with rollout.group_size=1 can never learn: "
+                "a trajectory alone has advantage 0. Set rollout.group_size to 2 or more"
+            )
+        if self.rollout.max_staleness and self.algorithm.dynamic_sampling:
+            raise ValueError(
+                "algorithm.dynamic_sampling needs rollout.max_staleness=0: replaced groups would take the "
+                "prompts of later batches"
+            )
+
+    def _check_turns(self) -> None:
         r = self.rollout
         if self.weight_sync.backend not in ("auto", "shared_memory"):
             raise ValueError(
-                f"weight_sync.backend={self.weight_sync.backend} does not work with rollout.share_gpus=true: two ranks of NCCL cannot share "
+                f"weight_sync.backend={self.weight_sync.backend} does not work with "
+                "rollout.share_gpus=true: two ranks of NCCL cannot share "
                 "a GPU. Set it to auto or shared_memory"
             )
         if r.max_staleness or r.tensor_parallel > 1:
@@ -304,7 +243,8 @@ class Config(Settings):
             )
         if r.workers == "all" or r.workers < self.learner.ranks:
             raise ValueError(
-                f"rollout.share_gpus=true needs a number of rollout.workers, at least learner.ranks={self.learner.ranks}: each rank shares a "
+                "rollout.share_gpus=true needs a number of rollout.workers, at least "
+                f"learner.ranks={self.learner.ranks}: each rank shares a "
                 "worker's GPU"
             )
 
@@ -313,42 +253,39 @@ class Config(Settings):
         return Path(self.run.dir) / self.run.name
 
 
-def load_config(path: str | Path, overrides: list[str] = ()) -> Config:
-    """Read YAML, apply `a.b=c` overrides (values are YAML), validate. Raises ConfigError."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Read YAML, apply `a.b=c` overrides (values are YAML), validate. Raises UserError."""
     yaml = YAML(typ="safe", pure=True)  # YAML 1.2: `off` is a word, 1e-4 a number
     try:
         raw = yaml.load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path}: cannot be read ({e.strerror if isinstance(e, OSError) else e})") from e
+        raise UserError(f"{path}: cannot be read ({e.strerror if isinstance(e, OSError) else e})") from e
     except (YAMLError, ValueError, RecursionError) as e:  # ValueError: a date or number that is none
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(e).split())}") from e
+        raise UserError(f"{path}: not YAML: {' '.join(str(e).split())}") from e
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected sections (run, model, data, ...), got {type(raw).__name__}")
+        raise UserError(f"{path}: expected sections (run, model, data, ...), got {type(raw).__name__}")
     for item in overrides:
         key, sep, value = item.partition("=")
         if not sep or not key:
-            raise ConfigError(f"override {item!r}: expected key=value, such as learner.lr=1e-5")
+            raise UserError(f"override {item!r}: expected key=value, such as learner.lr=1e-5")
         node, *parts = [raw, *key.split(".")]
         for part in parts[:-1]:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise ConfigError(f"override {item!r}: {part} is a value, not a section")
+                raise UserError(f"override {item!r}: {part} is a value, not a section")
         try:
             node[parts[-1]] = yaml.load(value) if value else None
         except (YAMLError, ValueError, RecursionError) as e:
-            raise ConfigError(f"override {item!r}: value is not YAML") from e
+            raise UserError(f"override {item!r}: value is not YAML") from e
     return parse_config(raw)
 
 
 def parse_config(raw: dict[str, Any]) -> Config:
-    """Validate a nested mapping. Raises ConfigError with one line for the first mistake."""
+    """Validate a nested mapping. Raises UserError with one line for the first mistake."""
     try:
         return Config.model_validate(raw)
     except ValidationError as e:
-        raise ConfigError(_one_line(e)) from e
+        raise UserError(_one_line(e)) from e
 
 
 def without_secrets(value: Any) -> Any:
@@ -361,27 +298,26 @@ def without_secrets(value: Any) -> Any:
 
 def dump_config(config: Config, *, secrets: bool = True) -> str:
     """The resolved configuration as YAML; without `secrets`, passwords in addresses are masked."""
-    from io import StringIO
-
-    from ruamel.yaml import YAML
-
-    yaml, out = YAML(typ="safe", pure=True), StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    out = StringIO()
     yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # a flag, declared as None
     raw = config.model_dump(mode="json", by_alias=True)
     yaml.dump(raw if secrets else without_secrets(raw), out)
     return out.getvalue()
 
 
 UNION_TAGS = {"constrained-int", "constrained-float", "float", "int", "literal['all']", "literal['auto']"}
-"""What pydantic adds to a location to say which member of a union was tried."""
+"""Parts that pydantic adds to a location, for the member of a union that was tried."""
 
 
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(p) for p in first["loc"] if p not in UNION_TAGS)
     if first["type"] == "extra_forbidden":
-        section, name, known = key.rpartition(".")[0], str(first["loc"][-1]), _keys_at(first["loc"][:-1])
+        section = key.rpartition(".")[0]
+        name = str(first["loc"][-1])
+        known = _keys_at(first["loc"][:-1])
         elsewhere = [path for path in _paths(Config) if path.endswith(f".{name}")][:3]
         near = nearest(name, known)
         found = elsewhere or ([f"{section}.{near}".lstrip(".")] if near else [])
@@ -410,7 +346,7 @@ def _keys_at(loc: tuple[Any, ...]) -> list[str]:
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    """The settings that a key holds, where it holds more keys."""
+    """The settings class of a key that holds more keys; None for a key that holds a value."""
     options = [annotation, *getattr(annotation, "__args__", ())]
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
@@ -418,7 +354,8 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 def _paths(model: type[BaseModel]) -> Iterator[str]:
     """All keys, dotted."""
     for name, field in model.model_fields.items():
-        key, section = field.alias or name, _section(field.annotation)
+        key = field.alias or name
+        section = _section(field.annotation)
         yield key
         yield from (f"{key}.{path}" for path in (_paths(section) if section else ()))
 
@@ -436,9 +373,10 @@ def default_of(key: str) -> Any:
     model: type[BaseModel] = Config
     for section in sections:
         field = _field(model, section)
-        if field.default is None:
+        held = _section(field.annotation)
+        if field.default is None or held is None:
             return None
-        model = _section(field.annotation)
+        model = held
     field = _field(model, name)
     return None if field.is_required() else to_jsonable_python(field.get_default(call_default_factory=True))
 

@@ -2,7 +2,6 @@
 
 from trainer.data.convert import convert
 from trainer.data.cursor import PromptCursor
-from trainer.data.errors import DataError
 from trainer.data.questions import Questions, load_questions, validate
 
-__all__ = ["DataError", "PromptCursor", "Questions", "convert", "load_questions", "validate"]
+__all__ = ["PromptCursor", "Questions", "convert", "load_questions", "validate"]

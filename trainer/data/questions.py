@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.common.errors import UserError
 from services.common.records import ACCEPTED, Record, data_files, read_records
 from services.contracts import Question
 from trainer.data.columns import Parsed, is_wanted, question_of
-from trainer.data.errors import DataError
 from trainer.rewards import unscorable
 
 TRAIN = {"train", "training"}
@@ -42,14 +42,14 @@ class BadRow:
 
 @dataclass
 class Report:
-    """What `unspiral data validate` found."""
+    """The findings of `unspiral data validate`."""
 
     sources: Counter[str] = field(default_factory=Counter)
     """Good rows of each data source."""
     problems: list[str] = field(default_factory=list)
     """One line for each malformed row."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Malformed rows by what is wrong with them."""
+    """Malformed rows by reason."""
     read_from: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Rows by the columns that held their question and their answers."""
     emptied: list[str] = field(default_factory=list)
@@ -68,28 +68,31 @@ class Report:
 
 
 def load_questions(path: str | Path, *, skip_bad: bool = False) -> Questions:
-    """Read a question file or folder. A malformed row raises DataError; with `skip_bad` such rows are left
+    """Read a question file or folder. A malformed row raises UserError; with `skip_bad` such rows are left
     out and counted.
 
     A file without a single good row is refused either way.
     """
-    path, rows, problems = Path(path), [], []
+    path = Path(path)
+    rows = []
+    problems = []
     for item in parsed(path):
         if isinstance(item, BadRow):
             if not skip_bad:
-                raise DataError(str(item))
+                raise UserError(str(item))
             problems.append(item)
         else:
             rows.append(item[1].question)
     if not rows:
-        raise DataError(nothing_in(path, problems))
+        raise UserError(nothing_in(path, problems))
     return Questions(rows, len(problems))
 
 
 def validate(path: str | Path) -> Report:
-    """Read the whole file and count. Raises DataError only where the file cannot be read at all, or is
+    """Read the whole file and count. Raises UserError only where the file cannot be read at all, or is
     empty."""
-    path, report = Path(path), Report()
+    path = Path(path)
+    report = Report()
     for item in parsed(path):
         if isinstance(item, BadRow):
             report.problems.append(str(item))
@@ -104,7 +107,7 @@ def validate(path: str | Path) -> Report:
                 f"{record.place}: of the answer {emptied!r} scoring by em, f1 and subem leaves nothing"
             )
     if not report.good and not report.problems:
-        raise DataError(nothing_in(path, []))
+        raise UserError(nothing_in(path, []))
     return report
 
 
@@ -116,12 +119,12 @@ def nothing_in(path: Path, problems: list[BadRow]) -> str:
 
 
 def parsed(path: Path, *, all_columns: bool = False) -> Iterator[tuple[Record, Parsed] | BadRow]:
-    """Each row with its question, or what is wrong with it. Columns of Parquet that no question needs are
-    read only on request."""
+    """Each row with its question, or the reason why it has none. Columns of Parquet that no question needs
+    are read only on request."""
     try:
         files = data_files(path)
     except ValueError as error:
-        raise DataError(f"{error}; expected questions as {ACCEPTED}") from None
+        raise UserError(f"{error}; expected questions as {ACCEPTED}") from None
     _refuse_several_splits(path, files)
     number = 0
     for file in files:
@@ -131,7 +134,7 @@ def parsed(path: Path, *, all_columns: bool = False) -> Iterator[tuple[Record, P
                 yield _parsed_record(record, number, source)
                 number += 1
         except ValueError as error:
-            raise error if isinstance(error, DataError) else DataError(str(error)) from None
+            raise UserError(str(error)) from None
 
 
 def _parsed_record(record: Record, number: int, source: str) -> tuple[Record, Parsed] | BadRow:
@@ -139,18 +142,18 @@ def _parsed_record(record: Record, number: int, source: str) -> tuple[Record, Pa
         return BadRow(record.place, record.problem)
     try:
         return record, question_of(record.fields, number, source, record.names)
-    except DataError as error:
+    except UserError as error:
         return BadRow(record.place, str(error))
     except RecursionError:
         return BadRow(record.place, "is nested too deep to be read")
 
 
 def _refuse_several_splits(path: Path, files: list[Path]) -> None:
-    """A folder with `train` and `test` would train on what it is measured by."""
+    """Refuse a folder with both `train` and `test`: a run would train on its own evaluation."""
     train = [file.name for file in files if _split_of(file) in TRAIN]
     held_out = [file.name for file in files if _split_of(file) in HELD_OUT]
     if train and held_out:
-        raise DataError(
+        raise UserError(
             f"{path}: holds questions to train on ({train[0]}) and held-out ones ({held_out[0]}); "
             "name one of the files"
         )

@@ -1,4 +1,4 @@
-"""The laboratory as files and as configuration: what `unspiral demo` and `unspiral demo --collapse` run."""
+"""The laboratory as files and configurations: the runs of `unspiral demo` and `unspiral demo --collapse`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.errors import UserError
 from services.common.files import written_aside
 from services.common.names import nearest
-from trainer.data.models import ModelError, Scheme, cache_dir, register_scheme
-from trainer.lab.warm_start import Progress, WarmStart, warm_start
+from trainer.data.models import Scheme, cache_dir, register_scheme
+from trainer.lab.warm_start import Progress, WarmStart, warm_started_model
 from trainer.lab.world import make_world
 
 TRAIN_WORLD, EVAL_WORLD = 0, 1_000_000
@@ -19,12 +20,6 @@ EVAL_QUESTIONS = 200
 
 
 FILE_KINDS = ("train_questions", "eval_questions", "train_corpus", "eval_corpus")
-
-
-class LabNameError(ValueError):
-    """A `lab:` name in a configuration that stands for no file."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -40,13 +35,14 @@ class LabFiles:
 
 def lab_model(seed: int, *, fresh: bool = False, progress: Progress | None = None) -> Path:
     """The warm-started policy of a seed (`model.path=lab:SEED`), trained at the first call, then cached."""
-    return warm_start(WarmStart(seed=seed), fresh=fresh, progress=progress)
+    return warm_started_model(WarmStart(seed=seed), fresh=fresh, progress=progress)
 
 
 def world_files(folder: Path, seed: int) -> tuple[Path, Path]:
     """Corpus and questions of a world, written to `folder` (`world_SEED_corpus.jsonl`,
     `world_SEED_questions.jsonl`)."""
-    corpus, questions = folder / f"world_{seed}_corpus.jsonl", folder / f"world_{seed}_questions.jsonl"
+    corpus = folder / f"world_{seed}_corpus.jsonl"
+    questions = folder / f"world_{seed}_questions.jsonl"
     if not (corpus.is_file() and questions.is_file()):
         folder.mkdir(parents=True, exist_ok=True)
         world = make_world(seed)
@@ -63,18 +59,19 @@ def prepare(folder: Path, seed: int, *, fresh: bool = False, progress: Progress 
 
 
 def lab_name(name: str) -> tuple[str, int]:
-    """Kind and seed of `lab:KIND:SEED`, a file of the laboratory in a configuration. Raises LabNameError."""
+    """Kind and seed of `lab:KIND:SEED`, a file of the laboratory in a configuration. Raises UserError."""
     kind, _, seed = name.removeprefix("lab:").partition(":")
     if kind not in FILE_KINDS or not seed.isdecimal() or int(seed) >= EVAL_WORLD:
-        raise LabNameError(
-            f"{name}: expected lab:KIND:SEED, KIND one of {', '.join(FILE_KINDS)}, SEED a whole number below {EVAL_WORLD:,}, "
+        raise UserError(
+            f"{name}: expected lab:KIND:SEED, KIND one of {', '.join(FILE_KINDS)}, SEED a whole number "
+            f"below {EVAL_WORLD:,}, "
             f"such as lab:{nearest(kind, FILE_KINDS) or FILE_KINDS[0]}:0"
         )
     return kind, int(seed)
 
 
 def lab_path(name: str) -> Path:
-    """The file of `lab:KIND:SEED`, written to the cache at the first call. Raises LabNameError."""
+    """The file of `lab:KIND:SEED`, written to the cache at the first call. Raises UserError."""
     kind, seed = lab_name(name)
     which, what = kind.split("_")
     files = world_files(
@@ -121,7 +118,7 @@ def _config(files: LabFiles, *, folder: Path, name: str, seed: int) -> dict[str,
 def demo_config(
     files: LabFiles, *, folder: Path, name: str, seed: int, steps: int | None = None
 ) -> dict[str, Any]:
-    """16 prompts x 5, 8 optimiser steps a batch, lr 1e-4, LLDS-A .2; 12 steps."""
+    """16 prompts x 5, 8 optimiser steps per batch, lr 1e-4, LLDS-A .2; 12 steps."""
     return _config(files, folder=folder, name=name, seed=seed) | {
         "trainer": {"steps": steps or 12, "checkpoint_every": 0}
     }
@@ -141,10 +138,10 @@ def collapse_config(
 
 
 def named_model(name: str) -> Path:
-    """Folder of `lab:SEED`, the warm-started model. Raises ModelError."""
+    """Folder of `lab:SEED`, the warm-started model. Raises UserError."""
     seed = name.removeprefix("lab:")
     if not seed.isdecimal():
-        raise ModelError(f"model.path {name}: expected lab:SEED with a whole number, such as lab:0")
+        raise UserError(f"model.path {name}: expected lab:SEED with a whole number, such as lab:0")
     return lab_model(int(seed))
 
 

@@ -67,10 +67,13 @@ def answer_action(relation: str, value: str) -> str:
 def demonstration(question: LabQuestion, library: Library, kind: Kind, rng: random.Random) -> list[Piece]:
     """A whole trajectory. `right` searches each hop; `guess` answers at once with any name; `poor` searches
     for half of the name and reads what comes; `stop` answers with the value of the first hop."""
-    hops, pieces = question.hops, [(question_prompt(question.text), False)]
+    hops = question.hops
+    pieces = [(question_prompt(question.text), False)]
     if kind == "guess":
         return [*pieces, (answer_action(hops[-1].relation, rng.choice(NAMES)), True)]
-    stage, subject, value = f"first {hops[0].relation}", hops[0].subject, ""
+    stage = f"first {hops[0].relation}"
+    subject = hops[0].subject
+    value = ""
     for hop in hops[:1] if kind == "stop" else hops:
         query = f"{subject} {hop.relation}"
         if kind == "poor" and subject == hops[0].subject:
@@ -78,7 +81,8 @@ def demonstration(question: LabQuestion, library: Library, kind: Kind, rng: rand
         found = library.search(query)
         pieces += [(search_action(stage, query), True), (observation(found), False)]
         value = _read(found, hop.relation) or rng.choice(NAMES)
-        stage, subject = f"then {hop.relation} {value}", value
+        stage = f"then {hop.relation} {value}"
+        subject = value
     relation = hops[0].relation if kind == "stop" else hops[-1].relation
     return [*pieces, (answer_action(relation, value), True)]
 

@@ -1,4 +1,4 @@
-"""`unspiral demo` and `unspiral demo --collapse`: runs of the real system, and what is printed about them."""
+"""`unspiral demo` and `unspiral demo --collapse`: runs of the real system, and the tables about them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,19 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from services.common import signals
+from services.common.errors import UnspiralError, UserError
 from services.common.files import json_lines, lock, move, write_atomically, write_json
 from services.likelihood.exports.report import write_report
-from trainer.config.schema import Config, ConfigError, dump_config, parse_config
+from trainer.config.schema import Config, dump_config, parse_config
 from trainer.lab.demo import LabFiles, collapse_config, demo_config, prepare
+from trainer.session.run import train
 
 ARMS = {"grpo": 0.0, "llds": 0.5}
 """The two arms of the collapse study: they differ in algorithm.llds.lambda alone."""
 ARM_START_SECONDS, ARM_STEP_SECONDS = 600.0, 40.0
-"""Longest that the arms may take: so long, and so long for each step."""
+"""Longest time that the arms may take: to start, and per step."""
 ARM_END_SECONDS = 60.0
-"""Longest that an arm which was told to end may take; then it is killed."""
-
-
-class ArmFailed(RuntimeError):
-    """One arm of the study ended badly."""
-
-    exit_code = 1
+"""Longest time that an arm may take to end; then it is killed."""
 
 
 def prepared(console: Console, folder: Path, seed: int, fresh: bool) -> LabFiles:
@@ -55,14 +51,14 @@ def fresh_config(raw: dict[str, Any]) -> Config:
     """The configuration, with an earlier demo of the same name moved aside to NAME.before: a demo is made to
     be run again.
 
-    Raises ConfigError where that demo is still running.
+    Raises UserError where that demo is still running.
     """
     config = parse_config(raw)
     if config.run_dir.is_dir():
         try:
             held = lock(config.run_dir / ".lock")
         except BlockingIOError as e:
-            raise ConfigError(
+            raise UserError(
                 f"{config.run_dir} is in use by another running process; choose another --dir or --seed"
             ) from e
         with held:
@@ -77,12 +73,11 @@ def run_demo(
 ) -> dict[str, Any]:
     """Warm start, then the whole system for a few steps; prints scores before and after, the phase, and where
     the report lies."""
-    from trainer.session.run import train
-
     console = console or Console()
     began = time.monotonic()
     console.print(
-        "A made-up encyclopaedia, a tiny language model that has seen the search tags, and the real system around it."
+        "A made-up encyclopaedia, a tiny language model that has seen the search tags, and the real system "
+        "around it."
     )
     files = prepared(console, folder / "lab", seed, fresh)
     console.print(
@@ -123,9 +118,11 @@ def run_collapse(
     core each."""
     console = console or Console()
     console.print(
-        "Two arms for each seed, equal but for algorithm.llds.lambda (0 and 0.5). What to expect: with LLDS the likelihood of right answers falls less; the reward may fall all the same."
+        "Two arms for each seed, equal but for algorithm.llds.lambda (0 and 0.5). What to expect: with LLDS "
+        "the likelihood of right answers falls less; the reward may fall all the same."
     )
-    rows, folders = [], []
+    rows = []
+    folders = []
     for seed in seeds:
         files = prepared(console, folder / "lab", seed, fresh)
         configs = {
@@ -154,7 +151,8 @@ def run_collapse(
 def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None:
     """Run the arms as processes of their own, and show their steps and rewards while they run.
 
-    Raises ArmFailed as soon as one ends badly, Stopped after SIGINT or SIGTERM; the others are ended first.
+    Raises UnspiralError as soon as one ends badly, Stopped after SIGINT or SIGTERM; the others are ended
+    first.
     """
     processes: dict[str, subprocess.Popen[bytes]] = {}
     columns = (
@@ -181,7 +179,7 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
             }
             while running(processes, folder, configs):
                 if time.monotonic() > deadline:
-                    raise ArmFailed(f"the arms did not end within {limit:.0f} s; logs in {folder}")
+                    raise UnspiralError(f"the arms did not end within {limit:.0f} s; logs in {folder}")
                 for arm, config in configs.items():
                     if steps := json_lines(config.run_dir / "metrics.jsonl"):
                         last = steps[-1]
@@ -196,11 +194,11 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
 
 
 def running(processes: dict[str, subprocess.Popen[bytes]], folder: Path, configs: dict[str, Config]) -> bool:
-    """Whether an arm still runs. Raises ArmFailed for one that ended badly."""
+    """Whether an arm still runs. Raises UnspiralError for one that ended badly."""
     codes = {arm: process.poll() for arm, process in processes.items()}
     for arm, code in codes.items():
         if code:
-            raise ArmFailed(f"{arm}: exit status {code}; see {folder / configs[arm].run.name}.log")
+            raise UnspiralError(f"{arm}: exit status {code}; see {folder / configs[arm].run.name}.log")
     return None in codes.values()
 
 
@@ -227,7 +225,7 @@ def ended(processes: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
 
 
 def arm_result(run: Path, arm: str, seed: int) -> dict[str, Any]:
-    """What the study's table shows of one arm. The last columns are means of the last 15 steps."""
+    """The row of one arm in the study's table. The last columns are means of the last 15 steps."""
     steps = json_lines(run / "metrics.jsonl")
     events = json_lines(run / "events.jsonl")
     scores: dict[str, list[float]] = {"greedy": [], "sampled": []}
@@ -266,14 +264,14 @@ def moving_mean(values: list[float], width: int) -> list[float]:
 
 def collapse_step(rewards: list[float], width: int = 8) -> int | None:
     """First step at which the mean of 8 rewards is under half of its running maximum, for 8 steps."""
-    best, low = 0.0, 0
+    best = 0.0
+    low = 0
     for i, value in enumerate(moving_mean(rewards, width)):
         best = max(best, value)
         low = low + 1 if value < best / 2 else 0
         if low == width:
-            return (
-                i + 1
-            )  # the run of low means began `width` - 1 means earlier; the mean at index j ends at step j + width
+            # The low means began `width` - 1 means earlier, and the mean at index j ends at step j + width.
+            return i + 1
     return None
 
 
@@ -323,5 +321,6 @@ def print_study(console: Console, rows: list[dict[str, Any]]) -> None:
         table, width=max(console.width, 130), crop=False, soft_wrap=False
     )  # a file or a pipe is given 80 columns
     console.print(
-        "collapse: the mean of 8 rewards stays under half of its maximum for 8 steps; '-' = not within the run."
+        "collapse: the mean of 8 rewards stays under half of its maximum for 8 steps; '-' = not within the "
+        "run."
     )

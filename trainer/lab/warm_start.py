@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 Progress = Callable[[int, int, float], None]
-"""Called as `(steps done, steps, loss in nats a token)`."""
+"""Called as `(steps done, steps, loss in nats per token)`."""
 
 DRILL_MIX: dict[Kind, float] = {"right": 0.8, "guess": 0.1, "poor": 0.05, "stop": 0.05}
 FINAL_MIX: dict[Kind, float] = {"right": 0.25, "guess": 0.6, "poor": 0.08, "stop": 0.07}
@@ -125,7 +125,8 @@ def _train(settings: WarmStart, progress: Progress | None) -> Qwen3ForCausalLM:
     libraries = [
         Library(make_world(-1 - i - settings.worlds * settings.seed)) for i in range(settings.worlds)
     ]
-    tokenizer, model = build_tokenizer(), new_model(settings)
+    tokenizer = build_tokenizer()
+    model = new_model(settings)
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.98), weight_decay=0.0)
     decay = max(1, round(settings.steps * settings.decay_share))
 
@@ -151,7 +152,7 @@ def _train(settings: WarmStart, progress: Progress | None) -> Qwen3ForCausalLM:
     return model.eval()
 
 
-def warm_start(settings: WarmStart, *, fresh: bool = False, progress: Progress | None = None) -> Path:
+def warm_started_model(settings: WarmStart, *, fresh: bool = False, progress: Progress | None = None) -> Path:
     """Folder of the trained policy in Hugging Face form: from the cache where these settings were trained
     before, unless `fresh`."""
     folder = cache_dir() / "lab" / f"warm-start-{settings.key()}"
@@ -187,6 +188,6 @@ def _batch(sequences: list[list[Piece]], tokenizer: PreTrainedTokenizerFast) -> 
         learnt = [is_learnt for piece, (_, is_learnt) in zip(encoded, pieces, strict=True) for _ in piece]
         rows.append((ids, learnt))
     width = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([r + [tokenizer.pad_token_id] * (width - len(r)) for r, _ in rows])
+    padded = torch.tensor([r + [tokenizer.pad_token_id] * (width - len(r)) for r, _ in rows])
     mask = torch.tensor([m + [False] * (width - len(m)) for _, m in rows])
-    return ids, mask
+    return padded, mask

@@ -109,7 +109,8 @@ def make_world(seed: int) -> World:
     questions = []
     for person in people:
         for chain, wording in QUESTIONS.items():
-            hops, subject = [], person
+            hops = []
+            subject = person
             for relation in chain:
                 hops.append(Hop(subject, relation, facts[subject][relation]))
                 subject = hops[-1].value

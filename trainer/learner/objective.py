@@ -14,7 +14,7 @@ from torch import Tensor
 
 from services.contracts import TrainBatch
 from trainer.algorithms import LossTerm, entropy_bonus, importance_weights, kl_k3, llds_loss, policy_loss
-from trainer.config.schema import AlgorithmSettings
+from trainer.config.algorithm import AlgorithmSettings
 from trainer.learner.micro_batches import MicroBatch, scored
 
 TERMS = ("policy", "llds", "kl", "entropy")

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from services.common.errors import UserError
 from services.likelihood.monitor.actions import MonitorAction, MonitorActions
 from services.likelihood.records import EventRecord
-from trainer.config.schema import Config, ConfigError
+from trainer.config.schema import Config
 from trainer.learner.checkpoint import latest
 from trainer.learner.group import LearnerError
 from trainer.learner.model_identity import describe, differences
@@ -104,7 +105,7 @@ async def restore_learner(driver: Restorable, error: LearnerError) -> None:
 
 
 def require_same_model(driver: Restorable) -> None:
-    """Raise ConfigError where the model's folder changed while the run went on: the restored learner would be
+    """Raise UserError where the model's folder changed while the run went on: the restored learner would be
     another one."""
     if not (identity := driver.system.identity):
         return
@@ -115,9 +116,9 @@ def require_same_model(driver: Restorable) -> None:
     )
     if found:
         what, before, now = found[0]
-        raise ConfigError(
-            f"model.path: {folder} has changed since the run began, and its learner cannot be restored from "
-            f"it: {what} was {before} and is {now}; put it back and go on with --resume latest"
+        raise UserError(
+            f"model.path: {folder} has changed since the run began, and its learner cannot be restored from it: "
+            f"{what} was {before} and is {now}; put it back and go on with --resume latest"
         )
 
 

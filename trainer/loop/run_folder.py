@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from services.common.errors import UserError
 from services.common.files import (
     append_json,
     json_lines,
@@ -23,7 +24,7 @@ from services.common.files import (
     written_aside,
 )
 from services.contracts import Action, Trajectory
-from trainer.config.schema import Config, ConfigError, dump_config
+from trainer.config.schema import Config, dump_config
 from trainer.learner.checkpoint import latest
 
 
@@ -43,16 +44,16 @@ class RunFolder:
         self._lock: TextIO | None = None
 
     def open(self, *, resume: bool) -> None:
-        """Take the folder. Raises ConfigError where another run holds it, or where it is used and `resume` is
+        """Take the folder. Raises UserError where another run holds it, or where it is used and `resume` is
         not asked for."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise ConfigError(f"run.dir: cannot make {self.path}: {e.strerror}") from e
+            raise UserError(f"run.dir: cannot make {self.path}: {e.strerror}") from e
         try:
             self._lock = lock(self.path / ".lock")
         except BlockingIOError as e:
-            raise ConfigError(
+            raise UserError(
                 f"run.name: {self.path} is in use by another running process; choose another run.name"
             ) from e
         if not resume and self.metrics_path.exists() and self.metrics_path.stat().st_size:
@@ -61,9 +62,8 @@ class RunFolder:
                 if latest(self.path, checksums=False)
                 else "begin it anew (it has no checkpoint) by"
             )
-            raise ConfigError(
-                f"run.name: {self.path} holds a run already; choose another run.name, or {way} "
-                "--resume latest"
+            raise UserError(
+                f"run.name: {self.path} holds a run already; choose another run.name, or {way} --resume latest"
             )
         keep_json_lines(self.path / "events.jsonl", lambda event: True)
         write_atomically(self.path / "config.yaml", dump_config(self.config, secrets=False))

@@ -37,6 +37,9 @@ class StopRequests(Protocol):
     def saving(self) -> AbstractContextManager[None]:
         """Inside, a first request waits for the end of the checkpoint."""
 
+    def abort(self, error: Exception) -> None:
+        """End the run at once; it leaves with `error`."""
+
 
 @dataclass
 class Serving:

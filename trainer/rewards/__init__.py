@@ -1,4 +1,4 @@
-"""What an answer is worth. A reward reads only what the model itself wrote, never the prompt or a retrieved
+"""Rewards. A reward reads only the text that the model itself wrote, never the prompt or a retrieved
 document."""
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import re
 import traceback
 from collections.abc import Callable
 from numbers import Real
+from typing import Any
 
+from services.common.errors import UserError
 from services.common.user_code import find
 from services.contracts import Trajectory
 from services.likelihood.metrics.verdicts import BEST_REWARD
@@ -29,7 +31,6 @@ from trainer.rewards.spans import answer_mask
 __all__ = [
     "ACCEPTED",
     "Reward",
-    "RewardError",
     "answer_mask",
     "final_answer",
     "is_kind",
@@ -48,14 +49,8 @@ number.
 """
 
 
-class RewardError(ValueError):
-    """`reward.kind` names no reward."""
-
-    exit_code = 2
-
-
 def em(trajectory: Trajectory) -> float:
-    """1 where the answer equals a golden answer after normalisation, else 0; no complete answer is 0."""
+    """1 where the answer equals a golden answer after normalisation, otherwise 0, also without an answer."""
     return _of_answer(trajectory, exact_match)
 
 
@@ -65,7 +60,7 @@ def f1(trajectory: Trajectory) -> float:
 
 
 def subem(trajectory: Trajectory) -> float:
-    """1 where the answer holds a golden answer after normalisation, else 0; no complete answer is 0."""
+    """1 where the answer holds a golden answer after normalisation, otherwise 0, also without an answer."""
     return _of_answer(trajectory, substring_match)
 
 
@@ -104,50 +99,57 @@ def make_reward(kind: str) -> Reward:
     """The reward of `reward.kind`: a known one (docs/algorithms.md, "Scoring"), or the function at an import
     path `package.module:function`.
 
-    The path is looked for where Python looks, and in the current folder. Raises RewardError; so does a user's
+    The path is looked for where Python looks, and in the current folder. Raises UserError; so does a user's
     function where it fails or returns what is neither a number nor None.
     """
     if kind in _KNOWN:
         return _KNOWN[kind]
     if not is_kind(kind):
-        raise RewardError(f"reward.kind {kind!r}: {ACCEPTED}")
+        raise UserError(f"reward.kind {kind!r}: {ACCEPTED}")
     try:
         found = find(kind)
     except Exception as e:  # the module's own code may raise anything
-        raise RewardError(f"reward.kind {kind!r}: cannot be imported: {_what(e)}") from e
+        raise UserError(f"reward.kind {kind!r}: cannot be imported: {_what(e)}") from e
     if not callable(found):
-        raise RewardError(
+        raise UserError(
             f"reward.kind {kind!r}: expected a function of one trajectory, found {type(found).__name__}"
         )
 
-    @functools.wraps(found)
-    def checked(trajectory: Trajectory) -> float | None:
+    return _UsersReward(kind, found)
+
+
+class _UsersReward:
+    """A user's function, of which each result is checked."""
+
+    def __init__(self, kind: str, function: Callable[[Trajectory], Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.kind = kind
+        self.function = function
+        self.right_at = getattr(function, "right_at", BEST_REWARD)
+
+    def __call__(self, trajectory: Trajectory) -> float | None:
         try:
-            return _as_reward(found(trajectory))
+            return _as_reward(self.function(trajectory))
         except Exception as e:  # a user's function
-            raise RewardError(f"reward.kind {kind!r}: on trajectory {trajectory.uid}: {_what(e)}") from e
-
-    if hasattr(found, "right_at"):  # of an object's class, too, which wraps() leaves out
-        checked.right_at = found.right_at
-    return checked
+            raise UserError(f"reward.kind {self.kind!r}: on trajectory {trajectory.uid}: {_what(e)}") from e
 
 
-def right_at(reward: Reward, setting: float | None) -> float:
+def right_at(reward: Reward | None, setting: float | None) -> float:
     """The least reward of a right answer: the setting `reward.right_at`, otherwise what the function itself
     says, otherwise BEST_REWARD.
 
-    Raises RewardError where the function's attribute `right_at` is no number.
+    Raises UserError where the function's attribute `right_at` is no number.
     """
     said = getattr(reward, "right_at", BEST_REWARD) if setting is None else setting
     if isinstance(said, bool) or not isinstance(said, Real) or not math.isfinite(said):
-        raise RewardError(
+        raise UserError(
             f"reward.kind: the attribute right_at of the reward function is {said!r}; expected a number"
         )
     return float(said)
 
 
-def _as_reward(value: object) -> float | None:
-    """What a user's function returned, as a number. Raises TypeError: a text is none, whatever it spells."""
+def _as_reward(value: Any) -> float | None:
+    """The result of a user's function as a number. Raises TypeError for a text, also for one such as "1"."""
     if isinstance(value, str | bytes | bytearray):
         raise TypeError(f"returned the text {value!r}; expected a number or None")
     return None if value is None else float(value)

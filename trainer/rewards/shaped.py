@@ -26,7 +26,7 @@ _NEXT = {
     ("thought", "<answer>"): "in answer",
     ("in answer", "</answer>"): "end",
 }
-"""What a well-formed trajectory may do; an observation leads from `searched` to `informed`."""
+"""Transitions of a well-formed trajectory; an observation leads from `searched` to `informed`."""
 
 
 def format_reward(trajectory: Trajectory) -> float:
@@ -36,7 +36,8 @@ def format_reward(trajectory: Trajectory) -> float:
     answer = final_answer(trajectory)
     if answer is None:
         return 0.0
-    formed, golden = well_formed(trajectory), trajectory.question.golden_answers
+    formed = well_formed(trajectory)
+    golden = trajectory.question.golden_answers
     if exact_match(answer, golden):
         return RIGHT_WELL_FORMED if formed else RIGHT_ILL_FORMED
     if not formed:
@@ -63,9 +64,9 @@ def well_formed(trajectory: Trajectory) -> bool:
             if innermost and state == "in think" and part != "</think>":
                 continue
             if _TAG.fullmatch(part):
-                state = _NEXT.get((state, part))
-                if state is None:
+                if (state, part) not in _NEXT:
                     return False
+                state = _NEXT[state, part]
             elif part.strip() and not state.startswith("in "):
                 return False
     return state == "end"
@@ -74,7 +75,8 @@ def well_formed(trajectory: Trajectory) -> bool:
 def retrieved(trajectory: Trajectory) -> bool:
     """Whether the results of a search held a golden answer, both normalised."""
     golden = [g for g in map(normalize, trajectory.question.golden_answers) if g]
-    found, previous = [], None
+    found = []
+    previous = None
     for segment in trajectory.segments:
         if isinstance(segment, Observation) and previous is not None and previous.document_ids is not None:
             inside = _INFORMATION.search(segment.text)

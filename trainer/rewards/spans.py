@@ -1,4 +1,4 @@
-"""Where in its tokens a trajectory's answer stands, for the answer weight of LLDS-MA (arXiv 2512.04220)."""
+"""The tokens of a trajectory's answer, for the answer weight of LLDS-MA (arXiv 2512.04220)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def answer_mask(trajectory: Trajectory, tokenizer: Any) -> np.ndarray:
     the action's own tokens; nothing is encoded.
     """
     marks = [np.zeros(len(trajectory.prompt_ids), bool)]
-    found, index = final_action(trajectory), 0
+    found = final_action(trajectory)
+    index = 0
     for segment in trajectory.segments:
         mark = np.zeros(len(segment.token_ids), bool)
         if isinstance(segment, Action):

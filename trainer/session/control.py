@@ -9,15 +9,18 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import httpx
+import ray
 
 from services.common.files import write_json
 from services.common.redaction import address_without_secrets
+from services.control.gateway import announce_run, withdraw_run
+from services.control.launch import serve_in_thread
 from services.control.records import (
     PAUSE_INSTEAD,
     ControlError,
@@ -46,11 +49,12 @@ class RunControl:
     driver runs on the loop that made this."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self.config, self.folder = config, folder
+        self.config = config
+        self.folder = folder
         self.id = uuid.uuid4().hex
-        """By which a gateway tells this run from whatever else may answer at its address."""
+        """A gateway tells this run by it from other servers at its address."""
         self.url: str | None = None
-        """Where it is served; None where it is not."""
+        """Its address; None where it is not served."""
         self.driver: Driver | None = None
         """Set once everything is started."""
         self.ending = False
@@ -94,7 +98,8 @@ class RunControl:
             return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_SECONDS)
         except TimeoutError:
             raise DriverSilent(
-                f"run {self.config.run.name} did not answer within {ANSWER_SECONDS:g} s: its driver (pid {os.getpid()}) is busy"
+                f"run {self.config.run.name} did not answer within {ANSWER_SECONDS:g} s: its driver (pid "
+                f"{os.getpid()}) is busy"
             ) from None
 
     # On the driver's loop
@@ -102,12 +107,14 @@ class RunControl:
     def _running(self) -> Driver:
         if self.driver is None or self.ending:
             raise NoRun(
-                f"run {self.config.run.name} is {'ending' if self.ending else 'starting'}; ask again while it runs"
+                f"run {self.config.run.name} is {'ending' if self.ending else 'starting'}; ask again while "
+                "it runs"
             )
         return self.driver
 
     async def _status(self) -> RunStatus:
-        driver, config = self.driver, self.config
+        driver = self.driver
+        config = self.config
         status = RunStatus(
             state="ending" if self.ending else "starting",
             run=config.run.name,
@@ -120,18 +127,17 @@ class RunControl:
         pool = driver.system.pool
         if not self.ending:
             status.state = "running" if driver.resumed.is_set() else "paused" if driver.idle else "pausing"
-        status.attempt, status.step, status.version = driver.attempt, driver.step, driver.version
-        status.stage, status.phase, status.restores = (
-            driver.progress.doing,
-            driver.monitor.phase,
-            driver.restores,
-        )
-        status.target, status.follows_cluster, status.problem = (
-            pool.target,
-            pool.follows_cluster,
-            pool.problem,
-        )
-        status.tokens_per_s, status.last_sync_seconds = round(pool.tokens_per_s(), 1), driver.sync_seconds
+        status.attempt = driver.attempt
+        status.step = driver.step
+        status.version = driver.version
+        status.stage = driver.progress.doing
+        status.phase = driver.monitor.phase
+        status.restores = driver.restores
+        status.target = pool.target
+        status.follows_cluster = pool.follows_cluster
+        status.problem = pool.problem
+        status.tokens_per_s = round(pool.tokens_per_s(), 1)
+        status.last_sync_seconds = driver.sync_seconds
         status.rewards = list(driver.rewards)
         status.workers = [
             WorkerStatus(
@@ -218,7 +224,7 @@ class RunControl:
 
 
 async def reach(url: str) -> Reach:
-    """Whether a service answers its health check; its address is shown without what is secret in it."""
+    """Whether a service answers its health check; its address is shown without user and password."""
     shown = address_without_secrets(url)
     try:
         async with httpx.AsyncClient(timeout=REACH_SECONDS, trust_env=False) as http:
@@ -235,9 +241,8 @@ async def reach(url: str) -> Reach:
 @asynccontextmanager
 async def served(config: Config, folder: Path, say: Callable[[str], None]) -> AsyncIterator[RunControl]:
     """The run's control plane, served while inside; its address is in `control.json` of the run's folder."""
-    from services.control.launch import serve_in_thread
-
-    control, address = RunControl(config, folder), folder / "control.json"
+    control = RunControl(config, folder)
+    address = folder / "control.json"
     address.unlink(missing_ok=True)  # of an attempt that was killed
     if not config.control.enabled:
         yield control
@@ -259,13 +264,10 @@ async def served(config: Config, folder: Path, say: Callable[[str], None]) -> As
 
 
 @contextlib.contextmanager
-def announced(control: RunControl, driver: Driver):
+def announced(control: RunControl, driver: Driver) -> Iterator[None]:
     """The run is known to gateways of its cluster while inside, and its driver answers."""
-    import ray
-
-    from services.control.gateway import announce_run, withdraw_run
-
-    run, host = control.config.run.name, control.config.control.host
+    run = control.config.run.name
+    host = control.config.control.host
     control.driver = driver
     if (url := control.url) is None:
         yield

@@ -1,5 +1,5 @@
-"""What a run prints never holds it up: a terminal that stands still (Ctrl-S, a full pipe that nobody reads)
-or has gone would otherwise stop the driver in the middle of a step, deaf to signals."""
+"""Printing never blocks a run. A terminal that stands still (Ctrl-S, a full pipe that nobody reads) or has
+gone would otherwise stop the driver in the middle of a step, deaf to signals."""
 
 from __future__ import annotations
 
@@ -12,22 +12,28 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 KEPT = 10_000
-"""Pieces of text that may wait to be printed; what comes when so many wait is left out, and counted."""
+"""Most pieces of text that wait to be printed. Further ones are left out, and counted."""
 DRAIN_SECONDS = 5.0
-"""Longest wait, when a run ends, for what it has still to print."""
+"""Longest wait, at the end of a run, for its output to be printed."""
 
 
-class Unhurried(io.TextIOBase):
-    """A text stream whose `write` never waits: a thread of its own passes the text on."""
+class NonBlockingStream(io.TextIOBase):
+    """A text stream whose `write` never waits: a thread of its own passes the text on.
 
-    def __init__(self, file: TextIO, kept: int = KEPT) -> None:
-        self._file, self._waiting, self._left_out = file, queue.Queue(kept), 0
+    `logging.handlers.QueueListener` keeps the same promise for log records alone; this is for rich's console,
+    whose progress bars and tables write to a stream.
+    """
+
+    def __init__(self, file: IO[str], kept: int = KEPT) -> None:
+        self._file = file
+        self._waiting: queue.Queue[str | None] = queue.Queue(kept)
+        self._left_out = 0
         try:
             self._descriptor: int | None = file.fileno()
         except (OSError, ValueError):  # a buffer in memory
@@ -35,7 +41,7 @@ class Unhurried(io.TextIOBase):
         threading.Thread(target=self._print, name="output", daemon=True).start()
 
     @property
-    def encoding(self) -> str:
+    def encoding(self) -> str:  # type: ignore[override]  # TextIOBase itself has it as a read-only property
         return getattr(self._file, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
@@ -55,26 +61,28 @@ class Unhurried(io.TextIOBase):
         return len(text)
 
     def drain(self, seconds: float) -> bool:
-        """Wait until all is printed. False: it is not, after so many seconds."""
+        """Wait until all is printed, for so many seconds at most. Returns whether it is."""
         with self._waiting.all_tasks_done:
             return self._waiting.all_tasks_done.wait_for(lambda: not self._waiting.unfinished_tasks, seconds)
 
     def end(self, seconds: float) -> None:
-        """Print what waits, for so many seconds, and end the thread."""
+        """Print the text that waits, for so many seconds at most, and end the thread."""
         if self.drain(seconds):
             self._waiting.put(None)
 
     def _print(self) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._file.flush()  # here, not at the caller's: another thread may stand in the middle of a write to it
+            # Here, not in the caller's thread: another thread may block in a write to the file.
+            self._file.flush()
         while (text := self._waiting.get()) is not None:
-            left_out, self._left_out = self._left_out, 0
+            left_out = self._left_out
+            self._left_out = 0
             if left_out:
                 text = f"({left_out} lines were left out: nobody read them)\n{text}"
             try:
                 self._pass_on(text)
             except (OSError, ValueError):
-                pass  # whoever read has gone; the run goes on, and its files tell the same
+                pass  # the reader has gone; the run goes on, and its files tell the same
             finally:
                 self._waiting.task_done()
 
@@ -92,17 +100,18 @@ class Unhurried(io.TextIOBase):
                 time.sleep(0.05)
 
 
-_current: list[Unhurried] = []
+_current: list[NonBlockingStream] = []
 
 
 @contextmanager
-def unhurried(console: Console) -> Iterator[None]:
-    """Inside, nothing that the console prints makes the caller wait; on leaving, DRAIN_SECONDS at most."""
-    if isinstance(console.file, Unhurried):  # so it is already
+def non_blocking(console: Console) -> Iterator[None]:
+    """Inside, printing to the console never waits. On leaving, DRAIN_SECONDS at most."""
+    if isinstance(console.file, NonBlockingStream):
         yield
         return
-    before, stream = console.file, Unhurried(console.file)
-    console.file = stream
+    before = console.file
+    stream = NonBlockingStream(before)
+    console.file = stream  # type: ignore[assignment]  # TextIOBase is no IO[str]; rich needs `write` alone
     _current.append(stream)
     try:
         yield
@@ -113,18 +122,18 @@ def unhurried(console: Console) -> Iterator[None]:
 
 
 def drain(seconds: float = 2.0) -> None:
-    """Before a process is left as it is: what was said last is printed, if anybody reads it."""
+    """Print the text that waits, before a process exits without a clean end."""
     for stream in _current:
         stream.drain(seconds)
 
 
-def last_words(text: str, file: TextIO | None = None) -> None:
-    """A last line, on stdout unless told otherwise. Waits no longer than DRAIN_SECONDS."""
-    stream = Unhurried(file or sys.stdout)
+def last_words(text: str, file: IO[str] | None = None) -> None:
+    """Print a last line, on stdout by default. Waits no longer than DRAIN_SECONDS."""
+    stream = NonBlockingStream(file or sys.stdout)
     stream.write(f"{text}\n")
     stream.end(DRAIN_SECONDS)
 
 
 def complain(text: str) -> None:
-    """A last line on stderr."""
+    """Print a last line on stderr."""
     last_words(text, sys.stderr)

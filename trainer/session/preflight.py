@@ -1,4 +1,4 @@
-"""What can be wrong with a run, asked before anything slow starts: room, files of the retriever, length of
+"""Checks before anything slow starts: room on disk and in memory, files of the retriever, length of
 the prompts."""
 
 from __future__ import annotations
@@ -11,37 +11,31 @@ from typing import Any
 
 import psutil
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import Question
 from services.rollout.errors import PromptTooLongError
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import make_template
 from services.settings import RolloutSettings
-from trainer.config.schema import Config, ConfigError
+from trainer.config.schema import Config
 
 GIB = 1 << 30
 
 
-class NotEnoughRoom(RuntimeError):
-    """Disk or memory is too small for the run."""
-
-    exit_code = 3
-
-
 def check_retrievers(config: Config) -> None:
-    """Raises ConfigError where an index folder or a corpus file is not there."""
+    """Raises UserError where an index folder or a corpus file is not there."""
     for key, settings in (
         ("retriever", config.retriever),
         ("evaluation.retriever", config.evaluation.retriever),
     ):
         if settings and settings.index and not Path(settings.index).is_dir():
-            raise ConfigError(
-                f"{key}.index: {settings.index}: no such folder; expected one that `unspiral index build` made"
+            raise UserError(
+                f"{key}.index: {settings.index}: no such folder; expected one that `unspiral index build` "
+                "made"
             )
         corpus = settings.corpus if settings else None
         if corpus and not corpus.startswith("lab:") and not Path(corpus).exists():
-            raise ConfigError(
-                f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read"
-            )
+            raise UserError(f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read")
 
 
 def check_prompts(key: str, questions: list[Question], tokenizer: Any, settings: RolloutSettings) -> None:
@@ -73,10 +67,11 @@ def parameter_count(model: Path) -> int:
 def check_room(
     config: Config, model: Path, *, disk_free: int | None = None, memory_free: int | None = None
 ) -> None:
-    """Raises NotEnoughRoom if checkpoints won't fit on the run's disk, or learner and CPU workers in memory.
+    """Raises EnvironmentLacks if checkpoints won't fit on the run's disk, or learner and CPU workers in
+    memory.
 
-    Counted: 16 bytes a parameter for a checkpoint (fp32 weights, two moments, export) times those kept plus
-    the one being written; 16 bytes a parameter for a CPU learner, 4 for each CPU worker, and each worker's
+    Counted: 16 bytes per parameter for a checkpoint (fp32 weights, two moments, export) times those kept plus
+    the one being written; 16 bytes per parameter for a CPU learner, 4 for each CPU worker, and each worker's
     cache.
     """
     import torch
@@ -88,8 +83,9 @@ def check_room(
     disk_free = shutil.disk_usage(folder).free if disk_free is None else disk_free
     disk = 16 * parameters * (config.trainer.keep_checkpoints + 1) + GIB // 4
     if disk_free < disk:
-        raise NotEnoughRoom(
-            f"run.dir: {folder} has {disk_free / GIB:.1f} GiB free; {disk / GIB:.1f} GiB are needed for {config.trainer.keep_checkpoints} checkpoints "
+        raise EnvironmentLacks(
+            f"run.dir: {folder} has {disk_free / GIB:.1f} GiB free; {disk / GIB:.1f} GiB are needed for "
+            f"{config.trainer.keep_checkpoints} checkpoints "
             f"of {parameters / 1e6:.0f} M parameters (trainer.keep_checkpoints)"
         )
     if torch.cuda.is_available() or os.environ.get(
@@ -100,7 +96,8 @@ def check_room(
     workers = config.rollout.workers if isinstance(config.rollout.workers, int) else 1
     memory = parameters * (16 + 4 * workers) + workers * int((config.rollout.kv_cache_gib + 0.75) * GIB) + GIB
     if memory_free < memory:
-        raise NotEnoughRoom(
-            f"memory: {memory_free / GIB:.1f} GiB are free; about {memory / GIB:.1f} GiB are needed for {parameters / 1e6:.0f} M parameters and "
+        raise EnvironmentLacks(
+            f"memory: {memory_free / GIB:.1f} GiB are free; about {memory / GIB:.1f} GiB are needed for "
+            f"{parameters / 1e6:.0f} M parameters and "
             f"{workers} rollout workers (rollout.workers, rollout.kv_cache_gib)"
         )

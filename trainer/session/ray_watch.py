@@ -12,9 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import psutil
 import ray
+from ray._private.worker import global_worker
+
+from services.common.errors import EnvironmentLacks
+from services.local_ray import end_what_is_left
+from trainer.session import output
 
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 3.0
@@ -25,10 +31,17 @@ RECONNECT_SECONDS = 600
 """Longest that a local Ray lives on without its GCS: a large checkpoint takes minutes to write."""
 
 
-class RayLost(RuntimeError):
+class RayLost(EnvironmentLacks):
     """Ray has died under the run."""
 
-    exit_code = 3
+
+def leave_without_ray(lost: RayLost, more: str = "") -> NoReturn:
+    """Say so, kill the processes of the local Ray, and end this process as it is: every further call to Ray
+    would block for minutes."""
+    output.drain()
+    output.complain(f"unspiral: {lost}{more}")
+    end_what_is_left()
+    os._exit(lost.exit_code)
 
 
 @contextmanager
@@ -58,7 +71,8 @@ def _watch(
     local: bool,
     on_lost: Callable[[RayLost], None],
 ) -> None:
-    patience, answered = LOCAL_GCS_SECONDS if local else JOINED_GCS_SECONDS, time.monotonic()
+    patience = LOCAL_GCS_SECONDS if local else JOINED_GCS_SECONDS
+    answered = time.monotonic()
     while not over.wait(LOOK_SECONDS):
         if raylet is not None and not _alive(raylet):
             on_lost(RayLost(f"Ray's raylet on this machine (pid {raylet.pid}) has died"))
@@ -71,9 +85,7 @@ def _watch(
 
 
 def raylet_process() -> psutil.Process | None:
-    """The raylet that this process belongs to, or None where it runs out of sight (in another container)."""
-    from ray._private.worker import global_worker
-
+    """The raylet of this process, or None where it cannot be seen (it runs in another container)."""
     name = global_worker.node.raylet_socket_name
     for process in psutil.process_iter(["name", "cmdline"]):
         command = process.info["cmdline"] or ()

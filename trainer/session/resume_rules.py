@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from services.common.errors import UserError
-from trainer.config.schema import Config, ConfigError, default_of, leaf_keys, without_secrets
+from trainer.config.schema import Config, default_of, leaf_keys, without_secrets
 from trainer.learner.checkpoint import fault
 from trainer.learner.model_identity import Difference, describe, differences
 
@@ -253,16 +253,16 @@ def identity_of(config: Config, model: Path) -> dict[str, Any]:
 
 
 def check_allowed(keys: Iterable[str]) -> frozenset[str]:
-    """The keys of `--allow-changed`. Raises ConfigError for one that there is not, or that can never
+    """The keys of `--allow-changed`. Raises UserError for one that there is not, or that can never
     change."""
     for key in keys:
         if key not in RULES:
             near = difflib.get_close_matches(key, RULES, n=1, cutoff=0.5)
             accepted = ", ".join(k for k, group in RULES.items() if group.change == "on request")
             hint = f"did you mean {near[0]}?" if near else f"accepted: {accepted}"
-            raise ConfigError(f"--allow-changed {key}: no such key; {hint}")
+            raise UserError(f"--allow-changed {key}: no such key; {hint}")
         if RULES[key].change == "refused":
-            raise ConfigError(
+            raise UserError(
                 f"--allow-changed {key}: cannot change on resume: {RULES[key].why}; begin a new run"
             )
     return frozenset(keys)
@@ -271,17 +271,19 @@ def check_allowed(keys: Iterable[str]) -> frozenset[str]:
 def go_on_from(checkpoint: Path, config: Config, model: Path, allowed: frozenset[str]) -> Resumed:
     """The checkpoint's state, if a run with this configuration and model may go on from it.
 
-    Raises ConfigError, one line with the key and both values, and UserError for a folder that is no
+    Raises UserError, one line with the key and both values, also for a folder that is no
     whole checkpoint.
     """
     if problem := fault(checkpoint, checksums=False):
         raise UserError(f"checkpoint {checkpoint} is torn or changed: {problem}")
     state = _read(checkpoint / "state.json")
-    identity, lines = state.get("identity"), []
+    identity = state.get("identity")
+    lines = []
     if not identity:
         identity = {"settings": None, "model": describe(checkpoint / "model")}
         lines.append(
-            f"warning: {checkpoint.name} is of an earlier version, which kept no settings: only its model's configuration, "
+            f"warning: {checkpoint.name} is of an earlier version, which kept no settings: only its model's "
+            "configuration, "
             "tokenizer and adapters, its seed and its questions are compared"
         )
     found = [
@@ -336,7 +338,9 @@ def _adapters(checkpoint: Path, config: Config) -> list[Difference]:
     too."""
     kept = _read(checkpoint / "learner.json").get("lora")
     now = config.learner.lora
-    if (kept is None) != (now is None):
+    if kept is None and now is None:
+        return []
+    if kept is None or now is None:
         return [
             Difference(
                 "learner.lora.rank",
@@ -344,7 +348,7 @@ def _adapters(checkpoint: Path, config: Config) -> list[Difference]:
                 "all weights" if now is None else f"adapters of rank {now.rank}",
             )
         ]
-    if kept and "alpha" not in kept and kept["scale"] != now.alpha / now.rank:
+    if "alpha" not in kept and kept["scale"] != now.alpha / now.rank:
         return [
             Difference("learner.lora.alpha", f"alpha / rank = {kept['scale']:g}", f"{now.alpha / now.rank:g}")
         ]
@@ -386,7 +390,7 @@ def _shown(value: Any) -> str:
 
 
 def _refuse(found: list[Difference], allowed: frozenset[str]) -> None:
-    """Raises ConfigError for the first difference that is neither free nor allowed; names the keys of the
+    """Raises UserError for the first difference that is neither free nor allowed; names the keys of the
     others."""
     refused = [
         d for d in found if RULES[key_of(d)].change in ("on request", "refused") and key_of(d) not in allowed
@@ -402,8 +406,9 @@ def _refuse(found: list[Difference], allowed: frozenset[str]) -> None:
     )
     others = sorted({key_of(d) for d in refused} - {key_of(first)})
     more = f" (also changed: {', '.join(others)})" if others else ""
-    raise ConfigError(
-        f"{first.what}: the run began with {first.before} and cannot go on with {first.now}: {group.why}; {way}{more}"
+    raise UserError(
+        f"{first.what}: the run began with {first.before} and cannot go on with {first.now}: {group.why}; "
+        f"{way}{more}"
     )
 
 

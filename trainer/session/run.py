@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,19 +11,19 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from services.common import signals
-from services.local_ray import end_what_is_left
+from services.common.errors import UserError
+from services.likelihood.exports.report import write_report
 from trainer.config.remarks import remarks
-from trainer.config.schema import Config, ConfigError
+from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.cursor import PromptCursor
 from trainer.learner.checkpoint import find, latest, step_of
 from trainer.loop.driver import Driver
 from trainer.loop.progress import Progress
 from trainer.loop.run_folder import RunFolder
-from trainer.session import output
 from trainer.session.control import announced, served
-from trainer.session.output import unhurried
-from trainer.session.ray_watch import RayLost, ray_watched
+from trainer.session.output import non_blocking
+from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resume_rules import Resumed, check_allowed, go_on_from, identity_of
 from trainer.session.stopping import StopSignals
 from trainer.session.system import questions_of, start_system
@@ -38,21 +37,20 @@ SAVE_SECONDS = 120.0
 
 
 def checkpoint_of(resume: str, folder: Path) -> Path | None:
-    """`latest` (None where the run has no checkpoint yet: it starts anew) or a path. Raises ConfigError,
-    UserError."""
+    """`latest` (None where the run has no checkpoint yet: it starts anew) or a path. Raises UserError."""
     if resume == "latest":
         return latest(folder)
     accepted = f"latest, a run's folder, or one such as {folder}/checkpoints/step_000010"
     if not resume.strip():  # an unset variable of a script; to begin anew would remove what is there
-        raise ConfigError(f"--resume: given without a value; accepted: {accepted}")
+        raise UserError(f"--resume: given without a value; accepted: {accepted}")
     if not Path(resume).is_dir():
-        raise ConfigError(f"--resume {resume}: no such checkpoint folder; accepted: {accepted}")
+        raise UserError(f"--resume {resume}: no such checkpoint folder; accepted: {accepted}")
     found = find(resume)
     mine = [place.resolve() for place in (folder, folder / "checkpoints")]  # either may be a link
     lies_in = found.absolute().parent.resolve()
     own = None if any(map(lies_in.is_relative_to, mine)) else latest(folder, checksums=False)
     if own:
-        raise ConfigError(
+        raise UserError(
             f"run.name: {folder} holds a run already, at step {step_of(own)}, "
             f"which --resume {resume} would write over; "
             "choose another run.name, or go on with that run by --resume latest"
@@ -61,7 +59,7 @@ def checkpoint_of(resume: str, folder: Path) -> Path | None:
 
 
 def require_same_questions(resumed: Resumed, config: Config) -> None:
-    """Raise DataError where the checkpoint's run took its prompts from other questions, or in another
+    """Raise UserError where the checkpoint's run took its prompts from other questions, or in another
     order."""
     if state := resumed.state.get("cursor"):
         questions = questions_of(config, config.data.train, lambda text: None)
@@ -82,7 +80,7 @@ def train(
     folder = RunFolder(config)
     allowed = check_allowed(allow_changed)
     if allowed and resume is None:
-        raise ConfigError("--allow-changed: goes with --resume latest or --resume PATH")
+        raise UserError("--allow-changed: goes with --resume latest or --resume PATH")
     checkpoint = checkpoint_of(resume, folder.path) if resume is not None else None
     resumed = None
     if checkpoint:  # before anything in the folder is written: a run that is refused stays as it was
@@ -91,10 +89,11 @@ def train(
             require_same_questions(resumed, config)
     again = resume is not None and folder.begun()
     folder.open(resume=resume is not None)
-    began, driver_box = time.monotonic(), []
+    began = time.monotonic()
+    driver_box: list[Driver] = []
     console = console or Console()
     progress = Progress(config.trainer.steps, console)
-    with unhurried(console):
+    with non_blocking(console):
         try:
             with progress:
                 progress.say(f"run folder: {folder.path.resolve()}")
@@ -146,7 +145,8 @@ async def _train(
     box: list[Driver],
 ) -> dict[str, Any]:
     """again: the folder was used by an earlier attempt."""
-    loop, began = asyncio.get_running_loop(), time.monotonic()
+    loop = asyncio.get_running_loop()
+    began = time.monotonic()
     first: list[BaseException] = []
     with StopSignals(progress.say) as stop:
         try:
@@ -177,7 +177,7 @@ async def _train(
                     with (
                         announced(control, driver),
                         watched(driver),
-                        ray_watched(lambda lost: _ray_has_died(lost, driver, loop)),
+                        ray_watched(lambda lost: _ray_has_died(lost, driver, stop, loop)),
                         told(progress.say, lambda: waits_of(driver), lambda: progress_of(driver)),
                     ):
                         summary = await driver.run()
@@ -205,20 +205,21 @@ async def _train(
             raise signals.Stopped(stop.number) from None
 
 
-def _ray_has_died(lost: RayLost, driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
-    """Called from the watch's thread. The step in hand comes to its end where it is about to; the last whole
-    step is saved."""
-    stop, over = driver.stop, time.monotonic() + SAVE_SECONDS
+def _ray_has_died(lost: RayLost, driver: Driver, stop: StopSignals, loop: asyncio.AbstractEventLoop) -> None:
+    """Let the step in hand end where it is about to, and the last whole step be saved. Called from the
+    watch's thread."""
+    over = time.monotonic() + SAVE_SECONDS
     loop.call_soon_threadsafe(stop.end_soon, lost, 0.0 if driver.checkpointable else STEP_SECONDS)
     while time.monotonic() < over or driver.learner_call == "save":
         time.sleep(0.5)
-    _leave_without_ray(lost, driver, None)  # the loop is stuck, in a call of Ray's
+    _leave_without_ray(lost, driver, None)  # the loop is stuck in a call to Ray
 
 
 def _leave_without_ray(lost: RayLost, driver: Driver, began: float | None) -> NoReturn:
-    """End the process as it is: its parts are ended by Ray alone, and to ask for it would take until Ray ends
-    this process."""
-    folder, progress = driver.system.folder, driver.progress
+    """End the process without a clean end: only Ray ends its parts, and a call to it would block until Ray
+    ends this process."""
+    folder = driver.system.folder
+    progress = driver.progress
     try:
         _finish(
             folder,
@@ -230,17 +231,12 @@ def _leave_without_ray(lost: RayLost, driver: Driver, began: float | None) -> No
     except Exception as error:  # whatever else has gone with Ray
         progress.say(f"warning: no summary was written: {error}")
     progress.close()
-    output.drain()
-    output.complain(f"unspiral: {lost}; {what_is_left(folder, driver)}")
-    end_what_is_left()
-    os._exit(lost.exit_code)
+    leave_without_ray(lost, f"; {what_is_left(folder, driver)}")
 
 
 def _finish(
     folder: RunFolder, summary: dict[str, Any], began: float, exit_code: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    from services.likelihood.exports.report import write_report
-
     summary |= {"seconds": round(time.monotonic() - began, 1), "exit": exit_code}
     try:
         folder.summary(summary)

@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from services.common import signals
 from trainer.session import output
@@ -22,7 +22,7 @@ from trainer.session import output
 STEP_GRACE_SECONDS = 60.0
 """Longest wait for the step in hand after the first signal."""
 LEAVE_SECONDS = 90.0
-"""Longest wait for what was started to end, once the run is cut short; then the process ends as it is."""
+"""Longest wait for a clean end once the run is cut short; then the process exits without one."""
 
 
 class StopSignals:
@@ -40,13 +40,15 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._listening = signals.listening_in_loop(self.receive)
-        self._listening.__enter__()
+        task = asyncio.current_task()
+        assert task is not None, "StopSignals is entered inside a running event loop"
+        self._task = task
+        self._listening = ExitStack()
+        self._listening.enter_context(signals.listening_in_loop(self.receive))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._listening.__exit__(*error)
+        self._listening.close()
         if self._leave:
             self._leave.cancel()
 
@@ -82,17 +84,19 @@ class StopSignals:
                 self._begin_the_end()
 
     def receive(self, number: int) -> None:
-        """What a signal does."""
+        """React to a signal."""
         if self._ending:
             self._hurry(number)
             return
-        name, first = signal.Signals(number).name, self.number is None
+        name = signal.Signals(number).name
+        first = self.number is None
         self.number = number if first else self.number
         if first and self._saving:
             self.say(f"{name}: saving the last steps; a second signal stops at once")
         elif first and self._in_step:
             self.say(
-                f"{name}: finishing this step, for {STEP_GRACE_SECONDS:g} s at most; a second signal stops at once"
+                f"{name}: finishing this step, for {STEP_GRACE_SECONDS:g} s at most; a second signal stops "
+                "at once"
             )
             self._end_step_within(STEP_GRACE_SECONDS)
         else:
@@ -146,7 +150,7 @@ class StopSignals:
         self._task.cancel()
 
     def _begin_the_end(self) -> None:
-        """What was started must still be ended, but not for ever: LEAVE_SECONDS from the last call."""
+        """Give the clean end LEAVE_SECONDS, counted from the last call."""
         self._ending = True
         if self._leave is not None:
             self._leave.cancel()

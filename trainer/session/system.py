@@ -1,7 +1,6 @@
-"""Everything that a run needs, started in order and ended in reverse: data, model, Ray, retriever, store,
-workers, learner.
+"""The parts of a run, started in order and ended in reverse: data, model, Ray, services, workers, learner.
 
-What a user can get wrong is looked at first, before anything slow starts.
+Mistakes of the user are looked for first, before anything slow starts.
 """
 
 from __future__ import annotations
@@ -10,9 +9,11 @@ import asyncio
 import logging
 import os
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from ray._private import utils, worker
 
 from retriever_service.client import RetrieverClient
 from services.common import signals
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.semaphores import remove_dead_semaphores
 from services.contracts import Question
-from services.launcher import index_corpus, start_likelihood, start_retriever
+from services.launcher import Service, index_corpus, start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient
 from services.local_ray import start_local_ray, stop_local_ray
 from services.rollout.pool import placement
@@ -44,18 +46,12 @@ from trainer.session.waits import told
 
 Say = Callable[[str], None]
 LOCAL_SECONDS = 2.0
-"""For a local Ray to tell what it has; no other node joins it."""
-
-
-class RayUnavailable(RuntimeError):
-    """There is no Ray to work on."""
-
-    exit_code = 3
+"""Longest wait for a local Ray to report its resources; no other node joins it."""
 
 
 @contextmanager
 def _in_a_group_of_their_own() -> Iterator[None]:
-    """Processes that Ray starts inside do not hear what the driver's process group is sent, as `timeout`
+    """Processes that Ray starts inside do not get the signals of the driver's process group, as `timeout`
     does: a stop would find no Ray left for its checkpoint. Ray's own function runs in each of them before its
     program does; they still end with this process."""
     bound = utils.set_kill_on_parent_death_linux
@@ -72,8 +68,8 @@ def _in_a_group_of_their_own() -> Iterator[None]:
 
 
 def connect_ray(say: Say) -> None:
-    """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), else start a local Ray, which ends with
-    this process and answers nobody else. `leave_ray` undoes it. Raises RayUnavailable."""
+    """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), otherwise start a local Ray, which ends
+    with this process and answers nobody else. `leave_ray` undoes it. Raises EnvironmentLacks."""
     address = os.environ.get("RAY_ADDRESS")
     say(f"joining Ray at {address}" if address else "starting a local Ray")
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
@@ -92,9 +88,12 @@ def connect_ray(say: Say) -> None:
                 start_local_ray(include_dashboard=False, **options)
     except Exception as e:  # a raylet that is not up in time is a bare one
         reason = " ".join(str(e).split())[:300]
-        busy = "a local Ray did not start (on a busy machine: try again, or set RAY_raylet_start_wait_time_s=120)"
+        busy = (
+            "a local Ray did not start (on a busy machine: try again, or set "
+            "RAY_raylet_start_wait_time_s=120)"
+        )
         what = f"RAY_ADDRESS={address}: cannot join that cluster" if address else busy
-        raise RayUnavailable(f"{what}: {reason}") from e
+        raise EnvironmentLacks(f"{what}: {reason}") from e
     else:
         _silence_ray()
 
@@ -128,31 +127,41 @@ def worker_environment() -> dict[str, str]:
     return {k: os.environ[k] for k in allowed if k in os.environ}
 
 
+async def _started(start: Callable[[], Service], stack: AsyncExitStack) -> str:
+    """The address of a service that `start` starts, in a thread; it is stopped with the stack.
+
+    When this is cancelled, the start is waited for: its thread is in the middle of a call to Ray, which must
+    not be shut down under it. The start has a timeout of its own.
+    """
+    starting = asyncio.ensure_future(asyncio.to_thread(start))
+    try:
+        service = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        with suppress(Exception):
+            stack.callback((await starting).stop)
+        raise
+    stack.callback(service.stop)
+    return service.url
+
+
 async def retriever_address(
     settings: RetrieverSettings, name: str, config: Config, stack: AsyncExitStack, say: Say
 ) -> str:
     """Address of a ready retriever: the one given, or one started here on the index or corpus."""
     url = settings.url
     if url is None:
-        index = settings.index
-        if index is None:
-            index = str(config.run_dir / f"{name}_index")
-            say(f"indexing {settings.corpus}")
-            corpus = models.resolve_file(settings.corpus)
-            with told(say, f"the index of {settings.corpus}"):
-                skipped = await asyncio.to_thread(index_corpus, corpus, index, skip_bad=settings.skip_bad)
-            if skipped:
-                say(f"{settings.corpus}: {skipped:,} malformed lines left out (skip_bad)")
+        index = settings.index or await _indexed(settings, config.run_dir / f"{name}_index", say)
         with told(say, f"the retriever on {index} to start"):
-            service = await asyncio.to_thread(
-                start_retriever,
-                index,
-                topk=config.rollout.topk,
-                name=f"unspiral-{config.run.name}-{name}",
-                timeout_seconds=settings.start_timeout_seconds,
+            url = await _started(
+                partial(
+                    start_retriever,
+                    index,
+                    topk=config.rollout.topk,
+                    name=f"unspiral-{config.run.name}-{name}",
+                    timeout_seconds=settings.start_timeout_seconds,
+                ),
+                stack,
             )
-        stack.callback(service.stop)
-        url = service.url
     client = RetrieverClient(url, timeout_seconds=settings.timeout_seconds)
     try:
         await client.wait_ready(settings.start_timeout_seconds, on_wait=say)
@@ -161,23 +170,74 @@ async def retriever_address(
     return url
 
 
-async def likelihood_store(config: Config, stack: AsyncExitStack) -> LikelihoodClient:
+async def _indexed(settings: RetrieverSettings, folder: Path, say: Say) -> str:
+    """The folder, with an index of `retriever.corpus` in it."""
+    name = settings.corpus
+    if name is None:
+        raise UserError("retriever needs one of url, index, corpus")
+    say(f"indexing {name}")
+    corpus = models.resolve_file(name)
+    with told(say, f"the index of {name}"):
+        skipped = await asyncio.to_thread(index_corpus, corpus, folder, skip_bad=settings.skip_bad)
+    if skipped:
+        say(f"{name}: {skipped:,} malformed lines left out (skip_bad)")
+    return str(folder)
+
+
+async def likelihood_store(config: Config, stack: AsyncExitStack, say: Say) -> LikelihoodClient:
     """Client of the likelihood service: the one given, or one started here on the store."""
-    url, token_steps = config.store.url, max(config.store.token_steps, config.probe.lag_steps + 1)
+    url = config.store.url
+    token_steps = max(config.store.token_steps, config.probe.lag_steps + 1)
     if url is None or not url.startswith(("http://", "https://")):
-        service = await asyncio.to_thread(
-            start_likelihood,
-            url or f"sqlite:{(config.run_dir / 'likelihood.db').resolve()}",
-            token_steps=token_steps,
-            name=f"unspiral-{config.run.name}-likelihood",
-            rules=config.monitor.rules,
-        )
-        stack.callback(service.stop)
-        url = service.url
+        with told(say, "the likelihood service to start"):
+            url = await _started(
+                partial(
+                    start_likelihood,
+                    url or f"sqlite:{(config.run_dir / 'likelihood.db').resolve()}",
+                    token_steps=token_steps,
+                    name=f"unspiral-{config.run.name}-likelihood",
+                    rules=config.monitor.rules,
+                ),
+                stack,
+            )
     token = token_of(TOKEN_VARIABLE)
     store = LikelihoodClient(url, spool_dir=config.run_dir / "spool", token=token, token_steps=token_steps)
     stack.callback(store.close)
     return store
+
+
+@dataclass(frozen=True)
+class Services:
+    """The services of a run, ready to be asked."""
+
+    retriever_url: str
+    eval_retriever_url: str | None
+    store: LikelihoodClient | None
+
+
+async def start_services(config: Config, stack: AsyncExitStack, say: Say, *, store: bool) -> Services:
+    """Start all services of a run at the same time. store: the likelihood service too.
+
+    Where one does not start, the others are ended, and its error is raised.
+    """
+    held_out = config.evaluation.retriever
+    try:
+        async with asyncio.TaskGroup() as group:
+            retriever = group.create_task(
+                retriever_address(config.retriever, "retriever", config, stack, say)
+            )
+            evaluation = held_out and group.create_task(
+                retriever_address(held_out, "eval_retriever", config, stack, say)
+            )
+            likelihood = group.create_task(likelihood_store(config, stack, say)) if store else None
+    except BaseExceptionGroup as errors:
+        first = errors.exceptions[0]
+        raise first from first.__cause__
+    return Services(
+        retriever.result(),
+        evaluation.result() if evaluation else None,
+        likelihood.result() if likelihood else None,
+    )
 
 
 def questions_of(config: Config, file: str, say: Say) -> list[Question]:
@@ -188,43 +248,51 @@ def questions_of(config: Config, file: str, say: Say) -> list[Question]:
     return loaded.rows
 
 
+def held_out_of(config: Config, tokenizer: Any, say: Say) -> list[Question]:
+    """The questions of data.eval, as many as evaluation.limit. Raises where a retriever's files are not
+    there, or a prompt is too long."""
+    check_retrievers(config)
+    if config.data.eval is None:
+        return []
+    held_out = questions_of(config, config.data.eval, say)[: config.evaluation.limit]
+    check_prompts("data.eval", held_out, tokenizer, config.rollout)
+    return held_out
+
+
 @asynccontextmanager
 async def start_serving(
-    config: Config,
-    model: Path,
-    say: Say,
-    on_event: Callable[[dict[str, Any]], None],
-    *,
-    learner_ranks: int = 0,
+    config: Config, model: Path, say: Say, on_event: Callable[[dict[str, Any]], None]
 ) -> AsyncIterator[Serving]:
-    """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended.
-    learner_ranks: that will run beside."""
-    check_retrievers(config)
-    held_out = (
-        questions_of(config, config.data.eval, say)[: config.evaluation.limit] if config.data.eval else []
-    )
+    """Ray, retrievers and the pool's plan. The caller starts the pool; on leaving, all of it is ended."""
     tokenizer = load_tokenizer(model)
-    await asyncio.to_thread(check_prompts, "data.eval", held_out, tokenizer, config.rollout)
+    held_out = await asyncio.to_thread(held_out_of, config, tokenizer, say)
     async with AsyncExitStack() as stack:
         connect_ray(say)
         stack.callback(leave_ray)
-        placement.check_gpus(config.rollout, learner_ranks, ray.cluster_resources())
-        url, eval_url = await retriever_address(config.retriever, "retriever", config, stack, say), None
-        if config.evaluation.retriever:
-            eval_url = await retriever_address(
-                config.evaluation.retriever, "eval_retriever", config, stack, say
-            )
-        pool = RolloutPool(
-            config.rollout,
-            model_path=str(model),
-            retriever_url=url,
-            retriever_timeout_seconds=config.retriever.timeout_seconds,
-            sync=config.weight_sync,
-            on_event=on_event,
-            learner_gpus=0 if config.rollout.share_gpus else learner_ranks,
-        )
+        placement.check_gpus(config.rollout, 0, ray.cluster_resources())
+        services = await start_services(config, stack, say, store=False)
+        pool = _pool(config, model, services, on_event, learner_ranks=0)
         stack.push_async_callback(pool.close)
-        yield Serving(tokenizer, held_out, url, eval_url, pool)
+        yield Serving(tokenizer, held_out, services.retriever_url, services.eval_retriever_url, pool)
+
+
+def _pool(
+    config: Config,
+    model: Path,
+    services: Services,
+    on_event: Callable[[dict[str, Any]], None],
+    *,
+    learner_ranks: int,
+) -> RolloutPool:
+    return RolloutPool(
+        config.rollout,
+        model_path=str(model),
+        retriever_url=services.retriever_url,
+        retriever_timeout_seconds=config.retriever.timeout_seconds,
+        sync=config.weight_sync,
+        on_event=on_event,
+        learner_gpus=0 if config.rollout.share_gpus else learner_ranks,
+    )
 
 
 async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
@@ -234,26 +302,30 @@ async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
     Raises UnschedulableError with demand and supply after SCHEDULE_SECONDS (LOCAL_SECONDS in our own local
     Ray), LearnerPlacementError.
     """
-    workers, ranks = config.rollout.workers, config.learner.ranks
+    workers = config.rollout.workers
+    ranks = config.learner.ranks
     limit = placement.SCHEDULE_SECONDS if os.environ.get("RAY_ADDRESS") else LOCAL_SECONDS
     deadline = time.monotonic() + limit
     while workers != "all":
-        supply, wants = ray.cluster_resources(), Counter()
+        supply = ray.cluster_resources()
+        wants: dict[str, float] = defaultdict(float)
         for each, n in ((placement.demand(config.rollout, supply), workers), (learner.demand(), ranks)):
-            wants.update({name: amount * n for name, amount in each.items()})
+            for name, amount in each.items():
+                wants[name] += amount * n
         if all(amount <= supply.get(name, 0) + 1e-6 for name, amount in wants.items()):
             return
         if time.monotonic() > deadline:
             asked = ", ".join(f"{name} {amount:g}" for name, amount in wants.items())
             has = ", ".join(f"{name} {supply.get(name, 0):g}" for name in wants)
             raise placement.UnschedulableError(
-                f"rollout.workers={workers} and learner.ranks={ranks} ask for {asked}; the cluster has {has}, also after {limit:g} s"
+                f"rollout.workers={workers} and learner.ranks={ranks} ask for {asked}; the cluster has "
+                f"{has}, also after {limit:g} s"
             )
         await asyncio.sleep(0.5)
 
 
 def starting(pool: RolloutPool, learner: LearnerGroup) -> str:
-    """What has not started yet."""
+    """The parts that have not started yet, for the line that a waiting run prints."""
     workers = [f"rollout worker {w.id} ({w.state})" for w in pool.workers() if w.state != "ready"]
     return ", ".join([*workers, *([] if learner.where else ["the learner"])])
 
@@ -271,43 +343,53 @@ async def start_system(
     """Start everything, on the model's folder; on leaving, end everything that was started here.
 
     resumed: the checkpoint to go on from; its questions are compared before anything slow starts."""
-    train, reward = questions_of(config, config.data.train, say), make_reward(config.reward.kind)
+    train = questions_of(config, config.data.train, say)
+    reward = make_reward(config.reward.kind)
     check_room(config, model)
-    await asyncio.to_thread(check_prompts, "data.train", train, load_tokenizer(model), config.rollout)
+    tokenizer = load_tokenizer(model)
+    await asyncio.to_thread(check_prompts, "data.train", train, tokenizer, config.rollout)
     may_change = resumed.allowed if resumed else frozenset()
     cursor = PromptCursor(train, config.seed, config.data.shuffle, may_change)
     if resumed:
         cursor.load_state_dict(resumed.state["cursor"])
+    held_out = await asyncio.to_thread(held_out_of, config, tokenizer, say)
+    workers = config.rollout.workers
     ranks = config.learner.ranks
-    async with (
-        start_serving(
-            config, model, say, lambda event: folder.event(**event), learner_ranks=ranks
-        ) as serving,
-        AsyncExitStack() as stack,
-    ):
-        with told(say, "the likelihood service to start"):
-            store = await likelihood_store(config, stack)
+    joined = bool(os.environ.get("RAY_ADDRESS"))
+    async with AsyncExitStack() as stack:
+        connect_ray(say)
+        stack.callback(leave_ray)
+        placement.check_gpus(config.rollout, ranks, ray.cluster_resources())
         learner = LearnerGroup(config, model_path=str(model), reference=config.algorithm.kl > 0)
-        stack.callback(learner.close)
-        with told(
-            say, f"room on the cluster for {config.rollout.workers} rollout workers and {ranks} learner ranks"
-        ):
+        if not joined:  # nothing joins a local Ray later, so its lack of room is told before the indexing
             await wait_for_room(config, learner)
+        services = await start_services(config, stack, say, store=True)
+        assert services.store is not None
+        pool = _pool(config, model, services, lambda event: folder.event(**event), learner_ranks=ranks)
+        stack.push_async_callback(pool.close)
+        stack.callback(learner.close)
+        if joined:
+            with told(say, f"room on the cluster for {workers} rollout workers and {ranks} learner ranks"):
+                await wait_for_room(config, learner)
         say("starting rollout workers and learner")
-        with told(say, lambda: starting(serving.pool, learner)):
+        with told(say, lambda: starting(pool, learner)):
             if config.rollout.share_gpus:
                 # An engine measures the free memory when it starts, so the learner comes second.
-                await serving.pool.start()
-                await serving.pool.sleep()
+                await pool.start()
+                await pool.sleep()
                 await asyncio.to_thread(learner.start)
             else:
-                await asyncio.gather(serving.pool.start(), asyncio.to_thread(learner.start))
+                await asyncio.gather(pool.start(), asyncio.to_thread(learner.start))
         yield System(
-            **vars(serving),
+            tokenizer=tokenizer,
+            eval_questions=held_out,
+            retriever_url=services.retriever_url,
+            eval_retriever_url=services.eval_retriever_url,
+            pool=pool,
             config=config,
             folder=folder,
             cursor=cursor,
-            store=store,
+            store=services.store,
             learner=learner,
             reward=reward,
             identity=identity,

@@ -1,4 +1,4 @@
-"""A run that waits says so: every SAY_SECONDS one line names what is waited for, and since when."""
+"""A run that waits says so: one line per SAY_SECONDS with the thing waited for, and since when."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 def told(
     say: Say, what: str | Callable[[], str], progress: Callable[[], Any] | None = None
 ) -> Iterator[None]:
-    """While inside, `say` is called from a thread of its own, since the event loop may be what stands still.
+    """While inside, `say` is called from a thread of its own, since the event loop itself may block.
 
     what: is waited for; a function that gives it may give "" where nothing is. progress: while what this
     gives changes, the wait begins anew.
@@ -36,14 +36,21 @@ def told(
 def _tell(
     over: threading.Event, say: Say, what: str | Callable[[], str], progress: Callable[[], Any] | None
 ) -> None:
-    seen, since, clock = _asked(progress), time.monotonic(), time.strftime("%H:%M:%S")
+    seen = _asked(progress)
+    since = time.monotonic()
+    clock = time.strftime("%H:%M:%S")
     last = since
     while not over.wait(min(1.0, SAY_SECONDS / 5)):
-        now, new = time.monotonic(), _asked(progress)
+        now = time.monotonic()
+        new = _asked(progress)
         if new != seen:
-            seen, since, last, clock = new, now, now, time.strftime("%H:%M:%S")
+            seen = new
+            since = now
+            last = now
+            clock = time.strftime("%H:%M:%S")
         elif now - last >= SAY_SECONDS:
-            last, text = now, what if isinstance(what, str) else _asked(what)
+            last = now
+            text = what if isinstance(what, str) else _asked(what)
             if text and not over.is_set():
                 say(f"waiting since {clock} ({now - since:.0f} s): {text}")
 
@@ -58,7 +65,7 @@ def _asked(function: Callable[[], Any] | None) -> Any:
 
 
 def waits_of(driver: Driver) -> str:
-    """What a run waits for now."""
+    """The thing that a run waits for now; "" where it waits for none."""
     if driver.idle:
         return ""
     doing = driver.progress.doing or "the first step"

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from services.common.errors import UnspiralError
 from services.common.files import write_atomically
 from services.common.stacks import task_stacks, thread_stacks
 from trainer.session.output import complain
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from trainer.loop.driver import Driver
 
 LOOKS = 20
-"""Times that is looked within `stall_timeout_seconds`."""
+"""Looks per `stall_timeout_seconds`."""
 STACK_SECONDS = 10.0
 """Longest wait for the actors' stacks."""
 LEAVE_SECONDS = 60.0
@@ -35,17 +36,12 @@ SLACK_SECONDS = 60.0
 """Beyond the learner's own timeout."""
 
 
-class Stalled(RuntimeError):
-    """Nothing went on for too long."""
-
-    exit_code = 1
-
-
 class Watchdog:
-    """Watches a driver from a thread of its own, since the driver's loop may be what is stuck."""
+    """Watches a driver from a thread of its own, since the driver's loop itself may be stuck."""
 
     def __init__(self, driver: Driver, loop: asyncio.AbstractEventLoop):
-        self.driver, self.loop = driver, loop
+        self.driver = driver
+        self.loop = loop
         self.limit = driver.config.trainer.stall_timeout_seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -61,29 +57,37 @@ class Watchdog:
         return d.system.pool.trajectories, d.learner_calls, d.progress.doing, d.step, d.attempt
 
     def _watch(self) -> None:
-        mark, since, told = self._mark(), time.monotonic(), False
+        mark = self._mark()
+        since = time.monotonic()
+        told = False
         while not self._over.wait(self.limit / LOOKS):
             now = self._mark()
             if now != mark or self.driver.idle:
-                mark, since, told = now, time.monotonic(), False
+                mark = now
+                since = time.monotonic()
+                told = False
                 continue
             quiet = time.monotonic() - since
             if quiet > self.limit and not told:
                 told = True
                 self._tell(quiet)
-            call, own = self.driver.learner_call, self.driver.config.learner.step_timeout_seconds
+            call = self.driver.learner_call
+            own = self.driver.config.learner.step_timeout_seconds
             if quiet > (max(self.limit, own + SLACK_SECONDS) if call else self.limit):
                 self._end(quiet)
                 return
 
     def _tell(self, quiet: float) -> None:
-        """Say what each part waits for. A part that cannot be asked, or a full disk, does not keep the run
+        """Report what each part waits for. A part that cannot be asked, or a full disk, does not keep the run
         from being ended."""
         folder = self.driver.system.folder
         try:
             text = self.report(quiet)
         except Exception as e:  # of the part that is stuck, whichever it is
-            text = f"no progress for {quiet:.0f} s: {self.driver.progress.doing}; no more can be said ({type(e).__name__}: {e})"
+            text = (
+                f"no progress for {quiet:.0f} s: {self.driver.progress.doing}; no more can be said "
+                f"({type(e).__name__}: {e})"
+            )
         self.driver.progress.say(text)
         try:
             write_atomically(folder.path / "stall.txt", text + "\n")
@@ -98,8 +102,9 @@ class Watchdog:
             self.driver.progress.say(f"{folder.path / 'stall.txt'} cannot be written: {e}")
 
     def _end(self, quiet: float) -> None:
-        error = Stalled(
-            f"no progress for {quiet:.0f} s (trainer.stall_timeout_seconds={self.limit:g}) in {self.driver.progress.doing}; what each part "
+        error = UnspiralError(
+            f"no progress for {quiet:.0f} s (trainer.stall_timeout_seconds={self.limit:g}) in "
+            f"{self.driver.progress.doing}; what each part "
             f"waits for is in {self.driver.system.folder.path / 'stall.txt'}"
         )
         self.loop.call_soon_threadsafe(self.driver.stop.abort, error)
@@ -116,11 +121,13 @@ class Watchdog:
         """What each part waits for."""
         d = self.driver
         lines = [
-            f"no progress for {quiet:.0f} s: {d.progress.doing}, {d.system.pool.trajectories} trajectories finished so far"
+            f"no progress for {quiet:.0f} s: {d.progress.doing}, {d.system.pool.trajectories} trajectories "
+            "finished so far"
         ]
         for w in d.system.pool.workers():
             lines.append(
-                f"worker {w.id} (pid {w.pid} on {w.node}): {w.state}, version {w.policy_version} of {d.version}, {w.outstanding_tokens} tokens outstanding"
+                f"worker {w.id} (pid {w.pid} on {w.node}): {w.state}, version {w.policy_version} of "
+                f"{d.version}, {w.outstanding_tokens} tokens outstanding"
             )
         if d.system.pool.problem:
             lines.append(d.system.pool.problem)

@@ -1,0 +1,97 @@
+"""Commands that are imported when they are called.
+
+`unspiral --help` then lists all of them in a fraction of a second, and a plain install, without torch and
+Ray, shows every help page and runs the commands that need neither. This is the one place that imports our own
+packages inside a function.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from trainer.commands.examples import example_of, give_examples
+
+
+def load(target: str) -> Any:
+    """The object at `package.module:name`. Raises ModuleNotFoundError where its module needs a package that
+    is not installed."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A command, or a group of commands, that is not imported yet."""
+
+    help: str
+    """Its help text, as the list of commands shows it."""
+    target: str = ""
+    """`package.module:name` of its function, or of the Typer app of a group."""
+    commands: Mapping[str, Entry] = field(default_factory=dict)
+    """Commands of a group that has no module of its own."""
+
+    def load(self, path: str) -> Any:
+        """The command of Typer, ready to run. path: all names, such as `serve retriever`."""
+        found = lazy_app(self.commands, self.help, path) if self.commands else load(self.target)
+        if isinstance(found, typer.Typer):
+            give_examples(found, f"{path} ")
+            group = typer.main.get_group(found)
+            group.name = path
+            return group
+        single = typer.Typer(add_completion=False)
+        single.command(path.rpartition(" ")[2], epilog=example_of(path))(found)
+        return typer.main.get_command(single)
+
+
+class LazyCommands(Mapping[str, Any]):
+    """The commands of a group by name. Each is imported when it is taken out."""
+
+    def __init__(self, entries: Mapping[str, Entry], path: str) -> None:
+        self.entries = entries
+        self.path = path
+
+    def __getitem__(self, name: str) -> Any:
+        return self.entries[name].load(f"{self.path} {name}".strip())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class LazyGroup(TyperGroup):
+    """A group that imports the command that is run, and none for its list of commands."""
+
+    commands: LazyCommands  # type: ignore[assignment]  # a mapping to which Typer adds nothing
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Name and help alone: this is what the list of commands asks for."""
+        entry = self.commands.entries.get(cmd_name)
+        return TyperCommand(cmd_name, help=entry.help) if entry else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command that is about to run."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, self.commands[name] if name else command, rest
+
+
+def lazy_app(entries: Mapping[str, Entry], help: str, path: str = "") -> typer.Typer:
+    """A Typer app of these entries."""
+    lazy = LazyCommands(entries, path)
+
+    class Group(LazyGroup):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.commands = lazy
+
+    return typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, help=help)

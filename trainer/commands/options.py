@@ -1,0 +1,13 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigFile = Annotated[Path, typer.Option("--config", help="Configuration file (YAML).")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Changes to it, such as learner.lr=1e-5 run.name=mine.")
+]

@@ -1,0 +1,151 @@
+"""The commands that run a model: `train`, `warm-start`, `eval`, `demo`; and `export` of a checkpoint.
+
+Their options are read here. Their work is imported when they are called, because it needs torch and Ray.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from services.common.errors import UserError
+from services.common.files import write_atomically
+from trainer.commands.lazy import load
+from trainer.commands.options import ConfigFile, Overrides
+from trainer.config.schema import load_config
+from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
+from trainer.learner.checkpoint import export_checkpoint, find
+from trainer.session.output import last_words, non_blocking
+
+
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Go on with the run: latest, a checkpoint, or a run's folder.")
+    ] = None,
+    allow_changed: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="With --resume: go on though this key has changed. Repeatable."),
+    ] = None,
+) -> None:
+    """Train a policy. The run's files go to run.dir/run.name."""
+    settings = load_config(config, overrides or [])
+    run = load("trainer.session.run:train")
+    summary = run(settings, resume=resume, allow_changed=allow_changed or [])
+    last_words(f"{json.dumps(summary)}\nreport: {(settings.run_dir / 'report.html').resolve()}")
+
+
+def warm_start(
+    config: ConfigFile,
+    out: Annotated[Path, typer.Option(help="Folder to make: the model that has learnt the tags.")],
+    overrides: Overrides = None,
+    questions: Annotated[
+        int, typer.Option(min=1, help="Training questions to compose demonstrations from.")
+    ] = 1000,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the demonstrations.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Demonstrations of one optimiser step.")] = 16,
+    lr: Annotated[float, typer.Option(min=0.0, help="Learning rate.")] = 1e-5,
+) -> None:
+    """Teach a model the search and answer tags, on demonstrations composed with the retriever. Then train
+    from --out."""
+    settings = load_config(config, overrides or [])
+    run = load("trainer.commands.warm_start:run_warm_start")
+    done = run(
+        settings,
+        out,
+        questions=questions,
+        epochs=epochs,
+        batch=batch,
+        lr=lr,
+        say=lambda text: typer.echo(text, err=True),
+    )
+    typer.echo(json.dumps(done))
+    typer.echo(f"written to {out}")
+
+
+def evaluate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="A checkpoint, a run's folder, or latest (of this run). Default: model.path."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Question file. Default: data.eval of the configuration.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Score only the first N questions.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the scores. Default: print them.")] = None,
+) -> None:
+    """Score held-out questions by greedy decoding: exact match and F1 for each data source, every row
+    once."""
+    settings = load_config(config, overrides or [])
+    run_eval = load("trainer.commands.evaluate:run_eval")
+    if out:  # before the scoring, which takes minutes
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise UserError(f"--out {out}: its folder cannot be made: {e.strerror}") from e
+        if out.is_dir():
+            raise UserError(f"--out {out}: is a folder; expected the name of a file")
+
+    scores = run_eval(
+        settings, checkpoint=checkpoint, data=data, limit=limit, say=lambda text: typer.echo(text, err=True)
+    )
+    text = json.dumps(scores, indent=1)
+    if out:
+        write_atomically(out, text + "\n")
+        overall = scores["overall"]
+        typer.echo(
+            f"EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({overall['n']} questions), written to {out}"
+        )
+    else:
+        typer.echo(text)
+
+
+def demo(
+    collapse: Annotated[
+        bool,
+        typer.Option("--collapse", help="Train without and with LLDS, side by side, where plain GRPO falls."),
+    ] = False,
+    folder: Annotated[Path, typer.Option("--dir", help="Folder of the runs.")] = Path("runs"),
+    seed: Annotated[int, typer.Option(min=0, help="World, warm start and sampling.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=20, help="With --collapse: how many seeds, from --seed on.")
+    ] = 1,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps. Default: 12, and 90 with --collapse.")
+    ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Make the warm-started model again instead of taking it from the cache."
+        ),
+    ] = False,
+) -> None:
+    """Run the whole system on this machine: a tiny model learns to search a made-up encyclopaedia."""
+    console = Console()
+    with non_blocking(console):
+        if collapse:
+            run_collapse = load("trainer.lab.show:run_collapse")
+            run_collapse(folder, list(range(seed, seed + seeds)), steps=steps, fresh=fresh, console=console)
+        else:
+            run_demo = load("trainer.lab.show:run_demo")
+            run_demo(folder, seed, steps=steps, fresh=fresh, console=console)
+
+
+def export(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(help="A checkpoint, a run's folder (its newest), or latest (of the runs in runs/)."),
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+) -> None:
+    """Write a checkpoint as a plain Hugging Face folder."""
+    found = find(checkpoint)
+    export_checkpoint(found, out)
+    typer.echo(f"{found} written to {out}")
