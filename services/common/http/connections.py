@@ -54,7 +54,11 @@ class Config(uvicorn.Config):
     def __init__(self, app: Any, limits: Limits, **options: Any) -> None:
         self.limits = limits
         super().__init__(
-            app, http=BoundedConnection, ws="none", timeout_keep_alive=limits.idle_seconds, **options
+            app,
+            http=BoundedConnection,
+            ws="none",
+            timeout_keep_alive=limits.idle_seconds,  # type: ignore[arg-type]  # call_later takes fractions
+            **options,
         )
 
 
@@ -110,9 +114,8 @@ class BoundedConnection(HttpToolsProtocol):
         self.came = self.unread + len(data)
         try:
             self.parser.feed_data(data)
-        except (
-            httptools.HttpParserUpgrade
-        ):  # answered as an ordinary request; whatever follows is not read as one
+        except httptools.HttpParserUpgrade:
+            # Answered as an ordinary request; whatever follows is not read as one.
             if self.cycle is not None:
                 self.cycle.keep_alive = False
         except httptools.HttpParserError:
@@ -225,7 +228,8 @@ class BoundedConnection(HttpToolsProtocol):
         """Whether there is a place for this connection, made by ending the one whose client has been quiet
         longest."""
         now = self.loop.time()
-        open_ones = [c for c in self.connections if not c.transport.is_closing()]
+        ours = (c for c in self.connections if isinstance(c, BoundedConnection))
+        open_ones = [c for c in ours if not c.transport.is_closing()]
         if len(open_ones) <= self.limits.connections:
             return True
         quiet = [c for c in open_ones if c is not self and c._can_be_ended(now)]
@@ -264,9 +268,8 @@ class BoundedConnection(HttpToolsProtocol):
         """Answer in place of the application, and end the connection once the client has had time to read
         it."""
         if self._answering():
-            if (
-                self.cycle.response_started or self.waits != "body"
-            ):  # another answer is on its way: this one would be read as its part
+            if self.cycle.response_started or self.waits != "body":
+                # Another answer is on its way: this one would be read as its part.
                 self.transport.close()
                 return
             self.cycle.disconnected = True

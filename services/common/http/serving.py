@@ -7,8 +7,8 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from services.common import signals
-from services.common.errors import UserError
+from services.common.errors import EnvironmentLacks
 from services.common.http.connections import Config, Limits
 
 BACKLOG = 2048
@@ -24,10 +24,8 @@ Assembled = Callable[[ExitStack], tuple[FastAPI, socket.socket]]
 """Makes an application and its bound socket; what must be closed in the end goes onto the stack."""
 
 
-class CannotServe(UserError):
+class CannotServe(EnvironmentLacks):
     """The address cannot be bound, or the server did not come up or end in time."""
-
-    exit_code = 3
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,15 @@ class Manner:
         )
 
 
+class _Server(uvicorn.Server):
+    """A server that installs no signal handlers: signals come to `stop_servers`, which knows repeated ones."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing."""
+        yield
+
+
 class RunningServer:
     """A service in a thread of this process. `url` is its address; a context manager that stops it."""
 
@@ -67,8 +74,12 @@ class RunningServer:
         parts: ExitStack,
         drain_seconds: float,
     ):
-        self.url, self._what, self._server = url, what, server
-        self._thread, self._parts, self._drain = thread, parts, drain_seconds
+        self.url = url
+        self._what = what
+        self._server = server
+        self._thread = thread
+        self._parts = parts
+        self._drain = drain_seconds
 
     def stop(self, timeout: float | None = None) -> None:
         """Answer what is in flight, end the server, then close what it holds. Safe to call twice.
@@ -177,8 +188,7 @@ def run_until_signal(
         app, sock = assembled(parts)
         app.state.end = end
         announce(sock)
-        servers.append(uvicorn.Server((manner or Manner()).config(app)))
-        servers[0].capture_signals = nullcontext  # they come to `stop_servers`
+        servers.append(_Server((manner or Manner()).config(app)))
         if not received:
             servers[0].run(sockets=[sock])
     return exit_status(received)

@@ -11,7 +11,7 @@ import lzma
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, cast
 
 from services.common.records.columns import CONTENTS, QUESTION, plain_name
 
@@ -35,7 +35,7 @@ _MARKS = (
     (b"\xff\xfe", "utf-16"),
     (b"\xfe\xff", "utf-16"),
 )
-_ZEROS = {
+_ZEROS: dict[tuple[bool, ...], str] = {
     (False, True, False, True): "utf-16-le",
     (True, False, True, False): "utf-16-be",
     (False, True, True, True): "utf-32-le",
@@ -116,12 +116,13 @@ def open_unpacked(path: Path) -> BinaryIO:
     """The file's bytes, unpacked."""
     with path.open("rb") as file:
         packing = packing_of(file.read(8))
+    # The unpackers of the standard library have all methods of a BinaryIO, and do not say so.
     if packing == "gzip":
-        return gzip.open(path, "rb")
+        return cast(BinaryIO, gzip.open(path, "rb"))
     if packing == "bzip2":
-        return bz2.open(path, "rb")
+        return cast(BinaryIO, bz2.open(path, "rb"))
     if packing == "xz":
-        return lzma.open(path, "rb")
+        return cast(BinaryIO, lzma.open(path, "rb"))
     if packing == "zstd":
         import pyarrow
 

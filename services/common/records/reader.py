@@ -15,8 +15,8 @@ from typing import Any, TextIO
 from services.common.records.files import DAMAGED, Layout, data_files, holds_rows, layout_of, open_unpacked
 
 ACCEPTED = (
-    "JSON Lines, JSON (a list, or an object that holds one), CSV, TSV, Parquet or Arrow, also packed with gzip, zstd, "
-    "bzip2 or xz, or a folder of these"
+    "JSON Lines, JSON (a list, or an object that holds one), CSV, TSV, Parquet or Arrow, also packed with gzip, "
+    "zstd, bzip2 or xz, or a folder of these"
 )
 BATCH_ROWS = 4096
 _BLOCK_CHARS = 1 << 16
@@ -153,20 +153,24 @@ def _values(file: Path, text: TextIO) -> Iterator[tuple[Any, bool]]:
     at = len(buffer) - len(buffer.lstrip())
     in_list = buffer[at : at + 1] == "["
     at += in_list
-    block, more = _BLOCK_CHARS, True
+    block = _BLOCK_CHARS
+    more = True
     while True:
-        at = _APART.match(buffer, at).end()
+        if apart := _APART.match(buffer, at):
+            at = apart.end()
         ended = in_list and buffer[at : at + 1] == "]"
         if ended:
             if buffer[at + 1 :].strip() or text.read(_BLOCK_CHARS).strip():
                 raise ValueError(f"{file}: damaged JSON: something stands behind the end of its list")
             return
+        problem: Exception | None = None
         try:
             value, end = decoder.raw_decode(buffer, at)
         except (ValueError, RecursionError) as error:
-            value, end, problem = None, len(buffer), error
-        else:
-            problem = None
+            # It may be cut off where the block ends: judged once more of the text was read.
+            value = None
+            end = len(buffer)
+            problem = error
         if end < len(buffer) or not more:
             if problem is None:
                 yield value, in_list
@@ -187,7 +191,8 @@ class _Lines:
     """Lines of a table. `ended` while a row is read: it asked for more, as one with an open quote does."""
 
     def __init__(self, text: TextIO) -> None:
-        self.text, self.ended = text, False
+        self.text = text
+        self.ended = False
 
     def __iter__(self) -> Iterator[str]:
         return self
