@@ -17,7 +17,8 @@ import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from retriever_service.answer import Answer, Hit, read_answer
-from retriever_service.errors import BadSetting, RequestRefused, RetrieverUnavailable
+from retriever_service.errors import RequestRefused, RetrieverUnavailable
+from services.common.errors import UserError
 
 __all__ = ["MAX_QUERY_CHARS", "Hit", "RetrieverClient", "clean_query"]
 
@@ -25,8 +26,6 @@ log = logging.getLogger("retriever_service")
 MAX_QUERY_CHARS = 8192
 _MOST_BACK_OFF_SECONDS = 5.0
 _CONNECTIONS = 256
-
-
 _AGAIN = (404, 408, 425, 429)
 """Refusals that an ingress gives in the name of a server that is away for a moment."""
 _TELL_SECONDS = 15.0
@@ -41,17 +40,26 @@ class _Transient(Exception):
 
     def __init__(self, reason: str, wait: float = 0.0, *, lacks: str = "no answer") -> None:
         super().__init__(reason)
-        self.wait, self.lacks = wait, lacks
+        self.wait = wait
+        self.lacks = lacks
+
+
+def _failure(state: RetryCallState) -> _Transient:
+    """The failure that is about to be tried again: AsyncRetrying lets no other error through."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    assert isinstance(error, _Transient)
+    return error
 
 
 class RetrieverClient:
     """Client of one retriever. Make one for each event loop, and share it between all coroutines.
 
-    Raises BadSetting for a `url` that is no http address, and for a `token` that no header can carry.
+    Raises UserError for a `url` that is no http address, and for a `token` that no header can carry.
     """
 
     def __init__(self, url: str, *, timeout_seconds: float = 60.0, token: str | None = None) -> None:
-        self.url, self.timeout_seconds = url.rstrip("/"), timeout_seconds
+        self.url = url.rstrip("/")
+        self.timeout_seconds = timeout_seconds
         _check_url(url)
         _check_token(token)
         headers = {"content-type": "application/json"} | (
@@ -97,7 +105,7 @@ class RetrieverClient:
             self._count(answer.left_out)
             if answer.fault is not None:
                 raise _Transient(f"its answer is not Search-R1's: {answer.fault}", lacks="no usable answer")
-            return found
+            return [hits for hits in found if hits is not None]  # none is, where there is no fault
 
         return await self._patiently(ask)
 
@@ -122,7 +130,8 @@ class RetrieverClient:
 
         Raises RetrieverUnavailable, naming the address, when the time is up.
         """
-        until, told = time.monotonic() + timeout_seconds, -_TELL_SECONDS
+        until = time.monotonic() + timeout_seconds
+        told = -_TELL_SECONDS
         while True:
             reason = await self._not_ready(max(0.1, until - time.monotonic()))
             if reason is None:
@@ -160,37 +169,41 @@ class RetrieverClient:
         return None if answer.status_code in (200, 404) else _detail(answer)
 
     async def _patiently(self, attempt: Callable[[float], Awaitable[list[list[Hit]]]]) -> list[list[Hit]]:
-        started, key = time.monotonic(), object()
+        """Call `attempt` with the seconds that are left, until it raises nothing that is worth another try."""
+        started = time.monotonic()
+        key = object()
 
         def left() -> float:
             return self.timeout_seconds - (time.monotonic() - started)
 
         def wait(state: RetryCallState) -> float:
-            return max(self._back_off(state), getattr(state.outcome.exception(), "wait", 0.0))
+            return max(self._back_off(state), _failure(state).wait)
 
         def stop(state: RetryCallState) -> bool:
             return state.upcoming_sleep >= left()
 
         def note(state: RetryCallState) -> None:
-            self._searches[key] = (started, str(state.outcome.exception()))
+            self._searches[key] = (started, str(_failure(state)))
 
-        def give_up(state: RetryCallState) -> None:
-            reason, tries = state.outcome.exception(), state.attempt_number
-            what = f"{reason.lacks} within {self.timeout_seconds:g} s ({tries} tries)"
+        def give_up(state: RetryCallState) -> list[list[Hit]]:
+            reason = _failure(state)
+            what = f"{reason.lacks} within {self.timeout_seconds:g} s ({state.attempt_number} tries)"
             raise RetrieverUnavailable(f"retriever at {self.url}: {what}: {reason}") from None
 
+        async def once() -> list[list[Hit]]:
+            return await attempt(max(0.05, left()))
+
+        retrying = AsyncRetrying(
+            wait=wait,
+            stop=stop,
+            retry=retry_if_exception_type(_Transient),
+            retry_error_callback=give_up,
+            before_sleep=note,
+            sleep=asyncio.sleep,
+        )
         self._searches[key] = (started, "")
         try:
-            async for retry in AsyncRetrying(
-                wait=wait,
-                stop=stop,
-                retry=retry_if_exception_type(_Transient),
-                retry_error_callback=give_up,
-                before_sleep=note,
-                sleep=asyncio.sleep,
-            ):
-                with retry:
-                    return await attempt(max(0.05, left()))
+            return await retrying(once)
         finally:
             del self._searches[key]
 
@@ -214,7 +227,8 @@ class RetrieverClient:
             raise _Transient(_detail(answer), _retry_after(answer))
         if answer.status_code != 200:
             raise RequestRefused(f"retriever at {self.url}: {_detail(answer)}")
-        content, charset = answer.content, answer.charset_encoding
+        content = answer.content
+        charset = answer.charset_encoding
         if len(content) > _ON_THE_LOOP_BYTES:
             return await asyncio.to_thread(read_answer, content, charset, count)
         return read_answer(content, charset, count)
@@ -230,22 +244,23 @@ def _check_url(url: str) -> None:
     try:
         parts = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise BadSetting(f"retriever url {url!r}: no address ({error}); {accepted}") from None
+        raise UserError(f"retriever url {url!r}: no address ({error}); {accepted}") from None
     if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment:
-        raise BadSetting(f"retriever url {url!r}: {accepted}")
+        raise UserError(f"retriever url {url!r}: {accepted}")
     if parts.port is not None and not 0 < parts.port < 65536:
-        raise BadSetting(f"retriever url {url!r}: port {parts.port}; {accepted}, PORT from 1 to 65535")
+        raise UserError(f"retriever url {url!r}: port {parts.port}; {accepted}, PORT from 1 to 65535")
 
 
 def _check_token(token: str | None) -> None:
     """Never shows the token, only where it is wrong."""
     for place, character in enumerate(token or "", 1):
         if not " " <= character <= "~":
-            raise BadSetting(
-                f"retriever token: character {place} is U+{ord(character):04X}; printable ASCII is accepted, without a line break"
+            raise UserError(
+                f"retriever token: character {place} is U+{ord(character):04X}; printable ASCII is accepted, "
+                "without a line break"
             )
     if token and token != token.strip():
-        raise BadSetting(
+        raise UserError(
             "retriever token: begins or ends with a space; printable ASCII without them is accepted"
         )
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from retriever_service.errors import BadSetting
+from services.common.errors import UserError
 
 
 class ServerSettings(BaseModel):
@@ -93,5 +93,5 @@ class ServerSettings(BaseModel):
     @model_validator(mode="after")
     def _default_is_within_the_limit(self) -> ServerSettings:
         if self.topk > self.max_topk:
-            raise BadSetting(f"topk {self.topk}: at most max_topk, {self.max_topk}, passages are answered")
+            raise UserError(f"topk {self.topk}: at most max_topk, {self.max_topk}, passages are answered")
         return self

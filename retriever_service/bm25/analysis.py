@@ -11,7 +11,7 @@ from functools import cache
 import Stemmer
 from bm25s import stopwords
 
-from retriever_service.errors import BadSetting
+from services.common.errors import UserError
 from services.common.names import accepted
 
 _WORD = re.compile(r"\w+")
@@ -53,7 +53,7 @@ class Analyzer:
     def __init__(self, settings: AnalyzerSettings) -> None:
         known = ["none", *Stemmer.algorithms()]
         if settings.language not in known:
-            raise BadSetting(f"language {settings.language!r}: {accepted(settings.language, known)}")
+            raise UserError(f"language {settings.language!r}: {accepted(settings.language, known)}")
         self.settings = settings
         plain, self._turkish = settings.language == "none", settings.language == "turkish"
         self._stop = frozenset(

@@ -17,12 +17,12 @@ import orjson
 from fastapi import FastAPI
 from pydantic import Field
 
-from retriever_service import opening
-from retriever_service.errors import EnvironmentLacks
+from retriever_service import backends
 from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.service import Service
 from retriever_service.http.web import BoundedBodies
 from retriever_service.settings import ServerSettings
+from services.common.errors import EnvironmentLacks
 from services.common.extras import not_imported
 from services.common.http.bodies import Room
 
@@ -83,8 +83,8 @@ def is_started_by_client() -> bool:
 def run_stdio(settings: ServerSettings) -> int:
     """Serve over stdin and stdout until stdin ends, and return the exit status. Raises what is wrong with the
     index."""
-    opening.check_settings(settings)
-    service = Service(settings, lambda: opening.open_index(settings))
+    backends.check_settings(settings)
+    service = Service(settings, lambda: backends.open_index(settings))
 
     async def serve() -> None:
         await service.load()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retriever_service.errors import CorpusError
 from retriever_service.indexing.passages import EXPECTED, Row, parse_row, row_of
+from services.common.errors import UserError
 from services.common.records import Layout, Record, data_files, layout_of, open_unpacked, read_records
 from services.common.records.files import DAMAGED
 
@@ -48,19 +48,19 @@ class Passage:
 
 
 def corpus_files(path: str | Path) -> list[Path]:
-    """The files of a corpus. Raises CorpusError where there is none."""
+    """The files of a corpus. Raises UserError where there is none."""
     try:
         return data_files(Path(path))
     except ValueError as error:
-        raise CorpusError(f"corpus {error}") from None
+        raise UserError(f"corpus {error}") from None
 
 
 def layout(path: Path) -> Layout:
-    """The layout of one file of a corpus. Raises CorpusError."""
+    """The layout of one file of a corpus. Raises UserError."""
     try:
         return layout_of(path)
     except ValueError as error:
-        raise CorpusError(f"corpus {error}") from None
+        raise UserError(f"corpus {error}") from None
 
 
 def read_corpus(
@@ -69,7 +69,7 @@ def read_corpus(
     """Passages of a corpus from `start` (as `Passage.end`), which lies behind `line` lines. Blank lines are
     passed over.
 
-    Raises CorpusError at the first malformed line, or counts it in `skipped` where `skip_bad` is set.
+    Raises UserError at the first malformed line, or counts it in `skipped` where `skip_bad` is set.
     """
     skipped = skipped if skipped is not None else Skipped()
     files = corpus_files(path)
@@ -99,7 +99,7 @@ def _read_lines(path: Path, skip_bad: bool, skipped: Skipped, line: int, start: 
                 yield Passage(row.id, row.contents, line, position, row.fields)
         except DAMAGED as error:
             packing = layout(path).packing
-            raise CorpusError(f"{path}: damaged {packing} file after line {line}: {error}") from None
+            raise UserError(f"{path}: damaged {packing} file after line {line}: {error}") from None
 
 
 def _read_records(path: Path, alone: bool, skip_bad: bool, skipped: Skipped, start: int) -> Iterator[Passage]:
@@ -114,7 +114,7 @@ def _read_records(path: Path, alone: bool, skip_bad: bool, skipped: Skipped, sta
                 continue
             yield Passage(row.id, row.contents, record.number if alone else number, number, row.fields)
     except ValueError as error:
-        raise CorpusError(str(error)) from None
+        raise UserError(str(error)) from None
 
 
 def _row(record: Record) -> Row:
@@ -175,14 +175,14 @@ def _estimate_parquet(path: Path) -> tuple[int, int]:
     try:
         metadata = pq.ParquetFile(path).metadata
     except (pa.ArrowException, OSError) as error:
-        raise CorpusError(f"{path}: damaged Parquet file: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: damaged Parquet file: {' '.join(str(error).split())}") from None
     groups = (metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
     return max(1, sum(groups)), max(1, metadata.num_rows)
 
 
 def _bad(reason: str, skip_bad: bool, skipped: Skipped) -> None:
     if not skip_bad:
-        raise CorpusError(reason + "; --skip-bad leaves such lines out")
+        raise UserError(reason + "; --skip-bad leaves such lines out")
     skipped.add(reason)
 
 
