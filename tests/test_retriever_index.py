@@ -24,6 +24,7 @@ import Stemmer
 from retriever_service.bm25 import analysis
 from retriever_service.bm25 import build as bm25_build
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
+from retriever_service.bm25.stop_words import STOP_WORDS
 from retriever_service.description import verify
 from retriever_service.errors import IndexInvalid
 from retriever_service.index import Index
@@ -337,24 +338,18 @@ def test_pruning_changes_no_result_on_skewed_postings(tmp_path):
             np.testing.assert_allclose(scores[[row for row, _ in ranked]], [s for _, s in ranked], rtol=1e-5)
 
 
-def test_jax_where_it_is_installed_is_kept_off_the_gpu(tmp_path):
-    """bm25s starts JAX when it is imported, and JAX takes three quarters of the first GPU at its start."""
-    (tmp_path / "jax").mkdir()
-    (tmp_path / "jax" / "__init__.py").write_text("")
-    (tmp_path / "jax" / "lax.py").write_text(
-        "import os\ndef top_k(x, k): print('started on', os.environ.get('JAX_PLATFORMS', 'whatever is there'))\n"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"} | {
-        "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"
+def test_stop_words_are_those_that_indexes_were_built_without():
+    """An index holds none of them: a list that changes would make old indexes miss words of queries."""
+    theirs = {
+        name.removeprefix("STOPWORDS_").lower(): set(words)
+        for name, words in vars(bm25s.stopwords).items()
+        if name.startswith("STOPWORDS_")
     }
-    done = subprocess.run(
-        [sys.executable, "-c", "import retriever_service.bm25.search"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout.strip() == "started on cpu"
+    theirs["english"] = theirs["en"]
+    assert set(STOP_WORDS["english"]) == theirs["en"] and len(STOP_WORDS["english"]) == 33
+    assert {language: set(words) for language, words in STOP_WORDS.items()} == {
+        language: theirs[language] for language in STOP_WORDS
+    }
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,8 @@ def sort_few(values, count):
 
 @compiled
 def search_range(
-    data, indices, indptr, n_docs, low, high, n, term, weight, bound, at, end, sums, touched, best, best_rows, size, floor
+    data, indices, indptr, n_docs, low, high, n, term, weight, bound, at, end, sums, touched, best, best_rows,
+    size, floor
 ):  # fmt: skip
     """Let the rows [low, high) compete for the `len(best)` best of one query. `sums` is all zero before and
     after.
@@ -231,6 +232,7 @@ def rank(data, indices, indptr, maxima, n_docs, terms, starts, rows, scores, cou
         for q in range(queries):
             a, b = starts[q], starts[q + 1]
             counts[q], floor[q] = search_range(
-                data, indices, indptr, n_docs, low, high, n[q], term[a:b], weight[a:b], bound[a + q : b + q + 1], at[a:b], end[a:b],
-                sums, touched, scores[q], rows[q], counts[q], floor[q],
+                data, indices, indptr, n_docs, low, high, n[q], term[a:b], weight[a:b],
+                bound[a + q : b + q + 1], at[a:b], end[a:b], sums, touched, scores[q], rows[q], counts[q],
+                floor[q],
             )  # fmt: skip

@@ -14,6 +14,7 @@ INSTALL = {
 
 EXTRAS = {
     "accelerate": "models",
+    "bm25s": "cpu",
     "deepspeed": "cpu",
     "faiss": "dense",
     "gguf": "models",
@@ -36,7 +37,6 @@ EXTRAS = {
 PLAIN = (
     "Stemmer",
     "anyio",
-    "bm25s",
     "fastapi",
     "httptools",
     "httpx",
