@@ -131,8 +131,8 @@ def build(
     language: Annotated[
         str,
         typer.Option(
-            help="Language of stemmer and stop words; `none` leaves words as they are. docs/retriever.md says "
-            "which have stop words."
+            help="Language of stemmer and stop words; `none` leaves words as they are. docs/retriever.md "
+            "says which have stop words."
         ),
     ] = "english",
     stem: Annotated[bool, typer.Option(help="Reduce words to their stems.")] = True,

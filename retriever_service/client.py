@@ -169,7 +169,7 @@ class RetrieverClient:
         return None if answer.status_code in (200, 404) else _detail(answer)
 
     async def _patiently(self, attempt: Callable[[float], Awaitable[list[list[Hit]]]]) -> list[list[Hit]]:
-        """Call `attempt` with the seconds that are left, until it raises nothing that is worth another try."""
+        """The result of `attempt`, which gets the seconds that are left and is repeated while it may help."""
         started = time.monotonic()
         key = object()
 

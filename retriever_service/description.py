@@ -138,7 +138,8 @@ def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
         size = path.stat().st_size
         if size != expected["bytes"]:
             raise IndexInvalid(
-                f"{path}: {size} bytes instead of {expected['bytes']}, so it was cut off; build the index again"
+                f"{path}: {size} bytes instead of {expected['bytes']}, so it was cut off; build the index "
+                "again"
             )
         if file_digest(path) != expected["sha256"]:
             raise IndexInvalid(

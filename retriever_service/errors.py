@@ -1,4 +1,4 @@
-"""The errors of this package that somebody catches by type. All others are those of services.common.errors."""
+"""The errors of this package that somebody catches by type; others are those of services.common.errors."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ class QdrantIndex:
     ) -> None:
         if not model:
             raise UserError(
-                f"index {address}: a collection needs --retriever_model, the encoder that its vectors were made "
-                "with"
+                f"index {address}: a collection needs --retriever_model, the encoder that its vectors were "
+                "made with"
             )
         self._address = address
         self.reranker = reranker
@@ -176,8 +176,8 @@ def _count(client, collection: str, address: str, dimension: int, whose: str) ->
     vectors = client.get_collection(collection).config.params.vectors
     if not isinstance(vectors, models.VectorParams):
         raise UserError(
-            f"index {address}: its vectors have names; expected one vector per point, as `unspiral index push` "
-            "writes it"
+            f"index {address}: its vectors have names; expected one vector per point, as `unspiral index "
+            "push` writes it"
         )
     if vectors.size != dimension:
         raise UserError(
@@ -215,8 +215,8 @@ def push(folder: str | Path, address: str, progress: Callable[[int, int], None] 
         there = _count(client, collection, address, vectors.d, str(folder))
         if there > info.passages:
             raise UserError(
-                f"index {address}: holds {there:,} points, more than the {info.passages:,} passages of {folder}, "
-                "so others would stay among them; give another collection"
+                f"index {address}: holds {there:,} points, more than the {info.passages:,} passages of "
+                f"{folder}, so others would stay among them; give another collection"
             )
         for begin in range(0, info.passages, _PUSH_POINTS):
             rows = range(begin, min(begin + _PUSH_POINTS, info.passages))

@@ -60,8 +60,8 @@ def open_corpus_documents(corpus: Path) -> CorpusDocuments:
         raise UserError(f"corpus {corpus}: holds no passage")
     if not kind.plain_lines or kind.packing:
         raise UserError(
-            f"corpus {corpus}: a FAISS file is served beside plain JSONL only; `unspiral index convert` takes "
-            "other corpora"
+            f"corpus {corpus}: a FAISS file is served beside plain JSONL only; `unspiral index convert` "
+            "takes other corpora"
         )
     stat = corpus.stat()
     name = f"{corpus.name}.{stat.st_size}.{stat.st_mtime_ns}.offsets"

@@ -27,8 +27,8 @@ class CrossEncoderReranker:
         read_as_text(self._model)
         if self._model.num_labels != 1:
             raise UserError(
-                f"reranker {model}: gives {self._model.num_labels} numbers for a passage, expected a model with "
-                "one"
+                f"reranker {model}: gives {self._model.num_labels} numbers for a passage, expected a model "
+                "with one"
             )
         self._model.max_seq_length = min(MAX_TOKENS, self._model.max_seq_length or MAX_TOKENS)
         self._batch_size = batch_size

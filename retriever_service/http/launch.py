@@ -108,7 +108,7 @@ def _run_one(settings: ServerSettings, announce: Callable[[socket.socket], None]
     if service.failure:
         raise service.failure
     if service.left_running:
-        # A search, or the loading of an index, goes on past the drain: the interpreter would wait for its end.
+        # A search, or the loading of an index, goes on past the drain: the interpreter would wait for it.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -71,8 +71,8 @@ def build_index(
     `hybrid`.
 
     Raises UserError for a wrong option or a malformed line (file, line, what was expected; `skip_bad` leaves
-    such lines out and counts them), IndexInvalid where `out` holds something else and `overwrite` is not set, EnvironmentLacks where the disk
-    is too small or another build is at work.
+    such lines out and counts them), IndexInvalid where `out` holds something else and `overwrite` is not set,
+    EnvironmentLacks where the disk is too small or another build is at work.
     """
     if backend not in BACKENDS:
         raise UserError(f"backend {backend!r}: {accepted(backend, BACKENDS)}")
@@ -221,8 +221,8 @@ def make_index(plan: Plan, write: Callable[[Build], None]) -> IndexInfo:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
                 raise EnvironmentLacks(
-                    f"disk of {work}: {error.strerror}; make room and give the same command again, which goes "
-                    "on where it was"
+                    f"disk of {work}: {error.strerror}; make room and give the same command again, which "
+                    "goes on where it was"
                 ) from None
         _put(work, out)
     return read_info(out)
@@ -303,9 +303,9 @@ def _require_disk(work: Path, corpus: Path, postings: bool, vector_bytes: int) -
     needed = text * (3 if postings else 1) + passages * _ROW_BYTES + vectors + (16 << 20)
     if free < needed:
         raise EnvironmentLacks(
-            f"disk of {work}: {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} GiB needed for the build "
-            f"({passages:,} passages, {text / 2**30:.1f} GiB of text, {vectors / 2**30:.1f} GiB of vectors, "
-            "estimated)"
+            f"disk of {work}: {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} GiB needed for the "
+            f"build ({passages:,} passages, {text / 2**30:.1f} GiB of text, {vectors / 2**30:.1f} GiB of "
+            "vectors, estimated)"
         )
 
 

@@ -54,7 +54,8 @@ def convert_index(
     exact = _of_folder(source, given) if source.is_dir() else _of_file(source, given, model, family)
     if queries and not (model or exact.encoder.model):
         raise UserError(
-            f"--queries {queries}: questions need the encoder; the file {source} does not name it: give --model"
+            f"--queries {queries}: questions need the encoder; the file {source} does not name it: give "
+            "--model"
         )
     questions = read_questions(Path(queries), sample) if queries else []
     # Open before the index is made: with `overwrite` the index may take the place of its own source.
@@ -89,8 +90,8 @@ def convert_index(
         passages = build.scan([]).passages
         if passages != flat.ntotal:
             raise IndexInvalid(
-                f"{exact.vectors}: {flat.ntotal} vectors for {passages} passages of {exact.corpus}; it belongs "
-                "to another corpus"
+                f"{exact.vectors}: {flat.ntotal} vectors for {passages} passages of {exact.corpus}; it "
+                "belongs to another corpus"
             )
         target = build.work / FOLDER / INDEX_FILE
         target.parent.mkdir(exist_ok=True)

@@ -176,6 +176,6 @@ class Scanner:
             identity = documents.get(second)[0]
             if documents.get(first)[0] == identity:
                 raise UserError(
-                    f"{self.corpus}:{lines[second]}: id {identity!r} again, as on line {lines[first]}; expected "
-                    "unique ids"
+                    f"{self.corpus}:{lines[second]}: id {identity!r} again, as on line {lines[first]}; "
+                    "expected unique ids"
                 )

@@ -142,8 +142,8 @@ def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
         raise UserError(f"--url {url}: expected an address such as {URL}") from e
     except httpx.HTTPError as e:
         raise EnvironmentLacks(
-            f"{url}: no control plane answers there ({type(e).__name__}). Is a run going on? Its address is in "
-            "runs/NAME/control.json; give it by --url or UNSPIRAL_CONTROL_URL"
+            f"{url}: no control plane answers there ({type(e).__name__}). Is a run going on? Its address is "
+            "in runs/NAME/control.json; give it by --url or UNSPIRAL_CONTROL_URL"
         ) from e
     return gateway.read_answer(answer, kind, url)
 

@@ -120,7 +120,8 @@ class Gateway:
         host, _, port = ray_address.rpartition(":")
         if not host or not port.isdigit() or "/" in host:
             raise UserError(
-                f"--ray-address {ray_address}: expected HOST:PORT of the cluster's head, such as ray-head:6379"
+                f"--ray-address {ray_address}: expected HOST:PORT of the cluster's head, such as "
+                "ray-head:6379"
             )
         self.ray_address = ray_address
         self._place = (host.strip("[]"), int(port))
@@ -197,8 +198,8 @@ class Gateway:
         except AuthenticationError as e:
             self._gcs = None
             raise EnvironmentLacks(
-                f"--ray-address {self.ray_address}: Ray refuses the token; RAY_AUTH_MODE and RAY_AUTH_TOKEN must "
-                "be the cluster's"
+                f"--ray-address {self.ray_address}: Ray refuses the token; RAY_AUTH_MODE and RAY_AUTH_TOKEN "
+                "must be the cluster's"
             ) from e
         except RayError as e:
             self._gcs = None
@@ -240,8 +241,8 @@ async def _little(answer: httpx.Response) -> bytes:
 
 
 def read_answer(answer: httpx.Response, kind: type[A], url: str) -> A:
-    """What a control plane answered. Raises its refusal with the HTTP status that it had, EnvironmentLacks for
-    what no control plane would answer."""
+    """What a control plane answered. Raises its refusal with the HTTP status that it had, and
+    EnvironmentLacks for what no control plane would answer."""
     if not answer.is_success:
         raise _as_error(answer)
     try:

@@ -52,7 +52,8 @@ def _bind_or_free(settings: ControlSettings, say: Callable[[str], None]) -> sock
     sock = bind(settings.host, 0, WHAT)
     url = url_of(settings.host, sock)
     say(
-        f"{WHAT}: port {settings.port} of {settings.host} is in use, by another run perhaps; {url} serves this one"
+        f"{WHAT}: port {settings.port} of {settings.host} is in use, by another run perhaps; {url} serves "
+        "this one"
     )
     return sock
 

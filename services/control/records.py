@@ -120,9 +120,9 @@ PAUSE_INSTEAD = "a run without workers ends; to have it wait with its workers ke
 class Control(Protocol):
     """What the server serves: a run itself, or a gateway to one.
 
-    All methods raise errors of services.common.errors: NoRun, UserError for a request that is wrong (status 404
-    for an unknown worker), and EnvironmentLacks where the cluster or the run does not allow it (status 409 for
-    too few resources, 503 where nothing answers, 504 for a run that is there and does not answer).
+    All methods raise NoRun, UserError for a request that is wrong (status 404 for an unknown worker), and
+    EnvironmentLacks where the cluster or the run does not allow it: status 409 for too few resources, 503
+    where nothing answers, 504 for a run that is there and does not answer.
     """
 
     async def ready(self) -> None:

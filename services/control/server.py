@@ -21,7 +21,10 @@ from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Control, Done, 
 MAX_BODY_BYTES = 4096
 AWAY = described(504)
 TO_A_RUN = AWAY | WITH_BODY | described(409)
-SCALE_ACCEPTS = f'expected {{"n": N}} with N a whole number from 1 to {MAX_WORKERS}, or "all", and optionally "ahead": true'
+SCALE_ACCEPTS = (
+    f'expected {{"n": N}} with N a whole number from 1 to {MAX_WORKERS}, or "all", and optionally '
+    '"ahead": true'
+)
 WORKER_STATES = ("starting", "waiting", "ready", "syncing", "draining", "failed")
 
 Nonce = Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PATHS = frozenset({"/", "/healthz", "/readyz"})
-"""Elsewhere HEAD is a 405: an answer that is costly, or never ends as a stream of events, is not made in vain."""
+"""Elsewhere HEAD is a 405: no costly answer, and no endless stream of events, is made in vain."""
 
 
 class HeadAsGet:
@@ -20,6 +20,6 @@ class HeadAsGet:
             return
 
         async def without_body(message: Message) -> None:
-            await send(message | {"body": b""} if message["type"] == "http.response.body" else message)
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        await self.app(scope | {"method": "GET"}, receive, without_body)
+        await self.app({**scope, "method": "GET"}, receive, without_body)

@@ -54,7 +54,7 @@ class Manner:
 
 
 class _Server(uvicorn.Server):
-    """A server that installs no signal handlers: signals come to `stop_servers`, which knows repeated ones."""
+    """A server that installs no signal handlers: signals come to `signals.stop_servers`."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

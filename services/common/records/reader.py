@@ -15,8 +15,8 @@ from typing import Any, TextIO
 from services.common.records.files import DAMAGED, Layout, data_files, holds_rows, layout_of, open_unpacked
 
 ACCEPTED = (
-    "JSON Lines, JSON (a list, or an object that holds one), CSV, TSV, Parquet or Arrow, also packed with gzip, "
-    "zstd, bzip2 or xz, or a folder of these"
+    "JSON Lines, JSON (a list, or an object that holds one), CSV, TSV, Parquet or Arrow, also packed with "
+    "gzip, zstd, bzip2 or xz, or a folder of these"
 )
 BATCH_ROWS = 4096
 _BLOCK_CHARS = 1 << 16
