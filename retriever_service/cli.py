@@ -299,7 +299,7 @@ def serve_retriever(
     encoder_dtype: Dtype = "auto",
     reranker: Annotated[
         str | None,
-        typer.Option(help="Cross-encoder (folder or hub name) that orders the best passages anew."),
+        typer.Option(help="Cross-encoder (folder or hub name) that reorders the best passages."),
     ] = None,
     rerank_depth: Annotated[
         int, typer.Option(min=1, help="Passages of each query that the reranker reads.")
@@ -328,7 +328,7 @@ def serve_retriever(
         ),
     ] = 256,
     batch_wait_ms: Annotated[
-        float, typer.Option(min=0, help="How long a batch that is not full waits for company.")
+        float, typer.Option(min=0, help="Milliseconds that a batch waits for more queries if it is not full.")
     ] = 0.0,
     max_queued: Annotated[
         int, typer.Option(min=1, help="Most queries that may wait; past it 503 with Retry-After.")
@@ -350,7 +350,7 @@ def serve_retriever(
     ] = 512 << 20,
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Largest request body.")] = 32 << 20,
     drain_seconds: Annotated[
-        float, typer.Option(min=0, help="At a stop, how long requests in flight may go on.")
+        float, typer.Option(min=0, help="Seconds that requests in flight may go on at a stop.")
     ] = 10.0,
     token_env: Annotated[
         str | None, typer.Option(help="Ask for the token that is in this environment variable.")

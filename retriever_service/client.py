@@ -24,19 +24,23 @@ __all__ = ["MAX_QUERY_CHARS", "Hit", "RetrieverClient", "clean_query"]
 
 log = logging.getLogger("retriever_service")
 MAX_QUERY_CHARS = 8192
+"""Longest query that is sent; longer ones are cut."""
 _MOST_BACK_OFF_SECONDS = 5.0
+"""Longest pause between two tries."""
 _CONNECTIONS = 256
+"""Most open connections, and so most requests in flight."""
 _AGAIN = (404, 408, 425, 429)
-"""Refusals that an ingress gives in the name of a server that is away for a moment."""
+"""Statuses that are tried again besides 5xx: an ingress gives them while its server restarts."""
 _TELL_SECONDS = 15.0
+"""Seconds between two messages of `wait_ready`."""
 _ON_THE_LOOP_BYTES = 1 << 20
-"""A longer answer is read in a thread: the loop has other trajectories."""
+"""Largest answer that is parsed in the event loop; a larger one would hold up other trajectories."""
 _LONG_SECONDS = 10.0
-"""A search that has waited so long is told of."""
+"""Searches that have waited at least this long are named by `waits`."""
 
 
 class _Transient(Exception):
-    """Worth another try. `wait` is what the server asked for, in seconds."""
+    """A failure that is worth another try, after `wait` seconds at least (the server's Retry-After)."""
 
     def __init__(self, reason: str, wait: float = 0.0, *, lacks: str = "no answer") -> None:
         super().__init__(reason)
@@ -52,7 +56,7 @@ def _failure(state: RetryCallState) -> _Transient:
 
 
 class RetrieverClient:
-    """Client of one retriever. Make one for each event loop, and share it between all coroutines.
+    """Client of one retriever. Make one per event loop, and share it between all coroutines.
 
     Raises UserError for a `url` that is no http address, and for a `token` that no header can carry.
     """
@@ -68,13 +72,13 @@ class RetrieverClient:
         limits = httpx.Limits(
             max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS, keepalive_expiry=60
         )
-        # httpx's own queue for a connection looks at all that wait whenever one comes or goes: a thousand
-        # would hold the loop for seconds.
+        # httpx's own pool walks over all waiting requests whenever one comes or goes: a thousand of them
+        # would hold the loop for seconds. So they wait here instead.
         self._connections = asyncio.Semaphore(_CONNECTIONS)
         self.left_out = 0
         """Hits without text that were left out, beside others of their query that had some."""
         self._searches: dict[object, tuple[float, str]] = {}
-        """Of those that run: since when (monotonic), and how the last try failed."""
+        """The searches that run: the time of their start (monotonic), and the last failure."""
         # No proxy from the environment: a retriever is a neighbour. No timeout: httpx's begins anew with each
         # piece that is read, so every request stands under an asyncio.timeout.
         self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=None, trust_env=False)
@@ -110,7 +114,7 @@ class RetrieverClient:
         return await self._patiently(ask)
 
     def waits(self) -> str:
-        """What the searches wait for that take long, in one line; empty where none does."""
+        """One line about searches that take long and the reason; empty where none does."""
         now = time.monotonic()
         long = [(since, why) for since, why in self._searches.values() if now - since >= _LONG_SECONDS]
         if not long:
@@ -126,7 +130,7 @@ class RetrieverClient:
         self.left_out += left_out
 
     async def wait_ready(self, timeout_seconds: float, on_wait: Callable[[str], None] | None = None) -> None:
-        """Wait until the index is loaded. `on_wait` is told, once and then every 15 s, what is waited for.
+        """Wait until the index is loaded. `on_wait` gets a line about it at once, and then every 15 s.
 
         Raises RetrieverUnavailable, naming the address, when the time is up.
         """

@@ -53,7 +53,7 @@ class Index(RankedIndex):
 
     `model` names another place of the encoder of a dense index, or the encoder itself where the index does
     not name one; `name` is then its family. `dtype` is the number type of the encoder, `gpu` searches on the
-    GPUs, and `reranker` is a cross-encoder that orders the best `rerank_depth` passages anew.
+    GPUs, and `reranker` is a cross-encoder that reorders the best `rerank_depth` passages.
     """
 
     def __init__(

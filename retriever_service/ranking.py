@@ -30,7 +30,7 @@ Order = list[tuple[int, float]]
 
 
 class Reranker(Protocol):
-    """Orders passages by a query anew. Used by one thread at a time."""
+    """Reorders passages by a query. Used by one thread at a time."""
 
     def order(self, items: Sequence[Passages], topk: int) -> list[Order]:
         """For each (query, passages): (position, score) of the best `topk` passages, best first."""

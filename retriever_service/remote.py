@@ -25,7 +25,7 @@ from retriever_service.rows import Rows
 from retriever_service.search_index import Hits
 from services.common.answers import clean_text
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.extras import not_imported
+from services.common.extras import needed_for
 
 PREFIX = "qdrant+"
 API_KEY_VARIABLE = "QDRANT_API_KEY"
@@ -34,10 +34,8 @@ _PUSH_POINTS = 256
 
 def connect(address: str, timeout_seconds: int = 30):
     """(client, collection) of an address. The API key, if any, comes from the environment."""
-    try:
+    with needed_for(address, "qdrant"):
         from qdrant_client import QdrantClient
-    except ImportError as error:
-        raise EnvironmentLacks(f"{address}: {not_imported(error, 'qdrant')}") from None
     parts = urlsplit(address.removeprefix(PREFIX))
     folder, _, collection = parts.path.rstrip("/").rpartition("/")
     if parts.scheme not in ("http", "https", "file") or not collection:

@@ -26,7 +26,7 @@ class SearchIndex(Protocol):
     rows: Rows | None
     """Whole rows of the corpus; None where the index holds passages alone."""
     reranker: Reranker | None
-    """The cross-encoder that orders the best passages anew; None for none."""
+    """The cross-encoder that reorders the best passages; None for none."""
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
         """Hits of each query, in order; fewer than `topk` where fewer match, none for a blank query.
@@ -42,8 +42,8 @@ class SearchIndex(Protocol):
 
 
 class RankedIndex:
-    """A SearchIndex over passages on this machine: a ranker orders their rows, a reranker may order the best
-    of them anew."""
+    """A SearchIndex over passages on this machine: a ranker orders their rows, a reranker may reorder the
+    best of them."""
 
     def __init__(
         self,

@@ -87,23 +87,27 @@ class TermIds:
     left out."""
 
     def __init__(self, analyzer: Analyzer, id_of: Callable[[str], int | None]) -> None:
-        self._term = analyzer.term
         self._words = analyzer.words
-        self._id_of = id_of
-        self._memo: dict[str, int | None] = {}
+        self._memo = _Memo(analyzer, id_of)
 
     def __call__(self, text: str) -> list[int]:
         """Ids of the terms, in order, with repeats."""
         memo = self._memo
-        ids = []
-        for word in self._words(text):
-            try:
-                number = memo[word]
-            except KeyError:
-                term = self._term(word)
-                number = memo[word] = None if term is None else self._id_of(term)
-                if len(memo) > _MEMO_WORDS:
-                    memo.clear()
-            if number is not None:
-                ids.append(number)
-        return ids
+        if len(memo) > _MEMO_WORDS:
+            memo.clear()
+        found = [memo[word] for word in self._words(text)]
+        return [number for number in found if number is not None]
+
+
+class _Memo(dict[str, int | None]):
+    """The id of each word that was seen; stemming costs far more than a look into a dictionary."""
+
+    def __init__(self, analyzer: Analyzer, id_of: Callable[[str], int | None]) -> None:
+        super().__init__()
+        self._term = analyzer.term
+        self._id_of = id_of
+
+    def __missing__(self, word: str) -> int | None:
+        term = self._term(word)
+        number = self[word] = None if term is None else self._id_of(term)
+        return number

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from retriever_service.dense.model_files import loading, read_as_text
-from services.common.errors import EnvironmentLacks, UserError
-from services.common.extras import not_imported
+from services.common.errors import UserError
+from services.common.extras import needed_for
 from services.common.names import accepted
 
 BGE_QUERY = "Represent this sentence for searching relevant passages: "
@@ -91,13 +91,11 @@ class Encoder:
     """
 
     def __init__(self, settings: EncoderSettings, *, dtype: str = "auto") -> None:
-        try:
+        with needed_for("dense search", "dense"):
             import torch
             from sentence_transformers import SentenceTransformer
             from sentence_transformers.base.modules import Transformer
             from sentence_transformers.sentence_transformer.modules import Pooling
-        except ImportError as error:
-            raise EnvironmentLacks(f"dense search: {not_imported(error, 'dense')}") from None
         if settings.family not in FAMILIES:
             raise UserError(f"encoder family {settings.family!r}: {accepted(settings.family, FAMILIES)}")
         if dtype not in DTYPES:

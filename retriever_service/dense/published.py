@@ -7,7 +7,6 @@ a folder of this user's own.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import hashlib
 from array import array
@@ -18,7 +17,7 @@ from retriever_service.dense.search import DenseRanker
 from retriever_service.description import IndexInfo
 from retriever_service.documents import Documents, encode_document
 from retriever_service.indexing.corpus import layout
-from retriever_service.indexing.passages import EXPECTED, Row, parse_row
+from retriever_service.indexing.passages import Row, parse_line
 from retriever_service.ranking import Reranker
 from retriever_service.search_index import RankedIndex
 from services.common.errors import EnvironmentLacks, UserError
@@ -45,11 +44,7 @@ class CorpusDocuments(Documents):
         return found.id, found.contents
 
     def _row(self, row: int) -> Row:
-        line = super().raw(row)
-        try:
-            return parse_row(line.removeprefix(codecs.BOM_UTF8) if row == 0 else line)
-        except ValueError as error:
-            raise UserError(f"corpus {self._path}:{row + 1}: {error}") from None
+        return parse_line(self._path, row + 1, super().raw(row))
 
 
 def open_corpus_documents(corpus: Path) -> CorpusDocuments:
@@ -94,10 +89,7 @@ def line_offsets(path: Path) -> array[int]:
     raw = b""
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
-            try:
-                parse_row(raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw)
-            except ValueError as error:
-                raise UserError(f"corpus {path}:{number}: {error}; expected {EXPECTED}") from None
+            parse_line(path, number, raw)
             position += len(raw)
             offsets.append(position)
     if not raw.endswith(b"\n"):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from retriever_service.dense.model_files import loading, read_as_text
 from retriever_service.ranking import Order, Passages
-from services.common.errors import EnvironmentLacks, UserError
-from services.common.extras import not_imported
+from services.common.errors import UserError
+from services.common.extras import needed_for
 
 MAX_TOKENS = 512
 
@@ -18,10 +18,8 @@ class CrossEncoderReranker:
     one."""
 
     def __init__(self, model: str, *, batch_size: int = 32) -> None:
-        try:
+        with needed_for("reranking", "dense"):
             from sentence_transformers import CrossEncoder
-        except ImportError as error:
-            raise EnvironmentLacks(f"reranking: {not_imported(error, 'dense')}") from None
         with loading("reranker", model):
             self._model = CrossEncoder(model)
         read_as_text(self._model)

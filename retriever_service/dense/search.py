@@ -15,7 +15,7 @@ from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
 from retriever_service.description import IndexSettings
 from retriever_service.errors import IndexInvalid
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.extras import not_imported
+from services.common.extras import needed_for
 
 FOLDER = "dense"
 INDEX_FILE = "faiss.index"
@@ -23,10 +23,8 @@ INDEX_FILE = "faiss.index"
 
 def import_faiss():
     """The module `faiss`, or EnvironmentLacks saying how to get it."""
-    try:
+    with needed_for("dense search", "dense"):
         import faiss
-    except ImportError as error:
-        raise EnvironmentLacks(f"dense search: {not_imported(error, 'dense')}") from None
     return faiss
 
 

@@ -71,7 +71,7 @@ class Batcher(Generic[Q, R]):
         weight: Callable[[Q, int], int] | None = None,
     ) -> None:
         """`search` gets queries and topk, and returns one result per query. `weight` gives the number of the
-        `batch_size` places that a query with its topk takes; None is one each."""
+        `batch_size` places that a query with its topk takes; None is one per query."""
         self._search = search
         self._metrics = metrics
         self._quick = quick
@@ -84,7 +84,7 @@ class Batcher(Generic[Q, R]):
         self._running = self._stopping = False
         self._scheduled: asyncio.Handle | None = None
         self._gathering = False
-        """Whether what is scheduled still waits for a batch to fill."""
+        """Whether the scheduled start is a wait for the batch to fill, which a full batch cuts short."""
         self._seconds_per_query: float | None = None
         self.queued = 0
         """Queries that wait or are being searched."""
@@ -131,8 +131,8 @@ class Batcher(Generic[Q, R]):
             self._metrics.queued.dec(n)
 
     async def stop(self, timeout_seconds: float) -> bool:
-        """Refuse new requests and wait for those that are queued; for a search whose answer nobody waits for
-        any more, a second at most. False if they were not done in time."""
+        """Refuse new requests and wait for the queued ones; at most a second for a search whose clients have
+        all given up. False if a search still runs then."""
         self._stopping = True
         until = time.monotonic() + timeout_seconds
         while (self._running or self._jobs) and time.monotonic() < until:
@@ -142,8 +142,8 @@ class Batcher(Generic[Q, R]):
         return not self._running
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start a batch once this turn of the event loop has brought what it brings, or after the time to
-        gather."""
+        """Start a batch after this turn of the event loop, whose other callbacks may bring more queries; or
+        after the time to gather."""
         if self._running or (self._scheduled is not None and not self._gathering):
             return
         gathers = bool(self._wait_seconds) and not self._full()
@@ -203,6 +203,7 @@ class Batcher(Generic[Q, R]):
                 break
             parts.append((job, job.queries[len(job.results) : len(job.results) + count]))
             room -= taken
+        # Jobs with another topk keep their place at the head: they are the next batch.
         self._jobs.extendleft(reversed(others))
         return parts, topk
 
@@ -230,7 +231,7 @@ class Batcher(Generic[Q, R]):
                 job.future.set_exception(error)
             elif len(job.results) == len(job.queries):
                 job.future.set_result(job.results)
-            else:
+            else:  # a long request: to the end of the queue, so that short ones do not wait for all of it
                 self._jobs.append(job)
         if self._jobs:
             self._start(loop)

@@ -110,10 +110,10 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
 
 
 async def _load_or_report(service: Service, on_failure: Callable[[Exception], None] | None) -> None:
-    try:
-        await service.load()
-    except Exception as error:
-        if on_failure:  # who gave it says what is wrong
-            on_failure(error)
-        else:
-            log.error("the index can't be opened: %s", error)
+    await service.load()
+    if service.failure is None:
+        return
+    if on_failure is not None:  # whoever gave it says what is wrong
+        on_failure(service.failure)
+    else:
+        log.error("the index can't be opened: %s", service.failure)

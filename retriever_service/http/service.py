@@ -45,12 +45,12 @@ class Service:
         self._cache = ResultCache(settings.cache_size)
 
     async def load(self) -> None:
-        """Open the index, in the thread that will own it. A failure is kept in `failure` and raised."""
+        """Open the index, in the thread that will own it. What it raises is kept in `failure`."""
         try:
             index = await asyncio.get_running_loop().run_in_executor(self._owner, self._open)
         except Exception as error:
             self.failure = error
-            raise
+            return
         self.metrics.passages.set(index.info.passages)
         if index.reranker is None:
             self._searches = self._batcher(index.search, index.quick)

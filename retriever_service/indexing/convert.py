@@ -46,7 +46,7 @@ def convert_index(
     FAISS file, which needs `corpus`.
 
     The result is a dense index. Returns its description and the recall at 1, 3 and 10 against the exact
-    search: over the questions of `queries` (JSONL with `question`, or one a line; needs the model), else over
+    search: over the questions of `queries` (JSONL with `question`, or one per line; needs the model), or over
     `sample` vectors between stored ones, which is a harder test than questions.
     """
     source = Path(source)

@@ -14,9 +14,10 @@ from services.common.errors import UserError
 from services.common.records import Layout, Record, data_files, layout_of, open_unpacked, read_records
 from services.common.records.files import DAMAGED
 
-_BLOCK, _SAMPLE = 4 << 20, 8 << 20
+_BLOCK = 4 << 20
+_SAMPLE = 8 << 20
 _ROW_BYTES_GUESSED = 500
-"""Of a passage where a sample does not show where one ends."""
+"""Bytes assumed per passage where a sample does not show where passages end."""
 
 
 @dataclass
@@ -144,7 +145,8 @@ def estimate(path: Path) -> tuple[int, int]:
 
 
 def _estimate_file(path: Path) -> tuple[int, int]:
-    kind, size = layout(path), path.stat().st_size
+    kind = layout(path)
+    size = path.stat().st_size
     if kind.format == "parquet":
         return _estimate_parquet(path)
     if kind.format == "arrow":
@@ -195,7 +197,8 @@ def corpus_bytes(path: str | Path) -> int:
 def checksum(path: str | Path, progress: Callable[[int], None] | None = None) -> str:
     """SHA-256 of a file, as `sha256sum` prints it; of a folder, of the names and checksums of its files.
     `progress` is told the bytes done."""
-    path, done = Path(path), 0
+    path = Path(path)
+    done = 0
     files = corpus_files(path)
     digests: dict[str, str] = {}
     for part in files:

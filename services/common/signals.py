@@ -77,10 +77,10 @@ def _as(handler: Any, number: int) -> None:
 def listening(
     receive: Callable[[int], None], numbers: tuple[signal.Signals, ...] | None = None
 ) -> Iterator[None]:
-    """Inside, `receive` gets each signal (of `numbers`, else of commands), between two steps of the main
-    thread's program.
+    """Inside the block `receive` gets each signal of `numbers` (None: those that end a command), between two
+    bytecodes of the main thread.
 
-    It may raise. In the main thread only.
+    It may raise. For the main thread only.
     """
     listener = _Listener(receive)
     before = {number: signal.signal(number, listener) for number in numbers or of_commands()}

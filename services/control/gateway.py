@@ -33,8 +33,9 @@ log = logging.getLogger("unspiral.control")
 NAMESPACE = b"unspiral"
 PREFIX = b"control/"
 LOOK_SECONDS = 3.0
-"""Longest wait for Ray, and for an answer of a run that may be dead."""
+"""Longest wait for Ray, and for the health check of a run that may be dead."""
 ANSWER_SECONDS = 20.0
+"""Longest wait for a run's answer to a request."""
 MAX_HEALTH_BYTES = 4096
 
 
@@ -165,7 +166,7 @@ class Gateway:
         return read_answer(answer, kind, url)
 
     async def _find(self) -> tuple[str, list[str]]:
-        """The address of the newest run that answers, looked for anew each time, and the names of the others.
+        """The address of the newest run that answers, looked up at each request, and the names of the others.
         Raises NoRun, EnvironmentLacks."""
         runs = await asyncio.to_thread(self._registered)
         # Without the token: who answers is not known yet.
@@ -195,17 +196,12 @@ class Gateway:
             gcs = self._gcs = self._gcs or GcsClient(address=self.ray_address)
             keys = gcs.internal_kv_keys(PREFIX, NAMESPACE, timeout=LOOK_SECONDS)
             values = [gcs.internal_kv_get(key, NAMESPACE, timeout=LOOK_SECONDS) for key in keys]
-        except AuthenticationError as e:
-            self._gcs = None
-            raise EnvironmentLacks(
-                f"--ray-address {self.ray_address}: Ray refuses the token; RAY_AUTH_MODE and RAY_AUTH_TOKEN "
-                "must be the cluster's"
-            ) from e
         except RayError as e:
             self._gcs = None
-            raise EnvironmentLacks(
-                f"--ray-address {self.ray_address}: {' '.join(str(e).split())[:200]}"
-            ) from e
+            why = " ".join(str(e).split())[:200]
+            if isinstance(e, AuthenticationError):
+                why = "Ray refuses the token; RAY_AUTH_MODE and RAY_AUTH_TOKEN must be the cluster's"
+            raise EnvironmentLacks(f"--ray-address {self.ray_address}: {why}") from e
         return [about for value in values if (about := announcement(value))]
 
 

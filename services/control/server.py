@@ -119,7 +119,7 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
 
 
 class ControlMetrics:
-    """Gauges, filled anew from a status at each scrape."""
+    """Gauges, set from the run's status at each scrape."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

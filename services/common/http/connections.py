@@ -38,14 +38,14 @@ class Limits:
     head_seconds: float = 15.0
     """Longest time for a head, from the connection or from its first byte; after it a 408."""
     body_seconds: float = 60.0
-    """Longest time for a body, ..."""
+    """Longest time for a body, before what `body_bytes_per_second` adds; after it a 408."""
     body_bytes_per_second: int = 256 << 10
-    """... and a second more for each so many bytes of it that came; after it a 408."""
+    """Bytes of the body that add one second to its time when they arrive."""
     idle_seconds: float = 75.0
     """How long a connection stays open between requests."""
     connections: int = 1000
-    """Most that are open. A further one takes the place of the one that has been quiet longest; where all are
-    at work it gets a 503."""
+    """Most open connections. A further one replaces the one that has been quiet longest; where all are at
+    work it gets a 503."""
 
 
 class Config(uvicorn.Config):
@@ -63,8 +63,8 @@ class Config(uvicorn.Config):
 
 
 Waiting = Literal["head", "body", "idle", "work", "end"]
-"""What a connection waits for: its client's head or body, its next request, the service's answer, or its own
-end."""
+"""A connection waits for a request's head or body, for the next request, for the service's answer, or, after
+a refusal, for its own end."""
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -78,7 +78,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.unread = 0
         """Bytes since the parser last had a whole head or a piece of a body."""
         self.came = 0
-        """The same, and those that the parser is at work on."""
+        """As `unread`, plus the bytes that the parser is reading now."""
         self.taken = 0
         """Bytes of the body so far."""
         self.dropped = 0

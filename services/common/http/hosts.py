@@ -41,10 +41,8 @@ def is_loopback(host: str) -> bool:
     """Whether a host or address means this machine alone."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = _address(host)
+    return address is not None and address.is_loopback
 
 
 @lru_cache(maxsize=1024)
@@ -61,15 +59,17 @@ def is_ours(header: str, server: str, allowed: frozenset[str]) -> bool:
         return True
     if is_loopback(server):
         return False
-    return "." not in name or name.endswith(RESERVED) or _is_address(name) or name in _own_names()
+    if "." not in name or name.endswith(RESERVED):
+        return True
+    return _address(name) is not None or name in _own_names()
 
 
-def _is_address(name: str) -> bool:
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that a name is; None where it is a name indeed."""
     try:
-        ipaddress.ip_address(name)
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _own_names() -> set[str]:

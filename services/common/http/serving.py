@@ -34,9 +34,9 @@ class Manner:
 
     limits: Limits = field(default_factory=Limits)
     drain_seconds: float = 3.0
-    """At a stop, how long requests that are in flight may go on."""
+    """Seconds that requests in flight may go on at a stop."""
     lifespan: Literal["on", "off"] = "off"
-    """Whether the application is to be told of its start and end."""
+    """Whether uvicorn runs the application's lifespan."""
 
     def config(self, app: Any, **options: Any) -> Config:
         """uvicorn's configuration of a server that is served so."""
@@ -164,7 +164,7 @@ def run_in_thread(
 
 
 def exit_status(received: list[int]) -> int:
-    """Of a process that these signals ended: 130, 143, or 0 for none."""
+    """The exit status of a process that these signals ended: 130, 143, or 0 without a signal."""
     return 128 + received[-1] if received else 0
 
 
@@ -173,7 +173,8 @@ def run_until_signal(
 ) -> int:
     """Assemble a service, announce its socket, and run it in the foreground until SIGINT or SIGTERM.
 
-    `app.state.end` is set to a function that ends it from within. Returns the exit status (130, 143, else 0).
+    `app.state.end` is set to a function that ends it from within. Returns the exit status (130, 143,
+    otherwise 0).
     """
     servers: list[uvicorn.Server] = []
 

@@ -15,7 +15,8 @@ from uvicorn.supervisors.multiprocess import Process
 from services.common.http.serving import CannotServe, Manner
 
 ANSWER_SECONDS = 60
-"""A worker that reads a vocabulary of ten million terms answers nobody for that long, and is well."""
+"""Seconds without a sign of life after which a worker is killed: one that loads ten million terms gives none
+for most of a minute, and is well."""
 
 
 class Workers(Multiprocess):

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -244,17 +245,25 @@ def _table(file: Path, text: TextIO, delimiter: str) -> Iterator[Record]:
         yield Record(file, "line", number, dict(zip(names, row, strict=True)))
 
 
-def _parquet(file: Path, wanted: Wanted | None) -> Iterator[Record]:
+@contextmanager
+def _readable(file: Path, kind: str) -> Iterator[None]:
+    """Around the reading of a binary file: damage is a ValueError that names the file."""
     import pyarrow
-    from pyarrow import parquet
 
     try:
+        yield
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{file}: not a readable {kind} file: {' '.join(str(error).split())}") from None
+
+
+def _parquet(file: Path, wanted: Wanted | None) -> Iterator[Record]:
+    from pyarrow import parquet
+
+    with _readable(file, "parquet"):
         with parquet.ParquetFile(file) as table:
             columns = _chosen(table.schema_arrow.names, wanted)
             names = table.schema_arrow.names
             yield from _numbered(file, names, table.iter_batches(batch_size=BATCH_ROWS, columns=columns))
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"{file}: not a readable parquet file: {' '.join(str(error).split())}") from None
 
 
 def _arrow(file: Path, wanted: Wanted | None) -> Iterator[Record]:
@@ -262,7 +271,7 @@ def _arrow(file: Path, wanted: Wanted | None) -> Iterator[Record]:
     import pyarrow
     from pyarrow import ipc
 
-    try:
+    with _readable(file, "Arrow"):
         with pyarrow.memory_map(str(file)) as source:
             is_file = source.read(6) == b"ARROW1"
             source.seek(0)
@@ -271,8 +280,6 @@ def _arrow(file: Path, wanted: Wanted | None) -> Iterator[Record]:
             batches = (opened.get_batch(i) for i in range(opened.num_record_batches)) if is_file else opened
             chosen = (batch if columns is None else batch.select(columns) for batch in batches)
             yield from _numbered(file, opened.schema.names, chosen)
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"{file}: not a readable Arrow file: {' '.join(str(error).split())}") from None
 
 
 def _chosen(names: list[str], wanted: Wanted | None) -> list[str] | None:
