@@ -157,7 +157,7 @@ def encoder(args: argparse.Namespace) -> None:
     import torch
 
     from retriever_service.dense.encoder import Encoder, EncoderSettings
-    from retriever_service.index import read_info
+    from retriever_service.description import read_info
 
     texts = [q["question"] for q in read_questions(args.questions)][:512]
     settings = EncoderSettings(**read_info(args.index).settings["encoder"])

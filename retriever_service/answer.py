@@ -1,5 +1,5 @@
-"""What a retriever answered, read for the one thing that counts: `document.contents`, as Search-R1's own
-clients read it.
+"""Reading the answer of a retriever for the one thing that counts: `document.contents`, as Search-R1's own
+clients do.
 
 Ids and scores may be missing. Servers that search the web send none, and some send documents that stand bare
 in the list.
@@ -15,7 +15,7 @@ from typing import Any
 from services.common.answers import clean_text, read_json, shown
 
 MOST_CHARS = 1_000_000
-"""Characters that are kept of one passage. No observation shows so many."""
+"""Longest passage, in characters; the rest is cut off. No observation shows so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Hit:
     """One passage that was found. A higher score is better."""
 
     id: str
-    """Of a passage that came without one: a name made from its text, so that the same passage has the same
+    """A passage without an id gets one that is made from its text, so that the same passage has the same
     id."""
     contents: str
     score: float | None
@@ -53,7 +53,9 @@ def read_answer(body: bytes, charset: str | None, count: int) -> Answer:
         return Answer(nothing, f"no list under `result`: {shown(body)}")
     if len(lists) != count:
         return Answer(nothing, f"{len(lists)} lists for {count} queries")
-    fault, left_out, read = None, 0, []
+    fault = None
+    left_out = 0
+    read = []
     for at, one in enumerate(lists):
         hits, problem, bad = _hits(one, f"result[{at}]")
         read.append(hits)
@@ -67,7 +69,8 @@ def _hits(one: Any, where: str) -> tuple[list[Hit] | None, str | None, int]:
     out."""
     if not isinstance(one, list):
         return None, f"{where}: expected a list of passages, got {type(one).__name__}", 0
-    hits, problem = [], None
+    hits = []
+    problem = None
     for at, raw in enumerate(one):
         hit = _hit(raw)
         if hit is None:

@@ -5,18 +5,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import orjson
 import typer
+from pydantic import SecretStr, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from retriever_service.errors import BadSetting
+from retriever_service.description import IndexInfo, verify
+from retriever_service.settings import ServerSettings
+from services.common.errors import UserError
 from services.common.http.auth import token_of
+from services.common.lazy import LazyModule
 
 index_app = typer.Typer(help="Build, inspect and search indexes.", no_args_is_help=True)
-_out, _err = Console(), Console(stderr=True)
+_out = Console()
+_err = Console(stderr=True)
+
+if TYPE_CHECKING:
+    from retriever_service import backends, client, remote
+    from retriever_service.http import launch, mcp
+    from retriever_service.indexing import build as building
+    from retriever_service.indexing import convert as converting
+else:  # FastAPI, numba and httpx take seconds, which `unspiral --help` need not wait for
+    backends = LazyModule("retriever_service.backends")
+    client = LazyModule("retriever_service.client")
+    remote = LazyModule("retriever_service.remote")
+    launch = LazyModule("retriever_service.http.launch")
+    mcp = LazyModule("retriever_service.http.mcp")
+    building = LazyModule("retriever_service.indexing.build")
+    converting = LazyModule("retriever_service.indexing.convert")
 
 
 @contextmanager
@@ -44,7 +65,7 @@ def _progress() -> Iterator[Callable[[str, float, str], None]]:
         yield tell
 
 
-def _report(out: Path, info) -> None:
+def _report(out: Path, info: IndexInfo) -> None:
     kind = " ".join([info.backend, *([info.settings["type"]] if "type" in info.settings else [])])
     _out.print(
         f"{out}: {info.passages:,} passages, {kind}, {info.bytes / 2**20:,.1f} MiB",
@@ -57,12 +78,12 @@ def _report(out: Path, info) -> None:
 
 
 def _one_index(command: str, positional: str | None, option: str | None) -> str:
-    """The index, which may stand alone or behind `--index`. Raises BadSetting where it does neither, or
+    """The index, which may stand alone or behind `--index`. Raises UserError where it does neither, or
     both."""
     given = [value for value in (positional, option) if value is not None]
     if len(given) != 1:
         what = "--index is missing" if not given else f"two indexes given, {' and '.join(given)}"
-        raise BadSetting(
+        raise UserError(
             f"{command}: {what}; expected `{command} INDEX`, a folder made by `unspiral index build`"
         )
     return given[0]
@@ -110,7 +131,8 @@ def build(
     language: Annotated[
         str,
         typer.Option(
-            help="Language of stemmer and stop words; `none` leaves words as they are. docs/retriever.md says which have stop words."
+            help="Language of stemmer and stop words; `none` leaves words as they are. docs/retriever.md "
+            "says which have stop words."
         ),
     ] = "english",
     stem: Annotated[bool, typer.Option(help="Reduce words to their stems.")] = True,
@@ -126,13 +148,12 @@ def build(
     overwrite: Overwrite = False,
 ) -> None:
     """Index a corpus. An interrupted build goes on where it was."""
-    from retriever_service.indexing.build import build_index
-
     with _progress() as tell:
-        info = build_index(
-            corpus, out, backend=backend, skip_bad=skip_bad, language=language, stem=stem, stop_words=stop_words, k1=k1, b=b,
-            model=model, family=family, vector_type=vector_type, nprobe=nprobe, ef_search=ef_search, encoder_dtype=encoder_dtype,
-            overwrite=overwrite, progress=tell,
+        info = building.build_index(
+            corpus, out, backend=backend, skip_bad=skip_bad, language=language, stem=stem,
+            stop_words=stop_words, k1=k1, b=b, model=model, family=family, vector_type=vector_type,
+            nprobe=nprobe, ef_search=ef_search, encoder_dtype=encoder_dtype, overwrite=overwrite,
+            progress=tell,
         )  # fmt: skip
     _report(out, info)
 
@@ -163,13 +184,12 @@ def convert(
     overwrite: Overwrite = False,
 ) -> None:
     """Make a smaller or faster index from an exact one, and print the recall that it keeps."""
-    from retriever_service.indexing.convert import as_percent, convert_index
-
     exact = Path(_one_index("index convert", place, index))
     with _progress() as tell:
-        info, measured = convert_index(
-            exact, out, vector_type, corpus=corpus, model=model, family=family, nprobe=nprobe, ef_search=ef_search, queries=queries,
-            sample=sample, skip_bad=skip_bad, overwrite=overwrite, progress=tell,
+        info, measured = converting.convert_index(
+            exact, out, vector_type, corpus=corpus, model=model, family=family, nprobe=nprobe,
+            ef_search=ef_search, queries=queries, sample=sample, skip_bad=skip_bad, overwrite=overwrite,
+            progress=tell,
         )  # fmt: skip
     _report(out, info)
     over = (
@@ -177,9 +197,8 @@ def convert(
         if queries
         else f"{min(sample, info.passages):,} vectors between stored ones"
     )
-    _out.print(
-        f"recall of the exact search, over {over}: {as_percent(measured)}", soft_wrap=True, markup=False
-    )
+    shares = converting.as_percent(measured)
+    _out.print(f"recall of the exact search, over {over}: {shares}", soft_wrap=True, markup=False)
 
 
 @index_app.command("push")
@@ -192,11 +211,9 @@ def push(
 ) -> None:
     """Copy a dense index into a Qdrant collection, which `serve retriever --index qdrant+...` then
     searches."""
-    from retriever_service.remote import push as push_index
-
     dense = Path(_one_index("index push", place, index))
     with _progress() as tell:
-        points = push_index(dense, to, lambda done, of: tell("push", done / of, f"{done:,} points"))
+        points = remote.push(dense, to, lambda done, of: tell("push", done / of, f"{done:,} points"))
     _out.print(f"{to}: {points:,} points", soft_wrap=True, markup=False)
 
 
@@ -210,10 +227,6 @@ def info(
     ] = None,
 ) -> None:
     """Check an index and print what it is, as JSON."""
-    from dataclasses import asdict
-
-    from retriever_service.index import verify
-
     _out.print_json(data=asdict(verify(Path(_one_index("index info", place, index)), corpus)))
 
 
@@ -234,29 +247,19 @@ def search(
     topk: Topk = 3,
 ) -> None:
     """Search an index without a server."""
-    import orjson
-
-    from retriever_service.client import clean_query
-    from retriever_service.opening import check_settings, open_index
-    from retriever_service.settings import ServerSettings
-
     settings = ServerSettings(
         index=index, corpus=str(corpus) if corpus else None, retriever_model=model, retriever_name=family
     )
-    check_settings(settings)
-    opened = open_index(settings)
-    (hits,) = opened.search([clean_query(query)], topk)
+    backends.check_settings(settings)
+    opened = backends.open_index(settings)
+    (hits,) = opened.search([client.clean_query(query)], topk)
     if not hits:
         _out.print("no passage matches")
     for place, (document, score) in enumerate(hits, 1):
         found = orjson.loads(document)
         title, _, text = found["contents"].partition("\n")
-        _out.print(
-            f"{place}. {title}  (id {found['id']}, score {score:.3f})",
-            style="bold",
-            markup=False,
-            highlight=False,
-        )
+        heading = f"{place}. {title}  (id {found['id']}, score {score:.3f})"
+        _out.print(heading, style="bold", markup=False, highlight=False)
         _out.print(f"   {text}", markup=False, highlight=False)
     opened.close()
 
@@ -296,7 +299,7 @@ def serve_retriever(
     encoder_dtype: Dtype = "auto",
     reranker: Annotated[
         str | None,
-        typer.Option(help="Cross-encoder (folder or hub name) that orders the best passages anew."),
+        typer.Option(help="Cross-encoder (folder or hub name) that reorders the best passages."),
     ] = None,
     rerank_depth: Annotated[
         int, typer.Option(min=1, help="Passages of each query that the reranker reads.")
@@ -307,7 +310,7 @@ def serve_retriever(
             help="Whose answer `query` with `top_k` gets: zerosearch, or auto (rLLM's but on port 6002)."
         ),
     ] = "auto",
-    mcp: Annotated[
+    as_tool: Annotated[
         bool,
         typer.Option(
             "--mcp",
@@ -325,7 +328,7 @@ def serve_retriever(
         ),
     ] = 256,
     batch_wait_ms: Annotated[
-        float, typer.Option(min=0, help="How long a batch that is not full waits for company.")
+        float, typer.Option(min=0, help="Milliseconds that a batch waits for more queries if it is not full.")
     ] = 0.0,
     max_queued: Annotated[
         int, typer.Option(min=1, help="Most queries that may wait; past it 503 with Retry-After.")
@@ -347,7 +350,7 @@ def serve_retriever(
     ] = 512 << 20,
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Largest request body.")] = 32 << 20,
     drain_seconds: Annotated[
-        float, typer.Option(min=0, help="At a stop, how long requests in flight may go on.")
+        float, typer.Option(min=0, help="Seconds that requests in flight may go on at a stop.")
     ] = 10.0,
     token_env: Annotated[
         str | None, typer.Option(help="Ask for the token that is in this environment variable.")
@@ -363,44 +366,35 @@ def serve_retriever(
 ) -> None:
     """Serve an index over HTTP: Search-R1's /retrieve and /rerank, a search page, /healthz, /readyz,
     /metrics, /docs."""
-    from pydantic import ValidationError
-
-    from retriever_service.http.launch import run
-    from retriever_service.settings import ServerSettings
-
     index = _one_index("serve retriever", place, index)
     if topk > max_topk:
-        raise BadSetting(f"--topk {topk}: at most --max-topk, {max_topk}, passages are answered")
+        raise UserError(f"--topk {topk}: at most --max-topk, {max_topk}, passages are answered")
     token = token_of(token_env) if token_env else None
     if token_env and token is None:
-        raise BadSetting(f"--token-env {token_env}: that variable is not set")
+        raise UserError(f"--token-env {token_env}: that variable is not set")
     try:
         settings = ServerSettings(
-            index=index, corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk, retriever_name=retriever_name,
-            retriever_model=retriever_model, encoder_dtype=encoder_dtype, faiss_gpu=faiss_gpu, reranker=reranker,
-            rerank_depth=rerank_depth, dialect=dialect, mcp=mcp, workers=workers,
-            batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued, cache_size=cache_size,
-            request_timeout_seconds=timeout_seconds, max_topk=max_topk, max_passages=max_passages, max_queries=max_queries,
-            max_query_chars=max_query_chars, max_body_bytes=max_body_bytes, max_bodies_bytes=max_bodies_bytes,
-            max_connections=max_connections, insecure=insecure, drain_seconds=drain_seconds, token=token,
+            index=index, corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk,
+            retriever_name=retriever_name, retriever_model=retriever_model, encoder_dtype=encoder_dtype,
+            faiss_gpu=faiss_gpu, reranker=reranker, rerank_depth=rerank_depth, dialect=dialect, mcp=as_tool,
+            workers=workers, batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued,
+            cache_size=cache_size, request_timeout_seconds=timeout_seconds, max_topk=max_topk,
+            max_passages=max_passages, max_queries=max_queries, max_query_chars=max_query_chars,
+            max_body_bytes=max_body_bytes, max_bodies_bytes=max_bodies_bytes,
+            max_connections=max_connections, insecure=insecure, drain_seconds=drain_seconds,
+            token=SecretStr(token) if token else None,
         )  # fmt: skip
     except ValidationError as error:
         first = error.errors()[0]
         flag = str(first["loc"][0]).removeprefix("request_").replace("_", "-")
-        raise BadSetting(f"--{flag} {first['input']}: {first['msg']}") from None
+        raise UserError(f"--{flag} {first['input']}: {first['msg']}") from None
 
     def started(url: str, what: str) -> None:
-        _out.print(
-            f"retriever: {what} at {url}, documentation at {url}/docs",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
-        )
+        line = f"retriever: {what} at {url}, documentation at {url}/docs"
+        _out.print(line, soft_wrap=True, highlight=False, markup=False)
 
-    if mcp:
-        from retriever_service.http.mcp import is_started_by_client, require_mcp, run_stdio
-
-        require_mcp()
-        if is_started_by_client():
-            raise typer.Exit(run_stdio(settings))
-    raise typer.Exit(run(settings, started))
+    if as_tool:
+        mcp.require_mcp()
+        if mcp.is_started_by_client():
+            raise typer.Exit(mcp.run_stdio(settings))
+    raise typer.Exit(launch.run(settings, started))

@@ -17,41 +17,53 @@ import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from retriever_service.answer import Answer, Hit, read_answer
-from retriever_service.errors import BadSetting, RequestRefused, RetrieverUnavailable
+from retriever_service.errors import RequestRefused, RetrieverUnavailable
+from services.common.errors import UserError
 
 __all__ = ["MAX_QUERY_CHARS", "Hit", "RetrieverClient", "clean_query"]
 
 log = logging.getLogger("retriever_service")
 MAX_QUERY_CHARS = 8192
+"""Longest query that is sent; longer ones are cut."""
 _MOST_BACK_OFF_SECONDS = 5.0
+"""Longest pause between two tries."""
 _CONNECTIONS = 256
-
-
+"""Most open connections, and so most requests in flight."""
 _AGAIN = (404, 408, 425, 429)
-"""Refusals that an ingress gives in the name of a server that is away for a moment."""
+"""Statuses that are tried again besides 5xx: an ingress gives them while its server restarts."""
 _TELL_SECONDS = 15.0
+"""Seconds between two messages of `wait_ready`."""
 _ON_THE_LOOP_BYTES = 1 << 20
-"""A longer answer is read in a thread: the loop has other trajectories."""
+"""Largest answer that is parsed in the event loop; a larger one would hold up other trajectories."""
 _LONG_SECONDS = 10.0
-"""A search that has waited so long is told of."""
+"""Searches that have waited at least this long are named by `waits`."""
 
 
 class _Transient(Exception):
-    """Worth another try. `wait` is what the server asked for, in seconds."""
+    """A failure that is worth another try, after `wait` seconds at least (the server's Retry-After)."""
 
     def __init__(self, reason: str, wait: float = 0.0, *, lacks: str = "no answer") -> None:
         super().__init__(reason)
-        self.wait, self.lacks = wait, lacks
+        self.wait = wait
+        self.lacks = lacks
+
+
+def _failure(state: RetryCallState) -> _Transient:
+    """The failure that is about to be tried again: AsyncRetrying lets no other error through."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    assert isinstance(error, _Transient)
+    return error
 
 
 class RetrieverClient:
-    """Client of one retriever. Make one for each event loop, and share it between all coroutines.
+    """Client of one retriever. Make one per event loop, and share it between all coroutines.
 
-    Raises BadSetting for a `url` that is no http address, and for a `token` that no header can carry.
+    Raises UserError for a `url` that is no http address, and for a `token` that no header can carry.
     """
 
     def __init__(self, url: str, *, timeout_seconds: float = 60.0, token: str | None = None) -> None:
-        self.url, self.timeout_seconds = url.rstrip("/"), timeout_seconds
+        self.url = url.rstrip("/")
+        self.timeout_seconds = timeout_seconds
         _check_url(url)
         _check_token(token)
         headers = {"content-type": "application/json"} | (
@@ -60,13 +72,13 @@ class RetrieverClient:
         limits = httpx.Limits(
             max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS, keepalive_expiry=60
         )
-        # httpx's own queue for a connection looks at all that wait whenever one comes or goes: a thousand
-        # would hold the loop for seconds.
+        # httpx's own pool walks over all waiting requests whenever one comes or goes: a thousand of them
+        # would hold the loop for seconds. So they wait here instead.
         self._connections = asyncio.Semaphore(_CONNECTIONS)
         self.left_out = 0
         """Hits without text that were left out, beside others of their query that had some."""
         self._searches: dict[object, tuple[float, str]] = {}
-        """Of those that run: since when (monotonic), and how the last try failed."""
+        """The searches that run: the time of their start (monotonic), and the last failure."""
         # No proxy from the environment: a retriever is a neighbour. No timeout: httpx's begins anew with each
         # piece that is read, so every request stands under an asyncio.timeout.
         self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=None, trust_env=False)
@@ -97,12 +109,12 @@ class RetrieverClient:
             self._count(answer.left_out)
             if answer.fault is not None:
                 raise _Transient(f"its answer is not Search-R1's: {answer.fault}", lacks="no usable answer")
-            return found
+            return [hits for hits in found if hits is not None]  # none is, where there is no fault
 
         return await self._patiently(ask)
 
     def waits(self) -> str:
-        """What the searches wait for that take long, in one line; empty where none does."""
+        """One line about searches that take long and the reason; empty where none does."""
         now = time.monotonic()
         long = [(since, why) for since, why in self._searches.values() if now - since >= _LONG_SECONDS]
         if not long:
@@ -118,11 +130,12 @@ class RetrieverClient:
         self.left_out += left_out
 
     async def wait_ready(self, timeout_seconds: float, on_wait: Callable[[str], None] | None = None) -> None:
-        """Wait until the index is loaded. `on_wait` is told, once and then every 15 s, what is waited for.
+        """Wait until the index is loaded. `on_wait` gets a line about it at once, and then every 15 s.
 
         Raises RetrieverUnavailable, naming the address, when the time is up.
         """
-        until, told = time.monotonic() + timeout_seconds, -_TELL_SECONDS
+        until = time.monotonic() + timeout_seconds
+        told = -_TELL_SECONDS
         while True:
             reason = await self._not_ready(max(0.1, until - time.monotonic()))
             if reason is None:
@@ -160,37 +173,41 @@ class RetrieverClient:
         return None if answer.status_code in (200, 404) else _detail(answer)
 
     async def _patiently(self, attempt: Callable[[float], Awaitable[list[list[Hit]]]]) -> list[list[Hit]]:
-        started, key = time.monotonic(), object()
+        """The result of `attempt`, which gets the seconds that are left and is repeated while it may help."""
+        started = time.monotonic()
+        key = object()
 
         def left() -> float:
             return self.timeout_seconds - (time.monotonic() - started)
 
         def wait(state: RetryCallState) -> float:
-            return max(self._back_off(state), getattr(state.outcome.exception(), "wait", 0.0))
+            return max(self._back_off(state), _failure(state).wait)
 
         def stop(state: RetryCallState) -> bool:
             return state.upcoming_sleep >= left()
 
         def note(state: RetryCallState) -> None:
-            self._searches[key] = (started, str(state.outcome.exception()))
+            self._searches[key] = (started, str(_failure(state)))
 
-        def give_up(state: RetryCallState) -> None:
-            reason, tries = state.outcome.exception(), state.attempt_number
-            what = f"{reason.lacks} within {self.timeout_seconds:g} s ({tries} tries)"
+        def give_up(state: RetryCallState) -> list[list[Hit]]:
+            reason = _failure(state)
+            what = f"{reason.lacks} within {self.timeout_seconds:g} s ({state.attempt_number} tries)"
             raise RetrieverUnavailable(f"retriever at {self.url}: {what}: {reason}") from None
 
+        async def once() -> list[list[Hit]]:
+            return await attempt(max(0.05, left()))
+
+        retrying = AsyncRetrying(
+            wait=wait,
+            stop=stop,
+            retry=retry_if_exception_type(_Transient),
+            retry_error_callback=give_up,
+            before_sleep=note,
+            sleep=asyncio.sleep,
+        )
         self._searches[key] = (started, "")
         try:
-            async for retry in AsyncRetrying(
-                wait=wait,
-                stop=stop,
-                retry=retry_if_exception_type(_Transient),
-                retry_error_callback=give_up,
-                before_sleep=note,
-                sleep=asyncio.sleep,
-            ):
-                with retry:
-                    return await attempt(max(0.05, left()))
+            return await retrying(once)
         finally:
             del self._searches[key]
 
@@ -214,7 +231,8 @@ class RetrieverClient:
             raise _Transient(_detail(answer), _retry_after(answer))
         if answer.status_code != 200:
             raise RequestRefused(f"retriever at {self.url}: {_detail(answer)}")
-        content, charset = answer.content, answer.charset_encoding
+        content = answer.content
+        charset = answer.charset_encoding
         if len(content) > _ON_THE_LOOP_BYTES:
             return await asyncio.to_thread(read_answer, content, charset, count)
         return read_answer(content, charset, count)
@@ -230,22 +248,23 @@ def _check_url(url: str) -> None:
     try:
         parts = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise BadSetting(f"retriever url {url!r}: no address ({error}); {accepted}") from None
+        raise UserError(f"retriever url {url!r}: no address ({error}); {accepted}") from None
     if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment:
-        raise BadSetting(f"retriever url {url!r}: {accepted}")
+        raise UserError(f"retriever url {url!r}: {accepted}")
     if parts.port is not None and not 0 < parts.port < 65536:
-        raise BadSetting(f"retriever url {url!r}: port {parts.port}; {accepted}, PORT from 1 to 65535")
+        raise UserError(f"retriever url {url!r}: port {parts.port}; {accepted}, PORT from 1 to 65535")
 
 
 def _check_token(token: str | None) -> None:
     """Never shows the token, only where it is wrong."""
     for place, character in enumerate(token or "", 1):
         if not " " <= character <= "~":
-            raise BadSetting(
-                f"retriever token: character {place} is U+{ord(character):04X}; printable ASCII is accepted, without a line break"
+            raise UserError(
+                f"retriever token: character {place} is U+{ord(character):04X}; printable ASCII is accepted, "
+                "without a line break"
             )
     if token and token != token.strip():
-        raise BadSetting(
+        raise UserError(
             "retriever token: begins or ends with a space; printable ASCII without them is accepted"
         )
 

@@ -15,7 +15,8 @@ import orjson
 
 from retriever_service.errors import IndexInvalid
 
-TEXT_FILE, OFFSETS_FILE = "documents.jsonl", "documents.offsets"
+TEXT_FILE = "documents.jsonl"
+OFFSETS_FILE = "documents.offsets"
 assert sys.byteorder == "little"
 
 
@@ -29,7 +30,8 @@ class Documents:
     """Random access to passages. Safe to share between threads and processes."""
 
     def __init__(self, text: Path, offsets: Path) -> None:
-        self._offsets, self._text = _map(offsets), _map(text)
+        self._offsets = _map(offsets)
+        self._text = _map(text)
         self._positions = memoryview(self._offsets).cast("Q")
         self.count = len(self._positions) - 1
         if self.count < 1 or self._positions[self.count] not in (len(self._text), len(self._text) + 1):

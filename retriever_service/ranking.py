@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 RRF_K = 60
@@ -22,10 +23,16 @@ class Ranker(Protocol):
         """A form that two queries share only if they get the same answer."""
 
 
-class Reranker(Protocol):
-    """Orders passages by a query anew."""
+Passages = tuple[str, Sequence[str]]
+"""A query and the passages to order by it."""
+Order = list[tuple[int, float]]
+"""Positions of passages and their scores, best first."""
 
-    def order(self, items: list[tuple[str, list[str]]], topk: int) -> list[list[tuple[int, float]]]:
+
+class Reranker(Protocol):
+    """Reorders passages by a query. Used by one thread at a time."""
+
+    def order(self, items: Sequence[Passages], topk: int) -> list[Order]:
         """For each (query, passages): (position, score) of the best `topk` passages, best first."""
 
 
@@ -35,7 +42,7 @@ class HybridRanker:
 
     quick = False
 
-    def __init__(self, rankers: list[Ranker]) -> None:
+    def __init__(self, rankers: Sequence[Ranker]) -> None:
         self._rankers = rankers
 
     def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:

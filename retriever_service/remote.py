@@ -9,7 +9,7 @@ Python client whose local mode runs the same calls in a test. Addresses: `qdrant
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,12 +17,15 @@ import orjson
 
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
 from retriever_service.dense.search import FOLDER, INDEX_FILE, open_faiss
+from retriever_service.description import IndexInfo, verify
 from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
-from retriever_service.errors import BadSetting, EnvironmentLacks, RetrieverUnavailable
-from retriever_service.index import FORMAT, IndexInfo, verify
+from retriever_service.errors import RetrieverUnavailable
 from retriever_service.ranking import Reranker
+from retriever_service.rows import Rows
+from retriever_service.search_index import Hits
 from services.common.answers import clean_text
-from services.common.extras import not_imported
+from services.common.errors import EnvironmentLacks, UserError
+from services.common.extras import needed_for
 
 PREFIX = "qdrant+"
 API_KEY_VARIABLE = "QDRANT_API_KEY"
@@ -31,15 +34,14 @@ _PUSH_POINTS = 256
 
 def connect(address: str, timeout_seconds: int = 30):
     """(client, collection) of an address. The API key, if any, comes from the environment."""
-    try:
+    with needed_for(address, "qdrant"):
         from qdrant_client import QdrantClient
-    except ImportError as error:
-        raise EnvironmentLacks(f"{address}: {not_imported(error, 'qdrant')}") from None
     parts = urlsplit(address.removeprefix(PREFIX))
     folder, _, collection = parts.path.rstrip("/").rpartition("/")
     if parts.scheme not in ("http", "https", "file") or not collection:
-        raise BadSetting(
-            f"index {address!r}: expected qdrant+http://HOST:PORT/COLLECTION or qdrant+file:///FOLDER/COLLECTION"
+        raise UserError(
+            f"index {address!r}: expected qdrant+http://HOST:PORT/COLLECTION or "
+            "qdrant+file:///FOLDER/COLLECTION"
         )
     if parts.scheme == "file":
         try:
@@ -53,11 +55,11 @@ def connect(address: str, timeout_seconds: int = 30):
 
 
 class QdrantIndex:
-    """As `Index`, over a collection. An engine that does not answer raises RetrieverUnavailable (a 503),
-    never an empty result."""
+    """A collection (the protocol SearchIndex). An engine that does not answer raises RetrieverUnavailable (a
+    503), never an empty result."""
 
     quick = False
-    rows = None
+    rows: Rows | None = None
 
     def __init__(
         self,
@@ -70,35 +72,29 @@ class QdrantIndex:
         rerank_depth: int = 20,
     ) -> None:
         if not model:
-            raise BadSetting(
-                f"index {address}: a collection needs --retriever_model, the encoder that its vectors were made with"
+            raise UserError(
+                f"index {address}: a collection needs --retriever_model, the encoder that its vectors were "
+                "made with"
             )
-        self._address, self.reranker, self._depth = address, reranker, rerank_depth
+        self._address = address
+        self.reranker = reranker
+        self._depth = rerank_depth
         self._client, self._collection = connect(address)
         self._encoder = Encoder(EncoderSettings(model, family_of(name, model)), dtype=dtype)
         count = self._call(
             lambda: _count(self._client, self._collection, address, self._encoder.dimension, model)
         )
         self.info = IndexInfo(
-            FORMAT,
-            "qdrant",
-            address,
-            "",
-            0,
-            count,
-            0,
-            [],
-            {"encoder": self._encoder.settings.as_dict()},
-            {},
-            0,
+            backend="qdrant",
+            corpus=address,
+            passages=count,
+            settings={"encoder": self._encoder.settings.as_dict()},
         )
 
-    def search(self, queries: list[str], topk: int) -> list[list[tuple[bytes, float]]]:
-        """(document as JSON bytes, score) of the best passages of each query, best first. A blank query finds
-        nothing."""
+    def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
+        """As SearchIndex."""
         from qdrant_client import models
 
-        queries = list(queries)
         depth = max(topk, self._depth) if self.reranker else topk
         asked = [i for i, query in enumerate(queries) if query and not query.isspace()]
         requests = [
@@ -108,7 +104,7 @@ class QdrantIndex:
         answers = (
             self._call(lambda: self._client.query_batch_points(self._collection, requests)) if asked else []
         )
-        hits: list[list[tuple[bytes, float]]] = [[] for _ in queries]
+        hits: list[Hits] = [[] for _ in queries]
         if len(answers) != len(asked):
             raise RetrieverUnavailable(
                 f"qdrant at {self._address}: {len(answers)} answers for {len(asked)} queries"
@@ -167,25 +163,26 @@ def _calling(address: str, function: Callable):
 
 
 def _count(client, collection: str, address: str, dimension: int, whose: str) -> int:
-    """Points of a collection. Raises BadSetting where it can't hold the vectors of `whose`, or orders them by
+    """Points of a collection. Raises UserError where it can't hold the vectors of `whose`, or orders them by
     distance."""
     from qdrant_client import models
 
     if not client.collection_exists(collection):
-        raise BadSetting(
+        raise UserError(
             f"index {address}: no such collection; `unspiral index push` makes one from a dense index"
         )
     vectors = client.get_collection(collection).config.params.vectors
     if not isinstance(vectors, models.VectorParams):
-        raise BadSetting(
-            f"index {address}: its vectors have names; expected one vector a point, as `unspiral index push` writes it"
+        raise UserError(
+            f"index {address}: its vectors have names; expected one vector per point, as `unspiral index "
+            "push` writes it"
         )
     if vectors.size != dimension:
-        raise BadSetting(
+        raise UserError(
             f"index {address}: vectors of {vectors.size} numbers, those of {whose} have {dimension}"
         )
     if vectors.distance not in (models.Distance.COSINE, models.Distance.DOT):
-        raise BadSetting(
+        raise UserError(
             f"index {address}: ordered by {vectors.distance.value} distance; expected Cosine or Dot"
         )
     return client.count(collection).count
@@ -196,18 +193,16 @@ def push(folder: str | Path, address: str, progress: Callable[[int, int], None] 
     the number of points.
 
     May be run again after a break: points that are there are written over with the same content. Raises
-    BadSetting for a collection that can't hold it, RetrieverUnavailable where the engine does not answer.
+    UserError for a collection that can't hold it, RetrieverUnavailable where the engine does not answer.
     """
     from qdrant_client import models
 
     folder = Path(folder)
     info = verify(folder)
     if info.backend == "bm25":
-        raise BadSetting(f"index {folder}: is bm25; only vectors can be pushed")
-    vectors, documents = (
-        open_faiss(folder / FOLDER / INDEX_FILE),
-        Documents(folder / TEXT_FILE, folder / OFFSETS_FILE),
-    )
+        raise UserError(f"index {folder}: is bm25; only vectors can be pushed")
+    vectors = open_faiss(folder / FOLDER / INDEX_FILE)
+    documents = Documents(folder / TEXT_FILE, folder / OFFSETS_FILE)
     client, collection = connect(address)
 
     def write() -> None:
@@ -217,9 +212,9 @@ def push(folder: str | Path, address: str, progress: Callable[[int, int], None] 
             )
         there = _count(client, collection, address, vectors.d, str(folder))
         if there > info.passages:
-            raise BadSetting(
-                f"index {address}: holds {there:,} points, more than the {info.passages:,} passages of {folder}, so others would stay"
-                " among them; give another collection"
+            raise UserError(
+                f"index {address}: holds {there:,} points, more than the {info.passages:,} passages of "
+                f"{folder}, so others would stay among them; give another collection"
             )
         for begin in range(0, info.passages, _PUSH_POINTS):
             rows = range(begin, min(begin + _PUSH_POINTS, info.passages))

@@ -21,8 +21,10 @@ import orjson
 
 from retriever_service.documents import Documents
 
-BLOCKS_FILE, PLACES_FILE = "fields.blocks", "fields.places"
-KEYS_FILE, ROWS_FILE = "lookup.keys", "lookup.rows"
+BLOCKS_FILE = "fields.blocks"
+PLACES_FILE = "fields.places"
+KEYS_FILE = "lookup.keys"
+ROWS_FILE = "lookup.rows"
 _BLOCK_ROWS = 64
 _NOWHERE = np.iinfo(np.uint64).max
 """The place of a row without other fields."""
@@ -77,9 +79,11 @@ class Rows:
         self._documents = documents
         self._keys = np.memmap(folder / KEYS_FILE, np.uint64, "r")
         self._rows = np.memmap(folder / ROWS_FILE, np.uint32, "r")
-        has_fields = (folder / BLOCKS_FILE).is_file()
-        self._blocks = np.memmap(folder / BLOCKS_FILE, np.uint8, "r") if has_fields else None
-        self._places = np.memmap(folder / PLACES_FILE, np.uint64, "r") if has_fields else None
+        self._fields: tuple[np.memmap, np.memmap] | None = None
+        """The blocks and the place of each row; None where no row has other fields."""
+        if (folder / BLOCKS_FILE).is_file():
+            blocks = np.memmap(folder / BLOCKS_FILE, np.uint8, "r")
+            self._fields = blocks, np.memmap(folder / PLACES_FILE, np.uint64, "r")
 
     @classmethod
     def of(cls, folder: Path, documents: Documents) -> Rows | None:
@@ -98,25 +102,28 @@ class Rows:
         """The whole row of a document as the search returned it: id and contents first."""
         found = orjson.loads(document)
         rows = self.find(found["id"])
-        return found | self._fields(rows[0]) | found if rows else found
+        return found | self._fields_of(rows[0]) | found if rows else found
 
     def row(self, number: int) -> dict[str, Any]:
         """One whole row."""
         found = orjson.loads(self._documents.raw(number))
-        return found | self._fields(number) | found
+        return found | self._fields_of(number) | found
 
     def _names(self, row: int) -> tuple[str, str | None]:
         document = orjson.loads(self._documents.raw(row))
         return document["id"], document.get("url")
 
-    def _fields(self, row: int) -> dict[str, Any]:
+    def _fields_of(self, row: int) -> dict[str, Any]:
         import pyarrow
 
-        place = int(self._places[row]) if self._places is not None else int(_NOWHERE)
+        if self._fields is None:
+            return {}
+        blocks, places = self._fields
+        place = int(places[row])
         if place == int(_NOWHERE):
             return {}
         at, line = divmod(place, 256)
-        size, packed_size = self._blocks[at : at + 8].view(np.uint32).tolist()
-        packed = self._blocks[at + 8 : at + 8 + packed_size].tobytes()
+        size, packed_size = blocks[at : at + 8].view(np.uint32).tolist()
+        packed = blocks[at + 8 : at + 8 + packed_size].tobytes()
         text = pyarrow.decompress(packed, decompressed_size=size, codec="zstd", asbytes=True)
         return json.loads(text.split(b"\n")[line])

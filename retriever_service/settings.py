@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from retriever_service.errors import BadSetting
+from services.common.errors import UserError
 
 
 class ServerSettings(BaseModel):
@@ -35,9 +35,10 @@ class ServerSettings(BaseModel):
     faiss_gpu: bool = False
     """Search a dense index on all GPUs, in half precision."""
     reranker: str | None = None
-    """Folder or hub name of a cross-encoder that orders the best passages anew, and answers `/rerank`."""
+    """Folder or hub name of a cross-encoder that reorders the best passages and answers `/rerank`; None for
+    none."""
     rerank_depth: int = Field(20, ge=1)
-    """Passages of each query that the reranker reads."""
+    """Passages per query that the reranker reads."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(8000, ge=0, le=65535)
@@ -63,27 +64,26 @@ class ServerSettings(BaseModel):
     """Most queries searched together; 1 handles them one at a time. With a reranker, most passages that it
     reads together."""
     batch_wait_ms: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """How long a batch that is not full waits for company. 0: a batch is whatever came in while the last one
-    was searched."""
+    """Milliseconds that a batch waits for more queries if it is not full. 0: a batch is whatever came in
+    while the last one was searched."""
     max_queued: int = Field(8192, ge=1)
     """Most queries that wait; past it a request gets a 503 with Retry-After (a request alone in the queue is
     always taken)."""
     cache_size: int = Field(10_000, ge=0)
-    """Queries whose results are kept (least recently used out first); 0 keeps none. It counts queries, not
-    bytes: one takes its `topk` passages and about 120 bytes for each."""
+    """Queries whose results are kept, the most recently used ones; 0 keeps none. It counts queries, not
+    bytes: one takes its `topk` passages and about 120 bytes per passage."""
     request_timeout_seconds: float = Field(30.0, gt=0, allow_inf_nan=False)
     """Deadline of one request, a 504 after it; a client may ask for a shorter one with the header
     X-Timeout-Seconds."""
     dialect: Literal["auto", "zerosearch"] = "auto"
-    """Whose answer a `query` with `top_k` gets: `zerosearch` is a list of `{"text"}`; `auto` is that on port
-    6002, where ZeroSearch's
-    client asks, and rLLM's otherwise."""
+    """The form of the answer to a `query` with `top_k`: `zerosearch` is a list of `{"text"}`; `auto` is that
+    on port 6002, which ZeroSearch's client asks, and rLLM's form otherwise."""
     mcp: bool = False
     """Whether the tool `search` of the Model Context Protocol is served at `/mcp`; needs the package mcp."""
     workers: int = Field(1, ge=1)
     """Processes that serve; they share the memory-mapped index."""
     drain_seconds: float = Field(10.0, ge=0, allow_inf_nan=False)
-    """At a stop, how long requests that are in flight may go on."""
+    """Seconds that requests in flight may go on at a stop."""
     token: SecretStr | None = Field(None, min_length=1)
     """If set, every route but the health ones wants `Authorization: Bearer TOKEN`. Existing clients send
     none."""
@@ -93,5 +93,5 @@ class ServerSettings(BaseModel):
     @model_validator(mode="after")
     def _default_is_within_the_limit(self) -> ServerSettings:
         if self.topk > self.max_topk:
-            raise BadSetting(f"topk {self.topk}: at most max_topk, {self.max_topk}, passages are answered")
+            raise UserError(f"topk {self.topk}: at most max_topk, {self.max_topk}, passages are answered")
         return self

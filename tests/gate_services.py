@@ -14,9 +14,10 @@ from fastapi import FastAPI
 
 from retriever_service.http.server import create_app as create_retriever
 from retriever_service.settings import ServerSettings
+from services.common.errors import UserError
 from services.common.http.connections import Limits
 from services.common.http.serving import Manner, bind, run_in_thread
-from services.control.records import Done, RunStatus, UnknownWorker
+from services.control.records import Done, RunStatus
 from services.control.server import create_app as create_control
 from services.likelihood.server import create_app as create_likelihood
 from services.likelihood.store.sqlite_store import SQLiteStore
@@ -44,7 +45,7 @@ class StillRun:
         return Done(text=f"{n} workers wanted")
 
     async def drain(self, worker: str) -> Done:
-        raise UnknownWorker(f"no worker {worker}; there are none")
+        raise UserError(f"no worker {worker}; there are none", status=404)
 
     async def pause(self) -> Done:
         return Done(text="pauses")

@@ -15,17 +15,15 @@ import httpx
 import pytest
 from ray.exceptions import AuthenticationError
 
+from services.common.errors import EnvironmentLacks, UnspiralError, UserError
 from services.control.gateway import Gateway, announce_run, announcement, read_answer, withdraw_run
 from services.control.launch import serve_in_thread
 from services.control.proof import proof, proven
 from services.control.records import (
-    CannotReach,
-    ControlError,
     Done,
     NoRun,
     Reach,
     RunStatus,
-    TooFewResources,
 )
 from services.control.server import ControlMetrics
 from services.rollout.pool import placement
@@ -158,7 +156,7 @@ def test_a_run_that_proves_that_it_holds_the_token_is_asked_with_it(cluster, mon
     try:
         cluster.append({"run": "r", "id": "i", "url": server.url, "started": 1.0})
         assert asyncio.run(Gateway("127.0.0.1:6379", token).pause()) == Done(text="pauses")
-        with pytest.raises(NoRun if token else ControlError):
+        with pytest.raises(NoRun if token else UnspiralError):
             asyncio.run(Gateway("127.0.0.1:6379", "another").drain("w"))
     finally:
         server.stop()
@@ -250,7 +248,7 @@ def test_a_token_that_ray_refuses_is_one_line(monkeypatch):
     server = serve_in_thread(SimpleNamespace(), LOCAL, print)  # something that listens
     try:
         address = server.url.removeprefix("http://")
-        with pytest.raises(CannotReach) as caught:
+        with pytest.raises(EnvironmentLacks) as caught:
             asyncio.run(Gateway(address, None).ready())
     finally:
         server.stop()
@@ -267,7 +265,7 @@ def test_a_token_that_ray_refuses_is_one_line(monkeypatch):
 def test_a_refusal_that_is_no_control_planes_is_what_the_environment_lacks(stranger, status, body):
     stranger.answers["/v1/status"] = (status, body)
     answer = httpx.get(f"{stranger.url}/v1/status", trust_env=False)
-    with pytest.raises(ControlError, match=rf"^{stranger.url}/v1/status: HTTP {status}$") as error:
+    with pytest.raises(UnspiralError, match=rf"^{stranger.url}/v1/status: HTTP {status}$") as error:
         read_answer(answer, RunStatus, stranger.url)
     assert error.value.exit_code == 3
 
@@ -361,7 +359,7 @@ def test_the_last_worker_is_not_drained(tmp_path):
 
     for target, states in ((1, ("ready",)), (2, ("ready", "draining")), (2, ("ready", "failed"))):
         with pytest.raises(
-            ControlError, match=r"w0\.1 is the last worker, and .* use `unspiral pause`"
+            UserError, match=r"w0\.1 is the last worker, and .* use `unspiral pause`"
         ) as caught:
             asyncio.run(run(target, *states))
         assert caught.value.status == 422 and drained == []
@@ -390,7 +388,7 @@ def test_more_workers_than_fit_beside_the_learner_are_refused_with_the_numbers(t
         await asyncio.sleep(0)
         return done
 
-    with pytest.raises(TooFewResources) as caught:
+    with pytest.raises(EnvironmentLacks) as caught:
         asyncio.run(run(2))
     said = "2 rollout workers ask for CPU 2; the cluster has CPU 2, of which the learner has CPU 1"
     assert str(caught.value) == said and caught.value.exit_code == 3 and scaled == []

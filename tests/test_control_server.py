@@ -11,19 +11,13 @@ import time
 import httpx
 import pytest
 
-from services.common.errors import UserError
-from services.common.http.auth import TokenRequired
+from services.common.errors import EnvironmentLacks, UnspiralError, UserError
 from services.control.gateway import Gateway
 from services.control.launch import serve_in_thread
 from services.control.records import (
-    CannotReach,
-    ControlError,
     Done,
-    DriverSilent,
     NoRun,
     RunStatus,
-    TooFewResources,
-    UnknownWorker,
     WorkerStatus,
 )
 from services.control.server import create_app
@@ -42,7 +36,7 @@ class Run:
 
     async def ready(self):
         if self.asked == ["away"]:
-            raise DriverSilent("the run does not answer")
+            raise EnvironmentLacks("the run does not answer", status=504)
 
     async def status(self):
         worker = WorkerStatus(
@@ -54,13 +48,13 @@ class Run:
 
     async def scale(self, n, ahead):
         if n == 99 and not ahead:
-            raise TooFewResources("99 rollout workers ask for CPU 99; the cluster has CPU 2")
+            raise EnvironmentLacks("99 rollout workers ask for CPU 99; the cluster has CPU 2", status=409)
         self.asked.append(("scale", n))
         return Done(text=f"{n} workers wanted", target=0 if n == "all" else n)
 
     async def drain(self, worker):
         if worker != "w0.1":
-            raise UnknownWorker(f"no worker {worker}; there are w0.1")
+            raise UserError(f"no worker {worker}; there are w0.1", status=404)
         self.asked.append(("drain", worker))
         return Done(text=f"{worker} drains")
 
@@ -187,7 +181,7 @@ def test_health_documentation_and_metrics(run, served):
 
 def test_beyond_this_machine_a_token_is_needed(run, monkeypatch):
     monkeypatch.delenv("UNSPIRAL_API_TOKEN", raising=False)
-    with pytest.raises(TokenRequired, match="UNSPIRAL_API_TOKEN"):
+    with pytest.raises(UserError, match="UNSPIRAL_API_TOKEN"):
         serve_in_thread(run, ControlSettings(host="0.0.0.0", port=0), print)
     monkeypatch.setenv("UNSPIRAL_API_TOKEN", "secret")
     server = serve_in_thread(run, ControlSettings(host="0.0.0.0", port=0), print)
@@ -289,7 +283,7 @@ def test_a_driver_that_is_busy_is_an_answer_within_the_timeout(monkeypatch, tmp_
             for ask in (control.status, control.pause, control.ready):
                 try:
                     answers.append(asyncio.run(ask()))
-                except ControlError as e:
+                except UnspiralError as e:
                     answers.append(e)
 
         thread = threading.Thread(target=elsewhere)
@@ -303,7 +297,7 @@ def test_a_driver_that_is_busy_is_an_answer_within_the_timeout(monkeypatch, tmp_
         return answers
 
     answers = asyncio.run(driver())
-    assert all(isinstance(a, DriverSilent) and "did not answer within 0.2 s" in str(a) for a in answers[:3])
+    assert all(a.status == 504 and "did not answer within 0.2 s" in str(a) for a in answers[:3])
     assert answers[3].state == "starting" and isinstance(answers[4], NoRun) and answers[5] is None
 
 
@@ -377,11 +371,11 @@ def test_without_ray_a_gateway_is_up_and_says_what_it_lacks():
         and answer.json()["detail"] == f"--ray-address {address}: no Ray answers there (Connection refused)"
     )
     assert through(gateway, "/healthz").status_code == 200 and time.monotonic() - began < 10
-    with pytest.raises(CannotReach):
+    with pytest.raises(EnvironmentLacks):
         asyncio.run(gateway.status())
 
 
 @pytest.mark.parametrize("address", ["ray-head", "http://ray-head:8265", "ray-head:", ":6379"])
 def test_an_address_that_is_none_is_refused(address):
-    with pytest.raises(ControlError, match="expected HOST:PORT of the cluster's head, such as ray-head:6379"):
+    with pytest.raises(UserError, match="expected HOST:PORT of the cluster's head, such as ray-head:6379"):
         Gateway(address, None)

@@ -228,7 +228,7 @@ def test_the_job_and_the_index_are_started_by_scripts_that_take_their_arguments(
 
 
 def test_another_corpus_takes_the_place_of_the_index_and_the_same_one_keeps_it(stack, tmp_path):
-    from retriever_service.index import read_info
+    from retriever_service.description import read_info
 
     def index(text):
         corpus.write_text(text)

@@ -10,7 +10,6 @@ import pytest
 from services.common.errors import UserError
 from services.common.http.auth import (
     COOKIE,
-    TokenRequired,
     cookie_of,
     refuse_wide_without_token,
     required_token,
@@ -148,6 +147,16 @@ def test_without_a_token_only_names_that_no_stranger_can_own_are_answered(opened
         ("192.168.1.5", "127.0.0.1", False),
         ("search.example", "127.0.0.1", True),
         ("user@localhost", "127.0.0.1", False),
+        ("[::1]", "127.0.0.1", True),
+        ("[::1]:8000", "::1", True),
+        ("[::1]evil.example", "127.0.0.1", False),
+        ("[::1]evil.example:8000", "::1", False),
+        ("[::1].evil.example", "127.0.0.1", False),
+        ("evil.example[::1]", "127.0.0.1", False),
+        ("[::1", "127.0.0.1", False),
+        ("::1", "127.0.0.1", False),
+        ("localhost:80:80", "127.0.0.1", False),
+        ("localhost:port", "127.0.0.1", False),
         ("localhost/healthz?", "127.0.0.1", False),
     ],
 )
@@ -155,9 +164,24 @@ def test_names_of_a_service_by_the_address_that_it_is_reached_at(host, server, o
     assert is_ours(host, server, frozenset({"search.example"})) is ours
 
 
+@pytest.mark.parametrize("path", ["/", "/healthz", "/readyz"])
+def test_a_head_request_is_answered_as_get_is_and_without_a_body(opened, path):
+    """Load balancers look at health so."""
+    whole = opened.raw(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    head = opened.raw(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    assert head.endswith(b"\r\n\r\n")
+    undated = [
+        sorted(line for line in answer.partition(b"\r\n\r\n")[0].split(b"\r\n") if b"date:" not in line)
+        for answer in (whole, head)
+    ]
+    assert undated[0] == undated[1] and b"405" not in head
+    with opened.client() as client:
+        assert client.post(path).headers["allow"] == "GET, HEAD"
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.168.1.5"])
 def test_a_wide_address_without_a_token_is_refused_with_the_remedy(host):
-    with pytest.raises(TokenRequired, match="reachable from other machines, so set X, or bind to"):
+    with pytest.raises(UserError, match="reachable from other machines, so set X, or bind to"):
         refuse_wide_without_token(host, None, "set X")
     refuse_wide_without_token(host, "token", "set X")
     refuse_wide_without_token("127.0.0.2", None, "set X")
@@ -167,7 +191,7 @@ def test_a_token_loses_the_line_break_of_the_file_that_it_comes_from(monkeypatch
     monkeypatch.setenv("UNSPIRAL_API_TOKEN", "s3cret\n")
     assert required_token("0.0.0.0") == "s3cret"
     monkeypatch.setenv("UNSPIRAL_API_TOKEN", " \n")
-    with pytest.raises(TokenRequired):
+    with pytest.raises(UserError):
         required_token("0.0.0.0")
 
 

@@ -20,7 +20,8 @@ import psutil
 import pytest
 from fastapi.testclient import TestClient
 
-from services.common.http.bodies import Memory, NoRoom, Room
+from services.common.errors import EnvironmentLacks
+from services.common.http.bodies import Memory, Room
 from services.contracts import TokenBatch
 from services.likelihood import client as client_module
 from services.likelihood.client import LikelihoodClient
@@ -231,7 +232,7 @@ def test_the_names_of_a_run_and_the_trajectories_of_a_step_are_bounded(client, m
 async def test_room_is_given_in_turn_and_one_request_alone_is_always_served():
     room = Room(100, wait_seconds=0.2)
     await room.take(500)  # alone
-    with pytest.raises(NoRoom, match="100 bytes are held by other requests"):
+    with pytest.raises(EnvironmentLacks, match="100 bytes are held by other requests"):
         await room.take(1)
     room.give(500)
     await room.take(60)

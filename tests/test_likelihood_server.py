@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from services.common.http.auth import COOKIE, TokenRequired
+from services.common.errors import UserError
+from services.common.http.auth import COOKIE
 from services.contracts import TokenBatch
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.server import MAX_STEP_BYTES, create_app
@@ -364,7 +365,7 @@ def test_a_foreign_page_cannot_post(client):
 
 def test_a_wider_address_without_a_token_is_refused(tmp_path, monkeypatch):
     monkeypatch.delenv("UNSPIRAL_API_TOKEN", raising=False)
-    with pytest.raises(TokenRequired, match="UNSPIRAL_API_TOKEN") as caught:
+    with pytest.raises(UserError, match="UNSPIRAL_API_TOKEN") as caught:
         serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), host="0.0.0.0", port=0))
     assert caught.value.exit_code == 2
 

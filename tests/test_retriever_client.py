@@ -14,9 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from retriever_service.client import Hit, RetrieverClient
-from retriever_service.errors import BadSetting, RequestRefused, RetrieverUnavailable
+from retriever_service.errors import RequestRefused, RetrieverUnavailable
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
+from services.common.errors import UserError
 from tests.retriever_fixtures import server, small_index  # noqa: F401
 
 
@@ -180,7 +181,7 @@ async def test_the_deadline_bounds_the_whole_request_also_where_the_answer_trick
     ],
 )
 def test_a_url_that_is_none_is_refused_at_once_in_one_line_that_says_what_is_accepted(url):
-    with pytest.raises(BadSetting) as error:
+    with pytest.raises(UserError) as error:
         RetrieverClient(url)
     line = str(error.value)
     assert (
@@ -200,7 +201,7 @@ def test_a_url_that_is_none_is_refused_at_once_in_one_line_that_says_what_is_acc
     ],
 )
 def test_a_token_that_no_header_can_carry_is_refused_at_once_and_not_shown(token, named):
-    with pytest.raises(BadSetting, match=r"^retriever token: ") as error:
+    with pytest.raises(UserError, match=r"^retriever token: ") as error:
         RetrieverClient("http://127.0.0.1:1", token=token)
     line = str(error.value)
     assert error.value.exit_code == 2 and named in line and "printable ASCII" in line

@@ -14,18 +14,20 @@ import numpy as np
 import pytest
 
 from retriever_service.__main__ import main
+from retriever_service.backends import open_index
 from retriever_service.dense.build import flat_header
 from retriever_service.dense.encoder import BGE_QUERY, Encoder, EncoderSettings, family_of
 from retriever_service.dense.rerank import CrossEncoderReranker
-from retriever_service.errors import BadSetting, EnvironmentLacks, IndexInvalid, RetrieverUnavailable
+from retriever_service.description import verify
+from retriever_service.errors import IndexInvalid, RetrieverUnavailable
 from retriever_service.http.launch import serve_in_thread
-from retriever_service.index import Index, verify
+from retriever_service.index import Index
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.convert import convert_index
 from retriever_service.indexing.sinks import VectorSink
-from retriever_service.opening import open_index
 from retriever_service.ranking import fuse
 from retriever_service.settings import ServerSettings
+from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 from tests.retriever_models import tiny_encoder, tiny_reranker  # noqa: F401
 
@@ -91,7 +93,7 @@ def test_half_precision_encoders_are_close_and_wrong_ones_named(tiny_encoder, dt
     half = Encoder(EncoderSettings(tiny_encoder, "e5"), dtype=dtype).queries(QUERIES)
     assert half.dtype == np.float32 and np.all(np.sum(exact * half, 1) > 0.999)
     np.testing.assert_allclose(np.linalg.norm(half, axis=1), 1, atol=1e-6)
-    with pytest.raises(BadSetting, match="accepted are auto, float32, bfloat16, float16"):
+    with pytest.raises(UserError, match="accepted are auto, float32, bfloat16, float16"):
         Encoder(EncoderSettings(tiny_encoder, "e5"), dtype="int3")
 
 
@@ -100,7 +102,7 @@ def test_the_family_is_read_from_upstreams_names():
     assert (
         family_of(None, "BAAI/bge-small-en-v1.5") == "bge" and family_of(None, "all-MiniLM-L6-v2") == "auto"
     )
-    with pytest.raises(BadSetting, match="e5, bge, contriever, auto"):
+    with pytest.raises(UserError, match="e5, bge, contriever, auto"):
         family_of("dpr", "/models/x")
 
 
@@ -255,14 +257,14 @@ def test_the_wrong_encoder_a_missing_one_and_a_wrong_type_are_refused(
 ):
     with pytest.raises(IndexInvalid, match="was not made by the encoder"):
         Index(dense_index, model=tiny_reranker)
-    with pytest.raises(BadSetting, match="no such folder; expected the folder of a model"):
+    with pytest.raises(UserError, match="no such folder; expected the folder of a model"):
         Index(dense_index, model=str(tmp_path / "none"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(EnvironmentLacks, match="can't be loaded"):
         Index(dense_index, model=str(tmp_path / "empty"))
-    with pytest.raises(BadSetting, match="needs a model"):
+    with pytest.raises(UserError, match="needs a model"):
         build_index(CORPUS, tmp_path / "i", backend="dense")
-    with pytest.raises(BadSetting, match="accepted are Flat, SQfp16"):
+    with pytest.raises(UserError, match="accepted are Flat, SQfp16"):
         build_index(CORPUS, tmp_path / "i", backend="dense", model=tiny_encoder, vector_type="Cube")
     shutil.copytree(tiny_encoder, tmp_path / "moved")
     assert Index(dense_index, model=str(tmp_path / "moved")).search(["Mina Frost"], 1) == Index(
@@ -426,8 +428,8 @@ def test_an_engine_that_is_down_or_lacks_the_collection_is_named(tiny_encoder, t
     pytest.importorskip("qdrant_client")
     for address, error, words in (
         ("qdrant+http://127.0.0.1:9/wiki", RetrieverUnavailable, "qdrant at qdrant.http://127.0.0.1:9/wiki"),
-        (f"qdrant+file://{tmp_path}/store/none", BadSetting, "no such collection"),
-        ("qdrant+ftp://x/y", BadSetting, "expected qdrant"),
+        (f"qdrant+file://{tmp_path}/store/none", UserError, "no such collection"),
+        ("qdrant+ftp://x/y", UserError, "expected qdrant"),
     ):
         with pytest.raises(error, match=words):
             open_index(ServerSettings(index=address, retriever_model=tiny_encoder))

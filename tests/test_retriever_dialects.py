@@ -6,8 +6,9 @@ import shutil
 import httpx
 import pytest
 
+from retriever_service.description import verify
 from retriever_service.http.launch import serve_in_thread
-from retriever_service.index import Index, verify
+from retriever_service.index import Index
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.scan import Scanner
 from retriever_service.settings import ServerSettings

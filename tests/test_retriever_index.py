@@ -24,11 +24,14 @@ import Stemmer
 from retriever_service.bm25 import analysis
 from retriever_service.bm25 import build as bm25_build
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
-from retriever_service.errors import BadSetting, CorpusError, EnvironmentLacks, IndexInvalid
-from retriever_service.index import Index, verify
+from retriever_service.bm25.stop_words import STOP_WORDS
+from retriever_service.description import verify
+from retriever_service.errors import IndexInvalid
+from retriever_service.index import Index
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.corpus import read_corpus
 from retriever_service.indexing.sinks import PostingsSink
+from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 
 ROWS = [json.loads(line) for line in CORPUS.read_text("utf-8").splitlines()]
@@ -124,7 +127,7 @@ def test_small_pieces_and_a_small_memory_budget_give_the_same_index(tmp_path, mo
 def test_a_malformed_line_is_named_with_file_number_and_what_was_expected(tmp_path, line, reason):
     corpus = tmp_path / "c.jsonl"
     corpus.write_text('{"id": "0", "contents": "good"}\n\n' + line + '\n{"id": "1", "contents": "good"}\n')
-    with pytest.raises(CorpusError) as error:
+    with pytest.raises(UserError) as error:
         build_index(corpus, tmp_path / "i")
     message = str(error.value)
     assert (
@@ -144,21 +147,21 @@ def test_gzip_title_and_text_integers_and_a_byte_order_mark_are_read(tmp_path):
     )
     assert [(p.id, p.contents) for p in read_corpus(corpus)] == [("5", '"T"\nbody'), ("6", "plain")]
     corpus.write_bytes(corpus.read_bytes()[:-12])
-    with pytest.raises(CorpusError, match="damaged gzip file"):
+    with pytest.raises(UserError, match="damaged gzip file"):
         list(read_corpus(corpus))
 
 
 def test_empty_missing_and_ambiguous_corpora_are_refused(tmp_path):
     corpus = tmp_path / "c.jsonl"
-    with pytest.raises(CorpusError, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         build_index(corpus, tmp_path / "i")
     corpus.write_text("\n\n")
-    with pytest.raises(CorpusError, match="holds no passage"):
+    with pytest.raises(UserError, match="holds no passage"):
         build_index(corpus, tmp_path / "i")
     corpus.write_text(
         '{"id": "0", "contents": "a"}\n{"id": "1", "contents": "b"}\n{"id": "0", "contents": "c"}\n'
     )
-    with pytest.raises(CorpusError, match=r"c\.jsonl:3: id '0' again, as on line 1"):
+    with pytest.raises(UserError, match=r"c\.jsonl:3: id '0' again, as on line 1"):
         build_index(corpus, tmp_path / "i")
     assert not (tmp_path / "i").exists()
 
@@ -170,7 +173,7 @@ def test_bad_settings_say_what_is_accepted(tmp_path):
         ({"language": "klingon"}, "english"),
         ({"backend": "x"}, "bm25"),
     ):
-        with pytest.raises(BadSetting, match=words):
+        with pytest.raises(UserError, match=words):
             build_index(CORPUS, tmp_path / "i", **options)
 
 
@@ -303,13 +306,13 @@ def test_parquet_gives_the_same_index_and_a_broken_build_of_it_goes_on(tmp_path,
     assert {made.pop(name)["bytes"] > 0 for name in ("fields.blocks", "fields.places")} == {True}  # `other`
     assert chunks == [50, 50, 50, 50, 36] and made == verify(small_index).files
     pq.write_table(pa.table({"id": ["1"], "words": ["x"]}), path)
-    with pytest.raises(CorpusError, match=r'no "contents" .*; its columns are id, words; expected'):
+    with pytest.raises(UserError, match=r'no "contents" .*; its columns are id, words; expected'):
         build_index(path, tmp_path / "j")
     pq.write_table(pa.table({"id": ["1", None], "contents": ["x", "y"]}), path)
-    with pytest.raises(CorpusError, match=r'row 2: no "id"'):
+    with pytest.raises(UserError, match=r'row 2: no "id"'):
         build_index(path, tmp_path / "j")
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(CorpusError, match="damaged Parquet file"):
+    with pytest.raises(UserError, match="damaged Parquet file"):
         build_index(path, tmp_path / "j")
 
 
@@ -335,24 +338,18 @@ def test_pruning_changes_no_result_on_skewed_postings(tmp_path):
             np.testing.assert_allclose(scores[[row for row, _ in ranked]], [s for _, s in ranked], rtol=1e-5)
 
 
-def test_jax_where_it_is_installed_is_kept_off_the_gpu(tmp_path):
-    """bm25s starts JAX when it is imported, and JAX takes three quarters of the first GPU at its start."""
-    (tmp_path / "jax").mkdir()
-    (tmp_path / "jax" / "__init__.py").write_text("")
-    (tmp_path / "jax" / "lax.py").write_text(
-        "import os\ndef top_k(x, k): print('started on', os.environ.get('JAX_PLATFORMS', 'whatever is there'))\n"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"} | {
-        "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"
+def test_stop_words_are_those_that_indexes_were_built_without():
+    """An index holds none of them: a list that changes would make old indexes miss words of queries."""
+    theirs = {
+        name.removeprefix("STOPWORDS_").lower(): set(words)
+        for name, words in vars(bm25s.stopwords).items()
+        if name.startswith("STOPWORDS_")
     }
-    done = subprocess.run(
-        [sys.executable, "-c", "import retriever_service.bm25.search"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout.strip() == "started on cpu"
+    theirs["english"] = theirs["en"]
+    assert set(STOP_WORDS["english"]) == theirs["en"] and len(STOP_WORDS["english"]) == 33
+    assert {language: set(words) for language, words in STOP_WORDS.items()} == {
+        language: theirs[language] for language in STOP_WORDS
+    }
 
 
 @pytest.mark.parametrize(

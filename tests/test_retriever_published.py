@@ -10,13 +10,13 @@ import tempfile
 import numpy as np
 import pytest
 
+from retriever_service.backends import check_settings, open_index
 from retriever_service.dense.encoder import Encoder, EncoderSettings
 from retriever_service.dense.published import open_corpus_documents
-from retriever_service.errors import BadSetting, CorpusError, EnvironmentLacks
 from retriever_service.index import Index
 from retriever_service.indexing.convert import convert_index
-from retriever_service.opening import check_settings, open_index
 from retriever_service.settings import ServerSettings
+from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever_fixtures import CORPUS
 from tests.retriever_models import tiny_encoder  # noqa: F401
 
@@ -54,7 +54,7 @@ def test_no_room_for_the_places_of_the_lines_is_said_and_nothing_is_left(tmp_pat
         open_corpus_documents(corpus)
     assert list(tmp_path.iterdir()) == [corpus]
     corpus.write_bytes(b"")
-    with pytest.raises(CorpusError, match=r"c.jsonl: holds no passage"):
+    with pytest.raises(UserError, match=r"c.jsonl: holds no passage"):
         open_corpus_documents(corpus)
 
 
@@ -85,7 +85,7 @@ def test_a_family_that_the_index_contradicts_is_refused(unnamed, tiny_encoder, t
     for name in ("e5", "dense", None):
         check_settings(ServerSettings(index=str(tmp_path / "i"), retriever_name=name))
     with pytest.raises(
-        BadSetting, match=r"--retriever_name bge: index .* was made with an encoder of the family e5"
+        UserError, match=r"--retriever_name bge: index .* was made with an encoder of the family e5"
     ):
         check_settings(ServerSettings(index=str(tmp_path / "i"), retriever_name="bge"))
     assert Index(tmp_path / "i").search(["Mina Frost"], 1)
@@ -94,7 +94,7 @@ def test_a_family_that_the_index_contradicts_is_refused(unnamed, tiny_encoder, t
 @pytest.mark.parametrize("kind", ["IVF4096,Flat", "PQ8", "IDMap,Flat"])
 def test_a_type_that_cannot_be_made_of_these_vectors_is_one_line(unnamed, tmp_path, kind):
     with pytest.raises(
-        BadSetting, match=f"type '{kind}': can't be made of 186 vectors of 32 numbers"
+        UserError, match=f"type '{kind}': can't be made of 186 vectors of 32 numbers"
     ) as error:
         convert_index(unnamed / "x.index", tmp_path / "i", kind, corpus=CORPUS)
     assert "\n" not in str(error.value)

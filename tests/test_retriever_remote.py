@@ -6,11 +6,12 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from retriever_service.errors import BadSetting, EnvironmentLacks, RetrieverUnavailable
+from retriever_service.backends import open_index
+from retriever_service.errors import RetrieverUnavailable
 from retriever_service.indexing.build import build_index
-from retriever_service.opening import open_index
 from retriever_service.remote import push
 from retriever_service.settings import ServerSettings
+from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever_models import tiny_encoder  # noqa: F401
 
 pytest.importorskip("sentence_transformers")
@@ -27,7 +28,7 @@ def built(folder, encoder: str, passages: int):
 def test_a_push_that_would_leave_passages_of_another_index_is_refused(tiny_encoder, tmp_path):
     address = f"qdrant+file://{tmp_path}/store/wiki"
     push(built(tmp_path, tiny_encoder, 5), address)
-    with pytest.raises(BadSetting, match="holds 5 points, more than the 3 passages"):
+    with pytest.raises(UserError, match="holds 5 points, more than the 3 passages"):
         push(built(tmp_path, tiny_encoder, 3), address)
     assert push(tmp_path / "5", address) == 5  # the same one again, as after a break
 
@@ -56,9 +57,9 @@ def test_collections_of_another_make_are_refused_for_serving_and_for_pushing(tin
         ("small", "of 8 numbers"),
     ):
         address = f"qdrant+file://{tmp_path}/store/{name}"
-        with pytest.raises(BadSetting, match=words):
+        with pytest.raises(UserError, match=words):
             push(index, address)
-        with pytest.raises(BadSetting, match=words):
+        with pytest.raises(UserError, match=words):
             open_index(ServerSettings(index=address, retriever_name="e5", retriever_model=tiny_encoder))
 
 

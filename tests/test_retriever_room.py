@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 
 from retriever_service.bm25 import build as bm25_build
-from retriever_service.errors import BadSetting, EnvironmentLacks, IndexInvalid
+from retriever_service.description import verify
+from retriever_service.errors import IndexInvalid
 from retriever_service.http.launch import serve_in_thread
-from retriever_service.index import Index, verify
+from retriever_service.index import Index
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.convert import convert_index
 from retriever_service.indexing.corpus import estimate
 from retriever_service.settings import ServerSettings
+from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 from tests.retriever_models import tiny_encoder, tiny_reranker  # noqa: F401
 
@@ -211,7 +213,7 @@ def test_an_index_that_does_not_name_its_encoder_asks_for_it_and_reads_the_famil
     corpus = tmp_path / "c.jsonl"
     corpus.write_text('{"id": "0", "contents": "a"}\n{"id": "1", "contents": "b"}\n')
     convert_index(tmp_path / "x.index", tmp_path / "i", "Flat", corpus=corpus)
-    with pytest.raises(BadSetting, match="/i: does not name its encoder; give it with --retriever_model"):
+    with pytest.raises(UserError, match="/i: does not name its encoder; give it with --retriever_model"):
         Index(tmp_path / "i")
     index = Index(tmp_path / "i", model=str(model))
     ((_, score), _) = index.ranker.rank(["town"], 2)[0]
@@ -229,5 +231,5 @@ def test_a_reranker_with_several_numbers_for_a_passage_is_refused_at_the_start(t
         tiny_reranker, num_labels=3, ignore_mismatched_sizes=True
     ).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(tiny_reranker).save_pretrained(tmp_path)
-    with pytest.raises(BadSetting, match="gives 3 numbers for a passage, expected a model with one"):
+    with pytest.raises(UserError, match="gives 3 numbers for a passage, expected a model with one"):
         CrossEncoderReranker(str(tmp_path))

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = """
 import ctypes, sys, time
 from retriever_service.http import launch
-from retriever_service import index, opening
+from retriever_service import backends, index
 from retriever_service.settings import ServerSettings
 
 class Slow(index.Index):
@@ -39,7 +39,7 @@ class Slow(index.Index):
         time.sleep(max([float(q.split()[1]) for q in queries if q.startswith("sleep ")], default=0))
         return super().search(queries, topk)
 
-opening.Index = Slow
+backends.Index = Slow
 if __name__ == "__main__":
     settings = ServerSettings(index=sys.argv[2], workers=int(sys.argv[3]), drain_seconds=float(sys.argv[4]), port=0)
     sys.exit(launch.run(settings, lambda url, what: print(url, flush=True)))

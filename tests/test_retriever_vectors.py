@@ -14,11 +14,12 @@ import pytest
 from retriever_service.__main__ import main
 from retriever_service.dense.encoder import family_of
 from retriever_service.dense.published import open_corpus_documents
-from retriever_service.errors import CorpusError, IndexInvalid
+from retriever_service.description import read_info, verify
+from retriever_service.errors import IndexInvalid
 from retriever_service.http.web import error_answer
-from retriever_service.index import read_info, verify
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.convert import convert_index
+from services.common.errors import UserError
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 from tests.retriever_models import tiny_encoder  # noqa: F401
 
@@ -127,7 +128,7 @@ def test_a_corpus_beside_vectors_is_looked_at_and_a_bad_line_is_named(tmp_path):
     for lines in (["{", good, good], [good, "{", good], [good, good, "{"], [good, "", good]):
         (tmp_path / "bad.jsonl").write_text("\n".join(lines) + "\n")
         bad = next(i for i, line in enumerate(lines, 1) if line != good)
-        with pytest.raises(CorpusError, match=rf"bad.jsonl:{bad}: not JSON"):
+        with pytest.raises(UserError, match=rf"bad.jsonl:{bad}: not JSON"):
             open_corpus_documents(tmp_path / "bad.jsonl")
     assert not list(tmp_path.glob("bad.jsonl.*"))
     (tmp_path / "inside.jsonl").write_text(f"{good}\n{good}\n{good}\n")
@@ -135,7 +136,7 @@ def test_a_corpus_beside_vectors_is_looked_at_and_a_bad_line_is_named(tmp_path):
     with (tmp_path / "inside.jsonl").open("r+b") as file:  # changed behind the server's back
         file.seek(len(good) + 1)
         file.write(b"{}".ljust(len(good)))
-    with pytest.raises(CorpusError, match=r"inside.jsonl:2: no .id.") as e:
+    with pytest.raises(UserError, match=r"inside.jsonl:2: no .id.") as e:
         documents.raw(1)
     status, body, _ = error_answer(e.value)
     assert status == 500 and "inside.jsonl:2: no" in json.loads(body)["detail"]
@@ -171,6 +172,7 @@ def test_more_passages_by_default_than_a_request_may_ask_for_are_refused_at_the_
 PROGRAM = """
 import importlib, os, signal, sys
 from retriever_service.indexing import build
+from services.common.errors import UserError
 module, _, name = sys.argv[3].rpartition(":")
 part, options = importlib.import_module(module), dict(a.split("=") for a in sys.argv[5:])
 owner = part

@@ -8,8 +8,8 @@ of this program, is replaced once the new one is whole.
 import sys
 from pathlib import Path
 
+from retriever_service.description import read_info
 from retriever_service.errors import IndexInvalid, OtherFormat
-from retriever_service.index import read_info
 from retriever_service.indexing.corpus import checksum
 from trainer.commands.cli import main
 from trainer.data.models import resolve_file

@@ -7,30 +7,18 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
+from typing import Any
 
 import Stemmer
-from bm25s import stopwords
 
-from retriever_service.errors import BadSetting
+from retriever_service.bm25.stop_words import STOP_WORDS
+from services.common.errors import UserError
 from services.common.names import accepted
 
 _WORD = re.compile(r"\w+")
 _MAY_HAVE_MARKS = re.compile("[^\x00-\u02ff\u2000-\u20cf]")
 """A character that is no Latin letter or punctuation. Most texts have none, and the pattern that looks for
 marks is eight times as slow."""
-_STOP_WORDS = {
-    "english": stopwords.STOPWORDS_EN,
-    "german": stopwords.STOPWORDS_GERMAN,
-    "dutch": stopwords.STOPWORDS_DUTCH,
-    "french": stopwords.STOPWORDS_FRENCH,
-    "spanish": stopwords.STOPWORDS_SPANISH,
-    "portuguese": stopwords.STOPWORDS_PORTUGUESE,
-    "italian": stopwords.STOPWORDS_ITALIAN,
-    "russian": stopwords.STOPWORDS_RUSSIAN,
-    "swedish": stopwords.STOPWORDS_SWEDISH,
-    "norwegian": stopwords.STOPWORDS_NORWEGIAN,
-    "turkish": stopwords.STOPWORDS_TURKISH,
-}
 _MEMO_WORDS = 2_000_000
 
 
@@ -43,7 +31,7 @@ class AnalyzerSettings:
     stem: bool = True
     stop_words: bool = True
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -53,11 +41,12 @@ class Analyzer:
     def __init__(self, settings: AnalyzerSettings) -> None:
         known = ["none", *Stemmer.algorithms()]
         if settings.language not in known:
-            raise BadSetting(f"language {settings.language!r}: {accepted(settings.language, known)}")
+            raise UserError(f"language {settings.language!r}: {accepted(settings.language, known)}")
         self.settings = settings
-        plain, self._turkish = settings.language == "none", settings.language == "turkish"
+        plain = settings.language == "none"
+        self._turkish = settings.language == "turkish"
         self._stop = frozenset(
-            _STOP_WORDS.get(settings.language, ()) if settings.stop_words and not plain else ()
+            STOP_WORDS.get(settings.language, ()) if settings.stop_words and not plain else ()
         )
         self._stem = Stemmer.Stemmer(settings.language).stemWord if settings.stem and not plain else None
 
@@ -74,14 +63,15 @@ class Analyzer:
         """A text in lower case: two texts of which this is the same have the same terms."""
         if text.isascii() and not self._turkish:
             return text.lower()
-        text = unicodedata.normalize("NFC", text).replace(
-            "İ", "i"
-        )  # else it becomes an i with a dot of its own
+        # Python lowers İ to an i and a dot of its own, which no query without the dot would match.
+        text = unicodedata.normalize("NFC", text).replace("İ", "i")
         return (text.replace("I", "ı") if self._turkish else text).lower()
 
     def term(self, word: str) -> str | None:
         """The term of a word (in lower case); None for a stop word."""
-        return None if word in self._stop else self._stem(word) if self._stem else word
+        if word in self._stop:
+            return None
+        return self._stem(word) if self._stem else word
 
 
 @cache
@@ -97,20 +87,27 @@ class TermIds:
     left out."""
 
     def __init__(self, analyzer: Analyzer, id_of: Callable[[str], int | None]) -> None:
-        self._term, self._words, self._id_of = analyzer.term, analyzer.words, id_of
-        self._memo: dict[str, int | None] = {}
+        self._words = analyzer.words
+        self._memo = _Memo(analyzer, id_of)
 
     def __call__(self, text: str) -> list[int]:
         """Ids of the terms, in order, with repeats."""
-        memo, ids = self._memo, []
-        for word in self._words(text):
-            try:
-                number = memo[word]
-            except KeyError:
-                term = self._term(word)
-                number = memo[word] = None if term is None else self._id_of(term)
-                if len(memo) > _MEMO_WORDS:
-                    memo.clear()
-            if number is not None:
-                ids.append(number)
-        return ids
+        memo = self._memo
+        if len(memo) > _MEMO_WORDS:
+            memo.clear()
+        found = [memo[word] for word in self._words(text)]
+        return [number for number in found if number is not None]
+
+
+class _Memo(dict[str, int | None]):
+    """The id of each word that was seen; stemming costs far more than a look into a dictionary."""
+
+    def __init__(self, analyzer: Analyzer, id_of: Callable[[str], int | None]) -> None:
+        super().__init__()
+        self._term = analyzer.term
+        self._id_of = id_of
+
+    def __missing__(self, word: str) -> int | None:
+        term = self._term(word)
+        number = self[word] = None if term is None else self._id_of(term)
+        return number

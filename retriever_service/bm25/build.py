@@ -13,7 +13,15 @@ import numpy as np
 import orjson
 from numba import njit
 
-from retriever_service.bm25.search import FOLDER, MAXIMA_FILE
+from retriever_service.bm25.search import (
+    DATA_FILE,
+    FOLDER,
+    INDICES_FILE,
+    INDPTR_FILE,
+    MAXIMA_FILE,
+    PARAMETERS_FILE,
+    VOCABULARY_FILE,
+)
 
 _BLOCK = 1 << 22
 BUDGET_BYTES = 1 << 30
@@ -50,8 +58,10 @@ def write_bm25(
     """
     counts = np.fromfile(scan / "counts", np.uint32)
     lengths = np.fromfile(scan / "lengths", np.uint32)
-    terms, tfs = _mapped(scan / "terms", np.uint32), _mapped(scan / "tfs", np.uint16)
-    n_docs, n_terms = len(counts), len(vocabulary)
+    terms = _mapped(scan / "terms", np.uint32)
+    tfs = _mapped(scan / "tfs", np.uint16)
+    n_docs = len(counts)
+    n_terms = len(vocabulary)
     frequency = np.zeros(n_terms, np.int64)
     for begin in range(0, len(terms), _BLOCK):
         frequency += np.bincount(terms[begin : begin + _BLOCK], minlength=n_terms)
@@ -61,7 +71,8 @@ def write_bm25(
 
     folder = out / FOLDER
     folder.mkdir(exist_ok=True)
-    data_file, indices_file = folder / "data.csc.index.npy", folder / "indices.csc.index.npy"
+    data_file = folder / DATA_FILE
+    indices_file = folder / INDICES_FILE
     data = np.lib.format.open_memmap(data_file, "w+", np.float32, (len(terms),))
     indices = np.lib.format.open_memmap(indices_file, "w+", np.int32, (len(terms),))
     for file in (data_file, indices_file):
@@ -72,25 +83,28 @@ def write_bm25(
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     step = max(1, _BLOCK * n_docs // max(len(terms), 1))
     for number, (low, high) in enumerate(spans):
-        base, end = int(indptr[low]), int(indptr[high])
-        rows_part, scores_part = np.empty(end - base, np.int32), np.empty(end - base, np.float32)
+        base = int(indptr[low])
+        end = int(indptr[high])
+        rows_part = np.empty(end - base, np.int32)
+        scores_part = np.empty(end - base, np.float32)
         for first in range(0, n_docs, step):
             last = min(first + step, n_docs)
             part = slice(int(starts[first]), int(starts[last]))
             _fill(
-                np.asarray(terms[part]), np.asarray(tfs[part]), counts[first:last], first, low, high, base, cursor, norm, idf,
-                rows_part, scores_part,
+                np.asarray(terms[part]), np.asarray(tfs[part]), counts[first:last], first, low, high, base,
+                cursor, norm, idf, rows_part, scores_part,
             )  # fmt: skip
             if progress:
                 progress(number * n_docs + last, len(spans) * n_docs)
-        indices[base:end], data[base:end] = rows_part, scores_part
+        indices[base:end] = rows_part
+        data[base:end] = scores_part
         maxima[low:high] = np.maximum.reduceat(scores_part, indptr[low:high] - base)
     data.flush()
     indices.flush()
     _save(folder / MAXIMA_FILE, maxima)
-    _save(folder / "indptr.csc.index.npy", indptr)
-    (folder / "vocab.index.json").write_bytes(orjson.dumps({term: i for i, term in enumerate(vocabulary)}))
-    (folder / "params.index.json").write_bytes(
+    _save(folder / INDPTR_FILE, indptr)
+    (folder / VOCABULARY_FILE).write_bytes(orjson.dumps({term: i for i, term in enumerate(vocabulary)}))
+    (folder / PARAMETERS_FILE).write_bytes(
         orjson.dumps(
             {
                 "k1": k1,
@@ -128,10 +142,12 @@ def _mapped(path: Path, dtype: type) -> np.ndarray:
 
 def _spans(indptr: np.ndarray, most: int) -> list[tuple[int, int]]:
     """Ranges of terms with at most `most` postings each (one term alone may have more)."""
-    total, n_terms = int(indptr[-1]), len(indptr) - 1
+    total = int(indptr[-1])
+    n_terms = len(indptr) - 1
     if not total:
         return []
-    spans, low = [], 0
+    spans = []
+    low = 0
     for _ in range(math.ceil(total / max(most, 1)) + n_terms):
         high = max(low + 1, int(np.searchsorted(indptr, indptr[low] + most, "right")) - 1)
         spans.append((low, min(high, n_terms)))

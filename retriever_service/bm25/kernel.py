@@ -33,7 +33,8 @@ def compiled(function):
 @compiled
 def find(rows, begin, end, row):
     """First position in `rows[begin:end]` (ascending) that is not below `row`, by galloping."""
-    step, high = 1, begin
+    step = 1
+    high = begin
     while high < end and rows[high] < row:
         begin = high + 1
         high += step
@@ -81,7 +82,8 @@ def add(data, indices, at, end, low, high, weight, sums, touched, count):
     if at < end and indices[at] < low:
         at = find(indices, at, end, low)
     stop = end if at == end or indices[end - 1] < high else find(indices, at, end, high)
-    rows, scores = indices[at:stop], data[at:stop]
+    rows = indices[at:stop]
+    scores = data[at:stop]
     for i in range(len(rows)):
         sums[np.uint64(rows[i] - low)] += weight * scores[i]
     for i in range(min(len(rows), FEW - count)):
@@ -102,19 +104,25 @@ def order_terms(terms, maxima, indptr, term, weight, bound, at, end):
         while j < n and term[j] != terms[i]:
             j += 1
         if j == n:
-            term[n], weight[n] = terms[i], 0
+            term[n] = terms[i]
+            weight[n] = 0
             n += 1
         weight[j] += 1
     for i in range(1, n):
-        t, w, j = term[i], weight[i], i
+        t = term[i]
+        w = weight[i]
+        j = i
         while j > 0 and weight[j - 1] * maxima[term[j - 1]] < w * maxima[t]:
-            term[j], weight[j] = term[j - 1], weight[j - 1]
+            term[j] = term[j - 1]
+            weight[j] = weight[j - 1]
             j -= 1
-        term[j], weight[j] = t, w
+        term[j] = t
+        weight[j] = w
     bound[n] = 0
     for i in range(n - 1, -1, -1):
         bound[i] = bound[i + 1] + weight[i] * maxima[term[i]] * _SLACK
-        at[i], end[i] = indptr[term[i]], indptr[term[i] + 1]
+        at[i] = indptr[term[i]]
+        end[i] = indptr[term[i] + 1]
     return n
 
 
@@ -122,7 +130,8 @@ def order_terms(terms, maxima, indptr, term, weight, bound, at, end):
 def sort_few(values, count):
     """Sort `values[:count]` ascending."""
     for a in range(1, count):
-        value, b = values[a], a
+        value = values[a]
+        b = a
         while b > 0 and values[b - 1] > value:
             values[b] = values[b - 1]
             b -= 1
@@ -131,13 +140,14 @@ def sort_few(values, count):
 
 @compiled
 def search_range(
-    data, indices, indptr, n_docs, low, high, n, term, weight, bound, at, end, sums, touched, best, best_rows, size, floor
+    data, indices, indptr, n_docs, low, high, n, term, weight, bound, at, end, sums, touched, best, best_rows,
+    size, floor
 ):  # fmt: skip
     """Let the rows [low, high) compete for the `len(best)` best of one query. `sums` is all zero before and
     after.
 
-    `floor` is the score to beat: that of the last of the best once there are enough, else 0. Returns size and
-    floor.
+    `floor` is the score to beat: that of the last of the best once there are enough, 0 before. Returns size
+    and floor.
     """
     essential = n
     while essential > 0 and bound[essential - 1] <= floor:
@@ -149,7 +159,8 @@ def search_range(
         return size, floor
     # Rows without an essential term can't win. Of the other terms, read those that are cheaper to add up than
     # to look rows up in.
-    width, added = high - low, essential
+    width = high - low
+    added = essential
     while added < n:
         postings = (end[added] - indptr[term[added]]) * width // n_docs
         if postings * 40 > width:
@@ -191,9 +202,11 @@ def search_range(
             if score > floor:
                 place = min(size, len(best) - 1)
                 while place > 0 and best[place - 1] < score:
-                    best[place], best_rows[place] = best[place - 1], best_rows[place - 1]
+                    best[place] = best[place - 1]
+                    best_rows[place] = best_rows[place - 1]
                     place -= 1
-                best[place], best_rows[place] = score, row
+                best[place] = score
+                best_rows[place] = row
                 size = min(size + 1, len(best))
                 if size == len(best):
                     floor = best[size - 1]
@@ -214,14 +227,19 @@ def rank(data, indices, indptr, maxima, n_docs, terms, starts, rows, scores, cou
     1]` of `indices` (rows, ascending) and `data` (scores); `maxima[t]` is its highest score. `sums` float32
     [RANGE_ROWS] is all zero before and after.
     """
-    queries, total = len(starts) - 1, len(terms)
-    term, weight = np.empty(total, np.int64), np.empty(total, np.float32)
-    at, end = np.empty(total, np.int64), np.empty(total, np.int64)
+    queries = len(starts) - 1
+    total = len(terms)
+    term = np.empty(total, np.int64)
+    weight = np.empty(total, np.float32)
+    at = np.empty(total, np.int64)
+    end = np.empty(total, np.int64)
     bound = np.empty(total + queries, np.float64)
-    n, floor = np.empty(queries, np.int64), np.zeros(queries, np.float32)
+    n = np.empty(queries, np.int64)
+    floor = np.zeros(queries, np.float32)
     touched = np.empty(FEW, np.int64)
     for q in range(queries):
-        a, b = starts[q], starts[q + 1]
+        a = starts[q]
+        b = starts[q + 1]
         n[q] = order_terms(
             terms[a:b], maxima, indptr, term[a:b], weight[a:b], bound[a + q : b + q + 1], at[a:b], end[a:b]
         )
@@ -229,8 +247,10 @@ def rank(data, indices, indptr, maxima, n_docs, terms, starts, rows, scores, cou
     for low in range(0, n_docs, RANGE_ROWS):
         high = min(low + RANGE_ROWS, n_docs)
         for q in range(queries):
-            a, b = starts[q], starts[q + 1]
+            a = starts[q]
+            b = starts[q + 1]
             counts[q], floor[q] = search_range(
-                data, indices, indptr, n_docs, low, high, n[q], term[a:b], weight[a:b], bound[a + q : b + q + 1], at[a:b], end[a:b],
-                sums, touched, scores[q], rows[q], counts[q], floor[q],
+                data, indices, indptr, n_docs, low, high, n[q], term[a:b], weight[a:b],
+                bound[a + q : b + q + 1], at[a:b], end[a:b], sums, touched, scores[q], rows[q], counts[q],
+                floor[q],
             )  # fmt: skip

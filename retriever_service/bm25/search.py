@@ -1,4 +1,4 @@
-"""BM25 over an index in the format of bm25s, memory-mapped, searched by a compiled kernel of our own.
+"""BM25 over memory-mapped postings in the format of bm25s, searched by a compiled kernel.
 
 Scores are Lucene's: `idf * tf / (tf + k1 * (1 - b + b * length / mean length))`, `idf = ln(1 + (N - df + .5)
 / (df + .5))` (Robertson and Zaragoza 2009; Kamphuis et al. 2020, "Which BM25 do you mean?"), computed once at
@@ -7,20 +7,26 @@ the build (Lù 2024, bm25s). Equal scores are ordered by row. Documents that mat
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-# bm25s starts JAX where that is installed, and JAX would take three quarters of a GPU.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-import bm25s
 import numpy as np
+import orjson
 
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings, TermIds
 from retriever_service.bm25.kernel import RANGE_ROWS, rank
 from retriever_service.errors import IndexInvalid
 
-FOLDER, MAXIMA_FILE = "bm25", "maxima.npy"
+FOLDER = "bm25"
+DATA_FILE = "data.csc.index.npy"
+"""Score of each posting, float32, term by term..."""
+INDICES_FILE = "indices.csc.index.npy"
+"""... its row, int32, ascending within a term..."""
+INDPTR_FILE = "indptr.csc.index.npy"
+"""... and where each term begins in both, int64 [terms + 1]."""
+VOCABULARY_FILE = "vocab.index.json"
+PARAMETERS_FILE = "params.index.json"
+MAXIMA_FILE = "maxima.npy"
+"""Highest score of each term, float32. bm25s does not know this file; it opens the folder all the same."""
 
 
 class BM25Ranker:
@@ -29,38 +35,46 @@ class BM25Ranker:
     quick = True
 
     def __init__(self, folder: Path, analyzer: AnalyzerSettings) -> None:
+        folder = folder / FOLDER
         try:
-            index = bm25s.BM25.load(folder / FOLDER, mmap=True, auto_compile=False)
-            self._maxima = np.load(folder / FOLDER / MAXIMA_FILE)
+            vocabulary: dict[str, int] = orjson.loads((folder / VOCABULARY_FILE).read_bytes())
+            parameters = orjson.loads((folder / PARAMETERS_FILE).read_bytes())
+            self._passages = int(parameters["num_docs"])
+            self._data = _mapped(folder / DATA_FILE)
+            self._indices = _mapped(folder / INDICES_FILE)
+            self._indptr = _mapped(folder / INDPTR_FILE)
+            self._maxima = np.load(folder / MAXIMA_FILE)
         except (OSError, ValueError, KeyError) as error:
-            raise IndexInvalid(
-                f"{folder / FOLDER}: not a readable BM25 index ({error}); build it again"
-            ) from None
+            raise IndexInvalid(f"{folder}: not a readable BM25 index ({error}); build it again") from None
         self._analyzer = Analyzer(analyzer)
-        self._term_ids = TermIds(self._analyzer, index.vocab_dict.get)
-        # Plain arrays over the same pages: the kernel would compile once more for numpy's memmap class.
-        self._data, self._indices, self._indptr = (
-            np.asarray(index.scores[key]) for key in ("data", "indices", "indptr")
-        )
+        self._term_ids = TermIds(self._analyzer, vocabulary.get)
         self._sums = np.zeros(RANGE_ROWS, np.float32)
-        self._passages = int(index.scores["num_docs"])
 
     def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
         """(row, score) of the best passages of each query, best first; fewer than `topk` where fewer
         match."""
         topk = min(topk, self._passages)
-        terms, starts, size = [], [0], len(queries)
+        terms: list[int] = []
+        starts = [0]
+        size = len(queries)
         for query in queries:
             terms += self._term_ids(query)
             starts.append(len(terms))
-        rows, scores = np.empty((size, topk), np.int32), np.empty((size, topk), np.float32)
+        rows = np.empty((size, topk), np.int32)
+        scores = np.empty((size, topk), np.float32)
         counts = np.empty(size, np.int64)
         rank(
-            self._data, self._indices, self._indptr, self._maxima, self._passages, np.array(terms, np.int64),
-            np.array(starts, np.int64), rows, scores, counts, self._sums,
+            self._data, self._indices, self._indptr, self._maxima, self._passages,
+            np.array(terms, np.int64), np.array(starts, np.int64), rows, scores, counts, self._sums,
         )  # fmt: skip
-        return [list(zip(r, s))[:n] for r, s, n in zip(rows.tolist(), scores.tolist(), counts.tolist())]  # noqa: B905
+        found = zip(rows.tolist(), scores.tolist(), counts.tolist(), strict=True)
+        return [list(zip(r[:n], s[:n], strict=True)) for r, s, n in found]
 
     def normalise(self, query: str) -> str:
         """Queries of the same form get the same answer."""
         return " ".join(self._analyzer.lower(query).split())
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """A memory-mapped array, as a plain one: the kernel would be compiled once more for numpy's memmap."""
+    return np.asarray(np.load(path, mmap_mode="r"))

@@ -19,7 +19,7 @@ from retriever_service.dense.search import (
     open_faiss,
     set_search_effort,
 )
-from retriever_service.errors import BadSetting, EnvironmentLacks
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import move
 
 _BLOCK_ROWS = 65_536
@@ -40,7 +40,8 @@ def write_dense(
     work: Path, dimension: int, vectors: int, kind: str, progress: Callable[[int, int], None]
 ) -> None:
     """Make `work/dense/faiss.index` from the file `work/vectors` that a scan wrote."""
-    flat, target = work / "vectors", work / FOLDER / INDEX_FILE
+    flat = work / "vectors"
+    target = work / FOLDER / INDEX_FILE
     header = flat_header(dimension, vectors)
     target.parent.mkdir(exist_ok=True)
     with flat.open("r+b") as file:
@@ -65,11 +66,11 @@ def make_type(dimension: int, kind: str, vectors: int):
         return faiss.index_factory(dimension, spelled, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError:
         accepted = "Flat, SQfp16, SQ8, `IVF,Flat`, `IVF,SQ8`, HNSW32, or another factory string of FAISS"
-        raise BadSetting(f"type {kind!r}: accepted are {accepted}") from None
+        raise UserError(f"type {kind!r}: accepted are {accepted}") from None
 
 
 def stored_bytes(dimension: int, kind: str) -> int:
-    """Bytes on disk of one vector in a type; about, for graphs. Raises BadSetting for a type that FAISS does
+    """Bytes on disk of one vector in a type; about, for graphs. Raises UserError for a type that FAISS does
     not know."""
     made = make_type(dimension, kind, 100_000)
     faiss = import_faiss()
@@ -88,7 +89,8 @@ def convert(
     Returns it."""
     faiss = import_faiss()
     flat = open_faiss(source)
-    n, made = flat.ntotal, make_type(flat.d, kind, flat.ntotal)
+    n = flat.ntotal
+    made = make_type(flat.d, kind, n)
     try:
         if not made.is_trained:
             wanted = max(_TRAIN_ROWS_PER_LIST * getattr(made, "nlist", 0), 20_000)
@@ -99,10 +101,9 @@ def convert(
             made.add(flat.reconstruct_n(begin, count))
             if progress:
                 progress(begin + count, n)
-    except (
-        RuntimeError
-    ) as error:  # more lists or codes than vectors to learn them from; or it takes no vectors in order
-        raise BadSetting(
+    except RuntimeError as error:
+        # More lists or codes than vectors to learn them from; or the type takes no vectors in order.
+        raise UserError(
             f"type {kind!r}: can't be made of {n:,} vectors of {flat.d} numbers ({faiss_reason(error)})"
         ) from None
     try:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from retriever_service.dense.model_files import loading, read_as_text
-from retriever_service.errors import BadSetting, EnvironmentLacks
-from services.common.extras import not_imported
+from services.common.errors import UserError
+from services.common.extras import needed_for
 from services.common.names import accepted
 
 BGE_QUERY = "Represent this sentence for searching relevant passages: "
@@ -30,7 +30,8 @@ FAMILIES: dict[str, tuple[str, str, str | None]] = {
 }
 """Prefix of queries, prefix of passages, pooling (None: what the model's own folder says)."""
 MAX_TOKENS = 256
-CPU_BATCH, GPU_BATCH = 16, 256
+CPU_BATCH = 16
+GPU_BATCH = 256
 """Texts of about the same length that go through the model together. In larger ones padding costs a CPU more
 than the batch saves."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -46,7 +47,7 @@ class EncoderSettings:
     """e5, bge, contriever, or auto (no prefixes, the model's own pooling)."""
     max_tokens: int = MAX_TOKENS
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -63,11 +64,10 @@ def family_of(name: str | None, model: str) -> str:
             return found
         if name == "auto":
             return "auto"
-        raise BadSetting(f"retriever_name {name!r}, for a dense index: {accepted(name, FAMILIES)}")
+        raise UserError(f"retriever_name {name!r}, for a dense index: {accepted(name, FAMILIES)}")
     words = re.split(r"[-_.]+", model_name(model).lower())
-    if "mistral" in words or {"e5", "instruct"} <= set(
-        words
-    ):  # instructions of their own; e5-mistral its last token's vector
+    # These have instructions of their own, and e5-mistral takes the last token's vector.
+    if "mistral" in words or {"e5", "instruct"} <= set(words):
         return "auto"
     return next((family for family in known if family in words), "auto")
 
@@ -91,17 +91,15 @@ class Encoder:
     """
 
     def __init__(self, settings: EncoderSettings, *, dtype: str = "auto") -> None:
-        try:
+        with needed_for("dense search", "dense"):
             import torch
             from sentence_transformers import SentenceTransformer
             from sentence_transformers.base.modules import Transformer
             from sentence_transformers.sentence_transformer.modules import Pooling
-        except ImportError as error:
-            raise EnvironmentLacks(f"dense search: {not_imported(error, 'dense')}") from None
         if settings.family not in FAMILIES:
-            raise BadSetting(f"encoder family {settings.family!r}: {accepted(settings.family, FAMILIES)}")
+            raise UserError(f"encoder family {settings.family!r}: {accepted(settings.family, FAMILIES)}")
         if dtype not in DTYPES:
-            raise BadSetting(f"encoder dtype {dtype!r}: {accepted(dtype, DTYPES)}")
+            raise UserError(f"encoder dtype {dtype!r}: {accepted(dtype, DTYPES)}")
         self.settings = settings
         self._query_prefix, self._passage_prefix, pooling = FAMILIES[settings.family]
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -136,9 +134,10 @@ class Encoder:
     def _encode(self, texts: list[str]) -> np.ndarray:
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
-        side_by_side = self._workers and len(texts) > 1
-        vectors = self._workers.encode(texts) if side_by_side else _encoded(self._model, texts, GPU_BATCH)
-        vectors = vectors.float()
+        if self._workers is not None and len(texts) > 1:
+            vectors = self._workers.encode(texts).float()
+        else:
+            vectors = _encoded(self._model, texts, GPU_BATCH).float()
         return np.ascontiguousarray(
             (vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)).cpu().numpy()
         )

@@ -10,18 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from retriever_service.errors import BadSetting, EnvironmentLacks
+from services.common.errors import EnvironmentLacks, UserError
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def check_model(what: str, model: str) -> None:
-    """Raises BadSetting where `model` is neither a folder nor what could be the name of a model on the
+    """Raises UserError where `model` is neither a folder nor what could be the name of a model on the
     hub."""
     is_path = model.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(model)
     if not Path(model).exists() and is_path:
-        raise BadSetting(
-            f"{what} {model}: no such folder; expected the folder of a model, or its name on the hub (ORG/NAME)"
+        raise UserError(
+            f"{what} {model}: no such folder; expected the folder of a model, or its name on the hub "
+            "(ORG/NAME)"
         )
 
 
@@ -33,7 +34,7 @@ def read_as_text(model: Any) -> None:
 
 @contextmanager
 def loading(what: str, model: str) -> Iterator[None]:
-    """Around the loading of a model. Raises BadSetting or EnvironmentLacks; warnings and progress bars of the
+    """Around the loading of a model. Raises UserError or EnvironmentLacks; warnings and progress bars of the
     loaders are left out."""
     check_model(what, model)
     from transformers.utils import logging as transformers_logging
@@ -41,7 +42,8 @@ def loading(what: str, model: str) -> Iterator[None]:
     loggers = [
         logging.getLogger(name) for name in ("transformers", "sentence_transformers", "huggingface_hub")
     ]
-    levels, bars = [logger.level for logger in loggers], transformers_logging.is_progress_bar_enabled()
+    levels = [logger.level for logger in loggers]
+    bars = transformers_logging.is_progress_bar_enabled()
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)

@@ -7,17 +7,20 @@ a folder of this user's own.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import hashlib
 from array import array
 from pathlib import Path
 
+from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
+from retriever_service.dense.search import DenseRanker
+from retriever_service.description import IndexInfo
 from retriever_service.documents import Documents, encode_document
-from retriever_service.errors import BadSetting, CorpusError, EnvironmentLacks
-from retriever_service.index import FORMAT, Index, IndexInfo
 from retriever_service.indexing.corpus import layout
-from retriever_service.indexing.passages import EXPECTED, Row, parse_row
+from retriever_service.indexing.passages import Row, parse_line
+from retriever_service.ranking import Reranker
+from retriever_service.search_index import RankedIndex
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import written_aside
 from services.common.private_folder import is_own_file, private_folder
 
@@ -36,27 +39,24 @@ class CorpusDocuments(Documents):
         return encode_document(found.id, found.contents, found.fields.get("url"))
 
     def get(self, row: int) -> tuple[str, str]:
-        """Id and contents of one passage. Raises CorpusError, with its line, for one that is malformed."""
+        """Id and contents of one passage. Raises UserError, with its line, for one that is malformed."""
         found = self._row(row)
         return found.id, found.contents
 
     def _row(self, row: int) -> Row:
-        line = super().raw(row)
-        try:
-            return parse_row(line.removeprefix(codecs.BOM_UTF8) if row == 0 else line)
-        except ValueError as error:
-            raise CorpusError(f"corpus {self._path}:{row + 1}: {error}") from None
+        return parse_line(self._path, row + 1, super().raw(row))
 
 
 def open_corpus_documents(corpus: Path) -> CorpusDocuments:
-    """Random access to a plain JSONL file. Raises BadSetting for one of another layout, which has no
+    """Random access to a plain JSONL file. Raises UserError for one of another layout, which has no
     positions."""
     kind = layout(corpus)
     if kind.format == "empty":
-        raise CorpusError(f"corpus {corpus}: holds no passage")
+        raise UserError(f"corpus {corpus}: holds no passage")
     if not kind.plain_lines or kind.packing:
-        raise BadSetting(
-            f"corpus {corpus}: a FAISS file is served beside plain JSONL only; `unspiral index convert` takes other corpora"
+        raise UserError(
+            f"corpus {corpus}: a FAISS file is served beside plain JSONL only; `unspiral index convert` "
+            "takes other corpora"
         )
     stat = corpus.stat()
     name = f"{corpus.name}.{stat.st_size}.{stat.st_mtime_ns}.offsets"
@@ -71,8 +71,9 @@ def open_corpus_documents(corpus: Path) -> CorpusDocuments:
         found = next((place for place in places if _kept(offsets, place)), None)
         if found is None:
             folders = " or in ".join(str(place.parent) for place in places)
+            size = len(offsets) * 8 / 2**20
             raise EnvironmentLacks(
-                f"corpus {corpus}: {len(offsets) * 8 / 2**20:.1f} MiB for the places of its lines can't be written in {folders}"
+                f"corpus {corpus}: {size:.1f} MiB for the places of its lines can't be written in {folders}"
             )
     return CorpusDocuments(corpus, found)
 
@@ -81,15 +82,14 @@ def line_offsets(path: Path) -> array[int]:
     """Start of each line and the end of the last, uint64. A last line without line break counts as if it had
     one.
 
-    Raises CorpusError for the first line that is no passage, so that a corpus is served whole or not at all.
+    Raises UserError for the first line that is no passage, so that a corpus is served whole or not at all.
     """
-    offsets, position, raw = array("Q", [0]), 0, b""
+    offsets = array("Q", [0])
+    position = 0
+    raw = b""
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
-            try:
-                parse_row(raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw)
-            except ValueError as error:
-                raise CorpusError(f"corpus {path}:{number}: {error}; expected {EXPECTED}") from None
+            parse_line(path, number, raw)
             position += len(raw)
             offsets.append(position)
     if not raw.endswith(b"\n"):
@@ -108,9 +108,9 @@ def _kept(offsets: array[int], place: Path) -> bool:
     return True
 
 
-class PublishedIndex(Index):
-    """A FAISS file and the corpus that it was made from, row for row. The file says nothing of its encoder:
-    name and model must."""
+class PublishedIndex(RankedIndex):
+    """A FAISS file and the corpus that it was made from, row for row. The file does not name its encoder:
+    `model` and `name` (its family) must."""
 
     def __init__(
         self,
@@ -121,33 +121,23 @@ class PublishedIndex(Index):
         model: str | None,
         gpu: bool = False,
         dtype: str = "auto",
-        reranker=None,
+        reranker: Reranker | None = None,
         rerank_depth: int = 20,
     ) -> None:
-        from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
-        from retriever_service.dense.search import DenseRanker
-
         if not corpus or not model:
-            raise BadSetting(
-                f"index {path} is a FAISS file: it needs --corpus_path (the JSONL it was made from) and --retriever_model"
+            raise UserError(
+                f"index {path} is a FAISS file: it needs --corpus_path (the JSONL it was made from) and "
+                "--retriever_model"
             )
-        self.documents = open_corpus_documents(Path(corpus))
+        documents = open_corpus_documents(Path(corpus))
         encoder = Encoder(EncoderSettings(model, family_of(name, model)), dtype=dtype)
-        self.rows = None
-        self.ranker = DenseRanker(Path(path), encoder, self.documents.count, gpu=gpu)
-        self.reranker, self._depth, self.quick = reranker, rerank_depth, False
-        size = Path(path).stat().st_size
-        self.info = IndexInfo(
-            FORMAT,
-            "dense",
-            corpus,
-            "",
-            Path(corpus).stat().st_size,
-            self.documents.count,
-            0,
-            [],
-            {"encoder": encoder.settings.as_dict()},
-            {},
-            size,
+        info = IndexInfo(
+            backend="dense",
+            corpus=corpus,
+            corpus_bytes=Path(corpus).stat().st_size,
+            passages=documents.count,
+            settings={"encoder": encoder.settings.as_dict()},
+            bytes=Path(path).stat().st_size,
         )
-        self.ranker.rank(["warm up"], 1)
+        ranker = DenseRanker(Path(path), encoder, documents.count, gpu=gpu)
+        super().__init__(info, documents, ranker, reranker=reranker, rerank_depth=rerank_depth)

@@ -3,9 +3,12 @@ of a search."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from retriever_service.dense.model_files import loading, read_as_text
-from retriever_service.errors import BadSetting, EnvironmentLacks
-from services.common.extras import not_imported
+from retriever_service.ranking import Order, Passages
+from services.common.errors import UserError
+from services.common.extras import needed_for
 
 MAX_TOKENS = 512
 
@@ -15,21 +18,20 @@ class CrossEncoderReranker:
     one."""
 
     def __init__(self, model: str, *, batch_size: int = 32) -> None:
-        try:
+        with needed_for("reranking", "dense"):
             from sentence_transformers import CrossEncoder
-        except ImportError as error:
-            raise EnvironmentLacks(f"reranking: {not_imported(error, 'dense')}") from None
         with loading("reranker", model):
             self._model = CrossEncoder(model)
         read_as_text(self._model)
         if self._model.num_labels != 1:
-            raise BadSetting(
-                f"reranker {model}: gives {self._model.num_labels} numbers for a passage, expected a model with one"
+            raise UserError(
+                f"reranker {model}: gives {self._model.num_labels} numbers for a passage, expected a model "
+                "with one"
             )
         self._model.max_seq_length = min(MAX_TOKENS, self._model.max_seq_length or MAX_TOKENS)
         self._batch_size = batch_size
 
-    def order(self, items: list[tuple[str, list[str]]], topk: int) -> list[list[tuple[int, float]]]:
+    def order(self, items: Sequence[Passages], topk: int) -> list[Order]:
         """For each (query, passages): (position, score) of the best `topk` passages, best first; equal scores
         keep their order."""
         pairs = [(query, passage_text(contents)) for query, passages in items for contents in passages]
@@ -38,7 +40,8 @@ class CrossEncoderReranker:
             if pairs
             else []
         )
-        orders, at = [], 0
+        orders: list[Order] = []
+        at = 0
         for _, passages in items:
             own = scores[at : at + len(passages)]
             at += len(passages)

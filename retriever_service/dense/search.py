@@ -12,18 +12,19 @@ from pathlib import Path
 import numpy as np
 
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
-from retriever_service.errors import BadSetting, EnvironmentLacks, IndexInvalid
-from services.common.extras import not_imported
+from retriever_service.description import IndexSettings
+from retriever_service.errors import IndexInvalid
+from services.common.errors import EnvironmentLacks, UserError
+from services.common.extras import needed_for
 
-FOLDER, INDEX_FILE = "dense", "faiss.index"
+FOLDER = "dense"
+INDEX_FILE = "faiss.index"
 
 
 def import_faiss():
     """The module `faiss`, or EnvironmentLacks saying how to get it."""
-    try:
+    with needed_for("dense search", "dense"):
         import faiss
-    except ImportError as error:
-        raise EnvironmentLacks(f"dense search: {not_imported(error, 'dense')}") from None
     return faiss
 
 
@@ -37,7 +38,8 @@ def open_faiss(path: Path):
         raise IndexInvalid(f"{path}: not a readable FAISS index ({faiss_reason(error)})") from None
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:  # its scores would be read upside down
         raise IndexInvalid(
-            f"{path}: ranks by FAISS metric {index.metric_type} (1 is L2 distance); expected one by inner product, as published ones are"
+            f"{path}: ranks by FAISS metric {index.metric_type} (1 is L2 distance); expected one by inner "
+            "product, as published ones are"
         )
     return index
 
@@ -73,14 +75,17 @@ class DenseRanker:
         ef_search: int | None = None,
         gpu: bool = False,
     ) -> None:
-        self._encoder, self._index = encoder, open_faiss(path)
-        if self._index.ntotal != passages:
+        self._encoder = encoder
+        self._index = open_faiss(path)
+        vectors = self._index.ntotal
+        if vectors != passages:
             raise IndexInvalid(
-                f"{path}: holds {self._index.ntotal} vectors for {passages} passages; it belongs to another corpus"
+                f"{path}: holds {vectors} vectors for {passages} passages; it belongs to another corpus"
             )
         if self._index.d != encoder.dimension:
             raise IndexInvalid(
-                f"{path}: vectors of {self._index.d} numbers, those of {encoder.settings.model} have {encoder.dimension}"
+                f"{path}: vectors of {self._index.d} numbers, those of {encoder.settings.model} have "
+                f"{encoder.dimension}"
             )
         set_search_effort(self._index, nprobe, ef_search)
         if gpu:
@@ -97,10 +102,8 @@ class DenseRanker:
             self._encoder.queries([queries[i] for i in asked]), min(topk, self._index.ntotal)
         )
         order = np.lexsort((rows, -scores), axis=1)
-        rows, scores = (
-            np.take_along_axis(rows, order, 1).tolist(),
-            np.take_along_axis(scores, order, 1).tolist(),
-        )
+        rows = np.take_along_axis(rows, order, 1).tolist()
+        scores = np.take_along_axis(scores, order, 1).tolist()
         for i, r, s in zip(asked, rows, scores, strict=True):
             ranked[i] = [(row, score) for row, score in zip(r, s, strict=True) if row >= 0]
         return ranked
@@ -112,7 +115,7 @@ class DenseRanker:
 
 def open_dense(
     folder: Path,
-    settings: dict,
+    settings: IndexSettings,
     passages: int,
     *,
     name: str | None = None,
@@ -125,15 +128,17 @@ def open_dense(
     made_with = dict(settings["encoder"])
     if not made_with["model"]:  # converted from a FAISS file, which does not name it
         if not model:
-            raise BadSetting(
-                f"index {folder}: does not name its encoder; give it with --retriever_model (index search: --model)"
+            raise UserError(
+                f"index {folder}: does not name its encoder; give it with --retriever_model (index search: "
+                "--model)"
             )
         if made_with["family"] == "auto":
             made_with["family"] = family_of(name, model)
     encoder = Encoder(EncoderSettings(**made_with | ({"model": model} if model else {})), dtype=dtype)
     if settings["fingerprint"] and encoder.fingerprint != settings["fingerprint"]:
         raise IndexInvalid(
-            f"index {folder}: was not made by the encoder {encoder.settings.model}; give its own with --retriever_model"
+            f"index {folder}: was not made by the encoder {encoder.settings.model}; give its own with "
+            "--retriever_model"
         )
     return DenseRanker(
         folder / FOLDER / INDEX_FILE,
@@ -152,5 +157,6 @@ def _to_gpu(index):
             "--faiss_gpu: this FAISS sees no GPU (faiss-cpu searches on the CPU); leave the flag out"
         )
     options = faiss.GpuMultipleClonerOptions()
-    options.useFloat16, options.shard = True, True
+    options.useFloat16 = True
+    options.shard = True
     return faiss.index_cpu_to_all_gpus(index, co=options)

@@ -18,40 +18,49 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Generic, TypeVar
 
-from retriever_service.errors import DeadlinePassed, QueueFull, RetrieverError
+from retriever_service.errors import DeadlinePassed, QueueFull
 from retriever_service.http.metrics import Metrics
+from services.common.errors import UnspiralError
 
 log = logging.getLogger("retriever_service")
-Hits = list[tuple[bytes, float]]
-Search = Callable[[list, int], list]
-"""From queries (any hashable items) and topk to one result each."""
-_ON_THE_SPOT_SECONDS, _ON_THE_SPOT_CHARS = 0.001, 1024
-"""Seconds by the mean of earlier queries, which says nothing of a text as long as fifty of them."""
+Q = TypeVar("Q", bound=Sized)
+"""A query: anything hashable that has a length."""
+R = TypeVar("R")
+"""The result of one query."""
+_ON_THE_SPOT_SECONDS = 0.001
+"""Longest search in the event loop, by the mean of earlier queries..."""
+_ON_THE_SPOT_CHARS = 1024
+"""... and its longest text: the mean says nothing of a text as long as fifty of them."""
 
 
-class _Job:
+class _Job(Generic[Q, R]):
     """One request in the queue."""
 
     __slots__ = ("error", "expires", "future", "queries", "results", "topk")
 
-    def __init__(
-        self, queries: list[str], topk: int, future: asyncio.Future[list[Hits]], expires: float
-    ) -> None:
-        self.queries, self.topk, self.future, self.expires = queries, topk, future, expires
-        self.results: list[Hits] = []
+    def __init__(self, queries: list[Q], topk: int, future: asyncio.Future[list[R]], expires: float) -> None:
+        self.queries = queries
+        self.topk = topk
+        self.future = future
+        self.expires = expires
+        self.results: list[R] = []
         self.error: Exception | None = None
 
 
-class Batcher:
+_Part = tuple[_Job[Q, R], list[Q]]
+"""A job, and those of its queries that a batch has taken."""
+
+
+class Batcher(Generic[Q, R]):
     """The queue before one `search`. All of it but the search itself happens in one event loop."""
 
     def __init__(
         self,
-        search: Search,
+        search: Callable[[list[Q], int], list[R]],
         metrics: Metrics,
         owner: ThreadPoolExecutor,
         *,
@@ -59,24 +68,29 @@ class Batcher:
         batch_wait_ms: float,
         max_queued: int,
         quick: bool = False,
-        weight: Callable[[Any, int], int] | None = None,
+        weight: Callable[[Q, int], int] | None = None,
     ) -> None:
-        """`weight` says of a query and its topk how many of the `batch_size` places in a batch it takes; None
-        is one each."""
-        self._search, self._metrics, self._quick, self._weight = search, metrics, quick, weight
-        self._batch_size, self._wait_seconds, self._max_queued = batch_size, batch_wait_ms / 1000, max_queued
+        """`search` gets queries and topk, and returns one result per query. `weight` gives the number of the
+        `batch_size` places that a query with its topk takes; None is one per query."""
+        self._search = search
+        self._metrics = metrics
+        self._quick = quick
+        self._weight = weight
+        self._batch_size = batch_size
+        self._wait_seconds = batch_wait_ms / 1000
+        self._max_queued = max_queued
         self._owner = owner
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_Job[Q, R]] = deque()
         self._running = self._stopping = False
         self._scheduled: asyncio.Handle | None = None
         self._gathering = False
-        """Whether what is scheduled still waits for a batch to fill."""
+        """Whether the scheduled start is a wait for the batch to fill, which a full batch cuts short."""
         self._seconds_per_query: float | None = None
         self.queued = 0
         """Queries that wait or are being searched."""
 
-    async def submit(self, queries: list[str], topk: int, timeout_seconds: float) -> list[Hits]:
-        """Hits of each query. Raises QueueFull (also when stopping), DeadlinePassed, or what the search
+    async def submit(self, queries: list[Q], topk: int, timeout_seconds: float) -> list[R]:
+        """The result of each query. Raises QueueFull (also when stopping), DeadlinePassed, or what the search
         raised."""
         n = len(queries)
         if self._stopping:
@@ -96,7 +110,7 @@ class Batcher:
             wait = min(60, max(1, math.ceil(self.queued * (self._seconds_per_query or 0))))
             raise QueueFull(f"{self.queued} queries are waiting, at most {self._max_queued} may", wait)
         loop = asyncio.get_running_loop()
-        job = _Job(queries, topk, loop.create_future(), time.monotonic() + timeout_seconds)
+        job: _Job[Q, R] = _Job(queries, topk, loop.create_future(), time.monotonic() + timeout_seconds)
         self._jobs.append(job)
         self.queued += n
         self._metrics.queued.inc(n)
@@ -117,8 +131,8 @@ class Batcher:
             self._metrics.queued.dec(n)
 
     async def stop(self, timeout_seconds: float) -> bool:
-        """Refuse new requests and wait for those that are queued; for a search whose answer nobody waits for
-        any more, a second at most. False if they were not done in time."""
+        """Refuse new requests and wait for the queued ones; at most a second for a search whose clients have
+        all given up. False if a search still runs then."""
         self._stopping = True
         until = time.monotonic() + timeout_seconds
         while (self._running or self._jobs) and time.monotonic() < until:
@@ -128,8 +142,8 @@ class Batcher:
         return not self._running
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start a batch once this turn of the event loop has brought what it brings, or after the time to
-        gather."""
+        """Start a batch after this turn of the event loop, whose other callbacks may bring more queries; or
+        after the time to gather."""
         if self._running or (self._scheduled is not None and not self._gathering):
             return
         gathers = bool(self._wait_seconds) and not self._full()
@@ -162,16 +176,18 @@ class Batcher:
         done = self._owner.submit(self._search_parts, parts, topk)
 
         def finished(_: Future[None]) -> None:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the loop is closed: the server stopped without waiting for this
+            # The loop may be closed: the server stopped without waiting for this search.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._finish, loop, parts, done)
 
         done.add_done_callback(finished)
 
-    def _take(self) -> tuple[list[tuple[_Job, list[str]]], int]:
+    def _take(self) -> tuple[list[_Part[Q, R]], int]:
         """One batch: queries with the same topk from the jobs at the head of the queue, with their jobs."""
-        parts, room, others, topk = [], self._batch_size, [], 0
+        parts: list[_Part[Q, R]] = []
+        others: list[_Job[Q, R]] = []
+        room = self._batch_size
+        topk = 0
         now = time.monotonic()
         while self._jobs and room > 0:
             job = self._jobs.popleft()
@@ -187,24 +203,26 @@ class Batcher:
                 break
             parts.append((job, job.queries[len(job.results) : len(job.results) + count]))
             room -= taken
+        # Jobs with another topk keep their place at the head: they are the next batch.
         self._jobs.extendleft(reversed(others))
         return parts, topk
 
-    def _fitting(self, job: _Job, room: int) -> tuple[int, int]:
+    def _fitting(self, job: _Job[Q, R], room: int) -> tuple[int, int]:
         """How many of the queries that a job still has come into a batch, one at least, and how many places
         they take."""
-        begin, end = len(job.results), len(job.queries)
+        begin = len(job.results)
+        end = len(job.queries)
         if self._weight is None:
             count = min(end - begin, room)
             return count, count
-        taken, at = self._weight(job.queries[begin], job.topk), begin + 1
+        taken = self._weight(job.queries[begin], job.topk)
+        at = begin + 1
         while at < end and taken + (more := self._weight(job.queries[at], job.topk)) <= room:
-            taken, at = taken + more, at + 1
+            taken += more
+            at += 1
         return at - begin, taken
 
-    def _finish(
-        self, loop: asyncio.AbstractEventLoop, parts: list[tuple[_Job, list[str]]], done: Future[None]
-    ) -> None:
+    def _finish(self, loop: asyncio.AbstractEventLoop, parts: list[_Part[Q, R]], done: Future[None]) -> None:
         self._running = False
         for job, _ in parts:
             if job.future.done():
@@ -213,32 +231,32 @@ class Batcher:
                 job.future.set_exception(error)
             elif len(job.results) == len(job.queries):
                 job.future.set_result(job.results)
-            else:
+            else:  # a long request: to the end of the queue, so that short ones do not wait for all of it
                 self._jobs.append(job)
         if self._jobs:
             self._start(loop)
 
-    def _search_parts(self, parts: list[tuple[_Job, list[str]]], topk: int) -> None:
+    def _search_parts(self, parts: list[_Part[Q, R]], topk: int) -> None:
         """Search the parts together; if that fails, each alone, so that one bad query fails its own request
         only."""
         queries = list(dict.fromkeys(q for _, part in parts for q in part))
         try:
-            hits = dict(zip(queries, self._timed_search(queries, topk), strict=True))
+            results = dict(zip(queries, self._timed_search(queries, topk), strict=True))
         except Exception as error:
             if len(parts) == 1:
-                known = isinstance(error, RetrieverError)  # its line says all
+                known = isinstance(error, UnspiralError)  # its line says all
                 log.error("search failed: %s", error, exc_info=None if known else error)
                 parts[0][0].error = error
                 return
-            for part in parts:
-                self._search_parts([part], topk)
+            for one in parts:
+                self._search_parts([one], topk)
             return
         for job, part in parts:
-            job.results += [hits[q] for q in part]
+            job.results += [results[q] for q in part]
 
-    def _timed_search(self, queries: list[str], topk: int) -> list[Hits]:
+    def _timed_search(self, queries: list[Q], topk: int) -> list[R]:
         started = time.perf_counter()
-        hits = self._search(queries, topk)
+        results = self._search(queries, topk)
         seconds = time.perf_counter() - started
         each = seconds / len(queries)
         self._seconds_per_query = (
@@ -246,4 +264,4 @@ class Batcher:
         )
         self._metrics.batch_size.observe(len(queries))
         self._metrics.search.observe(seconds)
-        return hits
+        return results

@@ -6,7 +6,7 @@
 | rLLM | `/retrieve`: `query`, `top_k` | `{"results": [{"document", "score"}]}` |
 | ZeroSearch | `/retrieve` on port 6002: `query`, `top_k` | `[{"text"}]` |
 | ASearcher | `/retrieve`: `queries`; `/access`: `urls` | `url` in documents; `{"result": [row or null]}` |
-| FlashRAG, ReSearch | `/search`, `/batch_search`: `query`, `top_n`, `return_score` | `[...]` or `[[...], [scores]]` |
+| FlashRAG, ReSearch | `/search`, `/batch_search`: `query`, `top_n` | `[...]` or `[[...], [scores]]` |
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import orjson
 from pydantic import TypeAdapter
 
 from retriever_service.errors import DeadlinePassed
-from retriever_service.http.batcher import Hits
 from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.schemas import (
     AccessRequest,
@@ -32,6 +31,7 @@ from retriever_service.http.schemas import (
 )
 from retriever_service.http.service import Service, encode_answer
 from retriever_service.rows import Rows, encode_fields
+from retriever_service.search_index import Hits
 
 ZEROSEARCH_PORT = 6002
 """The port that ZeroSearch's client has written into it."""
@@ -39,8 +39,10 @@ SEARCH_DEFAULT = 10
 """Documents of `/search` and `/batch_search` where no number is asked for, as FlashRAG's server has it."""
 _ROWS_AT_ONCE = 50
 """Whole rows that are read before others have their turn: some milliseconds."""
-_RETRIEVE, _SEARCH = TypeAdapter(RetrieveRequest), TypeAdapter(SearchRequest)
-_BATCH_SEARCH, _ACCESS = TypeAdapter(BatchSearchRequest), TypeAdapter(AccessRequest)
+_RETRIEVE = TypeAdapter(RetrieveRequest)
+_SEARCH = TypeAdapter(SearchRequest)
+_BATCH_SEARCH = TypeAdapter(BatchSearchRequest)
+_ACCESS = TypeAdapter(AccessRequest)
 
 
 class Dialects:
@@ -48,25 +50,27 @@ class Dialects:
     answer."""
 
     def __init__(self, service: Service) -> None:
-        self._service, self._settings = service, service.settings
-        dialect, port = service.settings.dialect, service.settings.port
+        self._service = service
+        self._settings = service.settings
+        dialect = service.settings.dialect
+        port = service.settings.port
         self._zerosearch = dialect == "zerosearch" or (dialect == "auto" and port == ZEROSEARCH_PORT)
 
     async def retrieve(self, body: bytes, timeout_seconds: float) -> Reply:
         """`POST /retrieve`."""
-        started, settings = time.perf_counter(), self._settings
+        started = time.perf_counter()
+        settings = self._settings
         changed: list[str] = []
-        asked: RetrieveRequest = parse_body(_RETRIEVE, body)
-        queries = asked.queries
-        if (queries is None) == (asked.query is None):
-            given = "both are" if queries is not None else "neither is"
-            expected = "one of queries and query"
-            raise BadRequest(422, f"queries: {expected} is expected, {given} given", "queries", expected)
-        if queries is None:
+        asked = parse_body(_RETRIEVE, body)
+        if asked.queries is not None and asked.query is None:
+            self._check_count(asked.queries, "queries")
+            queries = cleaned(asked.queries, "queries", settings.max_query_chars, changed)
+        elif asked.query is not None and asked.queries is None:
             queries = cleaned([asked.query], "query", settings.max_query_chars, changed, alone=True)
         else:
-            self._check_count(queries, "queries")
-            queries = cleaned(queries, "queries", settings.max_query_chars, changed)
+            given = "both are" if asked.query is not None else "neither is"
+            expected = "one of queries and query"
+            raise BadRequest(422, f"queries: {expected} is expected, {given} given", "queries", expected)
         topk = self._topk(*asked.limit(), len(queries), settings.topk, changed)
         hits = await self._service.search(queries, topk, timeout_seconds) if queries else []
         if asked.return_fields is not None:
@@ -80,36 +84,37 @@ class Dialects:
     async def search(self, body: bytes, timeout_seconds: float) -> Reply:
         """`POST /search`."""
         changed: list[str] = []
-        asked: SearchRequest = parse_body(_SEARCH, body)
+        asked = parse_body(_SEARCH, body)
         queries = cleaned([asked.query], "query", self._settings.max_query_chars, changed, alone=True)
-        (hits,) = await self._searched(asked, queries, timeout_seconds, changed)
-        documents, scores = _apart(hits)
-        return Reply(b"[%b,%b]" % (documents, scores) if asked.scores() else documents, changed)
+        topk = self._topk(*asked.limit(), 1, SEARCH_DEFAULT, changed)
+        (hits,) = await self._service.search(queries, topk, timeout_seconds)
+        return _flashrag_reply(*_apart(hits), asked.scores(), changed)
 
     async def batch_search(self, body: bytes, timeout_seconds: float) -> Reply:
         """`POST /batch_search`."""
         changed: list[str] = []
-        asked: BatchSearchRequest = parse_body(_BATCH_SEARCH, body)
+        asked = parse_body(_BATCH_SEARCH, body)
         self._check_count(asked.query, "query")
         queries = cleaned(asked.query, "query", self._settings.max_query_chars, changed)
-        found = await self._searched(asked, queries, timeout_seconds, changed)
+        topk = self._topk(*asked.limit(), len(queries), SEARCH_DEFAULT, changed)
+        found = await self._service.search(queries, topk, timeout_seconds) if queries else []
         parts = [_apart(hits) for hits in found]
         documents = b"[%b]" % b",".join(documents for documents, _ in parts)
         scores = b"[%b]" % b",".join(scores for _, scores in parts)
-        return Reply(b"[%b,%b]" % (documents, scores) if asked.scores() else documents, changed)
+        return _flashrag_reply(documents, scores, asked.scores(), changed)
 
     async def access(self, body: bytes, timeout_seconds: float) -> Reply:
         """`POST /access`: whole rows by url or id; null for what the corpus does not hold."""
         changed: list[str] = []
-        asked: AccessRequest = parse_body(_ACCESS, body)
+        asked = parse_body(_ACCESS, body)
         self._check_count(asked.urls, "urls")
         urls = cleaned(asked.urls, "urls", self._settings.max_query_chars, changed)
-        rows, until, most = (
-            self._rows("urls"),
-            time.monotonic() + timeout_seconds,
-            self._settings.max_passages,
-        )
-        found, read, since = [], 0, 0
+        rows = self._rows("urls")
+        until = time.monotonic() + timeout_seconds
+        most = self._settings.max_passages
+        found = []
+        read = 0
+        since = 0
         for url in urls:
             page, passages = _page(rows, url)
             found.append(encode_fields(page) if page is not None else b"null")
@@ -124,16 +129,6 @@ class Dialects:
                 raise DeadlinePassed(f"no answer within {timeout_seconds:.3g} s; ask for fewer urls")
         return Reply(b'{"result":[%b]}' % b",".join(found), changed)
 
-    async def _searched(
-        self,
-        asked: SearchRequest | BatchSearchRequest,
-        queries: list[str],
-        seconds: float,
-        changed: list[str],
-    ) -> list[Hits]:
-        topk = self._topk(*asked.limit(), len(queries), SEARCH_DEFAULT, changed)
-        return await self._service.search(queries, topk, seconds) if queries else []
-
     def _check_count(self, texts: list[str], field: str) -> None:
         limit = min(self._settings.max_queries, self._settings.max_passages)
         if len(texts) > limit:
@@ -147,8 +142,7 @@ class Dialects:
         return clamped(topk, most, name, changed) if topk else min(default, most)
 
     def _rows(self, field: str) -> Rows:
-        index = self._service.loaded()
-        rows = getattr(index, "rows", None)
+        rows = self._service.loaded().rows
         if rows is None:
             what = "holds no whole rows; `unspiral index build --corpus FILE --out DIR` makes one that does"
             raise BadRequest(422, f"{field}: the index {what}", field, "an index with whole rows")
@@ -156,7 +150,8 @@ class Dialects:
 
     async def _whole(self, hits: Hits, named: frozenset[str] | None) -> Hits:
         """The hits with the fields of these names, None for all."""
-        rows, found = self._rows("return_fields"), []
+        rows = self._rows("return_fields")
+        found: Hits = []
         for number, (document, score) in enumerate(hits, 1):
             row = rows.whole(document)
             if named is not None:
@@ -183,6 +178,11 @@ class Dialects:
         return b'{"query":%b,"method":%b,"results":[%b],"num_results":%d,%b' % (
             query, method, flat, len(hits[0]), result[1:]
         )  # fmt: skip
+
+
+def _flashrag_reply(documents: bytes, scores: bytes, with_scores: bool, changed: list[str]) -> Reply:
+    """What FlashRAG's clients read: the documents, or the list of documents and scores."""
+    return Reply(b"[%b,%b]" % (documents, scores) if with_scores else documents, changed)
 
 
 def _apart(hits: Hits) -> tuple[bytes, bytes]:

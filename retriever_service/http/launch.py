@@ -9,14 +9,16 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 
 from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
+from pydantic import SecretStr
 from uvicorn.config import STARTUP_FAILURE
 
+from retriever_service.backends import check_settings
 from retriever_service.http.server import create_app
-from retriever_service.opening import check_settings
+from retriever_service.http.service import Service
+from retriever_service.search_index import SearchIndex
 from retriever_service.settings import ServerSettings
 from services.common import signals
 from services.common.http.auth import refuse_wide_without_token
@@ -49,13 +51,16 @@ def _check_host(settings: ServerSettings) -> None:
 
 
 def serve_in_thread(
-    settings: ServerSettings, *, start_timeout_seconds: float = 120.0, open_index: Callable | None = None
+    settings: ServerSettings,
+    *,
+    start_timeout_seconds: float = 120.0,
+    open_index: Callable[[], SearchIndex] | None = None,
 ) -> RunningServer:
     """Start the server in a thread of this process and return once its index is loaded (`settings.workers` is
     not looked at).
 
     Raises IndexInvalid for an index that is missing or torn, CannotServe for a port in use or a server that
-    is not ready in time, TokenRequired for a wider host without token. `open_index` is for `create_app`.
+    is not ready in time, UserError for a wider host without token. `open_index` is for `create_app`.
     """
     _check_host(settings)
     app = create_app(settings, open_index)
@@ -72,15 +77,10 @@ def serve_in_thread(
     return run_in_thread(assembled, settings.host, WHAT, start_timeout_seconds, _manner(settings), is_ready)
 
 
-@dataclass
-class _Started:
-    app: FastAPI | None = None
-
-
 def run(settings: ServerSettings, on_start: Callable[[str, str], None] = lambda url, what: None) -> int:
     """Serve in this process, or under it, until SIGINT or SIGTERM, and return the exit status (130, 143).
 
-    `on_start` is told the address and what is searched, when it listens. Raises TokenRequired, IndexInvalid
+    `on_start` is told the address and what is searched, when it listens. Raises UserError, IndexInvalid
     and CannotServe before it listens, or later if the index turns out not to open.
     """
     _check_host(settings)
@@ -93,21 +93,22 @@ def run(settings: ServerSettings, on_start: Callable[[str, str], None] = lambda 
 
 
 def _run_one(settings: ServerSettings, announce: Callable[[socket.socket], None]) -> int:
-    started = _Started()
+    services: list[Service] = []
 
     def assembled(parts: ExitStack) -> tuple[FastAPI, socket.socket]:
+        # The port first: where it is in use, nothing was loaded in vain.
         sock = parts.enter_context(closing(bind(settings.host, settings.port, WHAT)))
-        app = started.app = create_app(settings)
+        app = create_app(settings)
         app.state.on_failure = lambda error: app.state.end()
+        services.append(app.state.service)
         return app, sock
 
     status = run_until_signal(assembled, announce, _manner(settings))
-    service = started.app.state.service
+    (service,) = services
     if service.failure:
         raise service.failure
-    if (
-        service.left_running
-    ):  # a search or the loading of an index goes on past the drain: the interpreter would wait for its end
+    if service.left_running:
+        # A search, or the loading of an index, goes on past the drain: the interpreter would wait for it.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -146,10 +147,10 @@ def worker_app() -> FastAPI:
     it."""
     signals.left_to_parent()
     settings = ServerSettings.model_validate_json(os.environ[_SETTINGS_VARIABLE])
-    settings.token = os.environ.get(_TOKEN_VARIABLE)
+    token = os.environ.get(_TOKEN_VARIABLE)
+    settings.token = None if token is None else SecretStr(token)
     app = create_app(settings)
     app.state.on_failure = _end_worker
-    app.state.load_first = (
-        True  # so that it accepts no request before it can answer, while another worker could
-    )
+    # So that it accepts no request before it can answer, while another worker could.
+    app.state.load_first = True
     return app

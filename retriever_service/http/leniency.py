@@ -18,8 +18,8 @@ from pydantic_core import PydanticCustomError
 CHANGED_HEADER = b"x-unspiral-changed"
 LIMIT_NAMES = frozenset({
     "k", "n", "limit", "num", "size", "count", "top", "topn", "top_results", "num_results", "n_results",
-    "max_results", "num_docs", "n_docs", "max_docs", "num_documents", "max_documents", "num_passages", "retrieval_topk",
-    "search_topk", "max_num_results", "rows", "per_page", "page_size",
+    "max_results", "num_docs", "n_docs", "max_docs", "num_documents", "max_documents", "num_passages",
+    "retrieval_topk", "search_topk", "max_num_results", "rows", "per_page", "page_size",
 })  # fmt: skip
 """Names that other search services give the number of documents: refused by name, where they would be
 overlooked."""

@@ -17,13 +17,12 @@ import orjson
 from fastapi import FastAPI
 from pydantic import Field
 
-from retriever_service import opening
-from retriever_service.errors import EnvironmentLacks
+from retriever_service import backends
 from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.service import Service
 from retriever_service.http.web import BoundedBodies
 from retriever_service.settings import ServerSettings
-from services.common.extras import not_imported
+from services.common.extras import needed_for
 from services.common.http.bodies import Room
 
 PATH = "/mcp"
@@ -32,10 +31,8 @@ _ABOUT = "Searches a corpus and returns the best passages, best first, each with
 
 def require_mcp() -> type:
     """The package's server class. Raises EnvironmentLacks without it."""
-    try:
+    with needed_for("--mcp needs version 2 of mcp", "mcp"):
         from mcp.server import MCPServer
-    except ImportError as e:
-        raise EnvironmentLacks(f"--mcp needs version 2 of mcp: {not_imported(e, 'mcp')}") from None
     return MCPServer
 
 
@@ -83,11 +80,13 @@ def is_started_by_client() -> bool:
 def run_stdio(settings: ServerSettings) -> int:
     """Serve over stdin and stdout until stdin ends, and return the exit status. Raises what is wrong with the
     index."""
-    opening.check_settings(settings)
-    service = Service(settings, lambda: opening.open_index(settings))
+    backends.check_settings(settings)
+    service = Service(settings, lambda: backends.open_index(settings))
 
     async def serve() -> None:
         await service.load()
+        if service.failure is not None:
+            raise service.failure
         try:
             await mcp_server(service).run_stdio_async()
         finally:

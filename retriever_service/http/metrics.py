@@ -22,41 +22,50 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        new = {"registry": self.registry}
+        registry = self.registry
         self.requests = Counter(
-            "retriever_requests", "Requests answered, by route and HTTP status.", ["route", "status"], **new
+            "retriever_requests",
+            "Requests answered, by route and HTTP status.",
+            ["route", "status"],
+            registry=registry,
         )
         self.latency = Histogram(
-            "retriever_request_seconds", "Time to answer a /retrieve request.", buckets=_SECONDS, **new
+            "retriever_request_seconds",
+            "Time to answer a /retrieve request.",
+            buckets=_SECONDS,
+            registry=registry,
         )
-        self.queries = Counter("retriever_queries", "Queries answered.", **new)
+        self.queries = Counter("retriever_queries", "Queries answered.", registry=registry)
         self.cached = Counter(
-            "retriever_cached_queries", "Queries answered from the result cache, or blank.", **new
+            "retriever_cached_queries", "Queries answered from the result cache, or blank.", registry=registry
         )
-        self.empty = Counter("retriever_empty_results", "Queries that no passage matched.", **new)
+        self.empty = Counter("retriever_empty_results", "Queries that no passage matched.", registry=registry)
         self.queued = Gauge(
             "retriever_queued_queries",
             "Queries waiting or being searched.",
             multiprocess_mode="livesum",
-            **new,
+            registry=registry,
         )
         self.refused = Counter(
-            "retriever_refused_requests", "Requests refused because the queue was full.", **new
+            "retriever_refused_requests", "Requests refused because the queue was full.", registry=registry
         )
         self.batch_size = Histogram(
             "retriever_batch_queries",
             "Queries searched together.",
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
-            **new,
+            registry=registry,
         )
         self.search = Histogram(
-            "retriever_search_seconds", "Time of the index for one batch.", buckets=_SECONDS, **new
+            "retriever_search_seconds",
+            "Time of the index for one batch.",
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.passages = Gauge(
             "retriever_passages",
             "Passages of the index; 0 until it is loaded.",
             multiprocess_mode="livemax",
-            **new,
+            registry=registry,
         )
 
     def page(self) -> bytes:

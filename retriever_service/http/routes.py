@@ -101,7 +101,8 @@ def add_routes(app: RetrieverApp, service: Service, bodies: Room) -> None:
         list[Document] | list[list[Document] | list[float]],
         summary="Search, as FlashRAG's server answers it",
         description=(
-            "A list of passages for one query; with `return_score` a list of passages and a list of their scores."
+            "A list of passages for one query; with `return_score` a list of passages and a list of their "
+            "scores."
         ),
     )
     add(
@@ -120,6 +121,7 @@ def add_routes(app: RetrieverApp, service: Service, bodies: Room) -> None:
         summary="Whole rows of the corpus, by url or id",
         description=(
             "One row for each url, with all fields that the corpus has; null for an unknown one. "
-            "Several passages with one url are one row with the contents of all. 422 where the index holds no whole rows."
+            "Several passages with one url are one row with the contents of all. 422 where the index holds "
+            "no whole rows."
         ),
     )

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictStr, TypeAdapter, ValidationError
+from pydantic.config import JsonDict
 
 from retriever_service.http.leniency import Count, Flag, refused_limit
+from services.common.errors import UserError
 
 Query = Annotated[StrictStr, Field(examples=["who founded the First Bank of the United States?"])]
 
@@ -21,8 +23,9 @@ class Reply(NamedTuple):
     changed: list[str]
 
 
-_NUMBER = {"not": {"type": "null"}}
-ONE_LIMIT = {
+T = TypeVar("T")
+_NUMBER: JsonDict = {"not": {"type": "null"}}
+ONE_LIMIT: JsonDict = {
     "not": {
         "anyOf": [
             {"required": [one, other], "properties": {one: _NUMBER, other: _NUMBER}}
@@ -102,11 +105,9 @@ class RetrieveRequest(Limited):
     `url`, where there is one."""
 
 
-class SearchRequest(Limited):
-    """FlashRAG's request for one query. Without a limit it is 10."""
+class _Scored(Limited):
+    """FlashRAG's flags for scores."""
 
-    query: Query
-    """What to search for."""
     return_score: Flag = False
     """Answer with a list of documents and a list of their scores."""
     return_scores: Flag = False
@@ -117,7 +118,14 @@ class SearchRequest(Limited):
         return self.return_score or self.return_scores
 
 
-class BatchSearchRequest(SearchRequest):
+class SearchRequest(_Scored):
+    """FlashRAG's request for one query. Without a limit it is 10."""
+
+    query: Query
+    """What to search for."""
+
+
+class BatchSearchRequest(_Scored):
     """FlashRAG's request for several queries. Without a limit it is 10."""
 
     query: list[Query] = Field(fail_fast=True)
@@ -245,18 +253,21 @@ class ErrorBody(BaseModel):
     field: str | None
     """The field of the request that is wrong, e.g. `queries[3]`; null where it is none."""
     limit: int | float | str | None
-    """What is accepted there; null where no field is wrong."""
+    """What the field accepts; null where no field is wrong."""
 
 
-class BadRequest(Exception):
+Limit = int | float | str | None
+"""What a field accepts; null where no field is wrong."""
+
+
+class BadRequest(UserError):
     """A request that can't be served: an HTTP status, and the fields of ErrorBody."""
 
-    def __init__(
-        self, status: int, detail: str, field: str | None = None, limit: int | float | str | None = None
-    ) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.body = {"detail": detail, "field": field, "limit": limit}
+    def __init__(self, status: int, detail: str, field: str | None = None, limit: Limit = None) -> None:
+        super().__init__(detail, status=status)
+        self.detail = detail
+        self.field = field
+        self.limit = limit
 
 
 _ACCEPTED = {
@@ -279,7 +290,7 @@ def field_path(location: tuple[int | str, ...]) -> str:
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
 
 
-def parse_body(adapter: TypeAdapter, body: bytes) -> Any:
+def parse_body(adapter: TypeAdapter[T], body: bytes) -> T:
     """The request in `body`, or BadRequest: 400 where it is not JSON, 422 where a field is wrong."""
     try:
         return adapter.validate_json(body)
@@ -289,18 +300,15 @@ def parse_body(adapter: TypeAdapter, body: bytes) -> Any:
             if any(word in first["ctx"]["error"] for word in ("surrogate", "hex escape")) and (
                 field := _lone_surrogate(body)
             ):
-                limit = "no lone surrogates"
-                raise BadRequest(
-                    400, f"{field}: holds a lone surrogate, which is not JSON in UTF-8", field, limit
-                ) from None
+                what = "holds a lone surrogate, which is not JSON in UTF-8"
+                raise BadRequest(400, f"{field}: {what}", field, "no lone surrogates") from None
             raise BadRequest(
                 400, f"the body is not JSON in UTF-8: {first['ctx']['error']}", "body", "JSON"
             ) from None
         field = field_path(first["loc"]) or "body"
         context = first.get("ctx") or {}
-        limit = _ACCEPTED.get(first["type"])
-        if limit is None:
-            limit = next((v for v in context.values() if isinstance(v, int | float | str)), first["type"])
+        bound = next((v for v in context.values() if isinstance(v, int | float | str)), first["type"])
+        limit: Limit = _ACCEPTED.get(first["type"], bound)
         raise BadRequest(422, f"{field}: {first['msg']}", field, limit) from None
 
 
@@ -308,7 +316,7 @@ def _lone_surrogate(body: bytes) -> str | None:
     """Path of the first string in `body` with a lone surrogate, `body` for a key; None where Python's parser,
     which lets them pass, finds none."""
     try:
-        waiting = [((), json.loads(body))]
+        waiting: list[tuple[tuple[int | str, ...], Any]] = [((), json.loads(body))]
     except (ValueError, RecursionError):
         return None
     while waiting:
@@ -317,8 +325,10 @@ def _lone_surrogate(body: bytes) -> str | None:
             return field_path(path) or "body"
         if isinstance(value, dict) and any(map(_SURROGATE.search, value)):
             return "body"
-        inside = (
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        )
-        waiting += reversed([((*path, key), one) for key, one in inside])
+        inside: list[tuple[int | str, Any]] = []
+        if isinstance(value, dict):
+            inside = [*value.items()]
+        elif isinstance(value, list):
+            inside = [*enumerate(value)]
+        waiting += [((*path, key), one) for key, one in reversed(inside)]
     return None

@@ -16,13 +16,13 @@ from pathlib import Path
 from fastapi import FastAPI, Response
 from starlette.exceptions import HTTPException
 
-from retriever_service import opening
+from retriever_service import backends
 from retriever_service.http.mcp import mounted
 from retriever_service.http.metrics import Metrics
 from retriever_service.http.routes import ALWAYS, ERROR_RESPONSES, add_routes
 from retriever_service.http.service import Service
 from retriever_service.http.web import RetrieverApp, install_error_handlers
-from retriever_service.index import Index
+from retriever_service.search_index import SearchIndex
 from retriever_service.settings import ServerSettings
 from services.common import signals
 from services.common.http.bodies import Room
@@ -32,15 +32,14 @@ log = logging.getLogger("retriever_service")
 _PAGE = Path(__file__).with_name("search.html")
 
 
-def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None = None) -> FastAPI:
+def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] | None = None) -> FastAPI:
     """The application. The index is loaded in the background once it runs: `/healthz` answers at once,
     `/readyz` when it is loaded.
 
-    `open_index` gives the index (anything with the attributes of `retriever_service.index.Index`); None opens
-    `settings.index`.
+    `open_index` gives the index; None opens `settings.index`.
     """
     bodies = Room(settings.max_bodies_bytes)
-    service = Service(settings, open_index or (lambda: opening.open_index(settings)))
+    service = Service(settings, open_index or (lambda: backends.open_index(settings)))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -68,7 +67,8 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
         responses=ALWAYS,
     )
     app.state.service = service
-    app.state.on_failure, app.state.load_first = None, False
+    app.state.on_failure = None
+    app.state.load_first = False
     install_error_handlers(app, service.metrics)
     add_pages(app, "Unspiral retriever: API", "Retriever: API")
     add_routes(app, service, bodies)
@@ -110,10 +110,10 @@ def create_app(settings: ServerSettings, open_index: Callable[[], Index] | None 
 
 
 async def _load_or_report(service: Service, on_failure: Callable[[Exception], None] | None) -> None:
-    try:
-        await service.load()
-    except Exception as error:
-        if on_failure:  # who gave it says what is wrong
-            on_failure(error)
-        else:
-            log.error("the index can't be opened: %s", error)
+    await service.load()
+    if service.failure is None:
+        return
+    if on_failure is not None:  # whoever gave it says what is wrong
+        on_failure(service.failure)
+    else:
+        log.error("the index can't be opened: %s", service.failure)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -20,14 +20,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from retriever_service.errors import CorpusError, DeadlinePassed, QueueFull, RetrieverUnavailable
+from retriever_service.errors import DeadlinePassed, QueueFull
 from retriever_service.http.leniency import header_of
 from retriever_service.http.metrics import Metrics
-from retriever_service.http.schemas import BadRequest, Reply, field_path
+from retriever_service.http.schemas import BadRequest, Limit, Reply, field_path
 from retriever_service.settings import ServerSettings
+from services.common.errors import UnspiralError, UserError
 from services.common.http.bodies import Room, declared_size
 from services.common.http.faults import allowed_methods
 from services.common.http.gate import HEALTH, Gate
+from services.common.http.heads import HeadAsGet
 from services.common.http.stopping import AnswerWhenStopped
 
 log = logging.getLogger("retriever_service")
@@ -45,7 +47,10 @@ class JsonEndpoint:
     def __init__(
         self, path: str, answer: Answer, settings: ServerSettings, metrics: Metrics, bodies: Room
     ) -> None:
-        self.path, self._answer, self._settings, self._metrics = path, answer, settings, metrics
+        self.path = path
+        self._answer = answer
+        self._settings = settings
+        self._metrics = metrics
         self._bodies = bodies
         self._ok = metrics.requests.labels(path, "200")
 
@@ -53,11 +58,9 @@ class JsonEndpoint:
         """Status, headers and body of the answer."""
         held = 0
         try:
-            content_type, length, timeout = (
-                b"application/json",
-                b"",
-                None,
-            )  # a body that is not declared is read as JSON
+            content_type = b"application/json"  # a body that is not declared is read as JSON
+            length = b""
+            timeout = None
             for name, value in scope["headers"]:
                 if name == b"content-type":
                     content_type = value
@@ -95,7 +98,9 @@ class BoundedBodies:
     it too."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, bodies: Room) -> None:
-        self._app, self._limit, self._bodies = app, settings.max_body_bytes, bodies
+        self._app = app
+        self._limit = settings.max_body_bytes
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
@@ -124,7 +129,7 @@ class RetrieverApp(FastAPI):
         super().__init__(**options)
         self.fast: dict[str, JsonEndpoint] = {}
         self._gated = Gate(self._route, token, OPEN_PATHS, login=False, fault=error_body)
-        self._slow = AnswerWhenStopped(super().__call__, error_body)
+        self._slow = AnswerWhenStopped(HeadAsGet(super().__call__), error_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._gated(scope, receive, send)
@@ -149,7 +154,7 @@ class RetrieverApp(FastAPI):
         self.add_api_route(endpoint.path, route, methods=["POST"], response_class=Response, **options)
 
 
-def error_body(detail: str, field: str | None = None, limit: int | float | str | None = None) -> bytes:
+def error_body(detail: str, field: str | None = None, limit: Limit = None) -> bytes:
     """The JSON of every error: `detail`, `field` and `limit`, null where there is none
     (schemas.ErrorBody)."""
     return orjson.dumps({"detail": detail, "field": field, "limit": limit})
@@ -158,19 +163,18 @@ def error_body(detail: str, field: str | None = None, limit: int | float | str |
 def error_answer(error: BaseException) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
     """Status, JSON body and extra headers that an error becomes."""
     if isinstance(error, BadRequest):
-        return error.status, error_body(**error.body), []
-    if isinstance(error, QueueFull):
-        return 503, error_body(str(error)), [(b"retry-after", b"%d" % error.retry_after_seconds)]
+        return error.status, error_body(error.detail, error.field, error.limit), []
     if isinstance(error, asyncio.CancelledError):
         return 503, error_body("the server is stopping"), [(b"retry-after", b"1")]
-    if isinstance(error, RetrieverUnavailable):
-        return 503, error_body(str(error)), [(b"retry-after", b"1")]
-    if isinstance(error, DeadlinePassed):
-        return 504, error_body(str(error)), []
     if isinstance(error, ClientDisconnect):
         return 499, error_body("the client went away"), []
-    if isinstance(error, CorpusError):  # a line of the corpus that no check at the start has read
-        return 500, error_body(str(error)), []
+    if isinstance(error, QueueFull):
+        return 503, error_body(str(error)), [(b"retry-after", b"%d" % error.retry_after_seconds)]
+    if isinstance(error, UnspiralError):
+        # What is wrong with a request is a BadRequest. A UserError is about the server's own index or corpus,
+        # such as a damaged line that no check at the start has read: not the client's fault.
+        status = 500 if isinstance(error, UserError) else error.status
+        return status, error_body(str(error)), [(b"retry-after", b"1")] if status == 503 else []
     log.error("request failed", exc_info=error)
     return 500, error_body(f"internal error: {type(error).__name__}"), []
 
@@ -178,7 +182,9 @@ def error_answer(error: BaseException) -> tuple[int, bytes, list[tuple[bytes, by
 def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     """Make the errors of FastAPI's own routes JSON as well."""
 
-    def counted(request: Request, status: int, body: bytes, headers: dict | None = None) -> Response:
+    def counted(
+        request: Request, status: int, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> Response:
         metrics.requests.labels(getattr(request.scope.get("route"), "path", "other"), str(status)).inc()
         return Response(body, status, headers, "application/json")
 

@@ -1,34 +1,46 @@
-"""Building an index: checksum, scan, invert or convert, seal. All in a folder aside, which is renamed at the
-end."""
+"""Building an index: checksum, scan, invert or convert, seal.
+
+All of it happens in a folder aside, which is renamed at the end.
+"""
 
 from __future__ import annotations
 
 import errno
-import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 
-from retriever_service.errors import BadSetting, EnvironmentLacks, IndexInvalid
-from retriever_service.index import FORMAT, META_FILE, IndexInfo, file_digest, read_info, verify
+from retriever_service.description import (
+    BACKENDS,
+    FORMAT,
+    META_FILE,
+    IndexInfo,
+    IndexSettings,
+    file_digest,
+    read_info,
+    verify,
+)
+from retriever_service.errors import IndexInvalid
 from retriever_service.indexing.corpus import checksum, corpus_bytes, estimate, extent
+from retriever_service.indexing.parts import BM25Part, DensePart, Part, Progress
 from retriever_service.indexing.scan import PROGRESS_FILE, SCRATCH_FILES, Scanner, ScanState
-from retriever_service.indexing.sinks import PostingsSink, VectorSink
+from retriever_service.indexing.sinks import Sink
 from retriever_service.rows import BLOCKS_FILE, PLACES_FILE
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import lock, put_folder, write_atomically
 from services.common.names import accepted
 
-Progress = Callable[[str, float, str], None]
-"""Told the stage, the share done (0 to 1) and a short text."""
 _ROW_BYTES = 64
 """Of each passage beside its text: its place, the hash of its id, its line, and JSON's own signs."""
+Key = dict[str, Any]
+"""What makes two builds the same, as JSON: format, backend, corpus, settings, and the way of building."""
 REPLACED = "replaced"
-"""Where the index that another one replaces lies until that one has its place."""
-BACKENDS = ("bm25", "dense", "hybrid")
+"""Name of the index that another one replaces, until that one has its place."""
 
 
 def build_index(
@@ -58,98 +70,87 @@ def build_index(
     `language` to `b` are for `bm25` and `hybrid`, those from `model` to `encoder_dtype` for `dense` and
     `hybrid`.
 
-    Raises CorpusError (file, line, what was expected; `skip_bad` leaves such lines out and counts them),
-    IndexInvalid where `out` holds something else and `overwrite` is not set, EnvironmentLacks where the disk
-    is too small or another build is at work.
+    Raises UserError for a wrong option or a malformed line (file, line, what was expected; `skip_bad` leaves
+    such lines out and counts them), IndexInvalid where `out` holds something else and `overwrite` is not set,
+    EnvironmentLacks where the disk is too small or another build is at work.
     """
-    from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
-
-    corpus, out, tell = Path(corpus), Path(out), progress or (lambda stage, share, text: None)
     if backend not in BACKENDS:
-        raise BadSetting(f"backend {backend!r}: {accepted(backend, BACKENDS)}")
-    settings: dict = {}
-    sinks: dict[str, PostingsSink | VectorSink] = {}
-    vector_bytes = 0
-    if backend != "dense":
-        if not 0 < k1 < math.inf or not 0 <= b <= 1:
-            raise BadSetting(f"k1 {k1}, b {b}: k1 must be a number above 0 and b from 0 to 1")
-        analyzer = Analyzer(AnalyzerSettings(language, stem, stop_words))
-        settings |= {"analyzer": analyzer.settings.as_dict(), "k1": k1, "b": b}
-        sinks["bm25"] = PostingsSink(analyzer)
-    if backend != "bm25":
+        raise UserError(f"backend {backend!r}: {accepted(backend, BACKENDS)}")
+    parts: list[Part] = []
+    if "bm25" in BACKENDS[backend]:
+        parts.append(BM25Part(language, stem, stop_words, k1, b))
+    if "dense" in BACKENDS[backend]:
         if not model:
-            raise BadSetting(
+            raise UserError(
                 f"backend {backend} needs a model: the folder or hub name of a sentence encoder (--model)"
             )
-        from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
-
-        encoder = Encoder(EncoderSettings(model, family_of(family, model)), dtype=encoder_dtype)
-        settings |= {
-            "encoder": encoder.settings.as_dict(),
-            "fingerprint": encoder.fingerprint,
-            "type": vector_type,
-        }
-        settings["dtype"] = encoder.dtype
-        if encoder_dtype == "auto" and not overwrite and (out / META_FILE).is_file():
-            settings["dtype"] = read_info(out).settings.get(
-                "dtype"
-            )  # whatever the machine that made it took for auto
-        settings |= {"nprobe": nprobe, "ef_search": ef_search}
-        sinks["dense"] = VectorSink(encoder)
-        stored = _stored_bytes(encoder.dimension, vector_type)
-        vector_bytes = stored if vector_type == "Flat" else 4 * encoder.dimension + stored
-
-    with build_folder(
-        corpus,
-        out,
-        backend,
-        settings,
+        parts.append(DensePart(model, family, vector_type, nprobe, ef_search, encoder_dtype))
+    out = Path(out)
+    settings: IndexSettings = {}
+    for part in parts:
+        settings.update(part.settings)
+    if "dtype" in settings and encoder_dtype == "auto" and not overwrite and (out / META_FILE).is_file():
+        # The index may come from a machine where `auto` was another type: it counts as the same index.
+        settings["dtype"] = read_info(out).settings.get("dtype")
+    plan = Plan(
+        corpus=Path(corpus),
+        out=out,
+        backend=backend,
+        settings=settings,
         by="build",
-        vector_bytes=vector_bytes,
+        vector_bytes=sum(part.vector_bytes for part in parts),
         skip_bad=skip_bad,
         overwrite=overwrite,
-        tell=tell,
-    ) as build:
-        if build is None:
-            return verify(out)
-        work = build.work
-        state = build.scan(list(sinks.values()))
-        if "bm25" in sinks:
-            from retriever_service.bm25.build import write_bm25
+        tell=progress or silent,
+    )
 
-            write_bm25(
-                work,
-                work,
-                sinks["bm25"].vocabulary,
-                k1=k1,
-                b=b,
-                progress=lambda done, of: tell("invert", done / of, ""),
-            )
-        if "dense" in sinks:
-            from retriever_service.dense.build import write_dense
+    def write(build: Build) -> None:
+        passages = build.scan([part.sink for part in parts]).passages
+        for part in parts:
+            part.write(build.work, passages, plan.tell)
 
-            write_dense(
-                work,
-                encoder.dimension,
-                state.passages,
-                vector_type,
-                lambda done, of: tell("vectors", done / of, ""),
-            )
-        build.seal()
-    return read_info(out)
+    return make_index(plan, write)
+
+
+def silent(stage: str, share: float, text: str) -> None:
+    """A Progress that says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be made, from what, and where."""
+
+    corpus: Path
+    out: Path
+    backend: str
+    settings: IndexSettings
+    by: str
+    """The way of building. One way never goes on from files that another left, even of an index with the
+    same settings."""
+    vector_bytes: int
+    """Bytes of disk that the vectors of one passage take during the build."""
+    skip_bad: bool
+    overwrite: bool
+    tell: Progress
 
 
 class Build:
     """A build at work in the folder `work`."""
 
-    def __init__(self, corpus: Path, work: Path, key: dict, skip_bad: bool, tell: Progress) -> None:
-        self.corpus, self.work, self.key, self._skip_bad, self._tell = corpus, work, key, skip_bad, tell
-        self._sinks: list = []
+    def __init__(self, corpus: Path, work: Path, key: Key, skip_bad: bool, tell: Progress) -> None:
+        self.corpus = corpus
+        self.work = work
+        self.key = key
+        self._skip_bad = skip_bad
+        self._tell = tell
+        self._sinks: Sequence[Sink] = []
 
-    def scan(self, sinks: list) -> ScanState:
+    def scan(self, sinks: Sequence[Sink]) -> ScanState:
         """Read the corpus into the documents and the sinks, going on from an interrupted scan."""
         scanner = Scanner(self.corpus, self.work, sinks, self.key, skip_bad=self._skip_bad)
-        end, tell, self._sinks = extent(self.corpus), self._tell, sinks
+        end = extent(self.corpus)
+        tell = self._tell
+        self._sinks = sinks
         if scanner.resumed_at:
             tell("scan", 0.0, f"going on after {scanner.resumed_at:,} passages")
         self.state = scanner.run(
@@ -159,7 +160,9 @@ class Build:
 
     def seal(self) -> None:
         """Write the description of the index: all but what only the build needed."""
-        work, key, state = self.work, self.key, self.state
+        work = self.work
+        key = self.key
+        state = self.state
         left_out = {"lock", META_FILE, *SCRATCH_FILES, *(name for sink in self._sinks for name in sink.files)}
         found = {str(p.relative_to(work)): p for p in sorted(work.rglob("*")) if p.is_file()}
         if not (work / BLOCKS_FILE).stat().st_size:  # no row has other fields
@@ -183,70 +186,65 @@ class Build:
         self._tell("done", 1.0, f"{state.passages:,} passages")
 
 
-@contextmanager
-def build_folder(
-    corpus: Path,
-    out: Path,
-    backend: str,
-    settings: dict,
-    *,
-    by: str,
-    vector_bytes: int,
-    skip_bad: bool,
-    overwrite: bool,
-    tell: Progress,
-) -> Iterator[Build | None]:
-    """A folder to build in, renamed to `out` once it is sealed; None where `out` already is that very index.
+def make_index(plan: Plan, write: Callable[[Build], None]) -> IndexInfo:
+    """Make the index of a plan: `write` fills a folder aside, which is then sealed and renamed to `plan.out`.
 
-    `by` is what builds: a build never goes on from what another way of building left, even of an index with
-    the same settings. `vector_bytes` is what one passage's vectors take on disk while it builds.
+    An index that is already there with the same corpus and settings is kept, and `write` is not called.
     """
+    corpus = plan.corpus
+    out = plan.out
     size = corpus_bytes(corpus)
-    sha256 = checksum(corpus, lambda done: tell("checksum", done / max(size, 1), corpus.name))
+    sha256 = checksum(corpus, lambda done: plan.tell("checksum", done / max(size, 1), corpus.name))
     key = {
         "format": FORMAT,
-        "backend": backend,
+        "backend": plan.backend,
         "corpus_sha256": sha256,
-        "settings": settings,
-        "skip_bad": skip_bad,
-        "by": by,
+        "settings": plan.settings,
+        "skip_bad": plan.skip_bad,
+        "by": plan.by,
     }
-    if out.exists() and not overwrite:
+    if out.exists() and not plan.overwrite:
         _require_same(out, key)
         shutil.rmtree(out / REPLACED, ignore_errors=True)
-        yield None
-        return
+        return read_info(out)
     if out.exists():
         _require_replaceable(out)
-    if not out.name:
-        raise BadSetting(f"--out {out}: expected a folder that can be renamed, such as index/")
-    work = out.with_name(out.name + ".building")
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadSetting(
-            f"--out {out}: the folder {work} cannot be made ({error.strerror}); give another place"
-        ) from None
-    if any(work.iterdir()) and not (work / "lock").is_file():
-        raise IndexInvalid(f"{work}: holds files that are of no build; remove it, or give another --out")
+    work = _work_folder(out)
     with _locked(work):
-        sealed = _sealed(work, key)
-        if not sealed:
-            _require_disk(work, corpus, backend != "dense", vector_bytes)
+        if not _sealed(work, key):
+            _require_disk(work, corpus, plan.backend != "dense", plan.vector_bytes)
             try:
-                yield Build(corpus, work, key, skip_bad, tell)
+                build = Build(corpus, work, key, plan.skip_bad, plan.tell)
+                write(build)
+                build.seal()
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
                 raise EnvironmentLacks(
-                    f"disk of {work}: {error.strerror}; make room and give the same command again, which goes on where it was"
+                    f"disk of {work}: {error.strerror}; make room and give the same command again, which "
+                    "goes on where it was"
                 ) from None
         _put(work, out)
-    if sealed:
-        yield None
+    return read_info(out)
 
 
-def _sealed(work: Path, key: dict) -> bool:
+def _work_folder(out: Path) -> Path:
+    """The folder to build in, beside `out`. Raises UserError, and IndexInvalid for one with other files."""
+    if not out.name:
+        raise UserError(f"--out {out}: expected a folder that can be renamed, such as index/")
+    work = out.with_name(out.name + ".building")
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {out}: the folder {work} cannot be made ({error.strerror}); give another place"
+        ) from None
+    if any(work.iterdir()) and not (work / "lock").is_file():
+        raise IndexInvalid(f"{work}: holds files that are of no build; remove it, or give another --out")
+    return work
+
+
+def _sealed(work: Path, key: Key) -> bool:
     """Whether a build with this key came to its end there, and only was not given its place."""
     try:
         verify(work)
@@ -269,12 +267,6 @@ def _put(work: Path, out: Path) -> None:
     shutil.rmtree(out / REPLACED, ignore_errors=True)
 
 
-def _stored_bytes(dimension: int, vector_type: str) -> int:
-    from retriever_service.dense.build import stored_bytes
-
-    return stored_bytes(dimension, vector_type)
-
-
 def _require_replaceable(out: Path) -> None:
     """`--overwrite` replaces an index or an empty folder, never somebody's other files."""
     if not out.is_dir() or (not (out / META_FILE).is_file() and any(out.iterdir())):
@@ -283,7 +275,7 @@ def _require_replaceable(out: Path) -> None:
         )
 
 
-def _require_same(out: Path, key: dict) -> None:
+def _require_same(out: Path, key: Key) -> None:
     """Raise IndexInvalid unless `out` is the index asked for."""
     if not (out / META_FILE).exists():
         raise IndexInvalid(f"{out}: exists and is no index; give another folder")
@@ -306,12 +298,14 @@ def _require_disk(work: Path, corpus: Path, postings: bool, vector_bytes: int) -
     there = sum(
         {s.st_ino: s.st_blocks * 512 for s in (p.stat() for p in work.rglob("*") if p.is_file())}.values()
     )
-    free, vectors = shutil.disk_usage(work).free + there, passages * vector_bytes
+    free = shutil.disk_usage(work).free + there
+    vectors = passages * vector_bytes
     needed = text * (3 if postings else 1) + passages * _ROW_BYTES + vectors + (16 << 20)
     if free < needed:
         raise EnvironmentLacks(
-            f"disk of {work}: {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} GiB needed for the build "
-            f"({passages:,} passages, {text / 2**30:.1f} GiB of text, {vectors / 2**30:.1f} GiB of vectors, estimated)"
+            f"disk of {work}: {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} GiB needed for the "
+            f"build ({passages:,} passages, {text / 2**30:.1f} GiB of text, {vectors / 2**30:.1f} GiB of "
+            "vectors, estimated)"
         )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import numpy as np
 from retriever_service.dense.build import convert, recall, sample_queries, stored_bytes
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
 from retriever_service.dense.search import FOLDER, INDEX_FILE, open_faiss, set_search_effort
-from retriever_service.errors import BadSetting, CorpusError, IndexInvalid
-from retriever_service.index import IndexInfo, read_info, verify
-from retriever_service.indexing.build import Progress, build_folder
+from retriever_service.description import IndexInfo, IndexSettings, verify
+from retriever_service.errors import IndexInvalid
+from retriever_service.indexing.build import Build, Plan, make_index, silent
+from retriever_service.indexing.parts import Progress
+from services.common.errors import UserError
 from services.common.records import field_of, layout_of, open_unpacked, plain_name, read_records
 from services.common.records.columns import QUESTION
 
@@ -43,100 +46,110 @@ def convert_index(
     FAISS file, which needs `corpus`.
 
     The result is a dense index. Returns its description and the recall at 1, 3 and 10 against the exact
-    search: over the questions of `queries` (JSONL with `question`, or one a line; needs the model), else over
+    search: over the questions of `queries` (JSONL with `question`, or one per line; needs the model), or over
     `sample` vectors between stored ones, which is a harder test than questions.
     """
-    source, out, tell = Path(source), Path(out), progress or (lambda stage, share, text: None)
-    if source.is_dir():
-        info = verify(source, corpus)
-        if info.settings.get("type") != "Flat":
-            kind_of = f"{info.backend} {info.settings.get('type', '')}".strip()
-            raise BadSetting(f"index {source}: is {kind_of}; only vectors of type Flat convert")
-        flat_path, corpus = source / FOLDER / INDEX_FILE, Path(corpus or info.corpus)
-        settings = {name: info.settings[name] for name in ("encoder", "fingerprint")}
-        if not corpus.exists():
-            raise CorpusError(
-                f"corpus {corpus} of index {source}: no such file; give its place with --corpus"
-            )
-    else:
-        if not source.is_file() or corpus is None:
-            raise BadSetting(
-                f"index {source}: expected an index folder, or a FAISS file together with --corpus"
-            )
-        flat_path, corpus = source, Path(corpus)
-        settings = {
-            "encoder": EncoderSettings(model or "", family_of(family, model or "")).as_dict(),
-            "fingerprint": None,
-        }
-    if queries and not (model or settings["encoder"]["model"]):
-        raise BadSetting(
-            f"--queries {queries}: questions need the encoder; the file {source} does not name it: give --model"
+    source = Path(source)
+    given = Path(corpus) if corpus else None
+    exact = _of_folder(source, given) if source.is_dir() else _of_file(source, given, model, family)
+    if queries and not (model or exact.encoder.model):
+        raise UserError(
+            f"--queries {queries}: questions need the encoder; the file {source} does not name it: give "
+            "--model"
         )
-    flat = open_faiss(flat_path)
-    vector_bytes = 0 if kind == "Flat" else stored_bytes(flat.d, kind)  # a flat one is linked
-    encoder = (
-        Encoder(EncoderSettings(**settings["encoder"] | ({"model": model} if model else {})))
-        if model or queries
-        else None
-    )
-    if encoder is not None:
+    questions = read_questions(Path(queries), sample) if queries else []
+    # Open before the index is made: with `overwrite` the index may take the place of its own source.
+    flat = open_faiss(exact.vectors)
+    settings: IndexSettings = {"encoder": exact.encoder.as_dict(), "fingerprint": exact.fingerprint}
+    encoder = None
+    if model or queries:
+        encoder = Encoder(replace(exact.encoder, model=model) if model else exact.encoder)
         if encoder.dimension != flat.d:
             raise IndexInvalid(
-                f"{flat_path}: vectors of {flat.d} numbers, those of {encoder.settings.model} have {encoder.dimension}"
+                f"{exact.vectors}: vectors of {flat.d} numbers, those of {encoder.settings.model} have "
+                f"{encoder.dimension}"
             )
-        settings |= {"encoder": encoder.settings.as_dict(), "fingerprint": encoder.fingerprint}
+        settings = {"encoder": encoder.settings.as_dict(), "fingerprint": encoder.fingerprint}
     settings |= {"type": kind, "nprobe": nprobe, "ef_search": ef_search}
-
-    with build_folder(
-        corpus,
-        out,
-        "dense",
-        settings,
+    plan = Plan(
+        corpus=exact.corpus,
+        out=Path(out),
+        backend="dense",
+        settings=settings,
         by="convert",
-        vector_bytes=vector_bytes,
+        vector_bytes=0 if kind == "Flat" else stored_bytes(flat.d, kind),  # a flat one is linked
         skip_bad=skip_bad,
         overwrite=overwrite,
-        tell=tell,
-    ) as build:
-        if build is None:
-            target = out / FOLDER / INDEX_FILE
+        tell=progress or silent,
+    )
+
+    def note(done: int, of: int) -> None:
+        plan.tell("vectors", done / of, "")
+
+    def write(build: Build) -> None:
+        passages = build.scan([]).passages
+        if passages != flat.ntotal:
+            raise IndexInvalid(
+                f"{exact.vectors}: {flat.ntotal} vectors for {passages} passages of {exact.corpus}; it "
+                "belongs to another corpus"
+            )
+        target = build.work / FOLDER / INDEX_FILE
+        target.parent.mkdir(exist_ok=True)
+        if kind == "Flat":
+            link_or_copy(exact.vectors, target)
         else:
-            passages = build.scan([]).passages
-            if passages != flat.ntotal:
-                raise IndexInvalid(
-                    f"{flat_path}: {flat.ntotal} vectors for {passages} passages of {corpus}; it belongs to another corpus"
-                )
-            target = build.work / FOLDER / INDEX_FILE
-            target.parent.mkdir(exist_ok=True)
-            if kind == "Flat":
-                link_or_copy(flat_path, target)
-            else:
-                convert(flat_path, target, kind, progress=lambda done, of: tell("vectors", done / of, ""))
-            build.seal()
-        made = open_faiss(target)
-        set_search_effort(made, nprobe, ef_search)
-        asked = (
-            encoder.queries(read_questions(Path(queries), sample))
-            if queries
-            else sample_queries(flat, sample)
-        )
-        measured = {k: recall(flat, made, asked, k) for k in RECALL_AT}
-    return read_info(out), measured
+            convert(exact.vectors, target, kind, progress=note)
+
+    info = make_index(plan, write)
+    made = open_faiss(plan.out / FOLDER / INDEX_FILE)
+    set_search_effort(made, nprobe, ef_search)
+    asked = encoder.queries(questions) if encoder and questions else sample_queries(flat, sample)
+    return info, {k: recall(flat, made, asked, k) for k in RECALL_AT}
+
+
+@dataclass(frozen=True)
+class _Exact:
+    """Exact vectors, and what is known of them."""
+
+    vectors: Path
+    """A FAISS file of type Flat."""
+    corpus: Path
+    encoder: EncoderSettings
+    """Its `model` is empty where nothing names it."""
+    fingerprint: str | None
+
+
+def _of_folder(source: Path, corpus: Path | None) -> _Exact:
+    info = verify(source, corpus)
+    if info.settings.get("type") != "Flat":
+        kind_of = f"{info.backend} {info.settings.get('type', '')}".strip()
+        raise UserError(f"index {source}: is {kind_of}; only vectors of type Flat convert")
+    found = corpus or Path(info.corpus)
+    if not found.exists():
+        raise UserError(f"corpus {found} of index {source}: no such file; give its place with --corpus")
+    encoder = EncoderSettings(**info.settings["encoder"])
+    return _Exact(source / FOLDER / INDEX_FILE, found, encoder, info.settings["fingerprint"])
+
+
+def _of_file(source: Path, corpus: Path | None, model: str | None, family: str | None) -> _Exact:
+    if not source.is_file() or corpus is None:
+        raise UserError(f"index {source}: expected an index folder, or a FAISS file together with --corpus")
+    return _Exact(source, corpus, EncoderSettings(model or "", family_of(family, model or "")), None)
 
 
 def read_questions(path: Path, limit: int) -> list[str]:
     """Questions of a file: records of any layout with a column `question` (or query, problem), or one
     question a line."""
     if not path.is_file():
-        raise CorpusError(f"{path}: no such file")
+        raise UserError(f"{path}: no such file")
     try:
         found = list(
             islice(_questions_of_lines(path) if _is_text(path) else _questions_of_records(path), limit)
         )
     except ValueError as error:
-        raise CorpusError(str(error)) from None
+        raise UserError(str(error)) from None
     if not found:
-        raise CorpusError(f"{path}: holds no question")
+        raise UserError(f"{path}: holds no question")
     return found
 
 

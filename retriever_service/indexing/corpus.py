@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retriever_service.errors import CorpusError
 from retriever_service.indexing.passages import EXPECTED, Row, parse_row, row_of
+from services.common.errors import UserError
 from services.common.records import Layout, Record, data_files, layout_of, open_unpacked, read_records
 from services.common.records.files import DAMAGED
 
-_BLOCK, _SAMPLE = 4 << 20, 8 << 20
+_BLOCK = 4 << 20
+_SAMPLE = 8 << 20
 _ROW_BYTES_GUESSED = 500
-"""Of a passage where a sample does not show where one ends."""
+"""Bytes assumed per passage where a sample does not show where passages end."""
 
 
 @dataclass
@@ -48,19 +49,19 @@ class Passage:
 
 
 def corpus_files(path: str | Path) -> list[Path]:
-    """The files of a corpus. Raises CorpusError where there is none."""
+    """The files of a corpus. Raises UserError where there is none."""
     try:
         return data_files(Path(path))
     except ValueError as error:
-        raise CorpusError(f"corpus {error}") from None
+        raise UserError(f"corpus {error}") from None
 
 
 def layout(path: Path) -> Layout:
-    """The layout of one file of a corpus. Raises CorpusError."""
+    """The layout of one file of a corpus. Raises UserError."""
     try:
         return layout_of(path)
     except ValueError as error:
-        raise CorpusError(f"corpus {error}") from None
+        raise UserError(f"corpus {error}") from None
 
 
 def read_corpus(
@@ -69,7 +70,7 @@ def read_corpus(
     """Passages of a corpus from `start` (as `Passage.end`), which lies behind `line` lines. Blank lines are
     passed over.
 
-    Raises CorpusError at the first malformed line, or counts it in `skipped` where `skip_bad` is set.
+    Raises UserError at the first malformed line, or counts it in `skipped` where `skip_bad` is set.
     """
     skipped = skipped if skipped is not None else Skipped()
     files = corpus_files(path)
@@ -99,7 +100,7 @@ def _read_lines(path: Path, skip_bad: bool, skipped: Skipped, line: int, start: 
                 yield Passage(row.id, row.contents, line, position, row.fields)
         except DAMAGED as error:
             packing = layout(path).packing
-            raise CorpusError(f"{path}: damaged {packing} file after line {line}: {error}") from None
+            raise UserError(f"{path}: damaged {packing} file after line {line}: {error}") from None
 
 
 def _read_records(path: Path, alone: bool, skip_bad: bool, skipped: Skipped, start: int) -> Iterator[Passage]:
@@ -114,7 +115,7 @@ def _read_records(path: Path, alone: bool, skip_bad: bool, skipped: Skipped, sta
                 continue
             yield Passage(row.id, row.contents, record.number if alone else number, number, row.fields)
     except ValueError as error:
-        raise CorpusError(str(error)) from None
+        raise UserError(str(error)) from None
 
 
 def _row(record: Record) -> Row:
@@ -144,7 +145,8 @@ def estimate(path: Path) -> tuple[int, int]:
 
 
 def _estimate_file(path: Path) -> tuple[int, int]:
-    kind, size = layout(path), path.stat().st_size
+    kind = layout(path)
+    size = path.stat().st_size
     if kind.format == "parquet":
         return _estimate_parquet(path)
     if kind.format == "arrow":
@@ -175,14 +177,14 @@ def _estimate_parquet(path: Path) -> tuple[int, int]:
     try:
         metadata = pq.ParquetFile(path).metadata
     except (pa.ArrowException, OSError) as error:
-        raise CorpusError(f"{path}: damaged Parquet file: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: damaged Parquet file: {' '.join(str(error).split())}") from None
     groups = (metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
     return max(1, sum(groups)), max(1, metadata.num_rows)
 
 
 def _bad(reason: str, skip_bad: bool, skipped: Skipped) -> None:
     if not skip_bad:
-        raise CorpusError(reason + "; --skip-bad leaves such lines out")
+        raise UserError(reason + "; --skip-bad leaves such lines out")
     skipped.add(reason)
 
 
@@ -195,7 +197,8 @@ def corpus_bytes(path: str | Path) -> int:
 def checksum(path: str | Path, progress: Callable[[int], None] | None = None) -> str:
     """SHA-256 of a file, as `sha256sum` prints it; of a folder, of the names and checksums of its files.
     `progress` is told the bytes done."""
-    path, done = Path(path), 0
+    path = Path(path)
+    done = 0
     files = corpus_files(path)
     digests: dict[str, str] = {}
     for part in files:

@@ -3,11 +3,14 @@ fields."""
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
+from services.common.errors import UserError
 from services.common.records import field_of
 from services.common.records.columns import CONTENTS, IDENTITY
 
@@ -53,6 +56,14 @@ def row_of(row: Mapping[str, Any]) -> Row:
 
 def _columns(row: Mapping[str, Any]) -> str:
     return f"; its columns are {', '.join(map(str, row))}" if row else ""
+
+
+def parse_line(path: Path, number: int, line: bytes) -> Row:
+    """The row of line `number` (from 1) of a plain file. Raises UserError with its place and the reason."""
+    try:
+        return parse_row(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line)
+    except ValueError as error:
+        raise UserError(f"corpus {path}:{number}: {error}; expected {EXPECTED}") from None
 
 
 def parse_row(raw: bytes) -> Row:

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import orjson
 
 from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
-from retriever_service.errors import CorpusError
 from retriever_service.indexing.corpus import Passage, Skipped, read_corpus
 from retriever_service.indexing.sinks import Sink
 from retriever_service.rows import BLOCKS_FILE, PLACES_FILE, hash_of, write_fields, write_lookup
+from services.common.errors import UserError
 from services.common.files import write_atomically
 
 PROGRESS_FILE = "progress.json"
@@ -35,7 +35,7 @@ _OWN_FILES = (TEXT_FILE, OFFSETS_FILE, BLOCKS_FILE, PLACES_FILE, "hashes", "urls
 class ScanState:
     """How far a scan has come. `sizes` are the bytes of each file that are whole."""
 
-    key: dict
+    key: dict[str, Any]
     line: int = 0
     position: int = 0
     passages: int = 0
@@ -50,8 +50,13 @@ class ScanState:
 class Scanner:
     """Scans one corpus into a build folder."""
 
-    def __init__(self, corpus: Path, folder: Path, sinks: list[Sink], key: dict, *, skip_bad: bool) -> None:
-        self.corpus, self.folder, self.sinks, self.skip_bad = corpus, folder, sinks, skip_bad
+    def __init__(
+        self, corpus: Path, folder: Path, sinks: Sequence[Sink], key: dict[str, Any], *, skip_bad: bool
+    ) -> None:
+        self.corpus = corpus
+        self.folder = folder
+        self.sinks = sinks
+        self.skip_bad = skip_bad
         names = (*_OWN_FILES, *(name for sink in sinks for name in sink.files))
         found = self._resume(key, names)
         if found is None:
@@ -77,7 +82,7 @@ class Scanner:
         return self.state.passages
 
     def run(self, progress: Callable[[ScanState], None] | None = None) -> ScanState:
-        """Scan to the end. Raises CorpusError for a malformed line (unless skipped), an empty corpus, or an
+        """Scan to the end. Raises UserError for a malformed line (unless skipped), an empty corpus, or an
         id that occurs twice."""
         state = self.state
         if not state.read:
@@ -87,18 +92,18 @@ class Scanner:
             )
             while chunk := list(islice(passages, self._chunk)):
                 self._write(chunk)
-                state.line, state.position, state.passages = (
-                    chunk[-1].line,
-                    chunk[-1].end,
-                    state.passages + len(chunk),
-                )
-                state.skipped, state.reasons = skipped.count, skipped.reasons
+                state.line = chunk[-1].line
+                state.position = chunk[-1].end
+                state.passages += len(chunk)
+                state.skipped = skipped.count
+                state.reasons = skipped.reasons
                 self._commit()
                 if progress:
                     progress(state)
-            state.skipped, state.reasons = skipped.count, skipped.reasons
+            state.skipped = skipped.count
+            state.reasons = skipped.reasons
             if not state.passages:
-                raise CorpusError(f"corpus {self.corpus}: holds no passage")
+                raise UserError(f"corpus {self.corpus}: holds no passage")
             state.read = True
             self._commit()
         if not state.done:
@@ -143,7 +148,7 @@ class Scanner:
             elif path.name != "lock":
                 path.unlink()
 
-    def _resume(self, key: dict, names: Iterable[str]) -> ScanState | None:
+    def _resume(self, key: dict[str, Any], names: Iterable[str]) -> ScanState | None:
         path = self.folder / PROGRESS_FILE
         if not path.exists():
             return None
@@ -163,14 +168,14 @@ class Scanner:
         same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
         if not len(same):
             return
-        lines, documents = (
-            np.fromfile(self.folder / "lines", np.uint64),
-            Documents(self.folder / TEXT_FILE, self.folder / OFFSETS_FILE),
-        )
-        for at in same.tolist():
-            first, second = int(order[at]), int(order[at + 1])
+        lines = np.fromfile(self.folder / "lines", np.uint64)
+        documents = Documents(self.folder / TEXT_FILE, self.folder / OFFSETS_FILE)
+        for at in same.tolist():  # equal hashes; ids may differ all the same
+            first = int(order[at])
+            second = int(order[at + 1])
             identity = documents.get(second)[0]
             if documents.get(first)[0] == identity:
-                raise CorpusError(
-                    f"{self.corpus}:{lines[second]}: id {identity!r} again, as on line {lines[first]}; expected unique ids"
+                raise UserError(
+                    f"{self.corpus}:{lines[second]}: id {identity!r} again, as on line {lines[first]}; "
+                    "expected unique ids"
                 )

@@ -4,14 +4,13 @@ both."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
 from retriever_service.bm25.analysis import Analyzer, TermIds
-
-if TYPE_CHECKING:
-    from retriever_service.dense.encoder import Encoder
+from retriever_service.dense.build import flat_header
+from retriever_service.dense.encoder import Encoder
 
 
 class Sink(Protocol):
@@ -33,7 +32,7 @@ class PostingsSink:
     (terms of each passage), `lengths` uint32 (tokens of each passage), and the `vocabulary`, one term a line
     in the order of first sight."""
 
-    files = ("terms", "tfs", "counts", "lengths", "vocabulary")
+    files: tuple[str, ...] = ("terms", "tfs", "counts", "lengths", "vocabulary")
     chunk_passages = 20_000
 
     def __init__(self, analyzer: Analyzer) -> None:
@@ -53,7 +52,9 @@ class PostingsSink:
         return number
 
     def write(self, texts: list[str]) -> None:
-        flat, lengths, first_new = [], [], len(self.vocabulary)
+        flat: list[int] = []
+        lengths = []
+        first_new = len(self.vocabulary)
         for text in texts:
             ids = self._term_ids(text)
             lengths.append(len(ids))
@@ -73,15 +74,13 @@ class PostingsSink:
 class VectorSink:
     """A flat FAISS file, written as the passages are encoded; its header is put right at the end."""
 
-    files = ("vectors",)
+    files: tuple[str, ...] = ("vectors",)
     chunk_passages = 2_000
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
 
     def open(self, folder: Path, files: dict[str, BinaryIO]) -> None:
-        from retriever_service.dense.build import flat_header
-
         self._file = files["vectors"]
         if not self._file.tell():
             self._file.write(flat_header(self._encoder.dimension, 0))

@@ -3,6 +3,11 @@ made here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from services.common.errors import EnvironmentLacks
+
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 """Where the CPU builds of PyTorch lie: on PyPI's own index the CPU build of vLLM finds no torch that it
 accepts."""
@@ -14,6 +19,7 @@ INSTALL = {
 
 EXTRAS = {
     "accelerate": "models",
+    "bm25s": "cpu",
     "deepspeed": "cpu",
     "faiss": "dense",
     "gguf": "models",
@@ -36,7 +42,6 @@ EXTRAS = {
 PLAIN = (
     "Stemmer",
     "anyio",
-    "bm25s",
     "fastapi",
     "httptools",
     "httpx",
@@ -103,3 +108,13 @@ def not_imported(error: ImportError, extra: str | None = None) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return not_installed(error.name, extra)
     return f"{error.name or 'a package'} is installed, and cannot be imported: {' '.join(str(error).split())}"
+
+
+@contextmanager
+def needed_for(what: str, extra: str | None = None) -> Iterator[None]:
+    """Around the import of an optional package: where it fails, EnvironmentLacks says what needs the package,
+    and the command that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise EnvironmentLacks(f"{what}: {not_imported(error, extra)}") from None

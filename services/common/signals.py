@@ -35,7 +35,8 @@ class Stopped(Exception):
 
     def __init__(self, number: int, advice: str = "") -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}" + (f"; {advice}" if advice else ""))
-        self.number, self.exit_code = number, 128 + number
+        self.number = number
+        self.exit_code = 128 + number
 
 
 class _Listener:
@@ -43,7 +44,8 @@ class _Listener:
     counts."""
 
     def __init__(self, receive: Callable[[int], None], last: float = float("-inf")) -> None:
-        self.receive, self.last = receive, last
+        self.receive = receive
+        self.last = last
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -75,10 +77,10 @@ def _as(handler: Any, number: int) -> None:
 def listening(
     receive: Callable[[int], None], numbers: tuple[signal.Signals, ...] | None = None
 ) -> Iterator[None]:
-    """Inside, `receive` gets each signal (of `numbers`, else of commands), between two steps of the main
-    thread's program.
+    """Inside the block `receive` gets each signal of `numbers` (None: those that end a command), between two
+    bytecodes of the main thread.
 
-    It may raise. In the main thread only.
+    It may raise. For the main thread only.
     """
     listener = _Listener(receive)
     before = {number: signal.signal(number, listener) for number in numbers or of_commands()}
@@ -97,7 +99,11 @@ def listening_in_loop(
     loop = asyncio.get_running_loop()
     heard = numbers or of_commands()
     before = {number: signal.getsignal(number) for number in heard}
-    listener = _Listener(lambda number: loop.call_soon_threadsafe(receive, number))
+
+    def hand_on(number: int) -> None:
+        loop.call_soon_threadsafe(receive, number)
+
+    listener = _Listener(hand_on)
     for number in heard:
         loop.add_signal_handler(number, lambda: None)  # whichever thread the system picks, the loop is roused
         signal.signal(number, listener)  # and not the loop's: a busy loop would see two signals seconds apart
@@ -129,6 +135,7 @@ async def cancelled(say: Callable[[str], None]) -> AsyncIterator[None]:
     """The first signal cancels the current task, which leaves as Stopped; later ones do not cut its clean end
     short."""
     task = asyncio.current_task()
+    assert task is not None  # a coroutine runs in one
     received: list[int] = []
 
     def stop(number: int) -> None:
@@ -166,7 +173,7 @@ def stop_servers(servers: list[Any], number: int) -> None:
     """Tell uvicorn servers to drain and end; a second SIGINT drops what is in flight. Their own handlers must
     be off.
 
-    These take the repetition of a signal for a second one: `server.capture_signals = contextlib.nullcontext`.
+    These take the repetition of a signal for a second one; `services.common.http.serving` leaves them out.
     """
     for server in servers:
         server.force_exit = server.should_exit and number == signal.SIGINT

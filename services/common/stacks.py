@@ -50,7 +50,8 @@ def thread_stacks(pid: int) -> str:
     with handles[0].open("rb") as f:
         before = f.seek(0, os.SEEK_END)
         os.kill(pid, signal.SIGUSR1)
-        deadline, size = time.monotonic() + ANSWER_SECONDS, -1
+        deadline = time.monotonic() + ANSWER_SECONDS
+        size = -1
         while time.monotonic() < deadline:
             time.sleep(0.1)
             if (now := f.seek(0, os.SEEK_END)) == size > before:

@@ -6,23 +6,25 @@ import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import quote
 
 import typer
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.auth import TOKEN_VARIABLE, token_of
+from services.common.lazy import LazyModule
 from services.common.run_paths import LATEST, run_folder
-from services.control.records import (
-    MAX_WORKERS,
-    PAUSE_INSTEAD,
-    Answer,
-    CannotReach,
-    ControlError,
-    Done,
-    RunStatus,
-)
+from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Answer, Done, RunStatus
 
 if TYPE_CHECKING:
+    import httpx
     from rich.console import Console
+
+    from services.control import gateway, launch
+else:  # httpx and FastAPI take time, which `unspiral --help` need not wait for
+    httpx = LazyModule("httpx")
+    gateway = LazyModule("services.control.gateway")
+    launch = LazyModule("services.control.launch")
 
 A = TypeVar("A", bound=Answer)
 
@@ -33,7 +35,8 @@ Url = Annotated[
     str,
     typer.Option(
         envvar="UNSPIRAL_CONTROL_URL",
-        help="Address of the control plane, or the folder of the run that serves it (latest: the newest in runs/).",
+        help="Address of the control plane, or the folder of the run that serves it (latest: the newest in "
+        "runs/).",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
@@ -41,19 +44,29 @@ URL = "http://127.0.0.1:8200"
 
 
 def serve_control(
-    ray_address: Annotated[str, typer.Option(envvar="RAY_ADDRESS", help="HOST:PORT of the Ray cluster's head.")] = "127.0.0.1:6379",
-    host: Annotated[str, typer.Option(envvar="UNSPIRAL_CONTROL_HOST", help="Address to bind; beyond this machine UNSPIRAL_API_TOKEN must be set.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="UNSPIRAL_CONTROL_PORT", min=0, max=65535, help="0 takes any free port.")] = 8200,
-) -> None:  # fmt: skip
+    ray_address: Annotated[
+        str, typer.Option(envvar="RAY_ADDRESS", help="HOST:PORT of the Ray cluster's head.")
+    ] = "127.0.0.1:6379",
+    host: Annotated[
+        str,
+        typer.Option(
+            envvar="UNSPIRAL_CONTROL_HOST",
+            help="Address to bind; beyond this machine UNSPIRAL_API_TOKEN must be set.",
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(envvar="UNSPIRAL_CONTROL_PORT", min=0, max=65535, help="0 takes any free port."),
+    ] = 8200,
+) -> None:
     """Run a gateway: it finds the run of a Ray cluster and passes requests on to it. A run serves its own
     control plane without this."""
     import ray  # noqa: F401  (says at once which extra is missing)
 
-    from services.control.gateway import Gateway
-    from services.control.launch import serve_forever
-
-    gateway = Gateway(ray_address, token_of(TOKEN_VARIABLE))
-    raise typer.Exit(serve_forever(gateway, host, port, announce=lambda line: typer.echo(line, err=True)))
+    found = gateway.Gateway(ray_address, token_of(TOKEN_VARIABLE))
+    raise typer.Exit(
+        launch.serve_forever(found, host, port, announce=lambda line: typer.echo(line, err=True))
+    )
 
 
 def status(url: Url = URL, as_json: AsJson = False) -> None:
@@ -83,9 +96,9 @@ def scale(
     """Ask for another number of rollout workers, or `all`: as many as the cluster has room for. For no work
     at all, use `unspiral pause`."""
     if n.isascii() and n.isdigit() and int(n) == 0:
-        raise ControlError(f"workers scale {n}: {PAUSE_INSTEAD}")
+        raise UserError(f"workers scale {n}: {PAUSE_INSTEAD}")
     if n != "all" and not (n.isascii() and n.isdigit() and int(n) <= MAX_WORKERS):
-        raise ControlError(f"workers scale {n}: expected a whole number from 1 to {MAX_WORKERS}, or all")
+        raise UserError(f"workers scale {n}: expected a whole number from 1 to {MAX_WORKERS}, or all")
     typer.echo(
         ask(Done, "POST", url, "/v1/workers/scale", {"n": n if n == "all" else int(n), "ahead": ahead}).text
     )
@@ -97,8 +110,6 @@ def drain(
 ) -> None:
     """Let one worker finish what it runs, then end it; one fewer is wanted from now on. The last one stays:
     see `unspiral pause`."""
-    from urllib.parse import quote
-
     typer.echo(ask(Done, "POST", url, f"/v1/workers/{quote(id, safe='')}/drain").text)
 
 
@@ -113,12 +124,8 @@ def resume(url: Url = URL) -> None:
 
 
 def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
-    """One request to the control plane, with the token of UNSPIRAL_API_TOKEN. Raises ControlError; its
-    `exit_code` is 3 where no control plane answers."""
-    import httpx
-
-    from services.control.gateway import read_answer
-
+    """One request to the control plane, with the token of UNSPIRAL_API_TOKEN. Raises its refusal, and
+    EnvironmentLacks where no control plane answers."""
     url = address_of(url)
     token = token_of(TOKEN_VARIABLE)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -132,17 +139,17 @@ def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
             trust_env=False,
         )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
-        raise ControlError(f"--url {url}: expected an address such as {URL}") from e
+        raise UserError(f"--url {url}: expected an address such as {URL}") from e
     except httpx.HTTPError as e:
-        raise CannotReach(
-            f"{url}: no control plane answers there ({type(e).__name__}). Is a run going on? Its address is in runs/NAME/control.json; "
-            "give it by --url or UNSPIRAL_CONTROL_URL"
+        raise EnvironmentLacks(
+            f"{url}: no control plane answers there ({type(e).__name__}). Is a run going on? Its address is "
+            "in runs/NAME/control.json; give it by --url or UNSPIRAL_CONTROL_URL"
         ) from e
-    return read_answer(answer, kind, url)
+    return gateway.read_answer(answer, kind, url)
 
 
 def address_of(url: str) -> str:
-    """The address, where it may have been given as a run's folder or `latest`. Raises ControlError for a run
+    """The address, where it may have been given as a run's folder or `latest`. Raises UserError for a run
     that serves none now."""
     if url != LATEST and not Path(url).is_dir():
         return url
@@ -150,7 +157,7 @@ def address_of(url: str) -> str:
     try:
         return json.loads((run / "control.json").read_text(encoding="utf-8"))["url"]
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise ControlError(
+        raise UserError(
             f"--url {url}: no control plane is named in {run / 'control.json'}; does the run go on?"
         ) from e
 
@@ -186,7 +193,7 @@ def show(status: RunStatus) -> None:
 
 
 def console_for_tables() -> Console:
-    """Of the terminal's width; in a pipe wide enough for one line per row."""
+    """A console of the terminal's width; in a pipe wide enough for one line per row."""
     from rich.console import Console
 
     return Console(highlight=False, width=None if sys.stdout.isatty() else 120)

@@ -16,15 +16,16 @@ import json
 import logging
 import socket
 import time
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
 
 from services.common.answers import read_json
+from services.common.errors import EnvironmentLacks, UnspiralError, UserError
 from services.control.proof import new_nonce, proven
-from services.control.records import Answer, CannotReach, ControlError, Done, DriverSilent, NoRun, RunStatus
+from services.control.records import Answer, Done, NoRun, RunStatus
 
 A = TypeVar("A", bound=Answer)
 log = logging.getLogger("unspiral.control")
@@ -32,9 +33,22 @@ log = logging.getLogger("unspiral.control")
 NAMESPACE = b"unspiral"
 PREFIX = b"control/"
 LOOK_SECONDS = 3.0
-"""Longest wait for Ray, and for an answer of a run that may be dead."""
+"""Longest wait for Ray, and for the health check of a run that may be dead."""
 ANSWER_SECONDS = 20.0
+"""Longest wait for a run's answer to a request."""
 MAX_HEALTH_BYTES = 4096
+
+
+class Announcement(TypedDict):
+    """A run in Ray's key-value store. Folder and host are what a later attempt knows its predecessor by."""
+
+    run: str
+    id: str
+    url: str
+    folder: str
+    host: str
+    started: float
+    """Seconds since the epoch."""
 
 
 def announce_run(run: str, id: str, url: str, folder: str) -> None:
@@ -50,7 +64,7 @@ def announce_run(run: str, id: str, url: str, folder: str) -> None:
         _internal_kv_put,
     )
 
-    value = {
+    value: Announcement = {
         "run": run,
         "id": id,
         "url": url,
@@ -60,7 +74,9 @@ def announce_run(run: str, id: str, url: str, folder: str) -> None:
     }
     for key in _internal_kv_list(PREFIX, namespace=NAMESPACE):
         earlier = announcement(_internal_kv_get(key, namespace=NAMESPACE))
-        if earlier is not None and all(earlier.get(name) == value[name] for name in ("folder", "host")):
+        if earlier is None:
+            continue
+        if (earlier.get("folder"), earlier.get("host")) == (folder, value["host"]):
             _internal_kv_del(key, namespace=NAMESPACE)
     _internal_kv_put(_key(run, id), json.dumps(value).encode(), overwrite=True, namespace=NAMESPACE)
 
@@ -85,18 +101,16 @@ def _key(run: str, id: str) -> bytes:
     return PREFIX + f"{run}/{id}".encode()
 
 
-def announcement(value: bytes | None) -> dict[str, Any] | None:
+def announcement(value: bytes | None) -> Announcement | None:
     """What a run announced, or None where it is no announcement that can be checked."""
     try:
         about = read_json(value or b"")
     except ValueError:
         return None
     kinds = {"run": str, "id": str, "url": str, "started": float}
-    return (
-        about
-        if isinstance(about, dict) and all(isinstance(about.get(k), t) for k, t in kinds.items())
-        else None
-    )
+    if isinstance(about, dict) and all(isinstance(about.get(k), t) for k, t in kinds.items()):
+        return cast(Announcement, about)
+    return None
 
 
 class Gateway:
@@ -106,10 +120,12 @@ class Gateway:
     def __init__(self, ray_address: str, token: str | None):
         host, _, port = ray_address.rpartition(":")
         if not host or not port.isdigit() or "/" in host:
-            raise ControlError(
-                f"--ray-address {ray_address}: expected HOST:PORT of the cluster's head, such as ray-head:6379"
+            raise UserError(
+                f"--ray-address {ray_address}: expected HOST:PORT of the cluster's head, such as "
+                "ray-head:6379"
             )
-        self.ray_address, self._place = ray_address, (host.strip("[]"), int(port))
+        self.ray_address = ray_address
+        self._place = (host.strip("[]"), int(port))
         self._token = token
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._gcs: Any = None
@@ -145,16 +161,16 @@ class Gateway:
             try:
                 answer = await http.request(method, url + path, json=body)
             except httpx.HTTPError as e:
-                raise DriverSilent(f"the run at {url} does not answer: {type(e).__name__}") from e
+                what = f"the run at {url} does not answer: {type(e).__name__}"
+                raise EnvironmentLacks(what, status=504) from e
         return read_answer(answer, kind, url)
 
     async def _find(self) -> tuple[str, list[str]]:
-        """The address of the newest run that answers, looked for anew each time, and the names of the others.
-        Raises NoRun, CannotReach."""
+        """The address of the newest run that answers, looked up at each request, and the names of the others.
+        Raises NoRun, EnvironmentLacks."""
         runs = await asyncio.to_thread(self._registered)
-        async with httpx.AsyncClient(
-            timeout=LOOK_SECONDS, trust_env=False
-        ) as http:  # no token: who answers is not known yet
+        # Without the token: who answers is not known yet.
+        async with httpx.AsyncClient(timeout=LOOK_SECONDS, trust_env=False) as http:
             answers = await asyncio.gather(*(_answers(http, r, self._token) for r in runs))
         alive = sorted(
             (r for r, is_it in zip(runs, answers, strict=True) if is_it), key=lambda r: r["started"]
@@ -163,36 +179,33 @@ class Gateway:
             raise NoRun(f"no run on the cluster at {self.ray_address}")
         return alive[-1]["url"], sorted(r["run"] for r in alive[:-1])
 
-    def _registered(self) -> list[dict[str, Any]]:
-        """What runs have announced. Raises CannotReach."""
-        from ray._raylet import GcsClient
+    def _registered(self) -> list[Announcement]:
+        """What runs have announced. Raises EnvironmentLacks."""
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]  # Cython, without stubs
         from ray.exceptions import AuthenticationError, RayError
 
         try:  # Ray's own client waits for 40 s
             socket.create_connection(self._place, LOOK_SECONDS).close()
         except OSError as e:
             self._gcs = None
-            raise CannotReach(
+            raise EnvironmentLacks(
                 f"--ray-address {self.ray_address}: no Ray answers there ({e.strerror or e})"
             ) from e
         try:
-            gcs = self._gcs = self._gcs or GcsClient(
-                address=self.ray_address
-            )  # another request's fault may unset it
+            # Kept in a variable too: a fault in the thread of another request may unset the attribute.
+            gcs = self._gcs = self._gcs or GcsClient(address=self.ray_address)
             keys = gcs.internal_kv_keys(PREFIX, NAMESPACE, timeout=LOOK_SECONDS)
             values = [gcs.internal_kv_get(key, NAMESPACE, timeout=LOOK_SECONDS) for key in keys]
-        except AuthenticationError as e:
-            self._gcs = None
-            raise CannotReach(
-                f"--ray-address {self.ray_address}: Ray refuses the token; RAY_AUTH_MODE and RAY_AUTH_TOKEN must be the cluster's"
-            ) from e
         except RayError as e:
             self._gcs = None
-            raise CannotReach(f"--ray-address {self.ray_address}: {' '.join(str(e).split())[:200]}") from e
+            why = " ".join(str(e).split())[:200]
+            if isinstance(e, AuthenticationError):
+                why = "Ray refuses the token; RAY_AUTH_MODE and RAY_AUTH_TOKEN must be the cluster's"
+            raise EnvironmentLacks(f"--ray-address {self.ray_address}: {why}") from e
         return [about for value in values if (about := announcement(value))]
 
 
-async def _answers(http: httpx.AsyncClient, run: dict[str, Any], token: str | None) -> bool:
+async def _answers(http: httpx.AsyncClient, run: Announcement, token: str | None) -> bool:
     """Whether the run itself answers at the address that it announced, and with a token: whether it holds the
     same."""
     nonce = new_nonce()
@@ -224,30 +237,28 @@ async def _little(answer: httpx.Response) -> bytes:
 
 
 def read_answer(answer: httpx.Response, kind: type[A], url: str) -> A:
-    """What a control plane answered. Raises its refusal as a ControlError, CannotReach for what no control
-    plane would answer."""
+    """What a control plane answered. Raises its refusal with the HTTP status that it had, and
+    EnvironmentLacks for what no control plane would answer."""
     if not answer.is_success:
         raise _as_error(answer)
     try:
         return kind.model_validate_json(answer.content)
     except ValidationError as e:
-        raise CannotReach(
+        raise EnvironmentLacks(
             f"{url}: what answers there is no control plane of a run, or one of a version too far from this"
         ) from e
 
 
-def _as_error(answer: httpx.Response) -> ControlError:
-    """A refusal of the control plane, as the exception it was there."""
+def _as_error(answer: httpx.Response) -> UnspiralError:
+    """A refusal, with the status and the line that it had at the control plane."""
+    status = answer.status_code
+    where = f"{answer.request.url}: HTTP {status}"
     if not answer.is_error:
-        return CannotReach(
-            f"{answer.request.url}: HTTP {answer.status_code}; what answers there is no control plane of a run"
-        )
-    refused = answer.status_code in (401, 403, 409, 500, 502, 503, 504)
+        return EnvironmentLacks(f"{where}; what answers there is no control plane of a run")
     try:
         detail = " ".join(str(read_json(answer.content)["detail"]).split())[:500]
     except (ValueError, KeyError, TypeError):  # an ingress, or whatever else answers there
-        detail, refused = f"{answer.request.url}: HTTP {answer.status_code}", True
-    error = ControlError(detail)
-    error.status = answer.status_code
-    error.exit_code = 3 if refused else 2
-    return error
+        return EnvironmentLacks(where, status=status)
+    if status in (401, 403, 409, 500, 502, 503, 504):
+        return EnvironmentLacks(detail, status=status)
+    return UserError(detail, status=status)

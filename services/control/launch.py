@@ -32,7 +32,7 @@ def serve_in_thread(
     """Serve a run's own control plane. Where the port is taken, by another run mostly, a free one serves, and
     `say` is told.
 
-    id: what the health check gives back. Raises CannotServe for any other fault of the address, TokenRequired
+    id: what the health check gives back. Raises CannotServe for any other fault of the address, UserError
     for one beyond this machine without UNSPIRAL_API_TOKEN.
     """
     token = required_token(settings.host)
@@ -50,8 +50,10 @@ def _bind_or_free(settings: ControlSettings, say: Callable[[str], None]) -> sock
         if not isinstance(e.__cause__, OSError) or e.__cause__.errno != errno.EADDRINUSE:
             raise
     sock = bind(settings.host, 0, WHAT)
+    url = url_of(settings.host, sock)
     say(
-        f"{WHAT}: port {settings.port} of {settings.host} is in use, by another run perhaps; {url_of(settings.host, sock)} serves this one"
+        f"{WHAT}: port {settings.port} of {settings.host} is in use, by another run perhaps; {url} serves "
+        "this one"
     )
     return sock
 

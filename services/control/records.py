@@ -1,4 +1,4 @@
-"""What the control plane says and is told, and its errors."""
+"""What crosses the interface of the control plane: requests, answers, and the protocol behind it."""
 
 from __future__ import annotations
 
@@ -6,47 +6,16 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
-from services.common.errors import UserError
+from services.common.errors import UnspiralError
 
 MAX_WORKERS = 10_000
 
 
-class ControlError(UserError):
-    """A request that cannot be carried out; one line says why."""
-
-
-class UnknownWorker(ControlError):
-    """There is no such worker."""
-
-    status = 404
-
-
-class NoRun(ControlError):
-    """Nothing is running that could carry it out."""
+class NoRun(UnspiralError):
+    """No run is there that could carry a request out."""
 
     exit_code = 3
     status = 409
-
-
-class TooFewResources(ControlError):
-    """The cluster cannot hold so many workers; the line lists what is wanted and what there is."""
-
-    exit_code = 3
-    status = 409
-
-
-class DriverSilent(ControlError):
-    """The run is there, and does not answer."""
-
-    exit_code = 3
-    status = 504
-
-
-class CannotReach(ControlError):
-    """Nothing answers at the address of the control plane, or of Ray."""
-
-    exit_code = 3
-    status = 503
 
 
 class Record(BaseModel):
@@ -124,7 +93,7 @@ class RunStatus(Answer):
     """Why there are fewer workers than wanted."""
     workers: list[WorkerStatus] = []
     tokens_per_s: float = 0.0
-    """Tokens that the workers wrote in trajectories finished over the last 30 seconds, a second."""
+    """Tokens per second that the workers wrote, over the trajectories finished in the last 30 seconds."""
     last_sync_seconds: float | None = None
     rewards: list[float | None] = []
     """Mean reward of the last steps, oldest first."""
@@ -149,7 +118,12 @@ PAUSE_INSTEAD = "a run without workers ends; to have it wait with its workers ke
 
 
 class Control(Protocol):
-    """What the server serves: a run itself, or a gateway to one. All methods raise ControlError."""
+    """What the server serves: a run itself, or a gateway to one.
+
+    All methods raise NoRun, UserError for a request that is wrong (status 404 for an unknown worker), and
+    EnvironmentLacks where the cluster or the run does not allow it: status 409 for too few resources, 503
+    where nothing answers, 504 for a run that is there and does not answer.
+    """
 
     async def ready(self) -> None:
         """Return where requests can be answered."""

@@ -11,17 +11,21 @@ from fastapi.responses import RedirectResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from pydantic import ValidationError
 
+from services.common.errors import UserError
 from services.common.http.app import new_app
 from services.common.http.bodies import json_body, read_body
 from services.common.http.faults import WITH_BODY, described, text_answer
 from services.control.proof import proof
-from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Control, ControlError, Done, RunStatus, Scale
+from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Control, Done, RunStatus, Scale
 from services.worker_state import WorkerState
 
 MAX_BODY_BYTES = 4096
 AWAY = described(504)
 TO_A_RUN = AWAY | WITH_BODY | described(409)
-SCALE_ACCEPTS = f'expected {{"n": N}} with N a whole number from 1 to {MAX_WORKERS}, or "all", and optionally "ahead": true'
+SCALE_ACCEPTS = (
+    f'expected {{"n": N}} with N a whole number from 1 to {MAX_WORKERS}, or "all", and optionally '
+    '"ahead": true'
+)
 
 Nonce = Annotated[
     str | None,
@@ -63,9 +67,7 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
         except ValidationError as e:
             given = body[:60].decode("utf-8", "replace") or "an empty body"
             none = any(error["type"] == "greater_than_equal" for error in e.errors())
-            raise ControlError(
-                f"{SCALE_ACCEPTS}; got {given}" + (f"; {PAUSE_INSTEAD}" if none else "")
-            ) from e
+            raise UserError(f"{SCALE_ACCEPTS}; got {given}" + (f"; {PAUSE_INSTEAD}" if none else "")) from e
         return await control.scale(wanted.n, wanted.ahead)
 
     @app.post("/v1/workers/{worker}/drain", status_code=202, responses=TO_A_RUN | described(404))
@@ -117,7 +119,7 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
 
 
 class ControlMetrics:
-    """Gauges, filled anew from a status at each scrape."""
+    """Gauges, set from the run's status at each scrape."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -125,7 +127,7 @@ class ControlMetrics:
             "unspiral_control_refused", "Requests refused", ["status"], registry=self.registry
         )
 
-        def gauge(name, text, *labels):
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"unspiral_control_{name}", text, labels, registry=self.registry)
 
         self.run = gauge("run", "1 while a run is there")

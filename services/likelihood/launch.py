@@ -48,7 +48,7 @@ class ServeSettings(Settings):
 
 
 def serve_in_thread(settings: ServeSettings) -> RunningServer:
-    """Start the service and return once it answers. Raises CannotServe, StoreError, TokenRequired,
+    """Start the service and return once it answers. Raises CannotServe, StoreError, UserError,
     MirrorError."""
     return run_in_thread(
         lambda parts: _assembled(settings, parts), settings.host, WHAT, settings.start_timeout_seconds, MANNER

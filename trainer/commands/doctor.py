@@ -31,7 +31,7 @@ Check = Callable[[], Iterator[Finding]]
 
 PORTS = {8000: "retriever", 8100: "likelihood", 8200: "control plane", 8265: "Ray's dashboard"}
 PACKAGES = {
-    "retriever": ("bm25s", "fastapi", "uvicorn"),
+    "retriever": ("numba", "fastapi", "uvicorn"),
     "training": ("torch", "ray", "deepspeed", "transformers"),
     "dense retrieval": ("faiss-cpu", "sentence-transformers"),
     "Redis store": ("redis",),

@@ -17,20 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import httpx
 import ray
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import write_json
 from services.common.redaction import address_without_secrets
 from services.control.gateway import announce_run, withdraw_run
 from services.control.launch import serve_in_thread
 from services.control.records import (
     PAUSE_INSTEAD,
-    ControlError,
     Done,
-    DriverSilent,
     NoRun,
     Reach,
     RunStatus,
-    TooFewResources,
-    UnknownWorker,
     WorkerStatus,
 )
 from trainer.config.schema import Config
@@ -97,9 +94,10 @@ class RunControl:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_SECONDS)
         except TimeoutError:
-            raise DriverSilent(
+            raise EnvironmentLacks(
                 f"run {self.config.run.name} did not answer within {ANSWER_SECONDS:g} s: its driver (pid "
-                f"{os.getpid()}) is busy"
+                f"{os.getpid()}) is busy",
+                status=504,
             ) from None
 
     # On the driver's loop
@@ -157,7 +155,7 @@ class RunControl:
         driver = self._running()
         pool = driver.system.pool
         if self.config.rollout.deterministic:
-            raise ControlError(
+            raise UserError(
                 "rollout.deterministic=true: each trajectory has its worker, so their number stays as it is"
             )
         if (
@@ -166,7 +164,7 @@ class RunControl:
             and not ahead
             and (lacking := pool.lacking(n, driver.system.learner.held))
         ):
-            raise TooFewResources(lacking)
+            raise EnvironmentLacks(lacking, status=409)
         before = pool.target
         self._background(pool.scale(n))
         await asyncio.sleep(0)  # it takes the number now, and waits for leavers later
@@ -180,16 +178,16 @@ class RunControl:
         driver = self._running()
         pool = driver.system.pool
         if worker not in (ids := [w.id for w in pool.workers() if w.state not in ("starting", "waiting")]):
-            raise UnknownWorker(
-                f"no worker {worker} that could be drained; there are {', '.join(ids) or 'none'}"
+            raise UserError(
+                f"no worker {worker} that could be drained; there are {', '.join(ids) or 'none'}", status=404
             )
         if self.config.rollout.deterministic:
-            raise ControlError(
+            raise UserError(
                 "rollout.deterministic=true: each trajectory has its worker, so none can be drained"
             )
         others = [w for w in pool.workers() if w.id != worker and w.state not in ("draining", "failed")]
         if pool.target <= 1 or not others:
-            raise ControlError(f"{worker} is the last worker, and {PAUSE_INSTEAD}")
+            raise UserError(f"{worker} is the last worker, and {PAUSE_INSTEAD}")
         self._background(pool.drain(worker))
         driver.system.folder.event("control_drain", worker=worker, target=pool.target)
         return Done(text=f"{worker} drains; {pool.target} workers wanted", target=pool.target)

@@ -9,6 +9,7 @@ from starlette.types import Lifespan
 
 from services.common.http.faults import ALWAYS, install_faults
 from services.common.http.gate import Gate
+from services.common.http.heads import HeadAsGet
 from services.common.http.pages import add_pages
 from services.common.http.stopping import AnswerWhenStopped
 
@@ -34,6 +35,7 @@ def new_app(
         responses=ALWAYS,
         lifespan=lifespan,
     )
+    app.add_middleware(HeadAsGet)
     app.add_middleware(Gate, token=token)
     app.add_middleware(AnswerWhenStopped)  # the last added is the outermost
     install_faults(app, refused)

@@ -14,14 +14,10 @@ TOKEN_VARIABLE = "UNSPIRAL_API_TOKEN"
 COOKIE = "unspiral_likelihood"
 
 
-class TokenRequired(UserError):
-    """The service is to be bound beyond this machine, and no token is set."""
-
-
 def required_token(host: str, token: str | None = None) -> str | None:
     """The token to ask for: the one given, or UNSPIRAL_API_TOKEN.
 
-    Raises TokenRequired for a wider host without one.
+    Raises UserError for a wider host without one.
     """
     token = token or token_of(TOKEN_VARIABLE)
     refuse_wide_without_token(host, token, f"set {TOKEN_VARIABLE}")
@@ -43,10 +39,10 @@ def token_of(variable: str) -> str | None:
 
 
 def refuse_wide_without_token(host: str, token: str | None, remedy: str) -> None:
-    """Raise TokenRequired, naming the remedy, for a host beyond this machine without a token."""
+    """Raise UserError, naming the remedy, for a host beyond this machine without a token."""
     if token is None and not is_loopback(host):
         shown = host or "''"
-        raise TokenRequired(f"host {shown}: reachable from other machines, so {remedy}, or bind to 127.0.0.1")
+        raise UserError(f"host {shown}: reachable from other machines, so {remedy}, or bind to 127.0.0.1")
 
 
 def is_bearer(header: bytes, token: str) -> bool:

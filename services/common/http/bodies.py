@@ -10,26 +10,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import Request
+from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.common.errors import UserError
+from services.common.errors import EnvironmentLacks, UserError
 
 PART_BYTES = 256 << 10
 WAIT_SECONDS = 10.0
 """Longest wait for room in memory."""
-
-
-class TooLarge(UserError):
-    """A body above the limit."""
-
-    status = 413
-
-
-class NoRoom(UserError):
-    """Other requests hold all the memory that the service may use; worth another try."""
-
-    status = 503
 
 
 class Room:
@@ -41,7 +30,9 @@ class Room:
     """
 
     def __init__(self, limit: int, wait_seconds: float = WAIT_SECONDS):
-        self.limit, self.wait_seconds, self.held = limit, wait_seconds, 0
+        self.limit = limit
+        self.wait_seconds = wait_seconds
+        self.held = 0
         self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()
 
     def has(self, size: int, own: int = 0) -> bool:
@@ -56,7 +47,7 @@ class Room:
         return True
 
     async def take(self, size: int, own: int = 0) -> None:
-        """Hold `size` bytes more. Raises NoRoom after `wait_seconds`."""
+        """Hold `size` bytes more. Raises EnvironmentLacks (503) after `wait_seconds`."""
         if self.try_take(size, own):
             return
         turn = (size, own, asyncio.get_running_loop().create_future())
@@ -72,7 +63,7 @@ class Room:
                     self._waiting.remove(turn)
                 self._wake()
             if isinstance(error, TimeoutError):
-                raise NoRoom(
+                raise EnvironmentLacks(
                     f"{self.limit} bytes are held by other requests, the most that are allowed"
                 ) from None
             raise
@@ -108,7 +99,8 @@ class Memory:
     ) -> AsyncIterator[bytes]:
         """The body, of `limit` bytes at most, and room for the bytes that it takes to work on it.
 
-        Raises TooLarge, NoRoom, and what `weight` raises.
+        Raises UserError (413) for a larger body, EnvironmentLacks (503) where no room was free in time, and
+        what `weight` raises.
         """
         parts: list[bytes] = []
         size = work = 0
@@ -134,7 +126,8 @@ class HeldResponse(Response):
 
     def __init__(self, body: bytes, room: Room, media_type: str):
         super().__init__(body, media_type=media_type)
-        self._room, self._size = room, len(body)
+        self._room = room
+        self._size = len(body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -158,25 +151,25 @@ def declared_size(length: bytes) -> int:
 
 
 async def parts_of(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body piece by piece, read no further than the limit. Raises TooLarge, and ClientDisconnect for a
-    client that left."""
+    """The body piece by piece, read no further than the limit. Raises UserError (413) beyond it, and
+    ClientDisconnect for a client that left."""
     declared = declared_size(request.headers.get("content-length", "").encode("latin-1"))
     if declared > limit:
-        raise TooLarge(f"body of {declared} bytes; at most {limit} accepted")
+        raise UserError(f"body of {declared} bytes; at most {limit} accepted", status=413)
     size = 0
     async for part in request.stream():
         size += len(part)
         if size > limit:
-            raise TooLarge(f"body of more than {limit} bytes; at most {limit} accepted")
+            raise UserError(f"body of more than {limit} bytes; at most {limit} accepted", status=413)
         yield part
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, read no further than the limit. Raises TooLarge."""
+    """The body, read no further than the limit. Raises UserError (413) beyond it."""
     return b"".join([part async for part in parts_of(request, limit)])
 
 
-def json_body(model: type) -> dict[str, Any]:
+def json_body(model: type[BaseModel]) -> dict[str, Any]:
     """`openapi_extra` of a route that reads `model` from the body by itself."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(model)}}}}
 
@@ -188,7 +181,7 @@ def binary_body(description: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "description": description, "content": content}}
 
 
-def schema_of(model: type) -> dict[str, Any]:
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     """The JSON schema of a request, its definitions written out: OpenAPI looks for them elsewhere."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})

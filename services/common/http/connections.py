@@ -38,14 +38,14 @@ class Limits:
     head_seconds: float = 15.0
     """Longest time for a head, from the connection or from its first byte; after it a 408."""
     body_seconds: float = 60.0
-    """Longest time for a body, ..."""
+    """Longest time for a body, before what `body_bytes_per_second` adds; after it a 408."""
     body_bytes_per_second: int = 256 << 10
-    """... and a second more for each so many bytes of it that came; after it a 408."""
+    """Bytes of the body that add one second to its time when they arrive."""
     idle_seconds: float = 75.0
     """How long a connection stays open between requests."""
     connections: int = 1000
-    """Most that are open. A further one takes the place of the one that has been quiet longest; where all are
-    at work it gets a 503."""
+    """Most open connections. A further one replaces the one that has been quiet longest; where all are at
+    work it gets a 503."""
 
 
 class Config(uvicorn.Config):
@@ -54,13 +54,17 @@ class Config(uvicorn.Config):
     def __init__(self, app: Any, limits: Limits, **options: Any) -> None:
         self.limits = limits
         super().__init__(
-            app, http=BoundedConnection, ws="none", timeout_keep_alive=limits.idle_seconds, **options
+            app,
+            http=BoundedConnection,
+            ws="none",
+            timeout_keep_alive=limits.idle_seconds,  # type: ignore[arg-type]  # call_later takes fractions
+            **options,
         )
 
 
 Waiting = Literal["head", "body", "idle", "work", "end"]
-"""What a connection waits for: its client's head or body, its next request, the service's answer, or its own
-end."""
+"""A connection waits for a request's head or body, for the next request, for the service's answer, or, after
+a refusal, for its own end."""
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -74,7 +78,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.unread = 0
         """Bytes since the parser last had a whole head or a piece of a body."""
         self.came = 0
-        """The same, and those that the parser is at work on."""
+        """As `unread`, plus the bytes that the parser is reading now."""
         self.taken = 0
         """Bytes of the body so far."""
         self.dropped = 0
@@ -110,9 +114,8 @@ class BoundedConnection(HttpToolsProtocol):
         self.came = self.unread + len(data)
         try:
             self.parser.feed_data(data)
-        except (
-            httptools.HttpParserUpgrade
-        ):  # answered as an ordinary request; whatever follows is not read as one
+        except httptools.HttpParserUpgrade:
+            # Answered as an ordinary request; whatever follows is not read as one.
             if self.cycle is not None:
                 self.cycle.keep_alive = False
         except httptools.HttpParserError:
@@ -225,7 +228,8 @@ class BoundedConnection(HttpToolsProtocol):
         """Whether there is a place for this connection, made by ending the one whose client has been quiet
         longest."""
         now = self.loop.time()
-        open_ones = [c for c in self.connections if not c.transport.is_closing()]
+        ours = (c for c in self.connections if isinstance(c, BoundedConnection))
+        open_ones = [c for c in ours if not c.transport.is_closing()]
         if len(open_ones) <= self.limits.connections:
             return True
         quiet = [c for c in open_ones if c is not self and c._can_be_ended(now)]
@@ -264,9 +268,8 @@ class BoundedConnection(HttpToolsProtocol):
         """Answer in place of the application, and end the connection once the client has had time to read
         it."""
         if self._answering():
-            if (
-                self.cycle.response_started or self.waits != "body"
-            ):  # another answer is on its way: this one would be read as its part
+            if self.cycle.response_started or self.waits != "body":
+                # Another answer is on its way: this one would be read as its part.
                 self.transport.close()
                 return
             self.cycle.disconnected = True

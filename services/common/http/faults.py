@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from services.common.errors import UnspiralError
+from services.common.http.heads import PATHS as HEAD_PATHS
 
 CLIENT_LEFT = 499
 WORDS = {
@@ -62,6 +63,8 @@ def allowed_methods(request: Request) -> dict[str, str]:
     """The header `Allow`, over all routes of the path; Starlette names those of the first alone."""
     matching = [r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE]
     methods = {method for route in matching for method in getattr(route, "methods", None) or ()}
+    if request.scope["path"] in HEAD_PATHS:
+        methods.add("HEAD")
     return {"Allow": ", ".join(sorted(methods))}
 
 

@@ -73,7 +73,9 @@ class Gate:
         login: bool = True,
         fault: Fault = plain_fault,
     ):
-        self.app, self.token, self.fault = app, token, fault
+        self.app = app
+        self.token = token
+        self.fault = fault
         self.open_paths = open_paths
         self.login = login and token is not None
         self.cookie = cookie_of(token) if token else ""
@@ -82,8 +84,8 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             answer = self._refusal(scope)
-            if answer is None and self.login and scope["path"] == "/login":
-                answer = await self._login(Request(scope, receive))
+            if answer is None and self.login and self.token is not None and scope["path"] == "/login":
+                answer = await self._login(self.token, Request(scope, receive))
             await (answer or self.app)(scope, receive, send)
         elif scope["type"] == "lifespan":  # no service has web sockets
             await self.app(scope, receive, send)
@@ -103,7 +105,11 @@ class Gate:
         if self.token is None:
             return self._refuse_stranger(scope, headers)
         path = scope["path"]
-        if path in self.open_paths or (self.login and path == "/login") or self._is_known(headers, safe):
+        if (
+            path in self.open_paths
+            or (self.login and path == "/login")
+            or self._is_known(self.token, headers, safe)
+        ):
             return None
         if self.login and safe and b"text/html" in headers.get(b"accept", b""):
             return RedirectResponse("/login", 303)
@@ -118,13 +124,16 @@ class Gate:
         if not host or is_ours(host, server, self.allowed):  # every browser sends a host
             return None
         accepted = LOOPBACK_NAMES if is_loopback(server) else PRIVATE_NAMES
-        detail = f"without a token, only requests whose Host is {accepted} are answered, and those in {ALLOWED_VARIABLE}"
+        detail = (
+            f"without a token, only requests whose Host is {accepted} are answered, and those in "
+            f"{ALLOWED_VARIABLE}"
+        )
         return self._refuse(403, detail, "host", accepted)
 
-    def _is_known(self, headers: dict[bytes, bytes], safe: bool) -> bool:
+    def _is_known(self, token: str, headers: dict[bytes, bytes], safe: bool) -> bool:
         given = headers.get(b"authorization")
         if given is not None:
-            return is_bearer(given, self.token)
+            return is_bearer(given, token)
         return self.login and safe and hmac.compare_digest(_cookie(headers).encode(), self.cookie.encode())
 
     def _refuse(
@@ -132,7 +141,7 @@ class Gate:
     ) -> Response:
         return Response(self.fault(detail, field, limit), status, headers, "application/json")
 
-    async def _login(self, request: Request) -> Response:
+    async def _login(self, token: str, request: Request) -> Response:
         if request.method != "POST":
             return HTMLResponse(pages.LOGIN.replace("<!--message-->", ""))
         body = b""
@@ -145,7 +154,7 @@ class Gate:
         except ClientDisconnect:
             return Response(status_code=499)
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
-        if not hmac.compare_digest(given.strip().encode(), self.token.encode()):
+        if not hmac.compare_digest(given.strip().encode(), token.encode()):
             refused = "<p role=alert>That is not the token.</p>"
             return HTMLResponse(pages.LOGIN.replace("<!--message-->", refused), 401)
         answer = RedirectResponse("/", 303)

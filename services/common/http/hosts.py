@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 from functools import lru_cache
-from urllib.parse import urlsplit
 
 ALLOWED_VARIABLE = "UNSPIRAL_ALLOWED_HOSTS"
 """Further names that services may be asked for by, separated by commas."""
@@ -25,16 +25,15 @@ def allowed_hosts() -> frozenset[str]:
     return frozenset(name.strip() for name in names if name.strip())
 
 
+_HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s\[\]:/?#@\\]+))(?::[0-9]{0,5})?")
+"""A `Host` header (RFC 9110, 7.2): an IPv6 address in brackets, or a name; then perhaps a port. Nothing may
+stand between bracket and port: urlsplit takes `[::1]evil.example` for `::1`."""
+
+
 def name_of(header: str) -> str | None:
-    """The lower-case name in a `Host` header, without its port; None for what is no host."""
-    try:
-        parts = urlsplit(f"//{header}")
-        _ = parts.port
-    except ValueError:
-        return None
-    return (
-        None if parts.username is not None or parts.path or parts.query or parts.fragment else parts.hostname
-    )
+    """The lower-case name or address in a `Host` header, without its port; None for what is no host."""
+    found = _HOST.fullmatch(header)
+    return (found["six"] or found["name"]).lower() if found else None
 
 
 @lru_cache(maxsize=1024)
@@ -42,10 +41,8 @@ def is_loopback(host: str) -> bool:
     """Whether a host or address means this machine alone."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = _address(host)
+    return address is not None and address.is_loopback
 
 
 @lru_cache(maxsize=1024)
@@ -62,15 +59,17 @@ def is_ours(header: str, server: str, allowed: frozenset[str]) -> bool:
         return True
     if is_loopback(server):
         return False
-    return "." not in name or name.endswith(RESERVED) or _is_address(name) or name in _own_names()
+    if "." not in name or name.endswith(RESERVED):
+        return True
+    return _address(name) is not None or name in _own_names()
 
 
-def _is_address(name: str) -> bool:
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that a name is; None where it is a name indeed."""
     try:
-        ipaddress.ip_address(name)
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _own_names() -> set[str]:

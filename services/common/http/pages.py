@@ -13,8 +13,8 @@ LOGIN = (STATIC / "login.html").read_text(encoding="utf-8")
 DOCS = (STATIC / "docs.html").read_text(encoding="utf-8")
 ICON = (STATIC / "favicon.svg").read_bytes()
 CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "connect-src 'self'"
+    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self'"
 )
 
 

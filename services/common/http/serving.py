@@ -7,8 +7,8 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from services.common import signals
-from services.common.errors import UserError
+from services.common.errors import EnvironmentLacks
 from services.common.http.connections import Config, Limits
 
 BACKLOG = 2048
@@ -24,10 +24,8 @@ Assembled = Callable[[ExitStack], tuple[FastAPI, socket.socket]]
 """Makes an application and its bound socket; what must be closed in the end goes onto the stack."""
 
 
-class CannotServe(UserError):
+class CannotServe(EnvironmentLacks):
     """The address cannot be bound, or the server did not come up or end in time."""
-
-    exit_code = 3
 
 
 @dataclass(frozen=True)
@@ -36,9 +34,9 @@ class Manner:
 
     limits: Limits = field(default_factory=Limits)
     drain_seconds: float = 3.0
-    """At a stop, how long requests that are in flight may go on."""
+    """Seconds that requests in flight may go on at a stop."""
     lifespan: Literal["on", "off"] = "off"
-    """Whether the application is to be told of its start and end."""
+    """Whether uvicorn runs the application's lifespan."""
 
     def config(self, app: Any, **options: Any) -> Config:
         """uvicorn's configuration of a server that is served so."""
@@ -55,6 +53,15 @@ class Manner:
         )
 
 
+class _Server(uvicorn.Server):
+    """A server that installs no signal handlers: signals come to `signals.stop_servers`."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing."""
+        yield
+
+
 class RunningServer:
     """A service in a thread of this process. `url` is its address; a context manager that stops it."""
 
@@ -67,8 +74,12 @@ class RunningServer:
         parts: ExitStack,
         drain_seconds: float,
     ):
-        self.url, self._what, self._server = url, what, server
-        self._thread, self._parts, self._drain = thread, parts, drain_seconds
+        self.url = url
+        self._what = what
+        self._server = server
+        self._thread = thread
+        self._parts = parts
+        self._drain = drain_seconds
 
     def stop(self, timeout: float | None = None) -> None:
         """Answer what is in flight, end the server, then close what it holds. Safe to call twice.
@@ -153,7 +164,7 @@ def run_in_thread(
 
 
 def exit_status(received: list[int]) -> int:
-    """Of a process that these signals ended: 130, 143, or 0 for none."""
+    """The exit status of a process that these signals ended: 130, 143, or 0 without a signal."""
     return 128 + received[-1] if received else 0
 
 
@@ -162,7 +173,8 @@ def run_until_signal(
 ) -> int:
     """Assemble a service, announce its socket, and run it in the foreground until SIGINT or SIGTERM.
 
-    `app.state.end` is set to a function that ends it from within. Returns the exit status (130, 143, else 0).
+    `app.state.end` is set to a function that ends it from within. Returns the exit status (130, 143,
+    otherwise 0).
     """
     servers: list[uvicorn.Server] = []
 
@@ -177,8 +189,7 @@ def run_until_signal(
         app, sock = assembled(parts)
         app.state.end = end
         announce(sock)
-        servers.append(uvicorn.Server((manner or Manner()).config(app)))
-        servers[0].capture_signals = nullcontext  # they come to `stop_servers`
+        servers.append(_Server((manner or Manner()).config(app)))
         if not received:
             servers[0].run(sockets=[sock])
     return exit_status(received)

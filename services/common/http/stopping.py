@@ -18,7 +18,8 @@ class AnswerWhenStopped:
     """
 
     def __init__(self, app: ASGIApp, fault: Fault = plain_fault):
-        self.app, self.fault = app, fault
+        self.app = app
+        self.fault = fault
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun: Message | None = None

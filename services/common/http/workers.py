@@ -15,7 +15,8 @@ from uvicorn.supervisors.multiprocess import Process
 from services.common.http.serving import CannotServe, Manner
 
 ANSWER_SECONDS = 60
-"""A worker that reads a vocabulary of ten million terms answers nobody for that long, and is well."""
+"""Seconds without a sign of life after which a worker is killed: one that loads ten million terms gives none
+for most of a minute, and is well."""
 
 
 class Workers(Multiprocess):
@@ -31,7 +32,7 @@ class Workers(Multiprocess):
         super().__init__(config, sockets=sockets)
         self.ended_by: list[int] = []
         self._on_gone = on_gone
-        self._counted: set[int | None] = set()
+        self._counted: set[int] = set()
 
     def keep_subprocess_alive(self) -> None:
         for process in self.processes:
@@ -40,7 +41,7 @@ class Workers(Multiprocess):
         if self._stopping():
             return
         super().keep_subprocess_alive()
-        running = {process.pid for process in self.processes}
+        running = {process.pid for process in self.processes if process.pid is not None}
         for pid in self._counted - running:
             self._on_gone(pid)
         self._counted = running
@@ -65,7 +66,7 @@ class Workers(Multiprocess):
         return self.should_exit.is_set() or bool({signal.SIGINT, signal.SIGTERM} & {*self.signal_queue})
 
     def join_all(self) -> None:
-        until = time.monotonic() + 2 * self.config.timeout_graceful_shutdown + 5
+        until = time.monotonic() + 2 * (self.config.timeout_graceful_shutdown or 0) + 5
         for process in self.processes:
             process.process.join(max(0.0, until - time.monotonic()))
             if process.process.is_alive():
@@ -82,9 +83,8 @@ class Workers(Multiprocess):
 
     def _stop(self, number: int) -> None:
         self.ended_by.append(number)
-        for sock in (
-            self.sockets
-        ):  # the workers close theirs: open here, it would take connections that nobody answers
+        # The workers close theirs; open here, it would take connections that nobody answers.
+        for sock in self.sockets:
             sock.close()
 
 

@@ -11,7 +11,7 @@ import lzma
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, cast
 
 from services.common.records.columns import CONTENTS, QUESTION, plain_name
 
@@ -35,13 +35,14 @@ _MARKS = (
     (b"\xff\xfe", "utf-16"),
     (b"\xfe\xff", "utf-16"),
 )
-_ZEROS = {
+_ZEROS: dict[tuple[bool, ...], str] = {
     (False, True, False, True): "utf-16-le",
     (True, False, True, False): "utf-16-be",
     (False, True, True, True): "utf-32-le",
     (True, True, True, False): "utf-32-be",
 }
 """Encodings by which of the first four bytes are 0, where two characters of ASCII come first."""
+_NO_JSON = object()
 _ARROW_STREAM = b"\xff\xff\xff\xff"
 _OF_A_ROW = {*QUESTION, *CONTENTS, "prompt", "messages", "conversations", "id", "_id"}
 """Columns that only a row has; the turns of a conversation are a list of objects, and no rows."""
@@ -116,12 +117,13 @@ def open_unpacked(path: Path) -> BinaryIO:
     """The file's bytes, unpacked."""
     with path.open("rb") as file:
         packing = packing_of(file.read(8))
+    # The unpackers of the standard library have all methods of a BinaryIO, and do not say so.
     if packing == "gzip":
-        return gzip.open(path, "rb")
+        return cast(BinaryIO, gzip.open(path, "rb"))
     if packing == "bzip2":
-        return bz2.open(path, "rb")
+        return cast(BinaryIO, bz2.open(path, "rb"))
     if packing == "xz":
-        return lzma.open(path, "rb")
+        return cast(BinaryIO, lzma.open(path, "rb"))
     if packing == "zstd":
         import pyarrow
 
@@ -174,20 +176,15 @@ def _is_one_list(text: str) -> bool:
     """Whether text that begins with `[` is one list of rows; otherwise each line is a list, which no row
     is."""
     first, *others = text.split("\n")
-    try:
-        json.loads(first)
-    except (ValueError, RecursionError):
-        return True
-    return not any(line.strip() for line in others)
+    return _parsed(first) is _NO_JSON or not any(line.strip() for line in others)
 
 
 def _is_one_document(text: str, whole: bool) -> bool:
     """Whether text that begins with `{` is one JSON document over several lines, or a line that holds all
     rows, and not a row per line."""
     lines = text.split("\n")
-    try:
-        row = json.loads(lines[0])
-    except (ValueError, RecursionError):
+    row = _parsed(lines[0])
+    if row is _NO_JSON:
         if not any(line.strip() for line in lines[1:]):
             return not whole  # a line longer than what was looked at: of one document, unless it is damaged
         return _begins_as_document(text)
@@ -206,10 +203,15 @@ def _begins_as_document(text: str) -> bool:
 
 
 def _is_object(line: str) -> bool:
+    return isinstance(_parsed(line), dict)
+
+
+def _parsed(text: str) -> object:
+    """The JSON value of a text; _NO_JSON for what is none."""
     try:
-        return isinstance(json.loads(line), dict)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return False
+        return _NO_JSON
 
 
 def holds_rows(row: object) -> bool:

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,8 +16,8 @@ from typing import Any, TextIO
 from services.common.records.files import DAMAGED, Layout, data_files, holds_rows, layout_of, open_unpacked
 
 ACCEPTED = (
-    "JSON Lines, JSON (a list, or an object that holds one), CSV, TSV, Parquet or Arrow, also packed with gzip, zstd, "
-    "bzip2 or xz, or a folder of these"
+    "JSON Lines, JSON (a list, or an object that holds one), CSV, TSV, Parquet or Arrow, also packed with "
+    "gzip, zstd, bzip2 or xz, or a folder of these"
 )
 BATCH_ROWS = 4096
 _BLOCK_CHARS = 1 << 16
@@ -153,20 +154,24 @@ def _values(file: Path, text: TextIO) -> Iterator[tuple[Any, bool]]:
     at = len(buffer) - len(buffer.lstrip())
     in_list = buffer[at : at + 1] == "["
     at += in_list
-    block, more = _BLOCK_CHARS, True
+    block = _BLOCK_CHARS
+    more = True
     while True:
-        at = _APART.match(buffer, at).end()
+        if apart := _APART.match(buffer, at):
+            at = apart.end()
         ended = in_list and buffer[at : at + 1] == "]"
         if ended:
             if buffer[at + 1 :].strip() or text.read(_BLOCK_CHARS).strip():
                 raise ValueError(f"{file}: damaged JSON: something stands behind the end of its list")
             return
+        problem: Exception | None = None
         try:
             value, end = decoder.raw_decode(buffer, at)
         except (ValueError, RecursionError) as error:
-            value, end, problem = None, len(buffer), error
-        else:
-            problem = None
+            # It may be cut off where the block ends: judged once more of the text was read.
+            value = None
+            end = len(buffer)
+            problem = error
         if end < len(buffer) or not more:
             if problem is None:
                 yield value, in_list
@@ -187,7 +192,8 @@ class _Lines:
     """Lines of a table. `ended` while a row is read: it asked for more, as one with an open quote does."""
 
     def __init__(self, text: TextIO) -> None:
-        self.text, self.ended = text, False
+        self.text = text
+        self.ended = False
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -239,17 +245,25 @@ def _table(file: Path, text: TextIO, delimiter: str) -> Iterator[Record]:
         yield Record(file, "line", number, dict(zip(names, row, strict=True)))
 
 
-def _parquet(file: Path, wanted: Wanted | None) -> Iterator[Record]:
+@contextmanager
+def _readable(file: Path, kind: str) -> Iterator[None]:
+    """Around the reading of a binary file: damage is a ValueError that names the file."""
     import pyarrow
-    from pyarrow import parquet
 
     try:
+        yield
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{file}: not a readable {kind} file: {' '.join(str(error).split())}") from None
+
+
+def _parquet(file: Path, wanted: Wanted | None) -> Iterator[Record]:
+    from pyarrow import parquet
+
+    with _readable(file, "parquet"):
         with parquet.ParquetFile(file) as table:
             columns = _chosen(table.schema_arrow.names, wanted)
             names = table.schema_arrow.names
             yield from _numbered(file, names, table.iter_batches(batch_size=BATCH_ROWS, columns=columns))
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"{file}: not a readable parquet file: {' '.join(str(error).split())}") from None
 
 
 def _arrow(file: Path, wanted: Wanted | None) -> Iterator[Record]:
@@ -257,7 +271,7 @@ def _arrow(file: Path, wanted: Wanted | None) -> Iterator[Record]:
     import pyarrow
     from pyarrow import ipc
 
-    try:
+    with _readable(file, "Arrow"):
         with pyarrow.memory_map(str(file)) as source:
             is_file = source.read(6) == b"ARROW1"
             source.seek(0)
@@ -266,8 +280,6 @@ def _arrow(file: Path, wanted: Wanted | None) -> Iterator[Record]:
             batches = (opened.get_batch(i) for i in range(opened.num_record_batches)) if is_file else opened
             chosen = (batch if columns is None else batch.select(columns) for batch in batches)
             yield from _numbered(file, opened.schema.names, chosen)
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"{file}: not a readable Arrow file: {' '.join(str(error).split())}") from None
 
 
 def _chosen(names: list[str], wanted: Wanted | None) -> list[str] | None:

@@ -1,0 +1,159 @@
+"""The description of an index folder, and the check that the folder is whole.
+
+`meta.json` is written last. It names the corpus (file, SHA-256), the settings, and every other file with its
+size and checksum, so that a torn or truncated index is refused when it is opened, with the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+import orjson
+
+from retriever_service.documents import OFFSETS_FILE, TEXT_FILE
+from retriever_service.errors import IndexInvalid, OtherFormat
+from retriever_service.indexing.corpus import checksum, corpus_bytes
+from services.common.errors import UserError
+
+FORMAT = 2
+META_FILE = "meta.json"
+BACKENDS: dict[str, tuple[str, ...]] = {
+    "bm25": ("bm25",),
+    "dense": ("dense",),
+    "hybrid": ("bm25", "dense"),
+}
+"""Backends of an index folder, each with its parts. A part is a ranker, and a subfolder of its name."""
+_WHOLE_BYTES = 64 << 20
+_END_BYTES = 1 << 20
+
+
+class IndexSettings(TypedDict, total=False):
+    """The settings that an index was built with. Each part adds its own keys."""
+
+    analyzer: dict[str, Any]
+    """BM25: the fields of AnalyzerSettings."""
+    k1: float
+    b: float
+    encoder: dict[str, Any]
+    """Dense: the fields of EncoderSettings."""
+    fingerprint: str | None
+    """Dense: digest of the encoder's weights; None where the encoder is unknown."""
+    type: str
+    """Dense: type of the vectors, such as `Flat`."""
+    dtype: str | None
+    """Dense: number type of the encoder."""
+    nprobe: int | None
+    ef_search: int | None
+
+
+class FileEntry(TypedDict):
+    """One file of an index folder."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexInfo:
+    """The description of an index, as `unspiral index info` prints it."""
+
+    format: int = FORMAT
+    backend: str
+    corpus: str
+    """The corpus as it was named at the build; of a remote index its address."""
+    corpus_sha256: str = ""
+    corpus_bytes: int = 0
+    passages: int
+    skipped: int = 0
+    """Malformed lines that the build left out."""
+    skipped_reasons: list[str] = field(default_factory=list)
+    settings: IndexSettings
+    files: dict[str, FileEntry] = field(default_factory=dict)
+    bytes: int = 0
+    """Size on disk."""
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file up to 64 MiB; of a larger one, of its first and last MiB and its size."""
+    size = path.stat().st_size
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        if size <= _WHOLE_BYTES:
+            digest.update(file.read())
+        else:
+            digest.update(file.read(_END_BYTES))
+            file.seek(size - _END_BYTES)
+            digest.update(file.read() + str(size).encode())
+    return digest.hexdigest()
+
+
+def read_info(folder: str | Path) -> IndexInfo:
+    """The description of an index, its files unchecked. Raises IndexInvalid."""
+    folder = Path(folder)
+    path = folder / META_FILE
+    if not folder.is_dir():
+        raise IndexInvalid(
+            f"index {folder}: no such folder; `unspiral index build --corpus FILE --out {folder}` makes one"
+        )
+    if not path.is_file():
+        what = f"no index: it has no {META_FILE}"
+        if list(folder.glob("segments_*")):
+            what = "a Lucene index, which can't be read here"
+        raise IndexInvalid(
+            f"index {folder}: {what}; `unspiral index build --corpus FILE --out DIR` makes one"
+        )
+    try:
+        meta = orjson.loads(path.read_bytes())
+        if meta.get("format") != FORMAT:
+            raise OtherFormat(
+                f"index {folder}: format {meta.get('format')}, this version reads {FORMAT}; "
+                "build it again, with --overwrite"
+            )
+        return IndexInfo(**meta, bytes=sum(f["bytes"] for f in meta["files"].values()))
+    except (orjson.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
+        raise IndexInvalid(f"{path}: damaged ({error}); build the index again") from None
+
+
+def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
+    """Check every file of an index against its recorded size and checksum, and the corpus, if given.
+
+    Raises IndexInvalid, and UserError for a corpus that is not there.
+    """
+    folder = Path(folder)
+    info = read_info(folder)
+    if info.backend not in BACKENDS:
+        raise IndexInvalid(
+            f"{folder / META_FILE}: backend {info.backend!r} is unknown; build the index again"
+        )
+    for needed in (TEXT_FILE, OFFSETS_FILE, *BACKENDS[info.backend]):
+        if not any(name == needed or name.startswith(f"{needed}/") for name in info.files):
+            raise IndexInvalid(f"{folder / META_FILE}: damaged (it lists no {needed}); build the index again")
+    for name, expected in info.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise IndexInvalid(f"{path}: missing; build the index again")
+        size = path.stat().st_size
+        if size != expected["bytes"]:
+            raise IndexInvalid(
+                f"{path}: {size} bytes instead of {expected['bytes']}, so it was cut off; build the index "
+                "again"
+            )
+        if file_digest(path) != expected["sha256"]:
+            raise IndexInvalid(
+                f"{path}: its checksum does not match {META_FILE}, so it is damaged; build the index again"
+            )
+    if corpus is not None:
+        _require_corpus(Path(corpus), folder, info)
+    return info
+
+
+def _require_corpus(corpus: Path, folder: Path, info: IndexInfo) -> None:
+    if not corpus.exists():
+        raise UserError(f"corpus {corpus}: no such file")
+    if corpus_bytes(corpus) != info.corpus_bytes or checksum(corpus) != info.corpus_sha256:
+        raise IndexInvalid(
+            f"index {folder} was built from another corpus ({info.corpus}) than {corpus}; build it again"
+        )
