@@ -109,7 +109,6 @@ def check_token() -> Iterator[Finding]:
 def check_store() -> Iterator[Finding]:
     """Whether the likelihood service's store answers."""
     from services.likelihood.launch import without_password
-    from services.likelihood.records import LikelihoodError
     from services.likelihood.store.opening import open_store
 
     url = os.environ.get("UNSPIRAL_STORE")
@@ -126,7 +125,7 @@ def check_store() -> Iterator[Finding]:
         store = open_store(url)
         runs = len(store.runs())
         store.close()
-    except (LikelihoodError, OSError) as e:
+    except (UnspiralError, OSError) as e:
         yield Finding(
             "store",
             "bad",

@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import write_atomically
 from services.likelihood.exports.run_files import RunFiles, differences, read_run
 from services.likelihood.monitor.alarms import PHASES
-from services.likelihood.records import LikelihoodError
 from services.likelihood.store import series
 from services.settings import MonitorRules
 
@@ -22,18 +22,12 @@ MOST_EVENTS = 500
 FROZEN_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
 
-class CannotWrite(LikelihoodError):
-    """The report's file cannot be written."""
-
-    exit_code = 3
-
-
 def write_report(run_dirs: list[Path], out: Path) -> Path:
-    """One self-contained HTML page for one or several runs. Returns `out`. Raises RunFileError,
-    CannotWrite."""
+    """One self-contained HTML page for one or several runs. Returns `out`. Raises UserError,
+    EnvironmentLacks."""
     runs = [read_run(Path(d)) for d in run_dirs]
     if not runs:
-        raise LikelihoodError("report: expected at least one run's folder")
+        raise UserError("report: expected at least one run's folder")
     _tell_apart(runs, run_dirs)
     data = {
         "runs": [frozen(run) for run in runs],
@@ -43,7 +37,7 @@ def write_report(run_dirs: list[Path], out: Path) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, page(data))
     except OSError as e:
-        raise CannotWrite(f"report {out}: cannot be written ({e.strerror})") from e
+        raise EnvironmentLacks(f"report {out}: cannot be written ({e.strerror})") from e
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,23 +12,20 @@ import numpy as np
 import orjson
 from pydantic import ValidationError
 
+from services.common.errors import UserError
 from services.common.run_paths import METRICS, run_folder
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.monitor.phases import PhaseMonitor
-from services.likelihood.records import MAX_STEP, LikelihoodError, one_line
+from services.likelihood.records import MAX_STEP, one_line
 from services.settings import MonitorRules
 
 NOT_CURVES = ("step", "attempt", "policy_version")
 
 
-class RunFileError(LikelihoodError):
-    """A run's folder or file that cannot be read."""
-
-
 @dataclass
 class RunFiles:
-    """One recorded run. `metrics` has one entry a step, in order; a step written twice (a resumed run) counts
-    once, the later one."""
+    """One recorded run. `metrics` has one entry per step, in order. Of a step written twice (by a resumed
+    run) the later one counts."""
 
     name: str
     metrics: list[dict[str, Any]]
@@ -38,7 +36,8 @@ class RunFiles:
     def columns(self) -> tuple[dict[str, np.ndarray], int]:
         """(float64 [last - first + 1] by metric name, first step), NaN where a step has no value."""
         steps = [m["step"] for m in self.metrics]
-        first, size = (steps[0], steps[-1] - steps[0] + 1) if steps else (0, 0)
+        first = steps[0] if steps else 0
+        size = steps[-1] - steps[0] + 1 if steps else 0
         out: dict[str, np.ndarray] = {}
         for step, metrics in zip(steps, self.metrics, strict=True):
             for name, value in metrics.items():
@@ -52,14 +51,14 @@ class RunFiles:
         return out, first
 
     def rules(self) -> MonitorRules:
-        """The thresholds that the run itself used, by its configuration. Raises RunFileError naming the
+        """The thresholds that the run itself used, by its configuration. Raises UserError naming the
         key."""
         section = self.config.get("monitor")
         rules = section.get("rules") if isinstance(section, dict) else None
         try:
             return MonitorRules.model_validate(rules or {})
         except ValidationError as e:
-            raise RunFileError(
+            raise UserError(
                 f"{self.name}/config.yaml: monitor.rules: {one_line(e, MonitorRules.model_fields)}"
             ) from e
 
@@ -79,17 +78,18 @@ class RunFiles:
 def read_run(path: Path) -> RunFiles:
     """A run by its folder, its metrics.jsonl, a checkpoint or `latest`, or another file of metrics alone.
 
-    Raises RunFileError with the file (and line) and what was expected."""
+    Raises UserError with the file (and line) and what was expected."""
     try:
         path = run_folder(path)
     except FileNotFoundError as e:
-        raise RunFileError(f"{path}: {e.strerror}") from e
-    folder, metrics = (path, path / METRICS) if path.is_dir() else (path.parent, path)
+        raise UserError(f"{path}: {e.strerror}") from e
+    folder = path if path.is_dir() else path.parent
+    metrics = path / METRICS if path.is_dir() else path
     by_step: dict[int, dict[str, Any]] = {}
     for number, row in read_jsonl(metrics):
         step = row.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
-            raise RunFileError(
+            raise UserError(
                 f"{metrics}:{number}: expected an object with a whole number `step` from 0 to {MAX_STEP}"
             )
         by_step.pop(step, None)
@@ -97,7 +97,7 @@ def read_run(path: Path) -> RunFiles:
     run = RunFiles(path.resolve().name if path.is_dir() else path.stem, [by_step[s] for s in sorted(by_step)])
     if not path.is_dir():
         if not run.metrics:
-            raise RunFileError(f"{path}: no steps in it; expected a run's folder or its metrics.jsonl")
+            raise UserError(f"{path}: no steps in it; expected a run's folder or its metrics.jsonl")
         return run
     if (folder / "events.jsonl").exists():
         run.events = [row for _, row in read_jsonl(folder / "events.jsonl")]
@@ -105,38 +105,38 @@ def read_run(path: Path) -> RunFiles:
         try:
             run.summary = orjson.loads((folder / "summary.json").read_bytes())
             if not isinstance(run.summary, dict):
-                raise RunFileError(f"{folder / 'summary.json'}: expected a JSON object")
+                raise UserError(f"{folder / 'summary.json'}: expected a JSON object")
         except (orjson.JSONDecodeError, OSError) as e:
-            raise RunFileError(f"{folder / 'summary.json'}: not JSON ({e})") from e
+            raise UserError(f"{folder / 'summary.json'}: not JSON ({e})") from e
     if (folder / "config.yaml").exists():
         run.config = _plain(read_yaml(folder / "config.yaml"))
     return run
 
 
 def read_rules(path: Path | None) -> MonitorRules:
-    """Thresholds of the monitor from a YAML file; the defaults without one. Raises RunFileError naming the
+    """Thresholds of the monitor from a YAML file; the defaults without one. Raises UserError naming the
     key."""
     if path is None:
         return MonitorRules()
     try:
         return MonitorRules.model_validate(read_yaml(path))
     except ValidationError as e:
-        raise RunFileError(f"{path}: {one_line(e, MonitorRules.model_fields)}") from e
+        raise UserError(f"{path}: {one_line(e, MonitorRules.model_fields)}") from e
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping. Raises RunFileError."""
+    """A YAML mapping. Raises UserError."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
         loaded = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except OSError as e:
-        raise RunFileError(f"{path}: cannot be read ({e.strerror})") from e
+        raise UserError(f"{path}: cannot be read ({e.strerror})") from e
     except (YAMLError, ValueError, RecursionError) as e:  # ValueError: a date or number that is none
-        raise RunFileError(f"{path}: not YAML ({' '.join(str(e).split())})") from e
+        raise UserError(f"{path}: not YAML ({' '.join(str(e).split())})") from e
     if not isinstance(loaded, dict):
-        raise RunFileError(f"{path}: expected keys with values")
+        raise UserError(f"{path}: expected keys with values")
     return loaded
 
 
@@ -146,7 +146,7 @@ def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as e:
-        raise RunFileError(
+        raise UserError(
             f"{path}: cannot be read ({e.strerror}); expected a run's folder or its metrics.jsonl"
         ) from e
     out = []
@@ -160,17 +160,15 @@ def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
             if row is None:
                 if number == len(lines):
                     break
-                raise RunFileError(f"{path}:{number}: not JSON ({e}); expected one object a line") from e
+                raise UserError(f"{path}:{number}: not JSON ({e}); expected one object a line") from e
         if not isinstance(row, dict):
-            raise RunFileError(f"{path}:{number}: expected one JSON object a line")
+            raise UserError(f"{path}:{number}: expected one JSON object a line")
         out.append((number, row))
     return out
 
 
 def _lenient(line: bytes) -> Any:
     """Python writes NaN, Infinity and integers of any length, which JSON readers elsewhere do not take."""
-    import json
-
     try:
         row = json.loads(line, parse_int=lambda digits: int(digits) if len(digits) < 19 else float(digits))
         json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text

@@ -85,6 +85,8 @@ def lag_probe(batch: TokenBatch, logp_now: np.ndarray, rows: Sequence[int] | Non
 
     `rows` picks trajectories (the right ones); None takes all. The metric `probe/lag`.
     """
+    if batch.logp_old is None:
+        raise ValueError("lag_probe: the batch has no logp_old to compare with")
     table = ActionTable.of_tokens(batch, batch.logp_old, logp_now)
     chosen = np.ones(len(table.row), bool) if rows is None else np.isin(table.row, np.asarray(rows))
     return table.mean_per_token(table.change, chosen)
@@ -251,7 +253,8 @@ def trajectory_records(
     bad = np.flatnonzero(~np.isfinite(table.before))
     if len(bad):
         raise ValueError(
-            f"trajectory {batch.uid[table.row[bad[0]]]}: log-prob of action {table.index[bad[0]]} is {table.before[bad[0]]}"
+            f"trajectory {batch.uid[table.row[bad[0]]]}: log-prob of action {table.index[bad[0]]} is "
+            f"{table.before[bad[0]]}"
         )
     before, after = np.minimum(table.before, 0.0).tolist(), np.minimum(table.after, 0.0).tolist()
     actions: list[list[dict[str, Any]]] = [[] for _ in trajectories]
@@ -288,7 +291,8 @@ def record_metrics(trajectories: Sequence[TrajectoryRecord]) -> dict[str, float]
     if not trajectories:
         return {}
     whole = ActionTable.of_records(trajectories)
-    advantages, groups = np.asarray([t.advantage for t in trajectories]), [t.group for t in trajectories]
+    advantages = np.asarray([t.advantage for t in trajectories])
+    groups = [t.group for t in trajectories]
     rewards = [t.reward for t in trajectories]
     verdict = verdicts(rewards, advantages, [t.right for t in trajectories])
     table = whole.only(verdict != Verdict.UNKNOWN)
