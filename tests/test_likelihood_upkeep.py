@@ -20,6 +20,7 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.cli import likelihood_app, monitor_app
 from services.likelihood.exports.mirrors import Mirroring, WandbMirror
 from services.likelihood.launch import ServeSettings, serve_in_thread
+from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.records import ActionRecord, StepRecord, TrajectoryRecord
 from services.likelihood.store.sqlite_store import SQLiteStore
 
@@ -168,7 +169,10 @@ def test_tensorboard_gets_stored_runs_and_live_steps(database, tmp_path):
         ).raise_for_status()
     server.stop()
     scalars = read_scalars(tmp_path / "live" / "r")
-    assert scalars == {"a/b": [(0, 0), (1, 1), (2, 2)], "phase": [(0, 0), (1, 0), (2, 0)]}
+    assert scalars == {
+        "a/b": [(0, 0), (1, 1), (2, 2)],
+        "phase": [(i, PHASES.index("unknown")) for i in range(3)],
+    }
 
 
 def test_wandb_is_used_where_installed_and_named_where_not(database, tmp_path, monkeypatch):

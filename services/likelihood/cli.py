@@ -3,6 +3,7 @@ UserError, whose `exit_code` the command ends with."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +17,8 @@ from services.common.names import accepted
 from services.common.run_paths import LATEST, run_folder
 from services.likelihood.exports import mirrors, upkeep
 from services.likelihood.exports.report import write_report
-from services.likelihood.exports.run_files import read_rules, read_run
+from services.likelihood.exports.run_files import RunFiles, read_rules, read_run
+from services.likelihood.exports.trainers import MAPS, chosen_map
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.store import series
 from services.likelihood.store.base import LikelihoodStore
@@ -141,32 +143,73 @@ def export(
 @monitor_app.command("replay")
 def replay(
     metrics: Annotated[
-        Path, typer.Argument(help="A run's folder, its metrics.jsonl, a checkpoint in it, or latest.")
+        Path,
+        typer.Argument(
+            help="A run's folder, its metrics.jsonl, a checkpoint in it, or latest; or another trainer's metrics "
+            "as JSONL, JSON (trainer_state.json) or CSV."
+        ),
     ],
     rules: Rules = None,
+    names: Annotated[
+        str | None,
+        typer.Option(
+            "--map",
+            help=f"Whose names the metrics have: {', '.join(MAPS)}, or a YAML file (our name: their name). A "
+            "guess by the names if left out.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
-    """Run the phase monitor over a recorded run: its phases, and the alarms it would have raised."""
+    """Run the phase monitor over a recorded run: its phases, the alarms it would have raised, and the metrics
+    that it judged by."""
     run = read_run(metrics)
     if not run.metrics:
         raise UserError(f"{metrics}: no steps in it")
+    name_map = chosen_map(names, run.metrics)
+    if name_map:
+        run.metrics = [name_map.translated(m) for m in run.metrics]
+    run.add_evaluations()
+    judged_by, missing = run.known()
+    if not judged_by:
+        raise UserError(
+            f"{metrics}: none of its metrics is one that the monitor reads; name them with --map "
+            f"({', '.join(MAPS)}, or a YAML file of `our name: their name`)"
+        )
     codes, alarms = run.replay(read_rules(rules) if rules else None)
     found = series.bands(codes, run.metrics[0]["step"], list(PHASES))
     if as_json:
-        body = {"run": run.name, "steps": len(run.metrics), "phases": found, "alarms": alarms}
+        body = {
+            "run": run.name,
+            "steps": len(run.metrics),
+            "map": name_map.trainer if name_map else None,
+            "phases": found,
+            "alarms": alarms,
+            "judged_by": judged_by,
+            "missing": missing,
+        }
         typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2))
         return
-    typer.echo(f"{run.name}: {len(run.metrics)} steps, {run.metrics[0]['step']} to {run.metrics[-1]['step']}")
-    for band in found:
-        typer.echo(f"  {band['phase']:<12} steps {band['first']} to {band['last']}")
+    for line in _in_words(run, found, alarms):
+        typer.echo(line)
+    if name_map:
+        typer.echo(f"  names of {name_map.trainer}")
+    typer.echo(f"  judged by {', '.join(judged_by)}")
+    if missing:
+        typer.echo(f"  missing: {', '.join(missing)}")
+
+
+def _in_words(run: RunFiles, phases: list[dict[str, Any]], alarms: list[dict[str, Any]]) -> Iterator[str]:
+    """What a replay found, for a terminal."""
+    yield f"{run.name}: {len(run.metrics)} steps, {run.metrics[0]['step']} to {run.metrics[-1]['step']}"
+    for band in phases:
+        yield f"  {band['phase']:<12} steps {band['first']} to {band['last']}"
     for alarm in alarms:
         end = "stands" if alarm["cleared"] is None else f"ended at step {alarm['cleared']}"
-        typer.echo(
-            f"  alarm at step {alarm['step']} ({alarm['metric']}, confidence {alarm['sure']}, {end}): {alarm['seen']}"
-        )
-        typer.echo(f"    {alarm['advice']}")
+        about = f"{alarm['metric']}, confidence {alarm['confidence']}, {end}"
+        yield f"  alarm at step {alarm['step']} ({about}): {alarm['rule']}: {alarm['seen']}"
+        yield f"    {alarm['advice']}"
     if not alarms:
-        typer.echo("  no alarm")
+        yield "  no alarm"
 
 
 def _opened(url: str) -> AbstractContextManager[LikelihoodStore]:

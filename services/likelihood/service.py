@@ -111,7 +111,7 @@ class LikelihoodService:
         last = -1 if info.last_step is None else info.last_step
         codes = self.store.columns(run, ["phase"], first, last).get("phase")
         found = series.bands(codes, first, list(PHASES)) if codes is not None else []
-        now = found[-1] if found else {"phase": "healthy", "first": first}
+        now = found[-1] if found else {"phase": "unknown", "first": first}
         return {
             "run": run,
             "step": info.last_step,

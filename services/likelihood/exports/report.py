@@ -43,7 +43,7 @@ def write_report(run_dirs: list[Path], out: Path) -> Path:
 
 def frozen(run: RunFiles, rules: MonitorRules | None = None) -> dict[str, Any]:
     """What the page needs to know of a run."""
-    _add_evaluations(run)
+    run.add_evaluations()
     columns, first = run.columns()
     codes, alarms = run.replay(rules)
     thinned = series.thinned(columns, first, POINTS)
@@ -53,7 +53,7 @@ def frozen(run: RunFiles, rules: MonitorRules | None = None) -> dict[str, Any]:
         "run": run.name,
         "steps": len(run.metrics),
         "last_step": latest.get("step"),
-        "phase": found[-1]["phase"] if found else "healthy",
+        "phase": found[-1]["phase"] if found else "unknown",
         "since": found[-1]["first"] if found else first,
         "metrics": {k: v for k, v in latest.items() if isinstance(v, int | float)},
         "series": thinned,
@@ -95,19 +95,6 @@ def _tell_apart(runs: list[RunFiles], paths: list[Path]) -> None:
     for run, path in zip(runs, paths, strict=True):
         if names.count(run.name) > 1:
             run.name = f"{Path(path).resolve().parent.name}/{run.name}"
-
-
-def _add_evaluations(run: RunFiles) -> None:
-    """Held-out scores are events; the page shows them as curves, `eval/em_greedy` and `eval/em_sampled`."""
-    by_step = {m["step"]: m for m in run.metrics}
-    for event in run.events:
-        step, overall = event.get("step") or 0, event.get("overall")
-        if event.get("event") != "evaluation" or not run.metrics or not isinstance(step, int):
-            continue
-        metrics = by_step.get(max(step, run.metrics[0]["step"]))
-        score = event.get("em", overall.get("em") if isinstance(overall, dict) else None)
-        if metrics is not None and score is not None:
-            metrics[f"eval/em_{event.get('mode', 'greedy')}"] = score
 
 
 def _event(event: dict[str, Any]) -> dict[str, Any]:

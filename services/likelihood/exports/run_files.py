@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from dataclasses import dataclass, field
@@ -15,11 +16,23 @@ from pydantic import ValidationError
 from services.common.errors import UserError
 from services.common.run_paths import METRICS, run_folder
 from services.likelihood.monitor.alarms import PHASES
+from services.likelihood.monitor.detectors.table import READS
 from services.likelihood.monitor.phases import PhaseMonitor
+from services.likelihood.monitor.watch import number as finite
 from services.likelihood.records import MAX_STEP, one_line
 from services.settings import MonitorRules
 
 NOT_CURVES = ("step", "attempt", "policy_version")
+STEPS = (
+    "_step",
+    "Step",
+    "global_step",
+    "training/global_step",
+    "trainer/global_step",
+    "train/step",
+    "rollout/step",
+)
+"""What other trainers and trackers call the step."""
 
 
 @dataclass
@@ -49,6 +62,25 @@ class RunFiles:
                 ):
                     out.setdefault(name, np.full(size, np.nan))[step - first] = value
         return out, first
+
+    def add_evaluations(self) -> None:
+        """Held-out scores are events; they become the metrics `eval/em_greedy` and `eval/em_sampled` of their
+        steps."""
+        by_step = {m["step"]: m for m in self.metrics}
+        for event in self.events:
+            step, overall = event.get("step") or 0, event.get("overall")
+            if event.get("event") != "evaluation" or not self.metrics or not isinstance(step, int):
+                continue
+            metrics = by_step.get(max(step, self.metrics[0]["step"]))
+            score = event.get("em", overall.get("em") if isinstance(overall, dict) else None)
+            if metrics is not None and score is not None:
+                metrics[f"eval/em_{event.get('mode', 'greedy')}"] = score
+
+    def known(self) -> tuple[list[str], list[str]]:
+        """Metrics that the monitor reads: those that the run has a value of, and those that it lacks."""
+        reads = list(dict.fromkeys(name for names in READS.values() for name in names))
+        seen = {name for m in self.metrics for name in reads if finite(m.get(name)) is not None}
+        return [n for n in reads if n in seen], [n for n in reads if n not in seen]
 
     def rules(self) -> MonitorRules:
         """The thresholds that the run itself used, by its configuration. Raises UserError naming the
@@ -86,14 +118,15 @@ def read_run(path: Path) -> RunFiles:
     folder = path if path.is_dir() else path.parent
     metrics = path / METRICS if path.is_dir() else path
     by_step: dict[int, dict[str, Any]] = {}
-    for number, row in read_jsonl(metrics):
+    for number, row in read_rows(metrics):
         step = row.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
             raise UserError(
                 f"{metrics}:{number}: expected an object with a whole number `step` from 0 to {MAX_STEP}"
             )
-        by_step.pop(step, None)
-        by_step[step] = row
+        # A run of ours that was resumed writes whole steps again; other trainers write a step in parts.
+        ours = metrics.name == METRICS or "attempt" in row
+        by_step[step] = row if ours else by_step.get(step, {}) | row
     run = RunFiles(path.resolve().name if path.is_dir() else path.stem, [by_step[s] for s in sorted(by_step)])
     if not path.is_dir():
         if not run.metrics:
@@ -138,6 +171,60 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: expected keys with values")
     return loaded
+
+
+def read_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """(line or row number, metrics) of each step in a file: JSONL; CSV with a head; or JSON, a list of objects
+    or Hugging Face's `trainer_state.json`. A step may go by another name (STEPS), and the metrics may lie below
+    `data`, as verl's file logger writes them. Raises UserError."""
+    if path.suffix == ".csv":
+        rows = _csv_rows(path)
+    elif path.suffix == ".json":
+        rows = _json_rows(path)
+    else:
+        rows = read_jsonl(path)
+    return [(number, _with_step(row)) for number, row in rows]
+
+
+def _csv_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, ValueError, csv.Error) as e:
+        raise UserError(f"{path}: not CSV ({e})") from e
+    return [(n, {k: _of_text(v) for k, v in row.items() if k}) for n, row in enumerate(rows, 2)]
+
+
+def _of_text(text: Any) -> Any:
+    """A cell: a number where it is one, None where it is empty."""
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return text or None
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def _json_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    try:
+        loaded = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as e:
+        raise UserError(f"{path}: not JSON ({e})") from e
+    rows = loaded.get("log_history") if isinstance(loaded, dict) else loaded
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path}: expected a list of objects, or an object with `log_history`")
+    return list(enumerate(rows, 1))
+
+
+def _with_step(row: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(row.get("data"), dict):
+        row = {**row["data"], "step": row.get("step")}
+    if row.get("step") is not None:
+        return row
+    name = next((name for name in STEPS if row.get(name) is not None), None)
+    if name is None:
+        return row
+    step = row[name]
+    return row | {"step": int(step) if isinstance(step, float) and step.is_integer() else step}
 
 
 def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:

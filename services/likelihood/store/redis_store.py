@@ -33,6 +33,7 @@ import redis
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.metrics.step_metrics import record_metrics
+from services.likelihood.monitor.alarms import renamed
 from services.likelihood.records import (
     EventRecord,
     RunInfo,
@@ -362,7 +363,7 @@ class RedisStore:
         with self._talking():
             self._known(run)
             body: bytes | None = self._redis.get(self._keys(run)("alarms"))
-        return orjson.loads(body or b"[]")
+        return [renamed(alarm) for alarm in orjson.loads(body or b"[]")]
 
     def events(self, run: str, limit: int = 1000) -> list[dict]:
         with self._talking():
@@ -407,8 +408,6 @@ class RedisStore:
 
     def close(self) -> None:
         self._redis.close()
-
-    # ---- plumbing
 
     @staticmethod
     def _keys(run: str) -> Callable[..., str]:

@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from services.likelihood.metrics.step_metrics import record_metrics
+from services.likelihood.monitor.alarms import renamed
 from services.likelihood.records import (
     EventRecord,
     RunInfo,
@@ -365,7 +366,7 @@ class SQLiteStore:
     def alarms(self, run: str) -> list[dict]:
         with self._file.reading() as db:
             row = db.execute("SELECT body FROM alarms WHERE run=?", (self._id(db, run),)).fetchone()
-        return orjson.loads(row[0]) if row else []
+        return [renamed(alarm) for alarm in orjson.loads(row[0])] if row else []
 
     def events(self, run: str, limit: int = 1000) -> list[dict]:
         with self._file.reading() as db:
