@@ -1,4 +1,4 @@
-"""The detectors: each sickness is named by its own rule, healthy runs by none, and recorded runs as before."""
+"""The detectors: each sickness is named by its own rule, healthy runs by none, recorded runs as before."""
 
 from __future__ import annotations
 
@@ -54,13 +54,6 @@ def test_each_sickness_is_named_by_its_rule_alone(kind):
             [a.seen for a in found],
         )
         assert all(a.step >= BEGINS and a.since <= a.step for a in found)
-
-
-def test_a_hundred_healthy_runs_raise_at_most_thirty_alarms():
-    found = [
-        (seed, a.rule, a.step, a.seen) for seed in range(100) for a in alarms_of(rows(healthy_run(seed, 300)))
-    ]
-    assert len(found) <= 30, found
 
 
 @pytest.mark.parametrize("name", BEFORE)

@@ -145,8 +145,8 @@ def replay(
     metrics: Annotated[
         Path,
         typer.Argument(
-            help="A run's folder, its metrics.jsonl, a checkpoint in it, or latest; or another trainer's metrics "
-            "as JSONL, JSON (trainer_state.json) or CSV."
+            help="A run's folder, its metrics.jsonl, a checkpoint in it, or latest; or another trainer's "
+            "metrics as JSONL, JSON (trainer_state.json) or CSV."
         ),
     ],
     rules: Rules = None,

@@ -174,9 +174,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """(line or row number, metrics) of each step in a file: JSONL; CSV with a head; or JSON, a list of objects
-    or Hugging Face's `trainer_state.json`. A step may go by another name (STEPS), and the metrics may lie below
-    `data`, as verl's file logger writes them. Raises UserError."""
+    """(line or row number, metrics) of each step in a file: JSONL; CSV with a head; or JSON, a list of
+    objects or Hugging Face's `trainer_state.json`.
+
+    A step may go by another name (STEPS), and the metrics may lie below `data`, as verl's file logger writes
+    them. Raises UserError."""
     if path.suffix == ".csv":
         rows = _csv_rows(path)
     elif path.suffix == ".json":
@@ -192,15 +194,16 @@ def _csv_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
             rows = list(csv.DictReader(file))
     except (OSError, ValueError, csv.Error) as e:
         raise UserError(f"{path}: not CSV ({e})") from e
-    return [(n, {k: _of_text(v) for k, v in row.items() if k}) for n, row in enumerate(rows, 2)]
+    # An empty cell was not measured; a null would say that it was, and had no value.
+    return [(n, {k: _of_text(v) for k, v in row.items() if k and v}) for n, row in enumerate(rows, 2)]
 
 
 def _of_text(text: Any) -> Any:
-    """A cell: a number where it is one, None where it is empty."""
+    """A cell: a number where it is one."""
     try:
         value = float(text)
     except (TypeError, ValueError):
-        return text or None
+        return text
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 

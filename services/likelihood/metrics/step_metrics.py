@@ -183,8 +183,8 @@ def retrieval_metrics(
 
 
 def search_metrics(documents: Sequence[Sequence[Sequence[str] | None]]) -> dict[str, float]:
-    """`retrieval/empty`: share of the searches that returned no document; `retrieval/repeated`: share of those
-    after a trajectory's first that returned the same documents as an earlier one of it.
+    """`retrieval/empty`: share of the searches that returned no document; `retrieval/repeated`: share of the
+    searches after a trajectory's first that returned the same documents as an earlier one of it.
 
     documents: by trajectory and action; None for an action that did not search."""
     empty: list[bool] = []
@@ -223,8 +223,8 @@ def repetition(token_ids: Sequence[int], size: int = 4) -> float | None:
 
 def rollout_metrics(trajectories: Sequence[Trajectory], seconds: float | None = None) -> dict[str, float]:
     """`rollout/length` (model tokens), `rollout/searches`, `rollout/valid` (share of actions), the shares of
-    trajectories by how they end (`rollout/finished` with an answer, `rollout/truncated` at the limit of tokens,
-    `rollout/at_turn_limit`), `text/repetition` (mean over trajectories), `rollout/tokens_per_s`."""
+    trajectories by how they end (`rollout/finished` with an answer, `rollout/truncated` at the limit of
+    tokens, `rollout/at_turn_limit`), `text/repetition` (mean over trajectories), `rollout/tokens_per_s`."""
     repeated = [repetition([i for a in t.actions for i in a.token_ids]) for t in trajectories]
     texts = [r for r in repeated if r is not None]
     actions = [a for t in trajectories for a in t.actions]

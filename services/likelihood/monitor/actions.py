@@ -18,7 +18,7 @@ from services.likelihood.records import EventRecord
 Kind = Literal["none", "raise_lambda", "lower_lr", "rollback", "stop"]
 FALLING = ("decay", "acceleration")
 CALM = ("healthy", "unknown")
-"""No sign of a fall: what was changed is undone. After a fall `unknown` says that the run posts no rewards."""
+"""No sign of a fall, so what was changed is undone. After a fall `unknown` means a run without rewards."""
 OF_A_FALL = ("likelihood", "acceleration", "collapse", "nonfinite")
 """Rules whose alarms explain what is done about the phase."""
 STEP_BACK = 2.0

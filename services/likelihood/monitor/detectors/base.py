@@ -245,8 +245,8 @@ class WhileRewardHolds(FromBaseline):
 
 
 class RewardHolds:
-    """Whether the mean reward is near its best so far: SHARE of it, less SLACK for the noise of low rewards. A
-    run without rewards holds."""
+    """Whether the mean reward is near its best so far: SHARE of it, less SLACK for the noise of low rewards.
+    A run without rewards holds."""
 
     SHARE = 0.8
     SLACK = 0.05

@@ -9,9 +9,9 @@ class ControlTokens(FromBaseline):
     rule = "control_tokens"
     reads = ("logp/control",)
     advice = (
-        "The form goes before the content does: look at rollout/valid, at how the tags are tokenized, and "
-        "at whether wrong trajectories push the tags down (algorithm.llds holds them). Lower learner.lr "
-        "or go back to a checkpoint from before step {since}."
+        "The form goes before the content does: look at rollout/valid, at how the tags are tokenized, and at "
+        "whether wrong trajectories push the tags down (algorithm.llds holds them). Lower learner.lr or go "
+        "back to a checkpoint from before step {since}."
     )
 
     def made_channels(self) -> list[Channel]:

@@ -17,8 +17,8 @@ class DeadBatch(Rising):
     reads = ("groups/zero_variance", "reward/mean", "policy/clip_fraction")
     advice = (
         "Nothing is learnt. Read some trajectories: a model that does not write the tags needs a warm start "
-        "(unspiral warm-start). Look at the reward function and the data; after a fall, resume from an earlier "
-        "checkpoint."
+        "(unspiral warm-start). Look at the reward function and the data; after a fall, resume from an "
+        "earlier checkpoint."
     )
 
     def __init__(self, rules: MonitorRules):

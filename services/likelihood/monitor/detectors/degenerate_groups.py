@@ -18,9 +18,9 @@ class DegenerateGroups(FromBaseline):
     rule = "degenerate_groups"
     reads = ("groups/zero_variance", "reward/right", "reward/mean")
     advice = (
-        "Only groups with two different rewards teach. The questions have become too hard for this policy, or its "
-        "samples are all alike (look at entropy): use algorithm.dynamic_sampling, larger groups, other questions, "
-        "or a checkpoint from before step {since}."
+        "Only groups with two different rewards teach. The questions have become too hard for this policy, "
+        "or its samples are all alike (look at entropy): use algorithm.dynamic_sampling, larger groups, "
+        "other questions, or a checkpoint from before step {since}."
     )
 
     def __init__(self, rules: MonitorRules):

@@ -9,9 +9,8 @@ class EntropyHigh(FromBaseline):
     rule = "entropy_high"
     reads = ("entropy",)
     advice = (
-        "The policy forgets what it wrote: read trajectories from step {since} on for broken words and "
-        "tags. Lower learner.lr or algorithm.entropy, add algorithm.kl, or go back to a checkpoint from "
-        "before."
+        "The policy forgets what it wrote: read trajectories from step {since} on for broken words and tags. "
+        "Lower learner.lr or algorithm.entropy, add algorithm.kl, or go back to a checkpoint from before."
     )
 
     def made_channels(self) -> list[Channel]:

@@ -10,9 +10,9 @@ class EntropyLow(FromBaseline):
     rule = "entropy_low"
     reads = ("entropy",)
     advice = (
-        "Samples of a prompt become equal, groups lose their variance and nothing is learnt any more. "
-        "Raise algorithm.clip_high or algorithm.entropy, lower learner.lr, and check that "
-        "rollout.temperature is 1; a checkpoint from before step {since} still explores."
+        "Samples of a prompt become equal, groups lose their variance and nothing is learnt any more. Raise "
+        "algorithm.clip_high or algorithm.entropy, lower learner.lr, and check that rollout.temperature is "
+        "1; a checkpoint from before step {since} still explores."
     )
 
     def made_channels(self) -> list[Channel]:

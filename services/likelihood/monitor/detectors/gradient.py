@@ -16,7 +16,8 @@ class Gradient(WhileRewardHolds):
 
     def made_channels(self) -> list[Channel]:
         r = self.rules
-        words = "the gradient norm is {value:.3g} (mean of {window}; usually {usual:.3g}; alarm at {threshold:.3g})"
+        words = "the gradient norm is {value:.3g} (mean of {window}; usually {usual:.3g}; alarm at "
+        words += "{threshold:.3g})"
         largest = f"the largest of the step: {words}"
         limit = above(0.0, r, ratio=r.gradient_ratio)
         return [

@@ -13,15 +13,16 @@ class Interaction(FromBaseline):
     rule = "interaction"
     reads = ("rollout/searches", "rollout/at_turn_limit")
     advice = (
-        "Read trajectories from step {since} on. An agent that no longer searches guesses, or has learnt "
-        "the answers by heart: look at the reward for a way to be paid without a search. One that runs to "
+        "Read trajectories from step {since} on. An agent that no longer searches guesses, or has learnt the "
+        "answers by heart: look at the reward for a way to be paid without a search. One that runs to "
         "rollout.max_turns never answers: look at what the retriever returns, and at the reward for "
         "searching."
     )
 
     def made_channels(self) -> list[Channel]:
         r = self.rules
-        few = "{value:.2f} searches per trajectory (mean of {window}; usually {usual:.3g}; alarm at {threshold:.3g})"
+        few = "{value:.2f} searches per trajectory (mean of {window}; usually {usual:.3g}; alarm at "
+        few += "{threshold:.3g})"
         cut = "{value:.0%} of the trajectories use up their turns (mean of {window}; usually {usual:.0%})"
         return [
             Channel("rollout/searches", few, r, self.hardly_any),
@@ -42,6 +43,6 @@ class Interaction(FromBaseline):
         return self.rules.searches_low_share * b.median if b.median >= LEAST_SEARCHES else None
 
     def very_many(self, b: Baseline) -> float:
-        """For trainers that do not count who uses up the turns: a rise by a good part of the usual number, and
-        by more than one search, stands for it."""
+        """For trainers that do not count the trajectories that use up their turns: a rise by a good part of
+        the usual number, and by more than one search, stands for it."""
         return max(self.rules.searches_high_ratio * b.median, b.median + MORE_SEARCHES)

@@ -16,8 +16,8 @@ class Leak(Rising):
     reads = ("leak/logp_entropy",)
     advice = (
         "Look for what keeps tokens from being sampled but not from being learnt: padded vocabulary rows, "
-        "bad_words, min_tokens, allowed ids, top-k, top-p, min-p. Mask them in the learner too, or switch them "
-        "off."
+        "bad_words, min_tokens, allowed ids, top-k, top-p, min-p. Mask them in the learner too, or switch "
+        "them off."
     )
 
     def __init__(self, rules: MonitorRules):

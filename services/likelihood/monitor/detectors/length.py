@@ -16,7 +16,8 @@ class Length(FromBaseline):
 
     def made_channels(self) -> list[Channel]:
         r = self.rules
-        words = "{value:.0f} tokens per trajectory (mean of {window}; usually {usual:.0f}; alarm at {threshold:.0f})"
+        words = "{value:.0f} tokens per trajectory (mean of {window}; usually {usual:.0f}; alarm at "
+        words += "{threshold:.0f})"
         return [
             Channel("rollout/length", words, r, above(0.0, r, ratio=r.length_ratio)),
             Channel("rollout/length", words, r, lambda b: b.median / r.length_ratio),

@@ -39,8 +39,8 @@ class Likelihood(OfTheFall):
     rule = "likelihood"
     reads = READS
     advice = (
-        "Switch LLDS on or raise algorithm.llds.lambda, halve learner.lr, or go back to a checkpoint from before "
-        "step {since}."
+        "Switch LLDS on or raise algorithm.llds.lambda, halve learner.lr, or go back to a checkpoint from "
+        "before step {since}."
     )
 
     def stands(self) -> bool:

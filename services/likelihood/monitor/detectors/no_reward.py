@@ -22,9 +22,9 @@ class NoReward(Rising):
     rule = "no_reward"
     reads = ("reward/mean", "reward/missing")
     advice = (
-        "Nothing is learnt from such a step, and nothing is wrong with the model: ask whether what the reward "
-        "function calls (a judge, a service) is up, and what it answers. The run goes on; a reward that comes "
-        "back clears this."
+        "Nothing is learnt from such a step, and nothing is wrong with the model: ask whether what the "
+        "reward function calls (a judge, a service) is up, and what it answers. The run goes on; a reward "
+        "that comes back clears this."
     )
 
     def __init__(self, rules: MonitorRules):

@@ -9,9 +9,8 @@ class Retrieval(FromBaseline):
     rule = "retrieval"
     reads = ("retrieval/empty", "retrieval/repeated", "retrieval/errors")
     advice = (
-        "Look at the queries from step {since} on, and ask the retriever one of them by hand (unspiral "
-        "index search): an index that is gone, a query that has lost its words, or a policy that repeats "
-        "itself."
+        "Look at the queries from step {since} on, and ask the retriever one of them by hand (unspiral index "
+        "search): an index that is gone, a query that has lost its words, or a policy that repeats itself."
     )
 
     def made_channels(self) -> list[Channel]:

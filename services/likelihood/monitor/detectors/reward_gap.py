@@ -20,9 +20,9 @@ class RewardGap(Rising):
     rule = "reward_gap"
     reads = (*SCORES, "reward/mean")
     advice = (
-        "What the reward pays for is no longer what you want. Compare trajectories of training and evaluation since "
-        "step {since}: a reward that can be had without the answer, or questions learnt by heart. Use the "
-        "checkpoint of the best held-out score."
+        "What the reward pays for is no longer what you want. Compare trajectories of training and "
+        "evaluation since step {since}: a reward that can be had without the answer, or questions learnt by "
+        "heart. Use the checkpoint of the best held-out score."
     )
 
     def __init__(self, rules: MonitorRules):
@@ -59,8 +59,8 @@ class RewardGap(Rising):
     def describe(self, step: int) -> Alarm:
         best = self.best or 0.0
         seen = (
-            f"the held-out score is {self.score:.3f}, {best:.3f} at its best, while the mean reward went from "
-            f"{self.reward_then:.3f} to {self.reward.mean:.3f}"
+            f"the held-out score is {self.score:.3f}, {best:.3f} at its best, while the mean reward went "
+            f"from {self.reward_then:.3f} to {self.reward.mean:.3f}"
         )
         return self.raised(step, SCORES[0], self.since, seen, self.score, best - self.rules.gap_drop)
 

@@ -22,8 +22,8 @@ class SilentLLDS(Rising):
     )
     advice = (
         "The run is trained as if LLDS were off. LLDS acts from the second optimiser step of a batch on: set "
-        "learner.minibatches_per_batch or learner.epochs above 1, algorithm.llds.min_drop below the usual drop, "
-        "and see that some groups have two different rewards."
+        "learner.minibatches_per_batch or learner.epochs above 1, algorithm.llds.min_drop below the usual "
+        "drop, and see that some groups have two different rewards."
     )
 
     def __init__(self, rules: MonitorRules):

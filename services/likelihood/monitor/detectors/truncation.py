@@ -9,9 +9,9 @@ class Truncation(FromBaseline):
     rule = "truncation"
     reads = ("rollout/truncated",)
     advice = (
-        "Cut trajectories earn nothing, whatever they were about to say. Raise "
-        "rollout.max_response_tokens, or give a penalty for length before the limit (algorithm.overlong); "
-        "read a few from step {since} on for loops."
+        "Cut trajectories earn nothing, whatever they were about to say. Raise rollout.max_response_tokens, "
+        "or give a penalty for length before the limit (algorithm.overlong); read a few from step {since} on "
+        "for loops."
     )
 
     def made_channels(self) -> list[Channel]:

@@ -10,14 +10,15 @@ class Validity(FromBaseline):
     rule = "validity"
     reads = ("rollout/valid", "rollout/finished")
     advice = (
-        "Read trajectories from step {since} on: tags are left open, or text stands outside of them. Look "
-        "at the tag tokens in the vocabulary, at rollout.template, and at whether the reward asks for the "
-        "form; lower learner.lr or go back to a checkpoint from before."
+        "Read trajectories from step {since} on: tags are left open, or text stands outside of them. Look at "
+        "the tag tokens in the vocabulary, at rollout.template, and at whether the reward asks for the form; "
+        "lower learner.lr or go back to a checkpoint from before."
     )
 
     def made_channels(self) -> list[Channel]:
         r = self.rules
-        valid = "{value:.0%} of the actions are valid (mean of {window}; usually {usual:.0%}; alarm at {threshold:.0%})"
+        valid = "{value:.0%} of the actions are valid (mean of {window}; usually {usual:.0%}; alarm at "
+        valid += "{threshold:.0%})"
         ended = "{value:.0%} of the trajectories end with an answer (mean of {window}; usually {usual:.0%})"
         return [
             Channel("rollout/valid", valid, r, below(r.share_rise, r)),
