@@ -265,6 +265,45 @@ class MonitorRules(Settings):
     """Reward holds while its mean is at least this share of its running maximum."""
     recover_steps: int = Field(15, ge=1)
     """Steps without trouble until `recovering` becomes `healthy`."""
+    warmup_steps: int = Field(10, ge=0)
+    """Values of a metric that are passed over before the next `baseline_steps` make its usual level, for the
+    rules from `gradient` on."""
+    baseline_mads: float = Field(6.0, gt=0)
+    """A metric must leave its usual level by at least so many standard deviations of its noise (from the
+    median absolute deviation), beside the threshold of its rule."""
+    gradient_ratio: float = Field(8.0, gt=1)
+    """Alarm `gradient` when the gradient norm is this many times its usual level."""
+    entropy_floor_nats: float = Field(0.01, ge=0)
+    """Alarm `entropy_low` when entropy is below this, in nats per token ..."""
+    entropy_low_share: float = Field(0.05, ge=0, lt=1)
+    """... or below this share of its usual level."""
+    entropy_rise_alarm_nats: float = Field(1.0, gt=0)
+    """Alarm `entropy_high` when entropy is this far above its usual level (and twice as high), in nats per
+    token."""
+    searches_low_share: float = Field(0.25, gt=0, lt=1)
+    """Alarm `interaction` when there are fewer searches per trajectory than this share of the usual number."""
+    searches_high_ratio: float = Field(1.8, gt=1)
+    """Alarm `interaction` when there are this many times the usual number of searches (and 1.4 more)."""
+    share_rise: float = Field(0.2, gt=0, lt=1)
+    """Alarms about shares (`validity`, `truncation`, `retrieval`, `garbage`, turns used up): change from the
+    usual share."""
+    mismatch_nats: float = Field(0.1, gt=0)
+    """Alarm `mismatch` when sampler and learner differ by this more than usual (and twice as much), in nats
+    per token."""
+    degenerate_share: float = Field(0.9, gt=0, lt=1)
+    """Alarm `degenerate_groups` when this share of groups, and .15 more than usual, has one reward
+    throughout."""
+    degenerate_wrong: float = Field(0.07, ge=0, lt=1)
+    """The same rule waits while fewer than this share of groups must be wrong throughout."""
+    length_ratio: float = Field(3.0, gt=1)
+    """Alarm `length` when trajectories are this many times as long as usual, or as short."""
+    control_drop_nats: float = Field(0.5, gt=0)
+    """Alarm `control_tokens` when the log-prob of tag tokens is this far below its usual level."""
+    gap_drop: float = Field(0.15, gt=0)
+    """Alarm `reward_gap` when the held-out score is this far below its best, twice running, while the reward
+    in training is not below what it was then."""
+    silent_steps: int = Field(5, ge=1)
+    """Alarm `silent_llds` when LLDS is on and held no token for so many steps running."""
 
     @field_validator("lag_clear_nats")
     @classmethod

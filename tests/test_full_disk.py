@@ -18,11 +18,11 @@ from test_likelihood_client import free_port, record
 from test_trainer_monitor_actions import Scripted, system
 from test_trainer_stopping import started
 
+from services.common.errors import EnvironmentLacks
 from services.common.files import write_atomically
 from services.contracts import Action, Question, TokenBatch, Trajectory
 from services.likelihood.client import LikelihoodClient
-from services.likelihood.exports.report import CannotWrite, write_report
-from services.likelihood.spool import SpoolError
+from services.likelihood.exports.report import write_report
 from services.settings import ProbeSettings
 from trainer.commands import cli
 from trainer.learner.checkpoint import CheckpointNotWritten, written_aside
@@ -122,11 +122,15 @@ def test_so_are_the_report_the_spool_and_the_checkpoint(disk, made):
     spool = disk / "spool"
     client = LikelihoodClient(f"http://127.0.0.1:{free_port()}", spool_dir=spool, memory_bytes=0)
     fill(disk)
-    with pytest.raises(SpoolError, match=f"{spool}: cannot be written .No space left on device") as full:
+    with pytest.raises(
+        EnvironmentLacks, match=f"{spool}: cannot be written .No space left on device"
+    ) as full:
         client.post_step("run", record(0, n=200))
     assert full.value.exit_code == 3
     report = made.folder.path / "report.html"
-    with pytest.raises(CannotWrite, match=f"{report}: cannot be written .No space left on device") as full:
+    with pytest.raises(
+        EnvironmentLacks, match=f"{report}: cannot be written .No space left on device"
+    ) as full:
         write_report([made.folder.path], report)
     assert full.value.exit_code == 3
     target = made.folder.path / "checkpoints" / "step_000002"

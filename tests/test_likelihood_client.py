@@ -9,12 +9,12 @@ import time
 import numpy as np
 import pytest
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.serving import CannotServe
 from services.contracts import TokenBatch
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.launch import ServeSettings, serve_in_thread
-from services.likelihood.records import ActionRecord, LikelihoodError, StepRecord, TrajectoryRecord
-from services.likelihood.spool import SpoolError
+from services.likelihood.records import ActionRecord, StepRecord, TrajectoryRecord
 from services.likelihood.store.sqlite_store import SQLiteStore
 
 
@@ -150,7 +150,7 @@ def test_a_port_in_use_and_a_spool_in_use_are_one_line_errors(tmp_path):
         serve_in_thread(ServeSettings(store=str(tmp_path / "m.db"), port=int(server.url.rsplit(":")[-1])))
     assert caught.value.exit_code == 3 and "\n" not in str(caught.value)
     client = LikelihoodClient(server.url, spool_dir=tmp_path / "spool")
-    with pytest.raises(SpoolError, match="in use") as caught:
+    with pytest.raises(EnvironmentLacks, match="in use") as caught:
         LikelihoodClient(server.url, spool_dir=tmp_path / "spool")
     assert caught.value.exit_code == 3
     client.close()
@@ -223,5 +223,5 @@ def test_a_large_step_goes_in_parts_and_is_one_step(tmp_path, monkeypatch):
 
 
 def test_an_address_without_http_is_refused(tmp_path):
-    with pytest.raises(LikelihoodError, match="expected an address such as http"):
+    with pytest.raises(UserError, match="expected an address such as http"):
         LikelihoodClient("localhost:8100", spool_dir=tmp_path)

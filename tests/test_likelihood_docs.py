@@ -7,8 +7,12 @@ import re
 from pathlib import Path
 
 from likelihood_series import fall, healthy
+from sick_runs import healthy_run
+from sick_runs import rows as rows_of
+from test_likelihood_detectors import SICK, alarms_of
 
 from services.likelihood.monitor.alarms import PHASES
+from services.likelihood.monitor.detectors.table import READS
 from services.likelihood.monitor.phases import PhaseMonitor
 from services.likelihood.records import StepRecord
 from services.settings import MonitorRules
@@ -75,6 +79,26 @@ def test_phases_and_thresholds_named_there_exist():
         ("-.25", rules.acceleration_nats),
     ):
         assert stated in PAGE and float(stated.split()[0]) == value
+
+
+def test_every_rule_has_its_row_with_the_metrics_it_reads():
+    rows = {
+        row.split("`")[1]: row for row in PAGE.splitlines() if re.match(r"\| `\w+` \| .*\|.*\|.*\|.*\|", row)
+    }
+    assert list(READS) == [rule for rule in rows if rule in READS]
+    for rule, reads in READS.items():
+        cells = rows[rule].split(" | ")
+        assert len(cells) == 6
+        if rule != "acceleration":  # "the same"
+            assert all(f"`{name}`" in cells[2] for name in reads), rule
+
+
+def test_the_numbers_of_made_up_sick_and_healthy_runs_are_as_stated():
+    kinds = int(re.search(r"one of (\d+) sicknesses", PAGE)[1])
+    assert kinds == sum(rule is not None for rule in SICK.values())
+    stated = int(re.search(r"\| (\d+) alarms in 30,000 steps", PAGE)[1])
+    found = [a for seed in range(100) for a in alarms_of(rows_of(healthy_run(seed, 300)))]
+    assert len(found) == stated <= 30
 
 
 def test_the_example_post_is_accepted():

@@ -20,13 +20,13 @@ import psutil
 import pytest
 from fastapi.testclient import TestClient
 
-from services.common.errors import EnvironmentLacks
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.bodies import Memory, Room
 from services.contracts import TokenBatch
 from services.likelihood import client as client_module
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.launch import ServeSettings, serve_in_thread
-from services.likelihood.records import EventRecord, LikelihoodError, StepRecord, parsed
+from services.likelihood.records import EventRecord, StepRecord, parsed
 from services.likelihood.server import create_app
 from services.likelihood.store.sqlite_store import SQLiteStore
 from services.likelihood.tokens import pack_tokens, unpack_tokens
@@ -75,7 +75,7 @@ def test_damaged_token_arrays_are_refused_and_never_break_anything():
         try:
             unpack_tokens(bytes(body))
             counts["kept"] += 1
-        except LikelihoodError as error:
+        except UserError as error:
             assert str(error).startswith("token arrays: ") and "\n" not in str(error)
             counts["refused"] += 1
     assert counts["refused"] > 2000
@@ -187,7 +187,7 @@ def test_event_data_that_no_store_can_write_is_a_422(client, data, says):
 )
 def test_a_body_of_many_mistakes_costs_one(body, says):
     memory = psutil.Process().memory_info().rss
-    with pytest.raises(LikelihoodError) as error:
+    with pytest.raises(UserError) as error:
         parsed(StepRecord, body)
     assert str(error.value).startswith(says)
     assert psutil.Process().memory_info().rss - memory < 30 * len(body)

@@ -33,6 +33,12 @@ def replay(run, monitor=None):
     return [s.phase for s in states], [a for s in states for a in s.alarms]
 
 
+def quiet(phases):
+    """Unknown until enough was seen, then healthy or stagnation."""
+    known = phases.index("healthy")
+    return set(phases[:known]) == {"unknown"} and set(phases[known:]) <= {"healthy", "stagnation"}
+
+
 def lab(name):
     folder = LAB.parent / "demo_runs" if name.startswith("collapse") else LAB
     return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
@@ -46,7 +52,7 @@ def test_twenty_healthy_runs_raise_no_alarm():
     for seed in range(20):
         phases, alarms = replay(healthy(seed))
         assert alarms == [], (seed, alarms[0].seen)
-        assert set(phases) <= {"healthy", "stagnation"}
+        assert quiet(phases)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,7 @@ def test_a_fall_goes_through_decay_and_acceleration_to_collapse_without_flapping
     order = [
         p
         for p, q in zip(phases, [None, *phases], strict=False)
-        if p != q and p not in ("healthy", "stagnation")
+        if p != q and p not in ("unknown", "healthy", "stagnation")
     ]
     assert order == ["decay", "acceleration", "collapsed"]
     assert [a.rule for a in alarms] == ["likelihood", "acceleration", "collapse"]
@@ -102,7 +108,7 @@ def test_recorded_falls_alarm_before_the_reward_fell(name):
 @pytest.mark.parametrize("name", HELD)
 def test_recorded_runs_that_held_raise_no_alarm(name):
     phases, alarms = replay(lab(name))
-    assert alarms == [] and set(phases) <= {"healthy", "stagnation"}
+    assert alarms == [] and quiet(phases)
 
 
 @pytest.mark.parametrize("name", FELL | NEW)
@@ -155,7 +161,7 @@ def test_a_run_whose_groups_are_all_wrong_alarms_and_one_whose_groups_are_all_ri
     assert [(a.rule, a.step, a.since) for a in alarms] == [("dead_batch", 10, 8)] and "warm-start" in alarms[
         0
     ].advice
-    assert set(phases) == {"healthy"}
+    assert set(phases) == {"unknown"}, "no sign of likelihood has been seen"
     assert replay([m | {"reward/mean": 1.0} for m in wrong])[1] == []
     assert replay([m | {"groups/zero_variance": 0.9} for m in wrong])[1] == []
 
@@ -184,7 +190,7 @@ def test_missing_and_null_metrics_are_tolerated():
                 {"step": 9, "entropy": float("nan")},
             ]
         )[0]
-        == ["healthy"] * 4
+        == ["unknown"] * 4
     )
 
 
@@ -201,7 +207,9 @@ def test_a_state_dict_goes_on_exactly_where_it_was_taken():
 
 def test_an_alarm_says_what_since_when_how_sure_and_what_to_do():
     alarm = replay(lab("grpo_2"))[1][0]
-    assert alarm.metric == "probe/lag" and alarm.since <= alarm.step and alarm.sure in ("medium", "high")
+    assert (
+        alarm.metric == "probe/lag" and alarm.since <= alarm.step and alarm.confidence in ("medium", "high")
+    )
     assert (
         "nats a token" in alarm.seen
         and f"step {alarm.since}" in alarm.advice
@@ -223,7 +231,8 @@ def test_batches_without_any_reward_are_an_alarm_of_their_own_and_no_action(kind
     rules = []
     for metrics in [*run[:20], *(unrewarded(i, **norm) for i in range(20, 30)), *run[30:]]:
         state = monitor.update(metrics)
-        assert actions.decide(state) is None and state.phase in ("healthy", "stagnation")
+        assert actions.decide(state) is None
+        assert state.phase in (("healthy", "stagnation") if metrics["step"] > 10 else ("unknown", "healthy"))
         rules += [(a.rule, a.step, a.metric) for a in state.alarms]
         ended = [(a.rule, a.cleared) for a in state.cleared]
         assert ended == ([("no_reward", 30)] if metrics["step"] == 30 else [])
@@ -232,7 +241,7 @@ def test_batches_without_any_reward_are_an_alarm_of_their_own_and_no_action(kind
 
 def test_a_run_that_begins_without_rewards_is_not_collapsed():
     phases, alarms = replay([unrewarded(i, grad_norm=None) for i in range(1, 4)])
-    assert phases == ["healthy"] * 3 and [(a.rule, a.step) for a in alarms] == [("no_reward", 1)]
+    assert phases == ["unknown"] * 3 and [(a.rule, a.step) for a in alarms] == [("no_reward", 1)]
 
 
 def test_a_step_that_measured_no_norm_neither_adds_to_those_without_a_finite_one_nor_ends_them():
@@ -261,8 +270,17 @@ def test_a_trainer_that_knows_no_rewards_gets_neither_a_dead_batch_nor_an_alarm_
 
 
 def test_a_state_of_an_earlier_day_is_taken_up():
-    state = PhaseMonitor().state_dict()
-    del state["unrewarded"]
-    monitor = PhaseMonitor()
-    monitor.load_state_dict(state)
-    assert monitor.update({"step": 1}).phase == "healthy"
+    run = lab("grpo_1")
+    earlier = json.loads((LAB.parent / "monitor_state_grpo_1_step_30.json").read_text())
+    monitor, today = PhaseMonitor(), PhaseMonitor()
+    monitor.load_state_dict(earlier)
+    for metrics in run[:31]:
+        today.update(metrics)
+    assert [a.as_dict() for a in monitor.open.values()] == [
+        a.as_dict() | {"confidence": earlier["open"]["likelihood"]["sure"]} for a in today.open.values()
+    ]
+    for metrics in run[31:]:
+        old, new = monitor.update(metrics), today.update(metrics)
+        assert (old.phase, old.alarms) == (new.phase, new.alarms)
+    del earlier["unrewarded"]  # which the version before that did not keep
+    PhaseMonitor().load_state_dict(earlier)

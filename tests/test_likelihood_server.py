@@ -118,14 +118,14 @@ def test_phase_and_alarms_follow_the_posts_and_a_superseding_attempt(client):
         post(client, step(n, metrics={"probe/lag": -0.2}))
     now = client.get("/v1/runs/run/phase").json()
     assert now["phase"] == "decay" and now["bands"][0] == {
-        "phase": "healthy",
+        "phase": "unknown",
         "first": 0,
         "last": now["since"] - 1,
     }
     (alarm,) = client.get("/v1/runs/run/alarms").json()
     assert alarm["metric"] == "probe/lag" and alarm["cleared"] is None
     post(client, step(3, attempt=1, metrics={"probe/lag": 0.0}))
-    assert client.get("/v1/runs/run/phase").json()["bands"] == [{"phase": "healthy", "first": 0, "last": 3}]
+    assert client.get("/v1/runs/run/phase").json()["bands"] == [{"phase": "unknown", "first": 0, "last": 3}]
     assert client.get("/v1/runs/run/alarms").json() == []
 
 
@@ -300,7 +300,7 @@ def test_events_are_kept_in_order(client):
     assert client.post("/v1/runs/other/events", json={"step": 0, "kind": "x", "text": "y"}).status_code == 201
     assert (
         client.get("/v1/runs/other/summary").json()["steps"] == 0
-        and client.get("/v1/runs/other/phase").json()["phase"] == "healthy"
+        and client.get("/v1/runs/other/phase").json()["phase"] == "unknown"
     )
     assert client.get("/v1/runs/other/series").json()["step"] == []
 

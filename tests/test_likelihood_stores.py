@@ -19,16 +19,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis_server import RedisServer
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.records import (
     ActionRecord,
     EventRecord,
-    LikelihoodError,
     StepRecord,
     TrajectoryRecord,
 )
-from services.likelihood.store.base import StoreError, Superseded, UnknownRun
+from services.likelihood.store.base import NotStored, Superseded
 from services.likelihood.store.opening import open_store
 from services.likelihood.store.sqlite_store import SQLiteStore
 
@@ -150,7 +150,7 @@ def test_a_refused_write_changes_nothing(store):
     before = store.info("run")
     with pytest.raises(Superseded):
         store.put_step("run", record(7, attempt=1))
-    with pytest.raises(LikelihoodError, match="letters"):
+    with pytest.raises(UserError, match="letters"):
         store.put_step("no/slash", record(0))
     after = store.info("run")
     assert (
@@ -193,7 +193,7 @@ def test_an_event_before_the_first_step_makes_the_run(store):
 
 def test_reads_of_an_unknown_run_say_so(store):
     for read in (store.info, store.metric_names, store.alarms, store.events, store.delete_run):
-        with pytest.raises(UnknownRun, match="nowhere"):
+        with pytest.raises(NotStored, match="nowhere"):
             read("nowhere")
 
 
@@ -351,32 +351,32 @@ def test_a_store_that_is_away_is_a_503_and_one_line(tmp_path):
         and httpx.get(f"{server.url}/healthz").status_code == 200
     )
     server.stop()
-    with pytest.raises(StoreError, match=r"redis at 127\.0\.0\.1") as caught:
+    with pytest.raises(EnvironmentLacks, match=r"redis at 127\.0\.0\.1") as caught:
         open_store(redis.url)
     assert caught.value.exit_code == 3 and "\n" not in str(caught.value)
 
 
 def test_addresses_and_files_that_are_no_store_are_refused_in_one_line(tmp_path):
-    with pytest.raises(LikelihoodError, match="expected a file path"):
+    with pytest.raises(UserError, match="expected a file path"):
         open_store("mysql://x")
     for held in (":memory:", "sqlite::memory:"):
-        with pytest.raises(LikelihoodError, match="expected a file path"):
+        with pytest.raises(UserError, match="expected a file path"):
             open_store(held)
-    with pytest.raises(StoreError, match="cannot be opened"):
+    with pytest.raises(EnvironmentLacks, match="cannot be opened"):
         open_store(str(tmp_path))
     (tmp_path / "text.db").write_text("not a database " * 100)
-    with pytest.raises(StoreError, match="not a database") as caught:
+    with pytest.raises(EnvironmentLacks, match="not a database") as caught:
         open_store(str(tmp_path / "text.db"))
     assert caught.value.exit_code == 3 and "\n" not in str(caught.value)
     db = sqlite3.connect(tmp_path / "new.db")
     db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(LikelihoodError, match="schema 99"):
+    with pytest.raises(UserError, match="schema 99"):
         SQLiteStore(tmp_path / "new.db")
 
 
 def test_a_password_in_the_address_stays_out_of_the_messages():
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(EnvironmentLacks) as caught:
         open_store("redis://:hunter2@127.0.0.1:1/0")
     assert "hunter2" not in str(caught.value)
 

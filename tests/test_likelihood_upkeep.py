@@ -16,10 +16,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.cli import likelihood_app, monitor_app
-from services.likelihood.exports.mirrors import MirrorError, Mirroring, WandbMirror
+from services.likelihood.exports.mirrors import Mirroring, WandbMirror
 from services.likelihood.launch import ServeSettings, serve_in_thread
-from services.likelihood.records import ActionRecord, LikelihoodError, StepRecord, TrajectoryRecord
+from services.likelihood.monitor.alarms import PHASES
+from services.likelihood.records import ActionRecord, StepRecord, TrajectoryRecord
 from services.likelihood.store.sqlite_store import SQLiteStore
 
 app = typer.Typer()
@@ -106,7 +108,7 @@ def test_prune_forgets_old_runs(database):
 def test_mistakes_are_one_line(arguments, says):
     error = unspiral("likelihood", *arguments).exception
     assert (
-        isinstance(error, LikelihoodError)
+        isinstance(error, UserError)
         and says in str(error)
         and error.exit_code == 2
         and "\n" not in str(error)
@@ -167,12 +169,15 @@ def test_tensorboard_gets_stored_runs_and_live_steps(database, tmp_path):
         ).raise_for_status()
     server.stop()
     scalars = read_scalars(tmp_path / "live" / "r")
-    assert scalars == {"a/b": [(0, 0), (1, 1), (2, 2)], "phase": [(0, 0), (1, 0), (2, 0)]}
+    assert scalars == {
+        "a/b": [(0, 0), (1, 1), (2, 2)],
+        "phase": [(i, PHASES.index("unknown")) for i in range(3)],
+    }
 
 
 def test_wandb_is_used_where_installed_and_named_where_not(database, tmp_path, monkeypatch):
     if importlib.util.find_spec("wandb") is None:
-        with pytest.raises(MirrorError, match="pip install wandb") as caught:
+        with pytest.raises(EnvironmentLacks, match="pip install wandb") as caught:
             WandbMirror("p")
         assert caught.value.exit_code == 3
         return

@@ -116,7 +116,7 @@ ABSENT = (
 @pytest.mark.parametrize("action", ["stop", "rollback"])
 def test_a_judge_that_is_down_neither_ends_nor_rolls_back_a_run(tmp_path, action):
     driver, lines, said = ran(tmp_path, lambda t: None, 4, action)
-    assert [(m["step"], m["phase"]) for m in lines] == [(i, "healthy") for i in (1, 2, 3, 4)]
+    assert [(m["step"], m["phase"]) for m in lines] == [(i, "unknown") for i in (1, 2, 3, 4)]
     unknown = (
         *ABSENT,
         "reward/mean",
@@ -154,7 +154,7 @@ def test_a_batch_that_lost_all_its_trajectories_is_an_idle_step_too(tmp_path, mo
     monkeypatch.setattr(Sampling, "made_by", 0)
     driver, lines, _ = ran(tmp_path, lambda t: 1.0, 2)
     assert [m["rollout/stale_dropped"] for m in lines] == [0, 4] and "reward/em" not in lines[1]
-    assert driver.monitor.phase == "healthy" and lines[1]["reward/missing"] == 0
+    assert driver.monitor.phase == "unknown" and lines[1]["reward/missing"] == 0
 
 
 def test_answers_that_are_all_right_are_told_apart_from_answers_that_are_all_wrong(tmp_path):

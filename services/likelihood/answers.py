@@ -24,6 +24,9 @@ class Alarm(Answer):
     since: int
     """First step at which the sign was seen."""
     seen: str
+    """What was seen when it was raised, in one line with numbers."""
+    confidence: str
+    """`low`, `medium` or `high`; it grows while further signs agree."""
     advice: str
     cleared: int | None = None
     """Step at which it ended; null while it stands."""

@@ -1,20 +1,31 @@
-"""The likelihood part of the command line. `trainer/commands/cli.py` mounts these; mistakes are raised as
-LikelihoodError (`exit_code`)."""
+"""The likelihood part of the command line, which `trainer/commands/cli.py` mounts. Mistakes are raised as
+UserError, whose `exit_code` the command ends with."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import orjson
 import typer
 
+from services.common.errors import UserError
 from services.common.names import accepted
 from services.common.run_paths import LATEST, run_folder
-from services.likelihood.records import LikelihoodError
+from services.likelihood.exports import mirrors, upkeep
+from services.likelihood.exports.report import write_report
+from services.likelihood.exports.run_files import RunFiles, read_rules, read_run
+from services.likelihood.exports.trainers import MAPS, chosen_map
+from services.likelihood.monitor.alarms import PHASES
+from services.likelihood.store import series
+from services.likelihood.store.base import LikelihoodStore
+from services.likelihood.store.opening import open_store
 
-if TYPE_CHECKING:
-    from services.likelihood.store.base import LikelihoodStore
-
+SERVER = "services.likelihood.launch"
+"""Imported on demand: the web framework would double the time of `unspiral --help`."""
 likelihood_app = typer.Typer(help="The likelihood store's upkeep.", no_args_is_help=True)
 monitor_app = typer.Typer(help="The phase monitor.", no_args_is_help=True)
 
@@ -22,7 +33,8 @@ Store = Annotated[
     str,
     typer.Option(
         envvar="UNSPIRAL_STORE",
-        help="File, sqlite:PATH, redis://HOST:PORT/DB, a run's folder, or latest; a password belongs into the variable.",
+        help="File, sqlite:PATH, redis://HOST:PORT/DB, a run's folder, or latest; give a password in the "
+        "environment variable.",
     ),
 ]
 RunName = Annotated[str | None, typer.Option("--run", help="One run; all if left out.")]
@@ -53,14 +65,18 @@ def serve_likelihood(
     ] = None,
 ) -> None:
     """Run the likelihood service alone: REST for any trainer, the live page at /."""
-    from services.likelihood.exports.run_files import read_rules
-    from services.likelihood.launch import ServeSettings, serve_forever
-
-    settings = ServeSettings(
-        store=_store_of(store), host=host, port=port, token_steps=token_steps, memory_mib=memory_mib, rules=read_rules(rules),
-        tensorboard=str(tensorboard) if tensorboard else None, wandb=wandb,
-    )  # fmt: skip
-    raise typer.Exit(serve_forever(settings, announce=lambda line: typer.echo(line, err=True)))
+    launch: Any = import_module(SERVER)
+    settings = launch.ServeSettings(
+        store=_store_of(store),
+        host=host,
+        port=port,
+        token_steps=token_steps,
+        memory_mib=memory_mib,
+        rules=read_rules(rules),
+        tensorboard=str(tensorboard) if tensorboard else None,
+        wandb=wandb,
+    )
+    raise typer.Exit(launch.serve_forever(settings, announce=lambda line: typer.echo(line, err=True)))
 
 
 def report(
@@ -75,8 +91,6 @@ def report(
     ] = None,
 ) -> None:
     """Write one self-contained HTML page with the curves, phases and alarms of recorded runs."""
-    from services.likelihood.exports.report import write_report
-
     found = [run_folder(run) for run in runs]
     first = found[0] if found[0].is_dir() else found[0].parent
     typer.echo(write_report(found, out or first / "report.html"))
@@ -95,10 +109,8 @@ def prune(
     ] = None,
 ) -> None:
     """Forget old trajectories, or old runs. Curves and metrics of the runs that stay are kept."""
-    from services.likelihood.exports import upkeep
-
     if keep_steps is None and older_than_days is None:
-        raise LikelihoodError("likelihood prune: expected --keep-steps or --older-than-days")
+        raise UserError("likelihood prune: expected --keep-steps or --older-than-days")
     with _opened(store) as opened:
         names = _chosen(opened, run)
         gone = upkeep.prune(opened, names, keep_steps=keep_steps, older_than_days=older_than_days)
@@ -115,65 +127,97 @@ def export(
     ] = "parquet",
 ) -> None:
     """Write runs out: Parquet (steps and actions), TensorBoard event files, or Weights & Biases."""
-    from services.likelihood.exports import mirrors, upkeep
-
     with _opened(store) as opened:
         for name in _chosen(opened, run):
             if to == "parquet":
                 for path in upkeep.export_parquet(opened, name, Path(out)):
                     typer.echo(path)
                 continue
-            mirror = mirrors.TensorBoardMirror(out) if to == "tensorboard" else mirrors.WandbMirror(out)
+            tensorboard = to == "tensorboard"
+            mirror: mirrors.Mirror = (
+                mirrors.TensorBoardMirror(out) if tensorboard else mirrors.WandbMirror(out)
+            )
             typer.echo(f"{name}: {upkeep.export_to(opened, name, mirror)} steps to {out}")
 
 
 @monitor_app.command("replay")
 def replay(
     metrics: Annotated[
-        Path, typer.Argument(help="A run's folder, its metrics.jsonl, a checkpoint in it, or latest.")
+        Path,
+        typer.Argument(
+            help="A run's folder, its metrics.jsonl, a checkpoint in it, or latest; or another trainer's "
+            "metrics as JSONL, JSON (trainer_state.json) or CSV."
+        ),
     ],
     rules: Rules = None,
+    names: Annotated[
+        str | None,
+        typer.Option(
+            "--map",
+            help=f"Whose names the metrics have: {', '.join(MAPS)}, or a YAML file (our name: their name). A "
+            "guess by the names if left out.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
-    """Run the phase monitor over a recorded run: its phases, and the alarms it would have raised."""
-    import orjson
-
-    from services.likelihood.exports.run_files import read_rules, read_run
-    from services.likelihood.monitor.alarms import PHASES
-    from services.likelihood.store import series
-
+    """Run the phase monitor over a recorded run: its phases, the alarms it would have raised, and the metrics
+    that it judged by."""
     run = read_run(metrics)
     if not run.metrics:
-        raise LikelihoodError(f"{metrics}: no steps in it")
+        raise UserError(f"{metrics}: no steps in it")
+    name_map = chosen_map(names, run.metrics)
+    if name_map:
+        run.metrics = [name_map.translated(m) for m in run.metrics]
+    run.add_evaluations()
+    judged_by, missing = run.known()
+    if not judged_by:
+        raise UserError(
+            f"{metrics}: none of its metrics is one that the monitor reads; name them with --map "
+            f"({', '.join(MAPS)}, or a YAML file of `our name: their name`)"
+        )
     codes, alarms = run.replay(read_rules(rules) if rules else None)
     found = series.bands(codes, run.metrics[0]["step"], list(PHASES))
     if as_json:
-        body = {"run": run.name, "steps": len(run.metrics), "phases": found, "alarms": alarms}
+        body = {
+            "run": run.name,
+            "steps": len(run.metrics),
+            "map": name_map.trainer if name_map else None,
+            "phases": found,
+            "alarms": alarms,
+            "judged_by": judged_by,
+            "missing": missing,
+        }
         typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2))
         return
-    typer.echo(f"{run.name}: {len(run.metrics)} steps, {run.metrics[0]['step']} to {run.metrics[-1]['step']}")
-    for band in found:
-        typer.echo(f"  {band['phase']:<12} steps {band['first']} to {band['last']}")
+    for line in _in_words(run, found, alarms):
+        typer.echo(line)
+    if name_map:
+        typer.echo(f"  names of {name_map.trainer}")
+    typer.echo(f"  judged by {', '.join(judged_by)}")
+    if missing:
+        typer.echo(f"  missing: {', '.join(missing)}")
+
+
+def _in_words(run: RunFiles, phases: list[dict[str, Any]], alarms: list[dict[str, Any]]) -> Iterator[str]:
+    """What a replay found, for a terminal."""
+    yield f"{run.name}: {len(run.metrics)} steps, {run.metrics[0]['step']} to {run.metrics[-1]['step']}"
+    for band in phases:
+        yield f"  {band['phase']:<12} steps {band['first']} to {band['last']}"
     for alarm in alarms:
         end = "stands" if alarm["cleared"] is None else f"ended at step {alarm['cleared']}"
-        typer.echo(
-            f"  alarm at step {alarm['step']} ({alarm['metric']}, confidence {alarm['sure']}, {end}): {alarm['seen']}"
-        )
-        typer.echo(f"    {alarm['advice']}")
+        about = f"{alarm['metric']}, confidence {alarm['confidence']}, {end}"
+        yield f"  alarm at step {alarm['step']} ({about}): {alarm['rule']}: {alarm['seen']}"
+        yield f"    {alarm['advice']}"
     if not alarms:
-        typer.echo("  no alarm")
+        yield "  no alarm"
 
 
-def _opened(url: str):
+def _opened(url: str) -> AbstractContextManager[LikelihoodStore]:
     """A store that must be there already."""
-    from contextlib import closing
-
-    from services.likelihood.store.opening import open_store
-
     url = _store_of(url)
     path = Path(url.removeprefix("sqlite:"))
     if "://" not in url and not path.exists():
-        raise LikelihoodError(f"likelihood store {path}: no such file; give it with --store")
+        raise UserError(f"likelihood store {path}: no such file; give it with --store")
     return closing(open_store(url))
 
 
@@ -184,9 +228,7 @@ def _store_of(url: str) -> str:
     run = run_folder(url)
     store = run / "likelihood.db"
     if not store.is_file():
-        raise LikelihoodError(
-            f"--store {url}: no likelihood.db in {run}; a run with a store.url keeps it there"
-        )
+        raise UserError(f"--store {url}: no likelihood.db in {run}; a run with a store.url keeps it there")
     return str(store)
 
 
@@ -196,5 +238,5 @@ def _chosen(store: LikelihoodStore, run: str | None) -> list[str]:
     if run is None:
         return names
     if run not in names:
-        raise LikelihoodError(f"--run {run}: no such run in the store; {accepted(run, names)}")
+        raise UserError(f"--run {run}: no such run in the store; {accepted(run, names)}")
     return [run]

@@ -20,8 +20,9 @@ import httpx
 import orjson
 
 from services.common.answers import read_json
+from services.common.errors import UserError
 from services.contracts import TokenBatch
-from services.likelihood.records import EventRecord, LikelihoodError, Record, StepRecord, check_run_name
+from services.likelihood.records import EventRecord, Record, StepRecord, check_run_name
 from services.likelihood.spool import Message, Spool
 from services.likelihood.tokens import pack_tokens, unpack_tokens
 
@@ -42,7 +43,7 @@ class LikelihoodClient:
 
     url: the service's address. spool_dir: folder for what cannot be delivered yet. token: bearer token, if
     the service asks for one. Records and arrays must not be changed after they were handed over. Raises
-    SpoolError if the folder cannot be used, LikelihoodError for an address without http.
+    EnvironmentLacks if the folder cannot be used, UserError for an address without http.
     """
 
     def __init__(
@@ -56,9 +57,7 @@ class LikelihoodClient:
         timeout_seconds: float = 30.0,
     ):
         if not url.startswith(("http://", "https://")):
-            raise LikelihoodError(
-                f"likelihood service {url!r}: expected an address such as http://127.0.0.1:8100"
-            )
+            raise UserError(f"likelihood service {url!r}: expected an address such as http://127.0.0.1:8100")
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         timeout = httpx.Timeout(timeout_seconds, connect=min(3.0, timeout_seconds))
@@ -77,7 +76,7 @@ class LikelihoodClient:
     def post_step(self, run: str, record: StepRecord) -> None:
         """Hand over one step. Its trajectories may be TrajectoryRecord or plain dicts of that form.
 
-        Raises LikelihoodError for a bad run name, SpoolError if the service is away and the disk is full,
+        Raises UserError for a bad run name, EnvironmentLacks if the service is away and the disk is full,
         ValueError after close.
         """
         for at in range(0, max(1, len(record.trajectories)), PART):  # the service merges the parts of a step
@@ -90,7 +89,7 @@ class LikelihoodClient:
     def put_tokens(self, run: str, step: int, batch: TokenBatch, attempt: int = 0) -> None:
         """Hand over the token arrays of a step (`batch.logp_old` must be set)."""
         if batch.logp_old is None:
-            raise LikelihoodError(f"run {run}, step {step}: token arrays without logp_old")
+            raise UserError(f"run {run}, step {step}: token arrays without logp_old")
         size = 20 * len(batch.token_ids) + 100 * len(batch)
         self._add(
             "tokens",
@@ -151,7 +150,7 @@ class LikelihoodClient:
 
     def keep(self, timeout: float) -> None:
         """Have everything handed over so far outlive this process: stored, or on disk where the service is
-        away (known to be, or for `timeout` seconds). Raises SpoolError if the disk is full."""
+        away (known to be, or for `timeout` seconds). Raises EnvironmentLacks if the disk is full."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while len(self._spool) and not self._away and (left := deadline - time.monotonic()) > 0:

@@ -54,16 +54,13 @@ METRIC_NAME = re.compile(METRIC_PATTERN)
 _ROUNDING = 1e-3  # a sum of log-probs near 0 may come out a little above it
 
 
-class LikelihoodError(UserError):
-    """A mistake in what the likelihood service, its store or its commands are given."""
-
-
 def check_run_name(run: str) -> str:
-    """The name itself. Raises LikelihoodError unless it is letters, digits, dot, dash and underscore, 128 at
+    """The name itself. Raises UserError unless it is letters, digits, dot, dash and underscore, 128 at
     most."""
     if not RUN_NAME.fullmatch(run):
-        raise LikelihoodError(
-            f"run {run[:140]!r}: expected 1 to 128 letters, digits, '.', '-' or '_', the first a letter or digit"
+        raise UserError(
+            f"run {run[:140]!r}: expected 1 to 128 letters, digits, '.', '-' or '_', the first a letter or "
+            "digit"
         )
     return run
 
@@ -225,7 +222,7 @@ R = TypeVar("R", bound=Record)
 
 
 def parsed(model: type[R], body: bytes) -> R:
-    """The record in a body. Raises LikelihoodError for what is not JSON, and for the first value that is not
+    """The record in a body. Raises UserError for what is not JSON, and for the first value that is not
     accepted.
 
     The objects' sizes are looked at first: a mistake is kept for each wrong key, so that a few megabytes of
@@ -234,12 +231,12 @@ def parsed(model: type[R], body: bytes) -> R:
     try:
         raw = from_json(body)
     except ValueError as e:
-        raise LikelihoodError(f"body: not JSON ({e})") from e
+        raise UserError(f"body: not JSON ({e})") from e
     _check_shape(raw)
     try:
         return model.model_validate(raw)
     except ValidationError as e:
-        raise LikelihoodError(one_line(e)) from e
+        raise UserError(one_line(e)) from e
 
 
 def _check_shape(raw: Any) -> None:
@@ -248,10 +245,10 @@ def _check_shape(raw: Any) -> None:
     metrics = raw.get("metrics")
     if isinstance(metrics, dict):
         if len(metrics) > MAX_METRICS:
-            raise LikelihoodError(f"metrics: {len(metrics)} given; at most {MAX_METRICS} a step accepted")
+            raise UserError(f"metrics: {len(metrics)} given; at most {MAX_METRICS} a step accepted")
         for name, value in metrics.items():
             if isinstance(value, str):
-                raise LikelihoodError(f"metrics.{name[:40]}: expected a number or null (got {value[:60]!r})")
+                raise UserError(f"metrics.{name[:40]}: expected a number or null (got {value[:60]!r})")
     trajectories = _dicts_of(raw, "trajectories")
     for place, objects in (
         ("body", [raw]),
@@ -260,11 +257,11 @@ def _check_shape(raw: Any) -> None:
     ):
         most = max(map(len, objects), default=0)
         if most > MAX_KEYS:
-            raise LikelihoodError(f"{place}: an object of {most} keys; at most {MAX_KEYS} accepted")
+            raise UserError(f"{place}: an object of {most} keys; at most {MAX_KEYS} accepted")
         for one in objects:
             for key, value in one.items():
                 if key in NUMBERS and isinstance(value, NUMBERS[key]):
-                    raise LikelihoodError(f"{place}: {key}: expected a number (got {str(value)[:60]!r})")
+                    raise UserError(f"{place}: {key}: expected a number (got {str(value)[:60]!r})")
 
 
 def _dicts_of(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ from services.likelihood.records import (
     parsed,
 )
 from services.likelihood.service import LikelihoodService
-from services.likelihood.store.base import LikelihoodStore, NoTokens
+from services.likelihood.store.base import LikelihoodStore, NotStored
 from services.likelihood.tokens import unpack_tokens
 from services.settings import MonitorRules
 
@@ -184,7 +184,7 @@ def create_app(
             body = store.get_tokens(run, step)
             if body is None:
                 kept = f"the newest {store.token_steps} steps are kept"
-                raise NoTokens(f"run {run}: no token arrays of step {step}; {kept}")
+                raise NotStored(f"run {run}: no token arrays of step {step}; {kept}")
             return body
 
         return await read(load, "application/octet-stream")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.exports.mirrors import Mirroring
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.monitor.phases import PhaseMonitor, PhaseState
@@ -17,13 +18,12 @@ from services.likelihood.records import (
     MAX_METRICS,
     MAX_STEP,
     EventRecord,
-    LikelihoodError,
     StepReceipt,
     StepRecord,
     StoredStep,
 )
 from services.likelihood.store import series
-from services.likelihood.store.base import LikelihoodStore, UnknownRun
+from services.likelihood.store.base import LikelihoodStore, NotStored
 from services.settings import MonitorRules
 
 REPLAY = 100  # stored steps read at a time; each may hold thousands of metrics
@@ -35,12 +35,6 @@ MAX_NAMES = 5000
 """Most names of metrics of one run."""
 MAX_LISTENERS = 256
 LOCKS = 64
-
-
-class TooManyListeners(LikelihoodError):
-    """No further event stream is served; worth another try."""
-
-    status = 503
 
 
 @dataclass
@@ -57,7 +51,8 @@ class Listener:
     """One open event stream. When it falls `size` events behind, it is told to read everything anew."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, size: int = 256):
-        self.loop, self.queue = loop, asyncio.Queue(size)
+        self.loop = loop
+        self.queue: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue(size)
 
     def put(self, kind: str, data: dict[str, Any]) -> None:
         """From any thread."""
@@ -78,7 +73,9 @@ class LikelihoodService:
     def __init__(
         self, store: LikelihoodStore, rules: MonitorRules | None = None, mirroring: Mirroring | None = None
     ):
-        self.store, self.rules, self.mirroring = store, rules, mirroring
+        self.store = store
+        self.rules = rules
+        self.mirroring = mirroring
         self._watches: OrderedDict[str, RunWatch] = OrderedDict()
         self._names: OrderedDict[str, set[str]] = OrderedDict()
         self._locks = [threading.Lock() for _ in range(LOCKS)]
@@ -110,10 +107,11 @@ class LikelihoodService:
     def phase(self, run: str) -> dict[str, Any]:
         """The run's phase now, since which step, and the bands of phases so far."""
         info = self.store.info(run)
-        first, last = info.first_step or 0, info.last_step if info.last_step is not None else -1
+        first = info.first_step or 0
+        last = -1 if info.last_step is None else info.last_step
         codes = self.store.columns(run, ["phase"], first, last).get("phase")
         found = series.bands(codes, first, list(PHASES)) if codes is not None else []
-        now = found[-1] if found else {"phase": "healthy", "first": first}
+        now = found[-1] if found else {"phase": "unknown", "first": first}
         return {
             "run": run,
             "step": info.last_step,
@@ -168,18 +166,16 @@ class LikelihoodService:
         }
 
     def _names_with(self, run: str, record: StepRecord) -> set[str]:
-        """Names of the run's metrics after this post. Raises LikelihoodError for more than a run may have."""
+        """Names of the run's metrics after this post. Raises UserError for more than a run may have."""
         known = self._names.get(run)
         if known is None:
             try:
                 known = set(self.store.metric_names(run))
-            except UnknownRun:
+            except NotStored:
                 known = set()
         names = known | record.metrics.keys()
         if len(names) > MAX_NAMES and len(names) > len(known):
-            raise LikelihoodError(
-                f"run {run}: {len(names)} names of metrics; at most {MAX_NAMES} a run accepted"
-            )
+            raise UserError(f"run {run}: {len(names)} names of metrics; at most {MAX_NAMES} a run accepted")
         return names
 
     # ---- the monitor
@@ -240,10 +236,10 @@ class LikelihoodService:
     # ---- listeners
 
     def check_listeners(self) -> None:
-        """Raise TooManyListeners where no further one is served."""
+        """Raise EnvironmentLacks where no further one is served."""
         with self._guard:
             if sum(map(len, self._listeners.values())) >= MAX_LISTENERS:
-                raise TooManyListeners(
+                raise EnvironmentLacks(
                     f"{MAX_LISTENERS} streams of events are open, the most that are served"
                 )
 

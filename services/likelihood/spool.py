@@ -12,16 +12,10 @@ from pathlib import Path
 
 import orjson
 
+from services.common.errors import EnvironmentLacks
 from services.common.files import lock, move, write_atomically
-from services.likelihood.records import LikelihoodError
 
 log = logging.getLogger("unspiral.likelihood")
-
-
-class SpoolError(LikelihoodError):
-    """The spool folder cannot be used."""
-
-    exit_code = 3
 
 
 @dataclass
@@ -55,14 +49,16 @@ class Spool:
     """
 
     def __init__(self, folder: str | Path, memory_bytes: int, token_steps: int):
-        self.folder, self.memory_bytes, self.token_steps = Path(folder), memory_bytes, token_steps
+        self.folder = Path(folder)
+        self.memory_bytes = memory_bytes
+        self.token_steps = token_steps
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock(self.folder / "lock")
         except BlockingIOError as e:
-            raise SpoolError(f"spool folder {self.folder}: in use by another process") from e
+            raise EnvironmentLacks(f"spool folder {self.folder}: in use by another process") from e
         except OSError as e:
-            raise SpoolError(f"spool folder {self.folder}: cannot be used ({e.strerror})") from e
+            raise EnvironmentLacks(f"spool folder {self.folder}: cannot be used ({e.strerror})") from e
         for torn in self.folder.glob("*.tmp"):
             torn.unlink()
         self.files = deque(sorted(self.folder.glob("*.msg")))
@@ -118,7 +114,9 @@ class Spool:
             self.files.popleft().unlink()
 
     def put_aside(self, message: Message) -> Path:
-        """Take the oldest message out of the queue, and keep it on disk as `.bad`. Raises SpoolError."""
+        """Take the oldest message out of the queue and keep it on disk as `.bad`.
+
+        Raises EnvironmentLacks where the disk is full."""
         path = self._path(message)
         if not path.exists():
             self._save(message, path)
@@ -144,7 +142,8 @@ class Spool:
 
     def to_disk(self) -> None:
         """Write what is in memory to disk, before what is there already."""
-        newer, self.files = self.files, deque()
+        newer = self.files
+        self.files = deque()
         try:
             while self.memory:
                 self._write(self.memory[0])
@@ -178,7 +177,7 @@ class Spool:
         try:
             write_atomically(path, len(head).to_bytes(4, "big") + head + message.body, durable=True)
         except OSError as e:
-            raise SpoolError(
+            raise EnvironmentLacks(
                 f"spool folder {self.folder}: cannot be written ({e.strerror}), and the service is away"
             ) from e
 
@@ -186,7 +185,8 @@ class Spool:
         raw = path.read_bytes()
         size = int.from_bytes(raw[:4], "big")
         body = raw[4 + size :]
-        return Message(*orjson.loads(raw[4 : 4 + size]), lambda: body, len(body), _number(path))
+        kind, run, step, method, target = orjson.loads(raw[4 : 4 + size])
+        return Message(kind, run, step, method, target, lambda: body, len(body), _number(path))
 
 
 def _number(path: Path) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 
+from services.common.errors import UserError
 from services.contracts import TokenBatch
 from services.likelihood.npz import read_arrays
-from services.likelihood.records import LikelihoodError
 
 NEEDED = {"offsets": np.integer, "token_ids": np.integer, "action_ids": np.integer, "logp_old": np.floating}
-LARGEST = {"token_ids": np.iinfo(np.int32), "action_ids": np.iinfo(np.int16)}
+LARGEST: dict[str, np.iinfo[Any]] = {"token_ids": np.iinfo(np.int32), "action_ids": np.iinfo(np.int16)}
 """The integers that are kept: others would wrap."""
 KEPT_AS = {"token_ids": np.int32, "action_ids": np.int16, "logp_old": np.float32, "logp_sampler": np.float32}
 """The types on the wire; other columns keep their own."""
@@ -25,53 +26,57 @@ def pack_tokens(batch: TokenBatch) -> bytes:
     }
     columns = {name: np.asarray(column, KEPT_AS.get(name)) for name, column in batch.columns().items()}
     out = io.BytesIO()
-    np.savez(out, **(names | columns))
+    arrays: dict[str, Any] = names | columns  # savez's stub takes the names for its own flags
+    np.savez(out, **arrays)
     return out.getvalue()
 
 
 def unpack_tokens(body: bytes) -> TokenBatch:
-    """The arrays of one body. Raises LikelihoodError naming the array that is missing or does not fit.
+    """The arrays of one body. Raises UserError naming the array that is missing or does not fit.
 
     Any trainer may add columns of its own. They are checked for their length, stored with the body, and not
     read here."""
     columns = read_arrays(body)
     if "uid" not in columns or columns["uid"].dtype.kind not in "US":
-        raise LikelihoodError("token arrays: uid: expected a one-dimensional array of strings")
+        raise UserError("token arrays: uid: expected a one-dimensional array of strings")
     for name, kind in NEEDED.items():
         if name not in columns:
-            raise LikelihoodError(f"token arrays: {name}: missing; expected uid, {', '.join(NEEDED)}")
+            raise UserError(f"token arrays: {name}: missing; expected uid, {', '.join(NEEDED)}")
         if not np.issubdtype(columns[name].dtype, kind):
-            raise LikelihoodError(
+            raise UserError(
                 f"token arrays: {name}: expected one dimension of {kind.__name__}, got {columns[name].dtype}"
             )
     for name, kept in LARGEST.items():
         _check_range(name, columns[name], int(kept.min), int(kept.max))
     _check_range("offsets", columns["offsets"], 0, len(columns["token_ids"]))
     uid = _strings(columns.pop("uid"))
-    offsets, tokens = columns.pop("offsets").astype(np.int64), columns.pop("token_ids").astype(np.int32)
+    offsets = columns.pop("offsets").astype(np.int64)
+    tokens = columns.pop("token_ids").astype(np.int32)
     if (
         len(offsets) != len(uid) + 1
         or offsets[0] != 0
         or offsets[-1] != len(tokens)
         or (np.diff(offsets) < 0).any()
     ):
-        raise LikelihoodError(
+        raise UserError(
             f"token arrays: offsets: expected {len(uid) + 1} rising values from 0 to {len(tokens)}"
         )
-    actions, logp = columns.pop("action_ids").astype(np.int16), columns.pop("logp_old").astype(np.float32)
+    actions = columns.pop("action_ids").astype(np.int16)
+    logp = columns.pop("logp_old").astype(np.float32)
     for name, array in (("action_ids", actions), ("logp_old", logp)):
         if len(array) != len(tokens):
-            raise LikelihoodError(f"token arrays: {name}: {len(array)} values for {len(tokens)} tokens")
+            raise UserError(f"token arrays: {name}: {len(array)} values for {len(tokens)} tokens")
     inside = logp[actions >= 0]
     if not np.isfinite(inside).all() or (inside > 1e-3).any():
-        raise LikelihoodError("token arrays: logp_old: expected finite log-probs <= 0 on every action token")
+        raise UserError("token arrays: logp_old: expected finite log-probs <= 0 on every action token")
     sampler = columns.pop("logp_sampler", None)
     if sampler is not None and (len(sampler) != len(tokens) or sampler.dtype.kind != "f"):
-        raise LikelihoodError(f"token arrays: logp_sampler: expected {len(tokens)} floating numbers")
+        raise UserError(f"token arrays: logp_sampler: expected {len(tokens)} floating numbers")
     for name, array in columns.items():
         if len(array) not in (len(uid), len(tokens)):
-            raise LikelihoodError(
-                f"token arrays: {name}: expected {len(uid)} values (one a trajectory) or {len(tokens)} (one a token)"
+            raise UserError(
+                f"token arrays: {name}: expected {len(uid)} values (one per trajectory) or {len(tokens)} "
+                "(one per token)"
             )
     known = {name: _per_row(columns.get(name), len(uid)) for name in TokenBatch.ROW_COLUMNS}
     return TokenBatch(uid, offsets, tokens, actions, logp_sampler=sampler, logp_old=logp, **known)
@@ -87,12 +92,10 @@ def _strings(array: np.ndarray) -> list[str]:
     try:
         return array.astype(np.str_).tolist()
     except ValueError as e:  # bytes that are not ASCII, or code points that no text has
-        raise LikelihoodError("token arrays: uid: expected text") from e
+        raise UserError("token arrays: uid: expected text") from e
 
 
 def _check_range(name: str, array: np.ndarray, least: int, most: int) -> None:
     if len(array) and not (least <= int(array.min()) and int(array.max()) <= most):
         bad = int(array.min()) if int(array.min()) < least else int(array.max())
-        raise LikelihoodError(
-            f"token arrays: {name}: {bad}; whole numbers from {least} to {most} are accepted"
-        )
+        raise UserError(f"token arrays: {name}: {bad}; whole numbers from {least} to {most} are accepted")

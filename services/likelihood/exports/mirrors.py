@@ -9,19 +9,13 @@ import threading
 from pathlib import Path
 from typing import Any, Protocol
 
+from services.common.errors import EnvironmentLacks
 from services.common.extras import not_imported
 from services.likelihood.monitor.alarms import PHASES
-from services.likelihood.records import LikelihoodError
 
 log = logging.getLogger("unspiral.likelihood")
 WAITING = 10_000
 """Steps that may wait for a slow tracker; older ones are then left out of it (never out of the store)."""
-
-
-class MirrorError(LikelihoodError):
-    """A tracker that is not installed, or cannot write."""
-
-    exit_code = 3
 
 
 class Mirror(Protocol):
@@ -35,7 +29,7 @@ class Mirror(Protocol):
 
 
 class TensorBoardMirror:
-    """Event files below `folder`, one sub-folder a run; the phase is the scalar `phase`, its place in
+    """Event files below `folder`, one sub-folder per run; the phase is the scalar `phase`, its place in
     PHASES."""
 
     def __init__(self, folder: str | Path):
@@ -43,18 +37,16 @@ class TensorBoardMirror:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as e:
-            raise MirrorError(not_imported(e, "tensorboard")) from e
-        self.folder, self._event, self._summary, self._writer = (
-            Path(folder),
-            event_pb2.Event,
-            summary_pb2.Summary,
-            EventFileWriter,
-        )
+            raise EnvironmentLacks(not_imported(e, "tensorboard")) from e
+        self.folder = Path(folder)
+        self._event = event_pb2.Event
+        self._summary = summary_pb2.Summary
+        self._writer = EventFileWriter
         self._open: dict[str, Any] = {}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:  # now, not at the first step, when nobody looks any more
-            raise MirrorError(
+            raise EnvironmentLacks(
                 f"tensorboard {folder}: cannot be written ({e.strerror}); expected a folder"
             ) from e
 
@@ -82,8 +74,9 @@ class WandbMirror:
         try:
             import wandb
         except ImportError as e:
-            raise MirrorError(not_imported(e)) from e
-        self._wandb, self.project = wandb, project
+            raise EnvironmentLacks(not_imported(e)) from e
+        self._wandb = wandb
+        self.project = project
         self._open: dict[str, Any] = {}
 
     def step(

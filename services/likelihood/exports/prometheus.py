@@ -21,7 +21,8 @@ class ServiceMetrics:
     bound the labels)."""
 
     def __init__(self, service: LikelihoodService):
-        self.service, self.registry = service, CollectorRegistry()
+        self.service = service
+        self.registry = CollectorRegistry()
         self._steps = Counter("unspiral_likelihood_steps", "Steps stored", registry=self.registry)
         self._trajectories = Counter(
             "unspiral_likelihood_trajectories", "Trajectories stored", registry=self.registry
@@ -30,9 +31,11 @@ class ServiceMetrics:
             "unspiral_likelihood_refused", "Requests refused", ["status"], registry=self.registry
         )
         self._seconds = Histogram(
-            "unspiral_likelihood_post_seconds", "Seconds from a step's post to its answer", registry=self.registry,
+            "unspiral_likelihood_post_seconds",
+            "Seconds from a step's post to its answer",
+            registry=self.registry,
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10),
-        )  # fmt: skip
+        )
         self.registry.register(self)
 
     def stored(self, trajectories: int, seconds: float) -> None:
@@ -58,12 +61,9 @@ class ServiceMetrics:
             "unspiral_run_phase", "1 for the phase that a run is in", labels=["run", "phase"]
         )
         alarms = GaugeMetricFamily("unspiral_run_alarms", "Alarms of a run that stand", labels=["run"])
-        alive = [
-            r
-            for r in self.service.store.runs(MOST_RUNS)
-            if r.updated > time.time() - ALIVE_SECONDS and r.last_step is not None
-        ]
-        for run in alive:
+        for run in self.service.store.runs(MOST_RUNS):
+            if run.updated <= time.time() - ALIVE_SECONDS or run.last_step is None:
+                continue
             summary = self.service.summary(run.run)
             step.add_metric([run.run], run.last_step)
             alarms.add_metric([run.run], len(summary["alarms"]))

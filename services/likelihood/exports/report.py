@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import write_atomically
 from services.likelihood.exports.run_files import RunFiles, differences, read_run
 from services.likelihood.monitor.alarms import PHASES
-from services.likelihood.records import LikelihoodError
 from services.likelihood.store import series
 from services.settings import MonitorRules
 
@@ -22,18 +22,12 @@ MOST_EVENTS = 500
 FROZEN_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
 
-class CannotWrite(LikelihoodError):
-    """The report's file cannot be written."""
-
-    exit_code = 3
-
-
 def write_report(run_dirs: list[Path], out: Path) -> Path:
-    """One self-contained HTML page for one or several runs. Returns `out`. Raises RunFileError,
-    CannotWrite."""
+    """One self-contained HTML page for one or several runs. Returns `out`. Raises UserError,
+    EnvironmentLacks."""
     runs = [read_run(Path(d)) for d in run_dirs]
     if not runs:
-        raise LikelihoodError("report: expected at least one run's folder")
+        raise UserError("report: expected at least one run's folder")
     _tell_apart(runs, run_dirs)
     data = {
         "runs": [frozen(run) for run in runs],
@@ -43,13 +37,13 @@ def write_report(run_dirs: list[Path], out: Path) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, page(data))
     except OSError as e:
-        raise CannotWrite(f"report {out}: cannot be written ({e.strerror})") from e
+        raise EnvironmentLacks(f"report {out}: cannot be written ({e.strerror})") from e
     return out
 
 
 def frozen(run: RunFiles, rules: MonitorRules | None = None) -> dict[str, Any]:
     """What the page needs to know of a run."""
-    _add_evaluations(run)
+    run.add_evaluations()
     columns, first = run.columns()
     codes, alarms = run.replay(rules)
     thinned = series.thinned(columns, first, POINTS)
@@ -59,7 +53,7 @@ def frozen(run: RunFiles, rules: MonitorRules | None = None) -> dict[str, Any]:
         "run": run.name,
         "steps": len(run.metrics),
         "last_step": latest.get("step"),
-        "phase": found[-1]["phase"] if found else "healthy",
+        "phase": found[-1]["phase"] if found else "unknown",
         "since": found[-1]["first"] if found else first,
         "metrics": {k: v for k, v in latest.items() if isinstance(v, int | float)},
         "series": thinned,
@@ -101,19 +95,6 @@ def _tell_apart(runs: list[RunFiles], paths: list[Path]) -> None:
     for run, path in zip(runs, paths, strict=True):
         if names.count(run.name) > 1:
             run.name = f"{Path(path).resolve().parent.name}/{run.name}"
-
-
-def _add_evaluations(run: RunFiles) -> None:
-    """Held-out scores are events; the page shows them as curves, `eval/em_greedy` and `eval/em_sampled`."""
-    by_step = {m["step"]: m for m in run.metrics}
-    for event in run.events:
-        step, overall = event.get("step") or 0, event.get("overall")
-        if event.get("event") != "evaluation" or not run.metrics or not isinstance(step, int):
-            continue
-        metrics = by_step.get(max(step, run.metrics[0]["step"]))
-        score = event.get("em", overall.get("em") if isinstance(overall, dict) else None)
-        if metrics is not None and score is not None:
-            metrics[f"eval/em_{event.get('mode', 'greedy')}"] = score
 
 
 def _event(event: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,23 +13,32 @@ import numpy as np
 import orjson
 from pydantic import ValidationError
 
+from services.common.errors import UserError
 from services.common.run_paths import METRICS, run_folder
 from services.likelihood.monitor.alarms import PHASES
+from services.likelihood.monitor.detectors.table import READS
 from services.likelihood.monitor.phases import PhaseMonitor
-from services.likelihood.records import MAX_STEP, LikelihoodError, one_line
+from services.likelihood.monitor.watch import number as finite
+from services.likelihood.records import MAX_STEP, one_line
 from services.settings import MonitorRules
 
 NOT_CURVES = ("step", "attempt", "policy_version")
-
-
-class RunFileError(LikelihoodError):
-    """A run's folder or file that cannot be read."""
+STEPS = (
+    "_step",
+    "Step",
+    "global_step",
+    "training/global_step",
+    "trainer/global_step",
+    "train/step",
+    "rollout/step",
+)
+"""What other trainers and trackers call the step."""
 
 
 @dataclass
 class RunFiles:
-    """One recorded run. `metrics` has one entry a step, in order; a step written twice (a resumed run) counts
-    once, the later one."""
+    """One recorded run. `metrics` has one entry per step, in order. Of a step written twice (by a resumed
+    run) the later one counts."""
 
     name: str
     metrics: list[dict[str, Any]]
@@ -38,7 +49,8 @@ class RunFiles:
     def columns(self) -> tuple[dict[str, np.ndarray], int]:
         """(float64 [last - first + 1] by metric name, first step), NaN where a step has no value."""
         steps = [m["step"] for m in self.metrics]
-        first, size = (steps[0], steps[-1] - steps[0] + 1) if steps else (0, 0)
+        first = steps[0] if steps else 0
+        size = steps[-1] - steps[0] + 1 if steps else 0
         out: dict[str, np.ndarray] = {}
         for step, metrics in zip(steps, self.metrics, strict=True):
             for name, value in metrics.items():
@@ -51,15 +63,34 @@ class RunFiles:
                     out.setdefault(name, np.full(size, np.nan))[step - first] = value
         return out, first
 
+    def add_evaluations(self) -> None:
+        """Held-out scores are events; they become the metrics `eval/em_greedy` and `eval/em_sampled` of their
+        steps."""
+        by_step = {m["step"]: m for m in self.metrics}
+        for event in self.events:
+            step, overall = event.get("step") or 0, event.get("overall")
+            if event.get("event") != "evaluation" or not self.metrics or not isinstance(step, int):
+                continue
+            metrics = by_step.get(max(step, self.metrics[0]["step"]))
+            score = event.get("em", overall.get("em") if isinstance(overall, dict) else None)
+            if metrics is not None and score is not None:
+                metrics[f"eval/em_{event.get('mode', 'greedy')}"] = score
+
+    def known(self) -> tuple[list[str], list[str]]:
+        """Metrics that the monitor reads: those that the run has a value of, and those that it lacks."""
+        reads = list(dict.fromkeys(name for names in READS.values() for name in names))
+        seen = {name for m in self.metrics for name in reads if finite(m.get(name)) is not None}
+        return [n for n in reads if n in seen], [n for n in reads if n not in seen]
+
     def rules(self) -> MonitorRules:
-        """The thresholds that the run itself used, by its configuration. Raises RunFileError naming the
+        """The thresholds that the run itself used, by its configuration. Raises UserError naming the
         key."""
         section = self.config.get("monitor")
         rules = section.get("rules") if isinstance(section, dict) else None
         try:
             return MonitorRules.model_validate(rules or {})
         except ValidationError as e:
-            raise RunFileError(
+            raise UserError(
                 f"{self.name}/config.yaml: monitor.rules: {one_line(e, MonitorRules.model_fields)}"
             ) from e
 
@@ -79,25 +110,27 @@ class RunFiles:
 def read_run(path: Path) -> RunFiles:
     """A run by its folder, its metrics.jsonl, a checkpoint or `latest`, or another file of metrics alone.
 
-    Raises RunFileError with the file (and line) and what was expected."""
+    Raises UserError with the file (and line) and what was expected."""
     try:
         path = run_folder(path)
     except FileNotFoundError as e:
-        raise RunFileError(f"{path}: {e.strerror}") from e
-    folder, metrics = (path, path / METRICS) if path.is_dir() else (path.parent, path)
+        raise UserError(f"{path}: {e.strerror}") from e
+    folder = path if path.is_dir() else path.parent
+    metrics = path / METRICS if path.is_dir() else path
     by_step: dict[int, dict[str, Any]] = {}
-    for number, row in read_jsonl(metrics):
+    for number, row in read_rows(metrics):
         step = row.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
-            raise RunFileError(
+            raise UserError(
                 f"{metrics}:{number}: expected an object with a whole number `step` from 0 to {MAX_STEP}"
             )
-        by_step.pop(step, None)
-        by_step[step] = row
+        # A run of ours that was resumed writes whole steps again; other trainers write a step in parts.
+        ours = metrics.name == METRICS or "attempt" in row
+        by_step[step] = row if ours else by_step.get(step, {}) | row
     run = RunFiles(path.resolve().name if path.is_dir() else path.stem, [by_step[s] for s in sorted(by_step)])
     if not path.is_dir():
         if not run.metrics:
-            raise RunFileError(f"{path}: no steps in it; expected a run's folder or its metrics.jsonl")
+            raise UserError(f"{path}: no steps in it; expected a run's folder or its metrics.jsonl")
         return run
     if (folder / "events.jsonl").exists():
         run.events = [row for _, row in read_jsonl(folder / "events.jsonl")]
@@ -105,39 +138,96 @@ def read_run(path: Path) -> RunFiles:
         try:
             run.summary = orjson.loads((folder / "summary.json").read_bytes())
             if not isinstance(run.summary, dict):
-                raise RunFileError(f"{folder / 'summary.json'}: expected a JSON object")
+                raise UserError(f"{folder / 'summary.json'}: expected a JSON object")
         except (orjson.JSONDecodeError, OSError) as e:
-            raise RunFileError(f"{folder / 'summary.json'}: not JSON ({e})") from e
+            raise UserError(f"{folder / 'summary.json'}: not JSON ({e})") from e
     if (folder / "config.yaml").exists():
         run.config = _plain(read_yaml(folder / "config.yaml"))
     return run
 
 
 def read_rules(path: Path | None) -> MonitorRules:
-    """Thresholds of the monitor from a YAML file; the defaults without one. Raises RunFileError naming the
+    """Thresholds of the monitor from a YAML file; the defaults without one. Raises UserError naming the
     key."""
     if path is None:
         return MonitorRules()
     try:
         return MonitorRules.model_validate(read_yaml(path))
     except ValidationError as e:
-        raise RunFileError(f"{path}: {one_line(e, MonitorRules.model_fields)}") from e
+        raise UserError(f"{path}: {one_line(e, MonitorRules.model_fields)}") from e
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping. Raises RunFileError."""
+    """A YAML mapping. Raises UserError."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
         loaded = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except OSError as e:
-        raise RunFileError(f"{path}: cannot be read ({e.strerror})") from e
+        raise UserError(f"{path}: cannot be read ({e.strerror})") from e
     except (YAMLError, ValueError, RecursionError) as e:  # ValueError: a date or number that is none
-        raise RunFileError(f"{path}: not YAML ({' '.join(str(e).split())})") from e
+        raise UserError(f"{path}: not YAML ({' '.join(str(e).split())})") from e
     if not isinstance(loaded, dict):
-        raise RunFileError(f"{path}: expected keys with values")
+        raise UserError(f"{path}: expected keys with values")
     return loaded
+
+
+def read_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """(line or row number, metrics) of each step in a file: JSONL; CSV with a head; or JSON, a list of
+    objects or Hugging Face's `trainer_state.json`.
+
+    A step may go by another name (STEPS), and the metrics may lie below `data`, as verl's file logger writes
+    them. Raises UserError."""
+    if path.suffix == ".csv":
+        rows = _csv_rows(path)
+    elif path.suffix == ".json":
+        rows = _json_rows(path)
+    else:
+        rows = read_jsonl(path)
+    return [(number, _with_step(row)) for number, row in rows]
+
+
+def _csv_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, ValueError, csv.Error) as e:
+        raise UserError(f"{path}: not CSV ({e})") from e
+    # An empty cell was not measured; a null would say that it was, and had no value.
+    return [(n, {k: _of_text(v) for k, v in row.items() if k and v}) for n, row in enumerate(rows, 2)]
+
+
+def _of_text(text: Any) -> Any:
+    """A cell: a number where it is one."""
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return text
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def _json_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    try:
+        loaded = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as e:
+        raise UserError(f"{path}: not JSON ({e})") from e
+    rows = loaded.get("log_history") if isinstance(loaded, dict) else loaded
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path}: expected a list of objects, or an object with `log_history`")
+    return list(enumerate(rows, 1))
+
+
+def _with_step(row: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(row.get("data"), dict):
+        row = {**row["data"], "step": row.get("step")}
+    if row.get("step") is not None:
+        return row
+    name = next((name for name in STEPS if row.get(name) is not None), None)
+    if name is None:
+        return row
+    step = row[name]
+    return row | {"step": int(step) if isinstance(step, float) and step.is_integer() else step}
 
 
 def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -146,7 +236,7 @@ def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as e:
-        raise RunFileError(
+        raise UserError(
             f"{path}: cannot be read ({e.strerror}); expected a run's folder or its metrics.jsonl"
         ) from e
     out = []
@@ -160,17 +250,15 @@ def read_jsonl(path: Path) -> list[tuple[int, dict[str, Any]]]:
             if row is None:
                 if number == len(lines):
                     break
-                raise RunFileError(f"{path}:{number}: not JSON ({e}); expected one object a line") from e
+                raise UserError(f"{path}:{number}: not JSON ({e}); expected one object a line") from e
         if not isinstance(row, dict):
-            raise RunFileError(f"{path}:{number}: expected one JSON object a line")
+            raise UserError(f"{path}:{number}: expected one JSON object a line")
         out.append((number, row))
     return out
 
 
 def _lenient(line: bytes) -> Any:
     """Python writes NaN, Infinity and integers of any length, which JSON readers elsewhere do not take."""
-    import json
-
     try:
         row = json.loads(line, parse_int=lambda digits: int(digits) if len(digits) < 19 else float(digits))
         json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text

@@ -5,30 +5,41 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.exports.mirrors import Mirror
 from services.likelihood.monitor.alarms import PHASES
-from services.likelihood.records import MAX_STEP, LikelihoodError, StoredStep
+from services.likelihood.records import MAX_STEP, StoredStep
 from services.likelihood.store.base import LikelihoodStore
 
-ACTIONS = pa.schema(
-    [
-        ("step", pa.int64()), ("uid", pa.string()), ("group", pa.string()), ("reward", pa.float64()), ("advantage", pa.float64()),
-        ("tool_rounds", pa.int32()), ("action", pa.int32()), ("tokens", pa.int32()), ("logp_before", pa.float64()),
-        ("logp_after", pa.float64()), ("documents", pa.list_(pa.string())),
-    ]
-)  # fmt: skip
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 DAY = 86_400
 
 
-class CannotExport(LikelihoodError):
-    """The files cannot be written."""
+def actions_schema() -> pa.Schema:
+    """Columns of `RUN-actions.parquet`."""
+    import pyarrow as pa
 
-    exit_code = 3
+    return pa.schema(
+        [
+            ("step", pa.int64()),
+            ("uid", pa.string()),
+            ("group", pa.string()),
+            ("reward", pa.float64()),
+            ("advantage", pa.float64()),
+            ("tool_rounds", pa.int32()),
+            ("action", pa.int32()),
+            ("tokens", pa.int32()),
+            ("logp_before", pa.float64()),
+            ("logp_after", pa.float64()),
+            ("documents", pa.list_(pa.string())),
+        ]
+    )
 
 
 def prune(
@@ -55,27 +66,30 @@ def prune(
 
 
 def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]:
-    """`RUN-steps.parquet` (a row a step, a column a metric) and `RUN-actions.parquet` (a row an action).
-    Raises CannotExport."""
+    """Write `RUN-steps.parquet` (one row per step, one column per metric) and `RUN-actions.parquet` (one row
+    per action). Raises EnvironmentLacks where the folder cannot be written."""
+    import pyarrow.parquet as pq  # a quarter of a second that no other command needs
+
     info = store.info(run)
     if info.last_step is None:
-        raise LikelihoodError(f"run {run}: no steps in the store")
+        raise UserError(f"run {run}: no steps in the store")
     steps, actions = folder / f"{run}-steps.parquet", folder / f"{run}-actions.parquet"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(_steps_table(store, run), steps)
-        with pq.ParquetWriter(actions, ACTIONS) as out:
+        with pq.ParquetWriter(actions, actions_schema()) as out:
             for stored in each_step(store, run):
                 if stored.trajectories:
                     out.write_table(_actions_table(store, run, stored.step))
     except OSError as e:
-        raise CannotExport(f"{folder}: cannot be written ({e.strerror or e})") from e
+        raise EnvironmentLacks(f"{folder}: cannot be written ({e.strerror or e})") from e
     return [steps, actions]
 
 
 def export_to(store: LikelihoodStore, run: str, mirror: Mirror) -> int:
     """Give every stored step to a tracker. How many."""
-    count, phases = 0, _phases(store, run)
+    count = 0
+    phases = _phases(store, run)
     for stored in each_step(store, run):
         mirror.step(run, stored.step, stored.time, stored.metrics, phases.get(stored.step))
         count += 1
@@ -93,16 +107,17 @@ def each_step(store: LikelihoodStore, run: str) -> Iterator[StoredStep]:
 
 def _phases(store: LikelihoodStore, run: str) -> dict[int, str]:
     info = store.info(run)
-    codes = (
-        store.columns(run, ["phase"], info.first_step, info.last_step).get("phase", np.zeros(0))
-        if info.steps
-        else np.zeros(0)
-    )
-    return {info.first_step + i: PHASES[int(c)] for i, c in enumerate(codes) if c == c}
+    if info.first_step is None or info.last_step is None:
+        return {}
+    codes = store.columns(run, ["phase"], info.first_step, info.last_step).get("phase", np.zeros(0))
+    return {info.first_step + i: PHASES[int(c)] for i, c in enumerate(codes) if not np.isnan(c)}
 
 
 def _steps_table(store: LikelihoodStore, run: str) -> pa.Table:
-    stored, phases = list(each_step(store, run)), _phases(store, run)
+    import pyarrow as pa
+
+    stored = list(each_step(store, run))
+    phases = _phases(store, run)
     names = sorted({name for s in stored for name in s.metrics})
     columns = {
         "step": pa.array([s.step for s in stored], pa.int64()),
@@ -121,12 +136,23 @@ def _steps_table(store: LikelihoodStore, run: str) -> pa.Table:
 
 
 def _actions_table(store: LikelihoodStore, run: str, step: int) -> pa.Table:
+    import pyarrow as pa
+
     rows = [
         {
-            "step": step, "uid": t.uid, "group": t.group, "reward": t.reward, "advantage": t.advantage, "tool_rounds": t.tool_rounds,
-            "action": k, "tokens": a.tokens, "logp_before": a.logp_before, "logp_after": a.logp_after, "documents": a.documents,
+            "step": step,
+            "uid": t.uid,
+            "group": t.group,
+            "reward": t.reward,
+            "advantage": t.advantage,
+            "tool_rounds": t.tool_rounds,
+            "action": k,
+            "tokens": a.tokens,
+            "logp_before": a.logp_before,
+            "logp_after": a.logp_after,
+            "documents": a.documents,
         }
         for t in store.trajectories(run, step)
         for k, a in enumerate(t.actions)
-    ]  # fmt: skip
-    return pa.Table.from_pylist(rows, schema=ACTIONS)
+    ]
+    return pa.Table.from_pylist(rows, schema=actions_schema())

@@ -53,9 +53,13 @@ class ActionTable:
         ]
         row, index, tokens, before, after = zip(*flat, strict=True) if flat else [()] * 5
         return cls(
-            len(trajectories), np.asarray(row, np.int64), np.asarray(index, np.int64), np.asarray(tokens, np.int64),
-            np.asarray(before, np.float64), np.asarray(after, np.float64),
-        )  # fmt: skip
+            len(trajectories),
+            np.asarray(row, np.int64),
+            np.asarray(index, np.int64),
+            np.asarray(tokens, np.int64),
+            np.asarray(before, np.float64),
+            np.asarray(after, np.float64),
+        )
 
     def only(self, rows: np.ndarray) -> ActionTable:
         """The actions of some trajectories (bool [B]); the others stay as trajectories without any."""

@@ -21,6 +21,7 @@ from services.likelihood.metrics.step_metrics import (
     reward_metrics,
     rollout_metrics,
     sampler_mismatch,
+    search_metrics,
     tool_round_metrics,
 )
 from services.likelihood.metrics.verdicts import Verdict, verdicts
@@ -63,6 +64,11 @@ class ScoredStep:
         """Every action of every trajectory."""
         return ActionTable.of_tokens(self.tokens, self.logp_old, self.logp_new)
 
+    @cached_property
+    def documents(self) -> list[list[list[str] | None]]:
+        """The documents that each action of each trajectory got; None for one that did not search."""
+        return [[a.document_ids for a in t.actions] for t in self.trajectories]
+
     def metrics(self, rollout_seconds: float | None = None) -> dict[str, float]:
         """Every metric of `step_metrics`. A trajectory without a reward, which has left the losses, is in none
         of those that concern likelihood."""
@@ -80,6 +86,7 @@ class ScoredStep:
             **reward_metrics(groups, self.rewards),
             **tool_round_metrics(table, [t.searches for t in self.trajectories]),
             **retrieval_metrics(groups, self.verdict, [_first_documents(t) for t in self.trajectories]),
+            **search_metrics(self.documents),
             **rollout_metrics(self.trajectories, rollout_seconds),
         }
 
@@ -94,7 +101,6 @@ class ScoredStep:
         # A sum of log-probs near 0 may come out a little above it, which the service would refuse.
         before = np.minimum(table.before, 0.0).tolist()
         after = np.minimum(table.after, 0.0).tolist()
-        documents = [[a.document_ids for a in t.actions] for t in self.trajectories]
         actions: list[list[dict[str, Any]]] = [[] for _ in self.trajectories]
         places = zip(table.row.tolist(), table.index.tolist(), table.tokens.tolist(), strict=True)
         for i, (row, index, tokens) in enumerate(places):
@@ -102,7 +108,7 @@ class ScoredStep:
                 "tokens": tokens,
                 "logp_before": before[i],
                 "logp_after": None if math.isnan(after[i]) else after[i],
-                "documents": documents[row][index],
+                "documents": self.documents[row][index],
             }
             actions[row].append(action)
         said = [None] * len(self.trajectories) if self.right is None else self.right

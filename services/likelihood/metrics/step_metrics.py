@@ -83,6 +83,8 @@ def lag_probe(batch: TokenBatch, logp_now: np.ndarray, rows: Sequence[int] | Non
 
     `rows` picks trajectories (the right ones); None takes all. The metric `probe/lag`.
     """
+    if batch.logp_old is None:
+        raise ValueError("lag_probe: the batch has no logp_old to compare with")
     table = ActionTable.of_tokens(batch, batch.logp_old, logp_now)
     chosen = np.ones(len(table.row), bool) if rows is None else np.isin(table.row, np.asarray(rows))
     return table.mean_per_token(table.change, chosen)
@@ -178,9 +180,51 @@ def retrieval_metrics(
     )
 
 
+def search_metrics(documents: Sequence[Sequence[Sequence[str] | None]]) -> dict[str, float]:
+    """`retrieval/empty`: share of the searches that returned no document; `retrieval/repeated`: share of the
+    searches after a trajectory's first that returned the same documents as an earlier one of it.
+
+    documents: by trajectory and action; None for an action that did not search."""
+    empty: list[bool] = []
+    repeated: list[bool] = []
+    for actions in documents:
+        before: set[frozenset[str]] = set()
+        for returned in actions:
+            if returned is None:
+                continue
+            found = frozenset(returned)
+            empty.append(not found)
+            if before:
+                repeated.append(bool(found) and found in before)
+            before.add(found)
+    return _known(
+        {
+            "retrieval/empty": _share(np.asarray(empty, bool)),
+            "retrieval/repeated": _share(np.asarray(repeated, bool)),
+        }
+    )
+
+
+def repetition(token_ids: Sequence[int], size: int = 4) -> float | None:
+    """Share of the runs of `size` tokens that stood before in the same text; None for a text that is
+    shorter."""
+    tokens = np.asarray(token_ids, np.uint64)
+    runs = len(tokens) - size + 1
+    if runs < 1:
+        return None
+    # One 64-bit number per run, wrapping around: two different runs share one in 10^19 cases.
+    key = np.zeros(runs, np.uint64)
+    for i in range(size):
+        key = key * np.uint64(0x9E3779B97F4A7C15) + tokens[i : i + runs] + np.uint64(1)
+    return 1.0 - len(np.unique(key)) / runs
+
+
 def rollout_metrics(trajectories: Sequence[Trajectory], seconds: float | None = None) -> dict[str, float]:
-    """`rollout/length` (model tokens), `rollout/searches`, `rollout/valid` (share of actions),
-    `rollout/finished`, `rollout/tokens_per_s`."""
+    """`rollout/length` (model tokens), `rollout/searches`, `rollout/valid` (share of actions), the shares of
+    trajectories by how they end (`rollout/finished` with an answer, `rollout/truncated` at the limit of
+    tokens, `rollout/at_turn_limit`), `text/repetition` (mean over trajectories), `rollout/tokens_per_s`."""
+    repeated = [repetition([i for a in t.actions for i in a.token_ids]) for t in trajectories]
+    texts = [r for r in repeated if r is not None]
     actions = [a for t in trajectories for a in t.actions]
     tokens = sum(len(a.token_ids) for a in actions)
     out = {
@@ -188,6 +232,9 @@ def rollout_metrics(trajectories: Sequence[Trajectory], seconds: float | None = 
         "rollout/searches": float(np.mean([t.searches for t in trajectories])) if trajectories else None,
         "rollout/valid": _share(np.asarray([a.kind != "invalid" for a in actions], bool)),
         "rollout/finished": _share(np.asarray([t.finish == "answer" for t in trajectories], bool)),
+        "rollout/truncated": _share(np.asarray([t.finish == "length" for t in trajectories], bool)),
+        "rollout/at_turn_limit": _share(np.asarray([t.finish == "turns" for t in trajectories], bool)),
+        "text/repetition": float(np.mean(texts)) if texts else None,
         "rollout/tokens_per_s": tokens / seconds if seconds else None,
     }
     return _known(out)
@@ -199,17 +246,20 @@ def record_metrics(trajectories: Sequence[TrajectoryRecord]) -> dict[str, float]
     if not trajectories:
         return {}
     whole = ActionTable.of_records(trajectories)
-    advantages, groups = np.asarray([t.advantage for t in trajectories]), [t.group for t in trajectories]
+    advantages = np.asarray([t.advantage for t in trajectories])
+    groups = [t.group for t in trajectories]
     rewards = [t.reward for t in trajectories]
     verdict = verdicts(rewards, advantages, [t.right for t in trajectories])
     table = whole.only(verdict != Verdict.UNKNOWN)
-    first = [next((a.documents for a in t.actions if a.documents is not None), None) for t in trajectories]
+    documents = [[a.documents for a in t.actions] for t in trajectories]
+    first = [next((d for d in of_one if d is not None), None) for of_one in documents]
     return {
         **likelihood_metrics(table, verdict),
         **displacement_metrics(table, advantages, verdict),
         **reward_metrics(groups, rewards),
         **tool_round_metrics(table, [t.tool_rounds for t in trajectories]),
         **(retrieval_metrics(groups, verdict, first) if any(d is not None for d in first) else {}),
+        **search_metrics(documents),
         "rollout/length": float(whole.tokens.sum() / len(trajectories)),
         "rollout/searches": float(np.mean([t.tool_rounds for t in trajectories])),
     }

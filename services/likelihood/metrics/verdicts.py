@@ -14,6 +14,8 @@ from enum import IntEnum
 
 import numpy as np
 
+Rewards = Sequence[float | None] | np.ndarray
+"""Rewards of B trajectories; None and NaN are those that are not known."""
 BEST_REWARD = 1.0
 """Best value of the rewards that come with Unspiral, and what is right where nobody says otherwise."""
 ROUNDING = 1e-6
@@ -31,19 +33,19 @@ class Verdict(IntEnum):
     WRONG = 3
 
 
-def known_rewards(rewards: Sequence[float | None]) -> np.ndarray:
+def known_rewards(rewards: Rewards) -> np.ndarray:
     """float64 [B]: NaN for None and for what is not finite."""
     values = np.asarray([np.nan if r is None else r for r in rewards], np.float64)
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def is_right(rewards: Sequence[float | None], right_at: float = BEST_REWARD) -> np.ndarray:
+def is_right(rewards: Rewards, right_at: float = BEST_REWARD) -> np.ndarray:
     """bool [B]: a reward of at least `right_at`; False where there is none."""
     return known_rewards(rewards) >= right_at - ROUNDING
 
 
 def verdicts(
-    rewards: Sequence[float | None], advantages: Sequence[float], right: Sequence[bool | None] | None = None
+    rewards: Rewards, advantages: Sequence[float] | np.ndarray, right: Sequence[bool | None] | None = None
 ) -> np.ndarray:
     """int [B] of `Verdict`.
 
@@ -52,14 +54,14 @@ def verdicts(
     for the better ones: above 0 is right.
     """
     values = known_rewards(rewards)
-    advantages = np.nan_to_num(np.asarray(advantages, np.float64))
-    good = np.where(np.isfinite(values), is_right(values), advantages > 0)
+    worth = np.nan_to_num(np.asarray(advantages, np.float64))
+    good = np.where(np.isfinite(values), is_right(values), worth > 0)
     if right is not None:
         said = np.asarray([r is not None for r in right], bool)
         good = np.where(said, np.asarray([bool(r) for r in right], bool), good)
     judged = np.where(good, Verdict.RIGHT, Verdict.WRONG)
-    judged = np.where(advantages == 0, Verdict.UNTRAINED, judged)
-    return np.where(np.isfinite(values) | (advantages != 0), judged, Verdict.UNKNOWN)
+    judged = np.where(worth == 0, Verdict.UNTRAINED, judged)
+    return np.where(np.isfinite(values) | (worth != 0), judged, Verdict.UNKNOWN)
 
 
 def probe_rows(right: np.ndarray, advantages: np.ndarray) -> np.ndarray:

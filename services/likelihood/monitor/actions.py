@@ -17,6 +17,10 @@ from services.likelihood.records import EventRecord
 
 Kind = Literal["none", "raise_lambda", "lower_lr", "rollback", "stop"]
 FALLING = ("decay", "acceleration")
+CALM = ("healthy", "unknown")
+"""No sign of a fall, so what was changed is undone. After a fall `unknown` means a run without rewards."""
+OF_A_FALL = ("likelihood", "acceleration", "collapse", "nonfinite")
+"""Rules whose alarms explain what is done about the phase."""
 STEP_BACK = 2.0
 """Factor of one change of lambda or of the learning rate."""
 MOST_CHANGES = 3
@@ -57,7 +61,8 @@ class MonitorActions:
     """
 
     def __init__(self, kind: Kind, patience_steps: int = 20):
-        self.kind, self.patience_steps = kind, patience_steps
+        self.kind = kind
+        self.patience_steps = patience_steps
         self.changes = 0
         self.last: int | None = None
         """Step of the latest change; after a rollback the step at which the run fell."""
@@ -69,7 +74,7 @@ class MonitorActions:
         if self.kind == "none":
             return None
         waited = self.last is None or state.step - self.last >= self.patience_steps
-        if state.phase == "healthy" and self.changes and (self.kind != "rollback" or waited):
+        if state.phase in CALM and self.changes and (self.kind != "rollback" or waited):
             self.changes = 0
             return self._action(state, self.kind, undo=True)
         if self.changes >= MOST_CHANGES:
@@ -102,11 +107,11 @@ class MonitorActions:
     ) -> MonitorAction:
         self.last = state.step
         seen = next(
-            (a.seen for a in reversed(state.active) if a.rule not in ("leak", "dead_batch", "no_reward")),
+            (a.seen for a in reversed(state.active) if a.rule in OF_A_FALL),
             "no alarm stands",
         )
         why = (
-            f"healthy since step {state.since}: back to the configured value"
+            f"{state.phase} since step {state.since}: back to the configured value"
             if undo
             else f"phase {state.phase}: {seen}"
         )
@@ -119,4 +124,5 @@ class MonitorActions:
         return {"changes": self.changes, "last": self.last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.changes, self.last = state["changes"], state["last"]
+        self.changes = state["changes"]
+        self.last = state["last"]

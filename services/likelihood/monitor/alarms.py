@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-Phase = Literal["healthy", "stagnation", "decay", "acceleration", "collapsed", "recovering"]
-PHASES: tuple[Phase, ...] = ("healthy", "stagnation", "decay", "acceleration", "collapsed", "recovering")
+Phase = Literal["healthy", "stagnation", "decay", "acceleration", "collapsed", "recovering", "unknown"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""A store keeps a phase as its place in this tuple, so a new one goes to the end."""
 TROUBLE = ("decay", "acceleration", "collapsed")
-Rule = Literal["likelihood", "acceleration", "collapse", "leak", "nonfinite", "dead_batch", "no_reward"]
+Rule = Literal[
+    "likelihood",
+    "acceleration",
+    "collapse",
+    "leak",
+    "nonfinite",
+    "dead_batch",
+    "no_reward",
+    "gradient",
+    "entropy_low",
+    "entropy_high",
+    "interaction",
+    "validity",
+    "mismatch",
+    "degenerate_groups",
+    "truncation",
+    "length",
+    "retrieval",
+    "garbage",
+    "control_tokens",
+    "reward_gap",
+    "silent_llds",
+]
+Confidence = Literal["low", "medium", "high"]
+CONFIDENCES: tuple[Confidence, ...] = get_args(Confidence)
 
 
 @dataclass
@@ -23,10 +49,10 @@ class Alarm:
     """Step at which it was raised."""
     since: int
     """First step at which the sign was seen."""
-    phase: str
+    phase: Phase
     seen: str
-    """What was seen when it was raised, in a line, with numbers."""
-    sure: Literal["low", "medium", "high"]
+    """What was seen when it was raised, in one line with numbers."""
+    confidence: Confidence
     """Grows while the alarm stands, when further signs agree."""
     advice: str
     """What to do."""
@@ -37,3 +63,13 @@ class Alarm:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def of(cls, recorded: Mapping[str, Any]) -> Alarm:
+        """The alarm that `as_dict` of this or an earlier version has written."""
+        return cls(**renamed(recorded))
+
+
+def renamed(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded alarm by the keys of today. Earlier versions wrote `sure` for `confidence`."""
+    return {"confidence" if key == "sure" else key: value for key, value in recorded.items()}

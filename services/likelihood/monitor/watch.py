@@ -1,18 +1,30 @@
-"""Running means and extremes against thresholds, with patience in both directions: what the phase monitor is
-built of."""
+"""Running means, baselines and extremes against thresholds, with patience in both directions: the parts that
+detectors are built of. Each saves its state as plain JSON."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
+
+SIGMA = 1.4826
+"""Standard deviations per median absolute deviation, for normal noise."""
+
+
+def number(value: Any) -> float | None:
+    """The value where it is a finite number; otherwise None."""
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return None
 
 
 class Window:
     """The last `size` values of one metric. None and values that are not finite are passed over."""
 
     def __init__(self, size: int):
-        self.size, self.values = size, []
+        self.size = size
+        self.values: list[float] = []
 
     def add(self, value: float | None) -> bool:
         """Whether the value counted."""
@@ -30,6 +42,11 @@ class Window:
         return sum(self.values) / len(self.values) if self.values else None
 
     @property
+    def full_mean(self) -> float | None:
+        """The mean once the window is full; None before."""
+        return self.mean if self.full else None
+
+    @property
     def median(self) -> float:
         return sorted(self.values)[len(self.values) // 2]
 
@@ -44,21 +61,96 @@ class Window:
         """Standard deviation of one value around its slow course, from the median of successive differences;
         0 with fewer than 8 values."""
         steps = sorted(abs(b - a) for a, b in pairwise(self.values))
-        return (
-            steps[len(steps) // 2] / 0.954 if len(steps) > 6 else 0.0
-        )  # median |difference| of two normals: .954 sd
+        # The median |difference| of two normals is .954 standard deviations.
+        return steps[len(steps) // 2] / 0.954 if len(steps) > 6 else 0.0
 
 
 class Peak:
     """The highest value of the last `memory` steps."""
 
     def __init__(self, memory: int):
-        self.memory, self.values = memory, []  # (step, value) of those that no later one tops
+        self.memory = memory
+        self.values: list[tuple[int, float]] = []
+        """(step, value) of those that no later value tops."""
 
     def highest(self, step: int, value: float) -> float:
         kept = [(s, v) for s, v in self.values if v > value and s > step - self.memory]
         self.values = [*kept, (step, value)]
         return self.values[0][1]
+
+
+class Baseline:
+    """The usual level of a metric: median and deviation of `size` values after `warmup` values were passed
+    over.
+
+    The level of the moment would not do: it follows a slow drift, and the drift is what is looked for. A new
+    level takes the baseline's place once the metric has held it (within TOLERANCE) for HOLD values, unless
+    the caller forbids it because an alarm stands.
+    """
+
+    HOLD = 100
+    TOLERANCE = 0.25
+
+    def __init__(self, warmup: int, size: int):
+        self.warmup = warmup
+        self.seen = 0
+        self.window = Window(size)
+        self.recent = Window(size)
+        self.held = 0
+        self.level: float | None = None
+        """The recent level that has been held for `held` values."""
+        self.median = 0.0
+        self.sigma = 0.0
+        """Standard deviation of the noise, from the median absolute deviation."""
+
+    @property
+    def ready(self) -> bool:
+        return self.window.full
+
+    def _measure(self) -> None:
+        """The window changes seldom and is read at every step, so median and deviation are kept."""
+        if self.window.full:
+            self.median = self.window.median
+            self.sigma = SIGMA * self.window.deviation
+
+    def add(self, value: float, *, may_renew: bool = True) -> None:
+        self.seen += 1
+        if self.seen <= self.warmup:
+            return
+        if not self.window.full:
+            self.window.add(value)
+            self._measure()
+            return
+        self.recent.add(value)
+        if not self.recent.full:
+            return
+        middle = self.recent.median
+        if self.level is not None and abs(middle - self.level) <= self.TOLERANCE * abs(self.level):
+            self.held += 1
+        else:
+            self.level = middle
+            self.held = 0
+        if self.held >= self.HOLD and may_renew:
+            self.window.values = list(self.recent.values)
+            self._measure()
+            self.held = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "seen": self.seen,
+            "window": self.window.values,
+            "recent": self.recent.values,
+            "held": self.held,
+            "level": self.level,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.seen = state["seen"]
+        self.window.values = list(state["window"])
+        self.recent.values = list(state["recent"])
+        self.held = state["held"]
+        self.level = state["level"]
+        self._measure()
 
 
 class Watch:
@@ -72,35 +164,54 @@ class Watch:
     KEYS = ("bad", "good", "active", "since", "first_bad", "past")
 
     def __init__(self, enter: float, leave: float, *, window: int, patience: int, leave_patience: int):
-        self.enter, self.leave, self.patience, self.leave_patience = enter, leave, patience, leave_patience
+        self.enter = enter
+        self.leave = leave
+        self.patience = patience
+        self.leave_patience = leave_patience
         self.window = Window(window)
-        self.bad = self.good = 0
-        self.active = self.past = False
-        self.since = self.first_bad = None
+        self.bad = 0
+        self.good = 0
+        self.active = False
+        self.past = False
+        self.since: int | None = None
+        self.first_bad: int | None = None
 
     @property
     def mean(self) -> float | None:
-        return self.window.mean if self.window.full else None
+        return self.window.full_mean
 
     def update(self, step: int, value: float | None) -> None:
         """A missing value changes nothing."""
-        if not self.window.add(value) or not self.window.full:
+        self.window.add(value)
+        mean = self.window.full_mean
+        if mean is None or value is None or not math.isfinite(value):
             return
-        mean, low = self.window.mean, self.enter < self.leave
+        low = self.enter < self.leave
         self.past = mean < self.enter if low else mean > self.enter
         if self.past:
             self.first_bad = step if self.bad == 0 else self.first_bad
         self.bad = self.bad + 1 if self.past else 0
         self.good = self.good + 1 if (mean > self.leave if low else mean < self.leave) else 0
         if not self.active and self.bad >= self.patience:
-            self.active, self.since = True, self.first_bad
+            self.active = True
+            self.since = self.first_bad
         elif self.active and self.good >= self.leave_patience:
             self.active = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": self.window.values, **{k: getattr(self, k) for k in self.KEYS}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.window.values = list(state["values"])
         for key in self.KEYS:
             setattr(self, key, state[key])
+
+
+class Streak:
+    """Steps running in which something was seen."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def update(self, seen: bool) -> None:
+        self.count = self.count + 1 if seen else 0

@@ -228,7 +228,7 @@
         "details",
         { id, class: `alarm ${stands ? "" : "cleared"}`, style: stands ? `border-color:var(--${alarm.phase})` : null, open: first || open.has(id) },
         node("summary", {}, node("span", { class: "when" }, `step ${alarm.step}`), chip(alarm.phase), node("span", { class: "head" }, runs.length > 1 ? `${run.run}: ${alarm.seen}` : alarm.seen)),
-        node("p", {}, `${alarm.metric}, seen since step ${alarm.since}; confidence ${alarm.sure}; ${stands ? "stands" : `ended at step ${alarm.cleared}`}.`),
+        node("p", {}, `${alarm.metric}, seen since step ${alarm.since}; confidence ${alarm.confidence}; ${stands ? "stands" : `ended at step ${alarm.cleared}`}.`),
         node("p", { class: "advice" }, alarm.advice),
       );
     };

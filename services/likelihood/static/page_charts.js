@@ -211,7 +211,7 @@
       ctx.clip();
       this.app.selected.forEach((run, i) => {
         for (const band of run.bands) {
-          if (band.phase === "healthy") continue;
+          if (band.phase === "healthy" || band.phase === "unknown") continue;
           const from = u.valToPos(band.first - 0.5, "x", true);
           const to = u.valToPos(band.last + 0.5, "x", true);
           ctx.globalAlpha = this.app.selected.length > 1 ? 0.75 : Number(U.colour("shade"));

@@ -119,6 +119,7 @@
   U.colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   U.NOT_CURVES = ["step", "attempt", "policy_version", "phase"];
   U.PHASES = {
+    unknown: "not enough has been seen to judge by",
     healthy: "likelihood of right answers steady or rising",
     stagnation: "it slips while reward still holds or rises",
     decay: "earlier right answers lose likelihood",

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from services.common.errors import UserError
 from services.likelihood.records import (
     EventRecord,
-    LikelihoodError,
     RunInfo,
     StepReceipt,
     StepRecord,
@@ -19,27 +19,14 @@ from services.likelihood.records import (
 )
 
 
-class StoreError(LikelihoodError):
-    """The store cannot be reached or opened."""
-
-    exit_code = 3
-    status = 503
-
-
-class UnknownRun(LikelihoodError):
-    """No run of that name."""
+class NotStored(UserError):
+    """The store holds no run of that name, or no token arrays of that step."""
 
     status = 404
 
 
-class NoTokens(LikelihoodError):
-    """No token arrays of that step are kept."""
-
-    status = 404
-
-
-class Superseded(LikelihoodError):
-    """A higher attempt has taken over the step: nothing was stored."""
+class Superseded(UserError):
+    """A higher attempt has taken over the step; nothing was stored."""
 
     status = 409
 
@@ -57,26 +44,29 @@ MAX_STEP_PACKED = 128 << 20
 
 
 def refuse_overfull(run: str, step: int, trajectories: int, packed: int) -> None:
-    """Raise LikelihoodError for a step that would hold more than it may."""
+    """Raise UserError for a step that would hold more than it may."""
     if trajectories > MAX_STEP_TRAJECTORIES or packed > MAX_STEP_PACKED:
-        raise LikelihoodError(
-            f"run {run}: step {step} would hold {trajectories} trajectories, {packed} bytes of actions; at most "
-            f"{MAX_STEP_TRAJECTORIES} and {MAX_STEP_PACKED} accepted"
+        raise UserError(
+            f"run {run}: step {step} would hold {trajectories} trajectories, {packed} bytes of actions; at "
+            f"most {MAX_STEP_TRAJECTORIES} and {MAX_STEP_PACKED} accepted"
         )
 
 
 def superseded_message(run: str, step: int, attempt: int, later: int, began: int) -> str:
     """The one line of Superseded."""
-    return f"run {run}: step {step} of attempt {attempt} is superseded by attempt {later}, which began at step {began}; nothing stored"
+    return (
+        f"run {run}: step {step} of attempt {attempt} is superseded by attempt {later}, which began at step "
+        f"{began}; nothing stored"
+    )
 
 
 class LikelihoodStore(Protocol):
     """Runs, their steps, trajectories and metric curves, and the token arrays of the last `token_steps`
     steps.
 
-    Thread-safe. A write that has returned survives `kill -9` of the process. Methods raise StoreError when
-    the store is away, UnknownRun for reads of a run that was never written, Superseded for writes that a
-    higher attempt has overtaken.
+    Thread-safe. A write that has returned survives `kill -9` of the process. Methods raise
+    EnvironmentLacks when the store is away, NotStored for reads of a run that was never written, Superseded
+    for writes that a higher attempt has overtaken.
     """
 
     token_steps: int
@@ -149,7 +139,7 @@ class LikelihoodStore(Protocol):
         ...
 
     def ping(self) -> None:
-        """Raises StoreError if the store does not answer."""
+        """Raises EnvironmentLacks if the store does not answer."""
         ...
 
     def close(self) -> None: ...

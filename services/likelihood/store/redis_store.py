@@ -5,11 +5,13 @@ Keys, all below `unspiral:`
     runs                          sorted set: run, by time of the latest post
     RUN:run                       hash: created, updated
     RUN:attempts                  hash: attempt -> its first step
-    RUN:steps                     hash: step -> JSON of what was posted and worked out;    RUN:order  sorted set of the steps
+    RUN:steps                     hash: step -> JSON of what was posted and worked out
+    RUN:order                     sorted set of the steps
     RUN:trajectories:{step}       hash: uid -> JSON; expires after `trajectory_seconds`
     RUN:names                     set of metric names
-    RUN:curve:{name}:{chunk}      string of CHUNK float64, XORed with NaN so that what was never written reads as NaN
-    RUN:tokens                    hash: step -> attempt;  RUN:tokens:{step}  npz body; expires after `token_seconds`
+    RUN:curve:{name}:{chunk}      string of CHUNK float64, XORed with NaN: what was never written reads as NaN
+    RUN:tokens                    hash: step -> attempt
+    RUN:tokens:{step}             npz body; expires after `token_seconds`
     RUN:monitor                   hash: step -> state;  RUN:alarms  JSON
     RUN:events                    stream
 A step is written in one MULTI under WATCH, so that several services may share a Redis. Aggregates stay for
@@ -29,10 +31,11 @@ import numpy as np
 import orjson
 import redis
 
+from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.metrics.step_metrics import record_metrics
+from services.likelihood.monitor.alarms import renamed
 from services.likelihood.records import (
     EventRecord,
-    LikelihoodError,
     RunInfo,
     StepReceipt,
     StepRecord,
@@ -45,9 +48,8 @@ from services.likelihood.store.action_arrays import pack_actions, unpack_traject
 from services.likelihood.store.base import (
     MAX_RUNS,
     MONITOR_SPACING,
-    StoreError,
+    NotStored,
     Superseded,
-    UnknownRun,
     refuse_overfull,
     superseded_message,
 )
@@ -57,6 +59,9 @@ PREFIX = "unspiral"
 EVENTS_KEPT = 10_000
 DAY = 86_400
 NAN_BITS = np.float64(np.nan).view(np.uint64)
+Client = Any
+Pipeline = Any
+"""redis-py types each answer as bytes or text. Our connections decode nothing, so all answers are bytes."""
 
 
 @dataclass
@@ -72,7 +77,7 @@ class Replaced:
 
 
 class RedisStore:
-    """See LikelihoodStore. Raises StoreError if the server does not answer at the start."""
+    """See LikelihoodStore. Raises EnvironmentLacks if the server does not answer at the start."""
 
     def __init__(
         self,
@@ -83,17 +88,15 @@ class RedisStore:
         token_seconds: int = 2 * DAY,
         timeout_seconds: float = 5.0,
     ):
-        self.token_steps, self.trajectory_seconds, self.token_seconds = (
-            token_steps,
-            trajectory_seconds,
-            token_seconds,
-        )
+        self.token_steps = token_steps
+        self.trajectory_seconds = trajectory_seconds
+        self.token_seconds = token_seconds
         try:
-            self._redis = redis.Redis.from_url(
+            self._redis: Client = redis.Redis.from_url(
                 url, socket_timeout=timeout_seconds, socket_connect_timeout=timeout_seconds
             )
         except ValueError as e:
-            raise LikelihoodError(f"store {url.split('@')[-1]!r}: expected redis://HOST:PORT/DB ({e})") from e
+            raise UserError(f"store {url.split('@')[-1]!r}: expected redis://HOST:PORT/DB ({e})") from e
         self._shown = url.split("@")[-1].removeprefix("redis://").removeprefix("rediss://")  # no password
         with self._talking():
             self._redis.ping()
@@ -117,34 +120,33 @@ class RedisStore:
     def put_step(self, run: str, record: StepRecord) -> StepReceipt:
         check_run_name(run)
         packed = {t.uid: _pack(t) for t in record.trajectories}
-        at, step = self._keys(run), record.step
+        at = self._keys(run)
+        step = record.step
 
-        def write(pipe: redis.client.Pipeline) -> StepReceipt:
+        def write(pipe: Pipeline) -> StepReceipt:
+            # Until multi() the pipe answers at once, and the watched keys must not change; then it queues.
             gone = self._enter(pipe, run, step, record.attempt)
             old = orjson.loads(pipe.hget(at("steps"), step) or b"null") if step not in gone.steps else None
             held = pipe.hgetall(at("trajectories", step)) if old else {}
             new = {uid: body for uid, body in packed.items() if uid.encode() not in held}
             if old:
-                refuse_overfull(
-                    run,
-                    step,
-                    len(held) + len(new),
-                    sum(map(len, held.values())) + sum(map(len, new.values())),
-                )
-            everything = [_unpack(u, b) for u, b in held.items()] + [
-                t for t in record.trajectories if t.uid in new
-            ]
+                size = sum(map(len, [*held.values(), *new.values()]))
+                refuse_overfull(run, step, len(held) + len(new), size)
+            everything = [_unpack(u, b) for u, b in held.items()]
+            everything += [t for t in record.trajectories if t.uid in new]
             posted = {**(old["posted"] if old else {}), **record.metrics}
             derived = record_metrics(everything) if new or not old else old["derived"]
-            version = (
-                record.policy_version
-                if record.policy_version is not None
-                else (old and old["policy_version"])
-            )
+            version = record.policy_version
+            if version is None and old:
+                version = old["policy_version"]
             body = {
-                "attempt": record.attempt, "policy_version": version, "time": time.time(), "posted": posted, "derived": derived,
+                "attempt": record.attempt,
+                "policy_version": version,
+                "time": time.time(),
+                "posted": posted,
+                "derived": derived,
                 "trajectories": (old["trajectories"] if old else 0) + len(new),
-            }  # fmt: skip
+            }
             pipe.multi()
             self._replace(pipe, run, step, record.attempt, gone)
             if new:
@@ -164,7 +166,7 @@ class RedisStore:
         check_run_name(run)
         at = self._keys(run)
 
-        def write(pipe: redis.client.Pipeline) -> None:
+        def write(pipe: Pipeline) -> None:
             gone = self._enter(pipe, run, step, attempt)
             kept = sorted({*map(int, pipe.hkeys(at("tokens"))), step} - gone.tokens)
             pipe.multi()
@@ -182,9 +184,8 @@ class RedisStore:
     ) -> None:
         at = self._keys(run)
         with self._talking():
-            passing = [
-                s for s in map(int, self._redis.hkeys(at("monitor"))) if s % MONITOR_SPACING or s > step
-            ]
+            kept = map(int, self._redis.hkeys(at("monitor")))
+            passing = [s for s in kept if s % MONITOR_SPACING or s > step]
             with self._redis.pipeline() as pipe:
                 if passing:
                     pipe.hdel(at("monitor"), *passing)
@@ -202,7 +203,7 @@ class RedisStore:
             pipe.xadd(self._keys(run)("events"), fields, maxlen=EVENTS_KEPT, approximate=True)
             pipe.execute()
 
-    def _enter(self, pipe: redis.client.Pipeline, run: str, step: int, attempt: int) -> Replaced:
+    def _enter(self, pipe: Pipeline, run: str, step: int, attempt: int) -> Replaced:
         """What of lower attempts this write replaces. Raises Superseded."""
         at = self._keys(run)
         attempts = {int(a): int(s) for a, s in pipe.hgetall(at("attempts")).items()}
@@ -213,25 +214,22 @@ class RedisStore:
         if not any(a < attempt for a in attempts):
             return Replaced(first, {}, set())
         after = [int(s) for s in pipe.zrangebyscore(at("order"), step, "+inf")]
-        held = dict(
-            zip(after, map(orjson.loads, pipe.hmget(at("steps"), after)) if after else (), strict=True)
-        )
-        tokens = {
-            int(s) for s, a in pipe.hgetall(at("tokens")).items() if int(s) >= step and int(a) < attempt
-        }
+        bodies = map(orjson.loads, pipe.hmget(at("steps"), after)) if after else ()
+        held = dict(zip(after, bodies, strict=True))
+        tokens = {int(s): int(a) for s, a in pipe.hgetall(at("tokens")).items()}
         return Replaced(
-            first, {s: b["trajectories"] for s, b in held.items() if b["attempt"] < attempt}, tokens
+            first,
+            {s: b["trajectories"] for s, b in held.items() if b["attempt"] < attempt},
+            {s for s, a in tokens.items() if s >= step and a < attempt},
         )
 
-    def _touch(self, pipe: redis.client.Pipeline, run: str) -> None:
+    def _touch(self, pipe: Pipeline, run: str) -> None:
         now = time.time()
         pipe.zadd(f"{PREFIX}:runs", {run: now})
         pipe.hsetnx(self._keys(run)("run"), "created", now)
         pipe.hset(self._keys(run)("run"), "updated", now)
 
-    def _replace(
-        self, pipe: redis.client.Pipeline, run: str, step: int, attempt: int, gone: Replaced
-    ) -> None:
+    def _replace(self, pipe: Pipeline, run: str, step: int, attempt: int, gone: Replaced) -> None:
         at = self._keys(run)
         self._touch(pipe, run)
         pipe.hset(at("attempts"), attempt, gone.first)
@@ -242,7 +240,7 @@ class RedisStore:
             return
         names = [n.decode() for n in self._redis.smembers(at("names"))]
         pipe.decrby(at("count"), sum(gone.steps.values()))
-        for s in gone.steps:
+        for s in gone.steps:  # curves keep their length: the steps read as NaN, which is all bits 0 here
             pipe.hdel(at("steps"), s)
             pipe.zrem(at("order"), s)
             pipe.delete(at("trajectories", s))
@@ -252,10 +250,9 @@ class RedisStore:
         for s in filter(lambda s: int(s) >= step, self._redis.hkeys(at("monitor"))):
             pipe.hdel(at("monitor"), s)
 
-    def _set_values(
-        self, pipe: redis.client.Pipeline, run: str, step: int, values: Mapping[str, float | None]
-    ) -> None:
-        at, (chunk, position) = self._keys(run), series.place(step)
+    def _set_values(self, pipe: Pipeline, run: str, step: int, values: Mapping[str, float | None]) -> None:
+        at = self._keys(run)
+        chunk, position = series.place(step)
         if values:
             pipe.sadd(at("names"), *values)
         for name, value in values.items():
@@ -267,7 +264,8 @@ class RedisStore:
     def get_tokens(self, run: str, step: int) -> bytes | None:
         with self._talking():
             self._known(run)
-            return self._redis.get(self._keys(run)("tokens", step))
+            body: bytes | None = self._redis.get(self._keys(run)("tokens", step))
+        return body
 
     def runs(self, limit: int = MAX_RUNS) -> list[RunInfo]:
         with self._talking():
@@ -286,10 +284,15 @@ class RedisStore:
                 pipe.get(at("count"))
                 attempts, first, last, steps, count = pipe.execute()
         return RunInfo(
-            run=run, created=float(times[b"created"]), updated=float(times[b"updated"]), attempt=max(map(int, attempts), default=0),
-            first_step=int(first[0]) if first else None, last_step=int(last[0]) if last else None, steps=steps,
+            run=run,
+            created=float(times[b"created"]),
+            updated=float(times[b"updated"]),
+            attempt=max(map(int, attempts), default=0),
+            first_step=int(first[0]) if first else None,
+            last_step=int(last[0]) if last else None,
+            steps=steps,
             trajectories=int(count or 0),
-        )  # fmt: skip
+        )
 
     def metric_names(self, run: str) -> list[str]:
         with self._talking():
@@ -297,15 +300,13 @@ class RedisStore:
             return sorted(n.decode() for n in self._redis.smembers(self._keys(run)("names")))
 
     def columns(self, run: str, names: Iterable[str], first: int, last: int) -> dict[str, np.ndarray]:
-        at, names = self._keys(run), list(names)
+        at = self._keys(run)
+        names = list(names)
         chunks = list(range(series.place(first)[0], series.place(max(first, last))[0] + 1))
         with self._talking():
             self._known(run)
-            bodies = (
-                self._redis.mget([at("curve", name, chunk) for name in names for chunk in chunks])
-                if names
-                else []
-            )
+            keys = [at("curve", name, chunk) for name in names for chunk in chunks]
+            bodies = self._redis.mget(keys) if keys else []
         out = {}
         for i, name in enumerate(names):
             held = zip(chunks, bodies[i * len(chunks) : (i + 1) * len(chunks)], strict=True)
@@ -339,7 +340,7 @@ class RedisStore:
             bodies = self._redis.hmget(at("steps"), numbers) if numbers else []
         out = []
         for step, raw in zip(numbers, bodies, strict=True):
-            if raw:  # else superseded between the two reads
+            if raw:  # otherwise superseded between the two reads
                 body = orjson.loads(raw)
                 metrics = {**body.pop("derived"), **body.pop("posted")}
                 out.append(StoredStep(step=step, metrics=metrics, **body))
@@ -361,7 +362,8 @@ class RedisStore:
     def alarms(self, run: str) -> list[dict]:
         with self._talking():
             self._known(run)
-            return orjson.loads(self._redis.get(self._keys(run)("alarms")) or b"[]")
+            body: bytes | None = self._redis.get(self._keys(run)("alarms"))
+        return [renamed(alarm) for alarm in orjson.loads(body or b"[]")]
 
     def events(self, run: str, limit: int = 1000) -> list[dict]:
         with self._talking():
@@ -407,19 +409,17 @@ class RedisStore:
     def close(self) -> None:
         self._redis.close()
 
-    # ---- plumbing
-
     @staticmethod
     def _keys(run: str) -> Callable[..., str]:
         return lambda *parts: ":".join([PREFIX, "run", run, *map(str, parts)])
 
     def _known(self, run: str) -> dict[bytes, bytes]:
-        times = self._redis.hgetall(self._keys(run)("run"))
+        times: dict[bytes, bytes] = self._redis.hgetall(self._keys(run)("run"))
         if not times:
-            raise UnknownRun(f"run {run[:140]!r}: not in this store")
+            raise NotStored(f"run {run[:140]!r}: not in this store")
         return times
 
-    def _transaction(self, write: Callable[[redis.client.Pipeline], Any], *watched: str) -> Any:
+    def _transaction(self, write: Callable[[Pipeline], Any], *watched: str) -> Any:
         with self._talking():
             return self._redis.transaction(write, *watched, value_from_callable=True)
 
@@ -428,7 +428,9 @@ class RedisStore:
         try:
             yield
         except redis.RedisError as e:
-            raise StoreError(f"likelihood store redis at {self._shown}: {str(e) or type(e).__name__}") from e
+            raise EnvironmentLacks(
+                f"likelihood store redis at {self._shown}: {str(e) or type(e).__name__}"
+            ) from e
 
 
 def _pack(t: TrajectoryRecord) -> bytes:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.likelihood.records import LikelihoodError
-from services.likelihood.store.base import StoreError
+from services.common.errors import EnvironmentLacks, UserError
 
 PRAGMAS = (
     "journal_mode=WAL",
@@ -22,35 +21,36 @@ BUSY_SECONDS = 30.0
 
 
 class SQLiteFile:
-    """`path` is made, with its folder and schema, if it is not there. Raises StoreError, or LikelihoodError
+    """`path` is made, with its folder and schema, if it is not there. Raises EnvironmentLacks, or UserError
     for another schema version."""
 
     def __init__(self, path: Path, schema: str, version: int):
         self.path = path
-        self._local, self._all, self._guard = threading.local(), [], threading.Lock()
+        self._local = threading.local()
+        self._all: list[sqlite3.Connection] = []
+        self._guard = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with self.writing() as db:
                 found = db.execute("PRAGMA user_version").fetchone()[0]
                 if found == 0:
                     if db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-                        raise LikelihoodError(
+                        raise UserError(
                             f"likelihood store {path}: a SQLite database of something else; give another file"
                         )
                     for statement in filter(str.strip, schema.split(";")):
                         db.execute(statement)
                     db.execute(f"PRAGMA user_version = {version}")
-        except (OSError, StoreError) as e:
+        except (OSError, EnvironmentLacks) as e:
             self.close()
-            raise StoreError(
-                f"likelihood store {path}: cannot be opened ({e.__cause__ if isinstance(e, StoreError) else e.strerror})"
-            ) from e
-        except LikelihoodError:
+            why = e.strerror if isinstance(e, OSError) else e.__cause__
+            raise EnvironmentLacks(f"likelihood store {path}: cannot be opened ({why})") from e
+        except UserError:
             self.close()
             raise
         if found not in (0, version):
             self.close()
-            raise LikelihoodError(
+            raise UserError(
                 f"likelihood store {path}: made by another version (schema {found}; this one reads {version})"
             )
 
@@ -59,7 +59,7 @@ class SQLiteFile:
         try:
             yield self._connection()
         except sqlite3.Error as e:
-            raise StoreError(f"likelihood store {self.path}: {e}") from e
+            raise EnvironmentLacks(f"likelihood store {self.path}: {e}") from e
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -68,14 +68,14 @@ class SQLiteFile:
             db = self._connection()
             db.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as e:
-            raise StoreError(f"likelihood store {self.path}: {e}") from e
+            raise EnvironmentLacks(f"likelihood store {self.path}: {e}") from e
         try:
             yield db
             db.execute("COMMIT")
         except sqlite3.Error as e:
             if db.in_transaction:
                 db.execute("ROLLBACK")
-            raise StoreError(f"likelihood store {self.path}: {e}; nothing stored") from e
+            raise EnvironmentLacks(f"likelihood store {self.path}: {e}; nothing stored") from e
         except BaseException:
             db.execute("ROLLBACK")
             raise

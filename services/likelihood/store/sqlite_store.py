@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from services.likelihood.metrics.step_metrics import record_metrics
+from services.likelihood.monitor.alarms import renamed
 from services.likelihood.records import (
     EventRecord,
     RunInfo,
@@ -31,8 +32,8 @@ from services.likelihood.store.action_arrays import pack_actions, unpack_traject
 from services.likelihood.store.base import (
     MAX_RUNS,
     MONITOR_SPACING,
+    NotStored,
     Superseded,
-    UnknownRun,
     refuse_overfull,
     superseded_message,
 )
@@ -40,17 +41,22 @@ from services.likelihood.store.sqlite_file import SQLiteFile
 
 SCHEMA_VERSION = 1
 SCHEMA = """
-CREATE TABLE run (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, created REAL NOT NULL, updated REAL NOT NULL);
-CREATE TABLE attempt (run INTEGER, attempt INTEGER, first_step INTEGER, PRIMARY KEY (run, attempt)) WITHOUT ROWID;
-CREATE TABLE step (run INTEGER, step INTEGER, attempt INTEGER, policy_version INTEGER, time REAL, posted BLOB, derived BLOB,
-                   trajectories INTEGER, PRIMARY KEY (run, step)) WITHOUT ROWID;
-CREATE TABLE trajectory (run INTEGER, step INTEGER, uid TEXT, grp TEXT, reward REAL, advantage REAL, tool_rounds INTEGER,
-                         actions BLOB, is_right INTEGER, PRIMARY KEY (run, step, uid)) WITHOUT ROWID;
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, created REAL NOT NULL, updated REAL NOT NULL);
+CREATE TABLE attempt (
+    run INTEGER, attempt INTEGER, first_step INTEGER, PRIMARY KEY (run, attempt)) WITHOUT ROWID;
+CREATE TABLE step (
+    run INTEGER, step INTEGER, attempt INTEGER, policy_version INTEGER, time REAL, posted BLOB, derived BLOB,
+    trajectories INTEGER, PRIMARY KEY (run, step)) WITHOUT ROWID;
+CREATE TABLE trajectory (
+    run INTEGER, step INTEGER, uid TEXT, grp TEXT, reward REAL, advantage REAL, tool_rounds INTEGER,
+    actions BLOB, is_right INTEGER, PRIMARY KEY (run, step, uid)) WITHOUT ROWID;
 CREATE TABLE chunk (run INTEGER, name TEXT, chunk INTEGER, data BLOB, PRIMARY KEY (run, name, chunk));
 CREATE TABLE tokens (run INTEGER, step INTEGER, attempt INTEGER, body BLOB, PRIMARY KEY (run, step));
 CREATE TABLE monitor (run INTEGER, step INTEGER, state BLOB, PRIMARY KEY (run, step)) WITHOUT ROWID;
 CREATE TABLE alarms (run INTEGER PRIMARY KEY, body BLOB);
-CREATE TABLE event (id INTEGER PRIMARY KEY, run INTEGER, step INTEGER, kind TEXT, text TEXT, data BLOB, time REAL);
+CREATE TABLE event (
+    id INTEGER PRIMARY KEY, run INTEGER, step INTEGER, kind TEXT, text TEXT, data BLOB, time REAL);
 CREATE INDEX event_run ON event (run, id);
 """
 TABLES_OF_A_RUN = ("attempt", "step", "trajectory", "chunk", "tokens", "monitor", "alarms", "event")
@@ -60,7 +66,8 @@ class SQLiteStore:
     """See LikelihoodStore. `path` is made, with its folder, if it is not there."""
 
     def __init__(self, path: str | Path, token_steps: int = 8):
-        self.path, self.token_steps = Path(path), token_steps
+        self.path = Path(path)
+        self.token_steps = token_steps
         self._file = SQLiteFile(self.path, SCHEMA, SCHEMA_VERSION)
         self._add_later_columns()
 
@@ -87,7 +94,8 @@ class SQLiteStore:
                 self._refuse_overfull(db, run, key, packed)
             before = db.total_changes
             db.executemany(
-                "INSERT OR IGNORE INTO trajectory (run, step, uid, grp, reward, advantage, tool_rounds, actions, is_right) "
+                "INSERT OR IGNORE INTO trajectory "
+                "(run, step, uid, grp, reward, advantage, tool_rounds, actions, is_right) "
                 "VALUES (?,?,?,?,?,?,?,?,?)",
                 [(*key, *row) for row in packed],
             )
@@ -100,7 +108,9 @@ class SQLiteStore:
                 record.policy_version if record.policy_version is not None else (old[1] if old else None)
             )
             db.execute(
-                "INSERT OR REPLACE INTO step (run, step, attempt, policy_version, time, posted, derived, trajectories) VALUES (?,?,?,?,?,?,?,?)",
+                "INSERT OR REPLACE INTO step "
+                "(run, step, attempt, policy_version, time, posted, derived, trajectories) "
+                "VALUES (?,?,?,?,?,?,?,?)",
                 (
                     *key,
                     record.attempt,
@@ -124,7 +134,8 @@ class SQLiteStore:
                 (run_id, step, attempt, body),
             )
             db.execute(
-                "DELETE FROM tokens WHERE run=? AND step NOT IN (SELECT step FROM tokens WHERE run=? ORDER BY step DESC LIMIT ?)",
+                "DELETE FROM tokens WHERE run=? AND step NOT IN "
+                "(SELECT step FROM tokens WHERE run=? ORDER BY step DESC LIMIT ?)",
                 (run_id, run_id, self.token_steps),
             )
 
@@ -184,7 +195,8 @@ class SQLiteStore:
         check_run_name(run)
         now = time.time()
         db.execute(
-            "INSERT INTO run (name, created, updated) VALUES (?,?,?) ON CONFLICT (name) DO UPDATE SET updated=excluded.updated",
+            "INSERT INTO run (name, created, updated) VALUES (?,?,?) "
+            "ON CONFLICT (name) DO UPDATE SET updated=excluded.updated",
             (run, now, now),
         )
         return self._id(db, run)
@@ -193,14 +205,15 @@ class SQLiteStore:
         """The run's id (made if new) and how many steps of lower attempts went. Raises Superseded."""
         run_id = self._touch(db, run)
         later = db.execute(
-            "SELECT attempt, first_step FROM attempt WHERE run=? AND attempt>? AND first_step<=? ORDER BY attempt DESC",
+            "SELECT attempt, first_step FROM attempt WHERE run=? AND attempt>? AND first_step<=? "
+            "ORDER BY attempt DESC",
             (run_id, attempt, step),
         ).fetchone()
         if later:
             raise Superseded(superseded_message(run, step, attempt, *later))
         db.execute(
-            "INSERT INTO attempt (run, attempt, first_step) VALUES (?,?,?) ON CONFLICT (run, attempt) DO UPDATE SET "
-            "first_step=min(first_step, excluded.first_step)",
+            "INSERT INTO attempt (run, attempt, first_step) VALUES (?,?,?) "
+            "ON CONFLICT (run, attempt) DO UPDATE SET first_step=min(first_step, excluded.first_step)",
             (run_id, attempt, step),
         )
         lower = "run=? AND step>=? AND attempt<?", (run_id, step, attempt)
@@ -218,12 +231,14 @@ class SQLiteStore:
     ) -> None:
         chunk, position = series.place(step)
         held = db.execute(
-            "SELECT name, data FROM chunk WHERE run=? AND chunk=? AND name IN (SELECT value FROM json_each(?))",
+            "SELECT name, data FROM chunk WHERE run=? AND chunk=? "
+            "AND name IN (SELECT value FROM json_each(?))",
             (run_id, chunk, orjson.dumps(list(values)).decode()),
         )
         known = dict(held.fetchall())
         db.executemany(
-            "INSERT INTO chunk (run, name, chunk, data) VALUES (?,?,?,?) ON CONFLICT (run, name, chunk) DO UPDATE SET data=excluded.data",
+            "INSERT INTO chunk (run, name, chunk, data) VALUES (?,?,?,?) "
+            "ON CONFLICT (run, name, chunk) DO UPDATE SET data=excluded.data",
             [
                 (run_id, name, chunk, series.patched(known.get(name), position, value))
                 for name, value in values.items()
@@ -287,7 +302,8 @@ class SQLiteStore:
             # one step along the index for each name, not one for each chunk
             rows = db.execute(
                 "WITH RECURSIVE n(name) AS (SELECT min(name) FROM chunk WHERE run=:run UNION ALL "
-                "SELECT (SELECT min(name) FROM chunk WHERE run=:run AND name>n.name) FROM n WHERE n.name IS NOT NULL) "
+                "SELECT (SELECT min(name) FROM chunk WHERE run=:run AND name>n.name) "
+                "FROM n WHERE n.name IS NOT NULL) "
                 "SELECT name FROM n WHERE name IS NOT NULL",
                 {"run": self._id(db, run)},
             ).fetchall()
@@ -310,7 +326,8 @@ class SQLiteStore:
     def curve(self, run: str, name: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         with self._file.reading() as db:
             chunks = db.execute(
-                "SELECT chunk, data FROM chunk WHERE run=? AND name=? AND chunk BETWEEN ? AND ? ORDER BY chunk",
+                "SELECT chunk, data FROM chunk WHERE run=? AND name=? AND chunk BETWEEN ? AND ? "
+                "ORDER BY chunk",
                 (self._id(db, run), name, series.place(first)[0], series.place(max(first, last))[0]),
             ).fetchall()
         return series.stored(chunks, first, last)
@@ -318,8 +335,8 @@ class SQLiteStore:
     def steps(self, run: str, first: int, last: int, limit: int = 1000) -> list[StoredStep]:
         with self._file.reading() as db:
             rows = db.execute(
-                "SELECT step, attempt, policy_version, time, posted, derived, trajectories FROM step WHERE run=? AND step BETWEEN ? AND ? "
-                "ORDER BY step LIMIT ?",
+                "SELECT step, attempt, policy_version, time, posted, derived, trajectories FROM step "
+                "WHERE run=? AND step BETWEEN ? AND ? ORDER BY step LIMIT ?",
                 (self._id(db, run), first, last, limit),
             ).fetchall()
         return [
@@ -349,7 +366,7 @@ class SQLiteStore:
     def alarms(self, run: str) -> list[dict]:
         with self._file.reading() as db:
             row = db.execute("SELECT body FROM alarms WHERE run=?", (self._id(db, run),)).fetchone()
-        return orjson.loads(row[0]) if row else []
+        return [renamed(alarm) for alarm in orjson.loads(row[0])] if row else []
 
     def events(self, run: str, limit: int = 1000) -> list[dict]:
         with self._file.reading() as db:
@@ -372,7 +389,8 @@ class SQLiteStore:
     @staticmethod
     def _trajectories(db: sqlite3.Connection, run_id: int, step: int) -> list[TrajectoryRecord]:
         rows = db.execute(
-            "SELECT uid, grp, reward, advantage, tool_rounds, actions, is_right FROM trajectory WHERE run=? AND step=? ORDER BY uid",
+            "SELECT uid, grp, reward, advantage, tool_rounds, actions, is_right FROM trajectory "
+            "WHERE run=? AND step=? ORDER BY uid",
             (run_id, step),
         )
         return [unpack_trajectory(*row) for row in rows]
@@ -381,5 +399,5 @@ class SQLiteStore:
     def _id(db: sqlite3.Connection, run: str) -> int:
         row = db.execute("SELECT id FROM run WHERE name=?", (run,)).fetchone()
         if row is None:
-            raise UnknownRun(f"run {run[:140]!r}: not in this store")
+            raise NotStored(f"run {run[:140]!r}: not in this store")
         return row[0]

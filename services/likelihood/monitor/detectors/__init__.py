@@ -1,0 +1,1 @@
+"""The detectors, one file each, and the table of them all."""

@@ -1,0 +1,157 @@
+"""The signs of falling likelihood, which the phase and the detectors `likelihood` and `acceleration` share.
+
+They feed on the *lag probe*: right trajectories of some steps ago, scored again under the weights of now. The
+batch's own right samples are survivors: their log-prob stays high while that of earlier right answers decays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from services.likelihood.monitor.watch import Peak, Watch, Window, number
+from services.settings import MonitorRules
+
+READS = ("probe/lag", "probe/fixed", "displacement/share_negative")
+LOUD = ("grad_norm", "entropy")
+"""Further signs, which tell decay from acceleration."""
+
+
+class Signs:
+    """Watches over the probes, the share of falling answers, gradient norm and entropy."""
+
+    def __init__(self, rules: MonitorRules):
+        r = self.rules = rules
+        steady = {"patience": r.patience, "leave_patience": r.clear_patience}
+        self.watches = {
+            "lag": Watch(r.lag_nats, r.lag_clear_nats, window=r.lag_window, **steady),
+            # Of the lag probe too, over a longer window: the slow slip that is no decay yet.
+            "slow": Watch(r.flat_nats, r.flat_nats / 3, window=r.share_window, **steady),
+            "fixed": Watch(r.fixed_drop_nats, 0.7 * r.fixed_drop_nats, window=1, **steady),
+            "share_negative": Watch(
+                r.share_negative, 0.9 * r.share_negative, window=r.share_window, **steady
+            ),
+            "grad_norm": Watch(0.0, -1e-9, window=3, **steady),
+            "entropy": Watch(r.entropy_rise_nats, 0.7 * r.entropy_rise_nats, window=1, **steady),
+        }
+        self.windows = {
+            "fixed": Window(r.lag_window),
+            "entropy": Window(r.lag_window),
+            "baseline": Window(r.baseline_steps),
+            "lag_noise": Window(2 * r.baseline_steps),
+        }
+        self.peaks = {"fixed": Peak(r.memory_steps), "entropy": Peak(r.memory_steps)}
+
+    @property
+    def probed(self) -> bool:
+        """The lag probe has been seen at all; without it the other signs must do."""
+        return bool(self.watches["lag"].window.values)
+
+    @property
+    def judged(self) -> bool:
+        """One sign of likelihood has been seen often enough to say that likelihood does not fall."""
+        return (
+            self.watches["lag"].window.full
+            or self.windows["fixed"].full
+            or self.watches["share_negative"].window.full
+        )
+
+    @property
+    def falling(self) -> bool:
+        """The likelihood of right answers falls: the sign of decay."""
+        w = self.watches
+        if not self.probed:
+            return w["fixed"].active or w["share_negative"].active
+        return w["lag"].active or (w["fixed"].active and (w["slow"].active or w["share_negative"].active))
+
+    @property
+    def fast(self) -> bool:
+        """The fall is steep, or one more sign agrees with it."""
+        w = self.watches
+        lag = w["lag"].mean
+        steep = lag is not None and lag < self.rules.acceleration_nats
+        still = w["lag"].past or not self.probed
+        loud = w["grad_norm"].active or w["entropy"].active or (w["share_negative"].active and self.probed)
+        return steep or (still and loud)
+
+    def update(self, step: int, metrics: Mapping[str, Any], *, in_trouble: bool) -> None:
+        """in_trouble: the phase before this step was one of TROUBLE, so that its values make no baseline."""
+        r = self.rules
+        self._read_lag(step, number(metrics.get("probe/lag")), in_trouble)
+        level = self._level("fixed", metrics.get("probe/fixed"))
+        if level is not None:
+            self.watches["fixed"].update(step, self.peaks["fixed"].highest(step, level) - level)
+        # LLDS holds this share low by its nature, so it says nothing where LLDS is on.
+        llds = number(metrics.get("llds/lambda" if "llds/lambda" in metrics else "llds/active_tokens"))
+        share = number(metrics.get("displacement/share_negative"))
+        self.watches["share_negative"].update(step, None if llds else share)
+        level = self._level("entropy", metrics.get("entropy"))
+        if level is not None:
+            self.watches["entropy"].update(step, level + self.peaks["entropy"].highest(step, -level))
+        norm = number(metrics.get("grad_norm"))
+        baseline = self.windows["baseline"]
+        if norm is not None and baseline.full:
+            middle = baseline.median
+            spread = max(baseline.deviation, 0.05 * middle)
+            self.watches["grad_norm"].update(step, norm - middle - r.grad_norm_mads * spread)
+        if not in_trouble:
+            baseline.add(norm)
+
+    def _read_lag(self, step: int, lag: float | None, in_trouble: bool) -> None:
+        r = self.rules
+        noise = self.windows["lag_noise"]
+        if not in_trouble:
+            noise.add(lag)
+        # A noisy probe (few trajectories) must be below 0 by several standard errors of its mean.
+        self.watches["lag"].enter = min(r.lag_nats, -r.lag_sigmas * noise.noise / math.sqrt(r.lag_window))
+        self.watches["lag"].update(step, lag)
+        self.watches["slow"].update(step, lag)
+
+    def _level(self, name: str, value: Any) -> float | None:
+        """The mean of the window where this step added to it, and it is full."""
+        window = self.windows[name]
+        return window.full_mean if window.add(number(value)) else None
+
+    def in_words(self) -> dict[str, str]:
+        """The signs that show now, by metric."""
+        r = self.rules
+        texts = {
+            "probe/lag": (
+                "lag",
+                f"right answers of a few steps ago have lost {{:.3f}} nats a token (mean of {r.lag_window}; "
+                f"alarm at {-r.lag_nats:g})",
+            ),
+            "probe/fixed": (
+                "fixed",
+                "the frozen right answers are {:.3f} nats a token below their best "
+                f"(sign at {r.fixed_drop_nats:g})",
+            ),
+            "displacement/share_negative": (
+                "share_negative",
+                "{:.0%} of the answers with advantage >= 0 lose likelihood at each update "
+                f"(mean of {r.share_window}; sign at {r.share_negative:.0%})",
+            ),
+            "grad_norm": ("grad_norm", "the gradient norm is far above its baseline"),
+            "entropy": ("entropy", "entropy is {:.2f} nats above its recent lowest"),
+        }
+        return {
+            metric: text.format(abs(self.watches[name].mean or 0.0))
+            for metric, (name, text) in texts.items()
+            if self.watches[name].active
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "watches": {k: v.state_dict() for k, v in self.watches.items()},
+            "windows": {k: v.values for k, v in self.windows.items()},
+            "peaks": {k: v.values for k, v in self.peaks.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for key, watch in self.watches.items():
+            watch.load_state_dict(state["watches"][key])
+        for key, window in self.windows.items():
+            window.values = list(state["windows"][key])
+        for key, peak in self.peaks.items():
+            peak.values = [(int(step), float(value)) for step, value in state["peaks"][key]]
