@@ -18,8 +18,8 @@ from trainer.learner.checkpoint import find, written_aside
 
 LAB = Path(__file__).parent / "data" / "lab"
 VERBS = {
-    "Ask", "Begin", "Check", "Convert", "Copy", "Forget", "Go", "Index", "Let", "List", "Make", "Print", "Read", "Run", "Score",
-    "Search", "Serve", "Show", "Teach", "Train", "Write",
+    "Ask", "Begin", "Check", "Convert", "Copy", "Forget", "Go", "Index", "Let", "List", "Make", "Print",
+    "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train", "Write",
 }  # fmt: skip
 
 
@@ -109,7 +109,10 @@ def test_the_version_names_what_is_installed_and_imports_nothing_heavy(run):
 
     pytest.importorskip("ray")
 
-    code = "import sys; from trainer.commands.cli import app; app(['--version'], standalone_mode=False); print(sorted({'torch', 'ray', 'vllm'} & set(sys.modules)))"
+    code = (
+        "import sys; from trainer.commands.cli import app; app(['--version'], standalone_mode=False); "
+        "print(sorted({'torch', 'ray', 'vllm'} & set(sys.modules)))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

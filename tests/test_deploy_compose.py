@@ -425,8 +425,13 @@ def test_the_cluster_demo_differs_from_the_demo_only_where_it_says():
 
     walk(here, there, "")
     assert different == {
-        "run.dir", "retriever.corpus", "retriever.url", "rollout.workers", "store.url", "trainer.checkpoint_every",
-    }  # fmt: skip
+        "run.dir",
+        "retriever.corpus",
+        "retriever.url",
+        "rollout.workers",
+        "store.url",
+        "trainer.checkpoint_every",
+    }
     text = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())
     assert there["retriever"]["url"].split("//")[1].split(":")[0] in text["services"]
     assert there["store"]["url"].split("//")[1].split(":")[0] in text["services"]

@@ -136,9 +136,12 @@ def test_claimed_sizes_and_bombs_are_refused_before_they_cost_memory(client):
 
 def test_honest_arrays_pass_packed_or_not():
     batch = TokenBatch(
-        [f"run-{i}" for i in range(500)], np.arange(501) * 400, np.zeros(200_000, np.int32), np.zeros(200_000, np.int16),
+        [f"run-{i}" for i in range(500)],
+        np.arange(501) * 400,
+        np.zeros(200_000, np.int32),
+        np.zeros(200_000, np.int16),
         logp_old=np.full(200_000, -0.5, np.float32),
-    )  # fmt: skip
+    )
     for body in (pack_tokens(batch), npz(compressed=True)):
         assert len(unpack_tokens(body)) in (500, 2)
     packed = io.BytesIO()

@@ -144,19 +144,38 @@ def test_the_monitor_goes_on_over_a_restart_of_the_service(client, store):
     assert [a["step"] for a in again.get("/v1/runs/run/alarms").json()] == [6]
 
 
+def one_trajectory(*actions, **fields):
+    """The body of a step of one trajectory."""
+    return step(
+        0, trajectories=[{"uid": "a", "group": "g", "advantage": 0, "actions": list(actions)} | fields]
+    )
+
+
 BAD = {
-    "a log-prob that is not a number": (step(0, trajectories=[{"uid": "a", "group": "g", "advantage": 0, "actions": [{"tokens": 1, "logp_before": float("nan")}]}]), "logp_before: expected a finite log-prob <= 0"),
-    "a positive log-prob": (step(0, trajectories=[{"uid": "a", "group": "g", "advantage": 0, "actions": [{"tokens": 1, "logp_before": 0.5}]}]), "logp_before: expected a finite log-prob <= 0"),
-    "a negative count": (step(0, trajectories=[{"uid": "a", "group": "g", "advantage": 0, "actions": [{"tokens": -1, "logp_before": -1}]}]), "tokens: Input should be greater than or equal to 0"),
-    "negative tool rounds": (step(0, trajectories=[{"uid": "a", "group": "g", "advantage": 0, "tool_rounds": -1, "actions": []}]), "tool_rounds"),
-    "an infinite advantage": (step(0, trajectories=[{"uid": "a", "group": "g", "advantage": float("inf"), "actions": []}]), "advantage: expected a finite number"),
+    "a log-prob that is not a number": (
+        one_trajectory({"tokens": 1, "logp_before": float("nan")}),
+        "logp_before: expected a finite log-prob <= 0",
+    ),
+    "a positive log-prob": (
+        one_trajectory({"tokens": 1, "logp_before": 0.5}),
+        "logp_before: expected a finite log-prob <= 0",
+    ),
+    "a negative count": (
+        one_trajectory({"tokens": -1, "logp_before": -1}),
+        "tokens: Input should be greater than or equal to 0",
+    ),
+    "negative tool rounds": (one_trajectory(tool_rounds=-1), "tool_rounds"),
+    "an infinite advantage": (
+        one_trajectory(advantage=float("inf")),
+        "advantage: expected a finite number",
+    ),
     "a negative step": (step(-1), "step: Input should be greater than or equal to 0"),
     "a negative attempt": (step(0, attempt=-1), "attempt"),
     "a misspelt key": (step(0, metric={}), "metric: unknown key"),
     "a metric that is text": (step(0, metrics={"phase": "healthy"}), "metrics.phase"),
     "no step": ({"metrics": {}}, "step: required"),
     "a list": ([1], "should be an object"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -275,7 +294,8 @@ def test_curves_of_100000_steps_are_thinned_and_keep_their_extremes(store):
             ],
         )
         db.executemany(
-            "INSERT INTO step (run, step, attempt, time, posted, derived, trajectories) VALUES (?,?,0,0,'{}','{}',0)",
+            "INSERT INTO step (run, step, attempt, time, posted, derived, trajectories) "
+            "VALUES (?,?,0,0,'{}','{}',0)",
             [(run_id, i) for i in (0, n - 1)],
         )
     got = TestClient(create_app(store)).get("/v1/runs/long/series?names=x&points=500").json()

@@ -27,7 +27,9 @@ LENIENT = {
     "bare": b'{"id": 5, "contents": %b}',
     "score NaN": b'{"document": {"id": "d", "contents": %b}, "score": NaN}',
     "score null": b'{"document": {"id": "d", "contents": %b}, "score": null}',
-    "a bad hit beside it": b'{"document": {"id": "x", "contents": null}}, {"document": {"id": "d", "contents": %b}}',
+    "a bad hit beside it": (
+        b'{"document": {"id": "x", "contents": null}}, {"document": {"id": "d", "contents": %b}}'
+    ),
 }
 
 

@@ -19,7 +19,8 @@ LOADS = {
     "tokenizer": "from services.rollout.worker.tokenizer import load_tokenizer, TokenizerError\n"
     "try: load_tokenizer('/nowhere')\nexcept TokenizerError: pass",
     "learner": "import trainer.learner.rank\n"
-    "from trainer.learner.attention import register\nregister()\nfrom transformers import AutoModelForCausalLM",
+    "from trainer.learner.attention import register\nregister()\n"
+    "from transformers import AutoModelForCausalLM",
 }
 
 

@@ -114,7 +114,10 @@ async def seen():
     settings, out = RolloutSettings(engine="transformers"), []
     for i in range(2):
         group = await placement.reserve(settings)
-        actor = placement.create_actor(f"w{i}.1", settings, group, model_path="", retriever_url="", retriever_timeout_seconds=1, sync=WeightSyncSettings())
+        actor = placement.create_actor(
+            f"w{i}.1", settings, group,
+            model_path="", retriever_url="", retriever_timeout_seconds=1, sync=WeightSyncSettings(),
+        )
         out.append((await actor.info.remote(), actor))
     return sorted(s for s, _ in out)
 print(asyncio.run(seen()))

@@ -500,7 +500,8 @@ def test_a_body_that_does_not_come_is_not_waited_for(server):
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as s:
         s.sendall(
-            b"POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nx-timeout-seconds: 0.3\r\n"
+            b"POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"x-timeout-seconds: 0.3\r\n"
             b'content-length: 30\r\n\r\n{"query": '
         )
         answer = s.recv(65536).decode()

@@ -180,7 +180,10 @@ async def test_other_variables_are_an_error_within_seconds_on_both_sides(world, 
     with pytest.raises(GroupMismatchError) as e:
         await sync(world.learner, world.pool, world.version + 1)
     assert time.monotonic() - began < TIMEOUT
-    said = "NCCL_CUMEM_ENABLE is not set on worker w0.1 and '1' on learner rank 0: set it to the same value for both"
+    said = (
+        "NCCL_CUMEM_ENABLE is not set on worker w0.1 and '1' on learner rank 0: "
+        "set it to the same value for both"
+    )
     assert str(e.value) == said
     assert [said in e["reason"] for e in events_of(world.pool, "sync_failed")] == [True, True]
     world.pool.events.clear()
