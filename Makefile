@@ -1,7 +1,7 @@
 # make setup   .venv with everything (CPU)          make demo    watch a search agent learn
 # make check   lint and the fast half of the tests     make study   GRPO without and with LLDS, side by side
 # make test    the whole test suite                    make docs    the pages as a site, in build/site
-# make test-oldest   the plain install's tests with the lowest versions that pyproject.toml allows (2 minutes)
+# make test-oldest   the plain install's tests with the lowest versions that pyproject.toml allows (4 minutes)
 # make test-compose   the stack of docker-compose.yml: built, used, broken in every way (21 minutes; docs/deploy.md)
 # make test-hosts     hosts as network namespaces, without containers; two are cut off for 30 s (7 minutes, root)
 # make test-chaos     runs in which everything is broken on purpose (an hour and more; docs/reliability.md)

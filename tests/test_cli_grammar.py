@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from command_line import run  # noqa: F401
 
 from services.common.names import accepted, nearest
-from trainer.commands.cli import app, main
+from trainer.commands.cli import app
 from trainer.commands.examples import EXAMPLES
 from trainer.learner.checkpoint import find, written_aside
 
@@ -35,17 +36,10 @@ def leaves(command, path=()):
 COMMANDS = dict(leaves(typer.main.get_command(app)))
 
 
-@pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
+@pytest.fixture(autouse=True)
+def fresh_folder(monkeypatch, tmp_path):
+    """Each test begins in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*argv):
-        with pytest.raises(SystemExit) as e:
-            main(list(argv))
-        out = capsys.readouterr()
-        return e.value.code, out.out, out.err
-
-    return call
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sqlite3
 import time
 
 import pytest
-from end_to_end import command, configuration, events, finish, laboratory, metrics, reproducible
+from end_to_end import command, configuration, events, finish, metrics, reproducible
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -15,11 +15,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
-def files(folder):
-    return laboratory(folder)
 
 
 @pytest.fixture(scope="module")

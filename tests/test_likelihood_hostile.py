@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from fastapi.testclient import TestClient
+from likelihood_service import client, store  # noqa: F401
 
 from services.common.http.bodies import Memory, NoRoom, Room
 from services.contracts import TokenBatch
@@ -26,23 +26,9 @@ from services.likelihood import client as client_module
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.records import EventRecord, LikelihoodError, StepRecord, parsed
-from services.likelihood.server import create_app
-from services.likelihood.store.sqlite_store import SQLiteStore
 from services.likelihood.tokens import pack_tokens, unpack_tokens
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = SQLiteStore(tmp_path / "l.db", token_steps=3)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def client(store):
-    return TestClient(create_app(store))
 
 
 def columns(**changes):

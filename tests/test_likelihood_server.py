@@ -8,27 +8,15 @@ import httpx
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from likelihood_service import client, store  # noqa: F401
 
 from services.common.http.auth import COOKIE, TokenRequired
 from services.contracts import TokenBatch
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.server import MAX_STEP_BYTES, create_app
-from services.likelihood.store.sqlite_store import SQLiteStore
 from services.likelihood.tokens import pack_tokens
 
 ACTION = {"tokens": 2, "logp_before": -1.0, "logp_after": -1.5, "documents": None}
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = SQLiteStore(tmp_path / "l.db", token_steps=3)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def client(store):
-    return TestClient(create_app(store))
 
 
 def step(n, attempt=0, uid="a", **changes):
@@ -413,9 +401,9 @@ def test_two_services_on_one_store_see_each_others_steps(store):
     first, second = TestClient(create_app(store)), TestClient(create_app(store))
     for n in range(8):
         post(first if n % 2 else second, step(n, metrics={"probe/lag": -0.2}))
-    for client in (first, second):
-        assert [a["step"] for a in client.get("/v1/runs/run/alarms").json()] == [6]
-        assert client.get("/v1/runs/run/phase").json()["bands"][-1] == {
+    for replica in (first, second):
+        assert [a["step"] for a in replica.get("/v1/runs/run/alarms").json()] == [6]
+        assert replica.get("/v1/runs/run/phase").json()["bands"][-1] == {
             "phase": "decay",
             "first": 6,
             "last": 7,

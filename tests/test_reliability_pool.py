@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import ray
+from pool_world import difference, events_of, in_state, until
 from reliability_actors import BrokenWorker, DeadEngineWorker
 from rollout_fakes import request
 from rollout_search import search_server
-from sync_world import LocalLearner, change, difference, events_of, in_state, pool, sync, until, wide_model
+from sync_world import LocalLearner, change, pool, sync, wide_model
 
 from services.rollout.pool import membership, placement
 from services.rollout.pool.member import NoWorkersError

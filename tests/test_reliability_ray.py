@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from end_to_end import finish, laboratory, metrics
+from end_to_end import finish, metrics
 from runs import all_gone, at_step, run_config, start
 
 from trainer.learner.checkpoint import latest
@@ -19,11 +19,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("ray")
-
-
-@pytest.fixture(scope="module")
-def files(folder):
-    return laboratory(folder)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import time
 
 import psutil
 import pytest
-from end_to_end import events, finish, laboratory, metrics, reproducible
+from end_to_end import events, finish, metrics, reproducible
 from ray_cluster import RayCluster, alive
 from runs import all_gone, ask, asked, at_step, kill, ray_processes, run_config, start, status, until
 
@@ -23,11 +23,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("reliability")
-
-
-@pytest.fixture(scope="module")
-def files(folder):
-    return laboratory(folder)
 
 
 @pytest.fixture(scope="module")

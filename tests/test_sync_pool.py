@@ -14,10 +14,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import ray
+from pool_world import difference, events_of, in_state, until
 from rollout_fakes import request
 from rollout_search import search_server
 from sync_actors import FailingWorker
-from sync_world import LocalLearner, change, difference, events_of, in_state, pool, sync, until, wide_model
+from sync_world import LocalLearner, change, pool, sync, wide_model
 
 from services.contracts import WeightsReceiver
 from services.rollout.pool import delivery, membership, placement
