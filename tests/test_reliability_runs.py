@@ -172,7 +172,7 @@ def test_a_run_that_samples_ahead_goes_on_when_nobody_reads_its_output_and_hears
     """Sampling goes on while the learner updates, and no signal cuts a step or its records short."""
     process, run = start(asynchronous(files, folder, "unread", 1, 10_000)), folder / "unread"
     fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
-    until(lambda: len(metrics(run)) > 35, process)  # more lines than the pipe takes
+    until(lambda: len(metrics(run)) > 35, process, 240)  # more lines than the pipe takes
     process.send_signal(signal.SIGTERM)
     assert process.wait(100) == 143
     assert json.loads((run / "summary.json").read_text())["exit"] == 143
