@@ -19,9 +19,9 @@ demo: setup
 study: setup
 	$(PY) -m trainer demo --collapse
 
-# Lint and the half of the tests that starts no engine, cluster or browser.
+# Lint, and the tests that start no engine, cluster or browser and take less than ten seconds each.
 check: setup lint
-	$(PY) -m pytest -n 2 --dist loadfile -m "not chaos and not ray and not vllm and not browser"
+	$(PY) -m pytest -n 2 --dist loadfile -m "not chaos and not ray and not vllm and not browser and not slow"
 
 test: setup lint
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -158,6 +158,7 @@ def built(verl, config):
     return verl.registry[config.trainer.v1.trainer_mode](config)
 
 
+@pytest.mark.slow
 def test_the_trainer_that_verl_runs_posts_its_rows_and_says_so_after_the_first_step(verl, tmp_path, capsys):
     with serving(tmp_path) as server:
         config = verl.config("sync")

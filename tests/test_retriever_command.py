@@ -178,6 +178,7 @@ def test_the_retriever_loads_neither_torch_nor_ray_nor_anything_of_the_trainer(s
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.slow
 def test_several_workers_share_an_index_add_up_their_metrics_and_drain(small_index):
     words = ["serve", "--index", small_index, "--port", 0, "--workers", 2, "--cache-size", 0]
     with subprocess.Popen(
@@ -255,6 +256,7 @@ def test_settings_made_in_a_program_are_refused_as_flags_are():
             ServerSettings(index="i", **{name: value})
 
 
+@pytest.mark.slow
 def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index, tmp_path):
     script = tmp_path / "serve_stuck.py"  # a file, because workers import the main module anew
     script.write_text(

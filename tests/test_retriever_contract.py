@@ -474,6 +474,7 @@ def test_one_query_that_breaks_the_search_fails_its_own_request_only(small_index
         assert answers["poison"].json()["detail"] == "internal error: RuntimeError"
 
 
+@pytest.mark.slow
 async def test_memory_and_file_descriptors_stay_flat_over_many_requests(small_index):
     process, queries = psutil.Process(), [row.split("\n")[0] for row in PASSAGES.values()]
     with serve_in_thread(ServerSettings(index=str(small_index), port=0, cache_size=50)) as running:

@@ -233,6 +233,7 @@ def test_a_full_disk_is_said_before_the_build(tmp_path, monkeypatch):
     assert error.value.exit_code == 3
 
 
+@pytest.mark.slow
 def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path, small_index):
     """kill -9 in the middle of the scan, three times, then a build to the end."""
     program = (
