@@ -1,10 +1,10 @@
 # make setup   .venv with everything (CPU)          make demo    watch a search agent learn
 # make check   lint and the fast half of the tests     make study   GRPO without and with LLDS, side by side
 # make test    the whole test suite                    make docs    the pages as a site, in build/site
-# make test-oldest   the plain install's tests with the lowest versions that pyproject.toml allows (2 minutes)
-# make test-compose   the stack of docker-compose.yml: built, used, broken in every way (21 minutes; docs/deploy.md)
-# make test-hosts     hosts as network namespaces, without containers; two are cut off for 30 s (7 minutes, root)
-# make test-chaos     runs in which everything is broken on purpose (an hour and more; docs/reliability.md)
+# make test-oldest   the plain install's tests with the lowest allowed versions (4 minutes)
+# make test-compose  builds, uses and breaks the stack of docker-compose.yml (21 minutes; docs/deploy.md)
+# make test-hosts    hosts as network namespaces; two are cut off for 30 s (7 minutes, root)
+# make test-chaos    runs in which every part is broken on purpose (over an hour; docs/reliability.md)
 .PHONY: setup demo check test test-oldest test-chaos test-compose test-hosts study docs lint clean
 PY := .venv/bin/python
 
@@ -19,9 +19,9 @@ demo: setup
 study: setup
 	$(PY) -m trainer demo --collapse
 
-# Lint and the half of the tests that starts no engine, cluster or browser.
+# Lint, and the tests that start no engine, cluster or browser and take less than ten seconds each.
 check: setup lint
-	$(PY) -m pytest -n 2 --dist loadfile -m "not chaos and not ray and not vllm and not browser"
+	$(PY) -m pytest -n 2 --dist loadfile -m "not chaos and not ray and not vllm and not browser and not slow"
 
 test: setup lint
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -29,16 +29,17 @@ test: setup lint
 test-oldest: setup
 	deploy/test_oldest.sh
 
-# Less of it: CHAOS_STEPS=40 CHAOS_KILLS=5 make test-chaos; another seed: CHAOS_SEED=1.
+# A shorter run: CHAOS_STEPS=40 CHAOS_KILLS=5 make test-chaos; another seed: CHAOS_SEED=1.
 test-chaos: setup
 	$(PY) -m pytest -m chaos -s tests
 
-# What it keeps for the next time (images and build layers, 15 GB) lies in COMPOSE_WORK; leave out parts with STACK="small demo".
+# COMPOSE_WORK keeps images and build layers for the next run (15 GB). STACK="small demo" runs only these parts.
 COMPOSE_WORK ?= /var/tmp/unspiral-compose
 STACK ?= small demo scale chaos
 test-compose: setup
 	@PYTHON=$(abspath $(PY)) tests/compose/engine.sh $(COMPOSE_WORK) \
-	  sh -ec 'for part in $(STACK); do $(abspath $(PY)) tests/compose/check_stack.py $(COMPOSE_WORK) $$part; done'
+	  sh -ec 'for part in $(STACK); do \
+	    $(abspath $(PY)) tests/compose/check_stack.py $(COMPOSE_WORK) $$part; done'
 
 test-hosts: setup
 	$(abspath $(PY)) tests/compose/namespaces.py /var/tmp/unspiral-hosts

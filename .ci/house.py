@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Counts that say how the house is kept: `python .ci/house.py [REV ...]`, one column per revision; none: the working tree.
+"""Count what makes the code easy or hard to maintain.
 
-Files, lines and lengths of the code (tests, benchmarks and examples aside), and the things that make code hard to carry on:
-long lines, broad folders, import circles, exceptions, string-named calls, signal handlers and renames outside their one file.
+    python .ci/house.py [REV ...]     one column per revision; without one, the working tree
+
+It counts files, lines and lengths (of the code, without tests, benchmarks and examples), long lines, broad
+folders, import circles, exceptions, string-named calls, and signal handlers and renames outside their one
+file.
 """
 
 from __future__ import annotations

@@ -1,12 +1,17 @@
 """Measurements on GPUs, each in one process or run so that its ratios are fair.
 
-    python -m benchmarks.gpu learner [--shape 3b]                  packed micro-batches against the plain way; LLDS on and off
-    python -m benchmarks.gpu rollout --model M --data D            trajectories on their own against a turn barrier, same engine
-    python -m benchmarks.gpu train --model M --data D --minutes N  warm start, a real run, exact match before and after by source
-    python -m benchmarks.gpu peer --model M --data D               a step against one of TRL's GRPOTrainer, on one GPU
+    python -m benchmarks.gpu learner [--shape 3b]
+        packed micro-batches against padded ones; LLDS on and off
+    python -m benchmarks.gpu rollout --model M --data D
+        independent trajectories against a turn barrier, on the same engine
+    python -m benchmarks.gpu train --model M --data D --minutes N
+        warm start, a real run, exact match before and after by source
+    python -m benchmarks.gpu peer --model M --data D
+        a step against one of TRL's GRPOTrainer, on one GPU
 
-D: a folder with corpus.jsonl, train.jsonl and test.jsonl. Each prints a table last and writes OUT/NAME.json.
-All run on CPU as well, with small sizes, so that a script can be tried before it meets a GPU.
+D is a folder with corpus.jsonl, train.jsonl and test.jsonl. Each prints a table last and writes
+OUT/NAME.json. All run on CPU as well, with small sizes, so that a script can be tried before it meets a
+GPU.
 """
 
 from __future__ import annotations

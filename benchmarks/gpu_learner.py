@@ -149,7 +149,10 @@ def measure(rank: LearnerRank, batch: TrainBatch, repeats: int, *, llds_cost: bo
 VARIANTS: dict[str, tuple[type[RandomRank], dict[str, Any]]] = {
     "plain": (PlainRank, {"packing": "padded", "gradient_checkpointing": True}),
     "packed": (RandomRank, {"packing": "packed", "gradient_checkpointing": True}),
-    "packed, offload": (RandomRank, {"packing": "packed", "gradient_checkpointing": True, "offload_optimizer": True, "zero_stage": 1}),
+    "packed, offload": (
+        RandomRank,
+        {"packing": "packed", "gradient_checkpointing": True, "offload_optimizer": True, "zero_stage": 1},
+    ),
     "packed, LoRA": (RandomRank, {"packing": "packed", "gradient_checkpointing": True, "lora": {"rank": 16}}),
     "packed, no checkpointing": (RandomRank, {"packing": "packed", "tokens_per_microbatch": 4096}),
     "packed, compiled": (RandomRank, {"packing": "packed", "compile": True, "gradient_checkpointing": True}),
@@ -248,7 +251,7 @@ def table(out: dict[str, Any]) -> str:
             continue
         cost = f"{r['llds_cost']:+.2%}" if "llds_cost" in r else ""
         lines.append(
-            f"{name:26}{r['tokens_per_s']:10,.0f}{r.get('speedup', 0):9.2f}{r['peak_gib']:10.1f}{r.get('memory', 0):7.2f}"
-            f"{r['spread']:8.1%}{cost:>11}"
+            f"{name:26}{r['tokens_per_s']:10,.0f}{r.get('speedup', 0):9.2f}"
+            f"{r['peak_gib']:10.1f}{r.get('memory', 0):7.2f}{r['spread']:8.1%}{cost:>11}"
         )
     return "\n".join(lines)

@@ -44,7 +44,8 @@ def arguments(parser: Any) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     if (args.prompts * args.group) % args.rows:
         raise SystemExit(
-            f"--rows {args.rows} does not divide the {args.prompts * args.group} answers of a step (--prompts x --group)"
+            f"--rows {args.rows} does not divide the {args.prompts * args.group} answers of a step "
+            "(--prompts x --group)"
         )
     if args.steps < 2:
         raise SystemExit("--steps must be 2 or more: the first is left out")
@@ -64,7 +65,8 @@ def same_questions(args: argparse.Namespace) -> Path:
     rows = (args.data / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     if len(rows) < args.prompts * args.steps:
         raise SystemExit(
-            f"{args.data / 'train.jsonl'} has {len(rows)} questions, --prompts x --steps are {args.prompts * args.steps}"
+            f"{args.data / 'train.jsonl'} has {len(rows)} questions, --prompts x --steps are "
+            f"{args.prompts * args.steps}"
         )
     file = args.out.resolve() / "peer_train.jsonl"
     file.write_text("".join(rows[: args.prompts * args.steps]), encoding="utf-8")
@@ -235,7 +237,8 @@ def _trl(told: dict[str, Any]) -> None:
 
 def table(out: dict[str, Any]) -> str:
     lines = [
-        f"  {name:5} {r['seconds_per_step']:.2f} s a step, {r['answer_tokens']:.0f} tokens an answer, reward {r['reward']:.3f}"
+        f"  {name:5} {r['seconds_per_step']:.2f} s a step, {r['answer_tokens']:.0f} tokens an answer, "
+        f"reward {r['reward']:.3f}"
         for name, r in out.items()
         if isinstance(r, dict)
     ]

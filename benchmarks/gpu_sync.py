@@ -303,7 +303,8 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
             pids = [victim.info.pid, *await victim.worker.engine_pids(timeout_seconds=10)]
             await world.rank("perturb", 1e-3)
             say(
-                f"{victim.id} ({pids}) will be {name} {0.3 * usual:.3f} s into a sync that takes {usual:.3f} s"
+                f"{victim.id} ({pids}) will be {name} {0.3 * usual:.3f} s into a sync "
+                f"that takes {usual:.3f} s"
             )
             syncing = asyncio.create_task(world.sync())
             while victim.state != "syncing" and not syncing.done():
@@ -316,7 +317,8 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
             seconds = time.monotonic() - began
             score = await asyncio.to_thread(world.learner.score, probe) if not only else None
             say(
-                f"the learner went on {seconds:.1f} s after the loss; log-probs finite: {score is None or np.isfinite(score.logp).all()}"
+                f"the learner went on {seconds:.1f} s after the loss; "
+                f"log-probs finite: {score is None or np.isfinite(score.logp).all()}"
             )
 
             async def all_ready(count: int = workers) -> None:

@@ -68,8 +68,9 @@ def run(args: Any) -> dict[str, Any]:
     if args.warm_start:
         target = folder / "warm_model"
         unspiral(
-            "warm-start", *common, "--out", target, "--questions", args.warm_start, "--lr", args.warm_start_lr, *changes,
-            f"model.path={model}", "run.name=warm_start", seconds=args.seconds,
+            "warm-start", *common, "--out", target, "--questions", args.warm_start,
+            "--lr", args.warm_start_lr, *changes, f"model.path={model}", "run.name=warm_start",
+            seconds=args.seconds,
         )  # fmt: skip
         model, out["warm_start_seconds"] = str(target), time.monotonic() - began
     left = args.seconds - (time.monotonic() - began)
@@ -138,7 +139,8 @@ def examples(folder: Path, wanted: int = 3) -> list[dict[str, Any]]:
 
 def table(out: dict[str, Any]) -> str:
     lines = [
-        f"{out['summary']['steps']} steps, {out['seconds']:.0f} s in all, warm start {out['warm_start_seconds']:.0f} s"
+        f"{out['summary']['steps']} steps, {out['seconds']:.0f} s in all, warm start "
+        f"{out['warm_start_seconds']:.0f} s"
     ]
     curve = [m["reward/mean"] for m in out["curve"] if m["reward/mean"] is not None]
     width = max(1, len(curve) // 10)

@@ -23,7 +23,8 @@ def post(path: str, body: dict) -> bytes:
     """A POST request with a JSON body."""
     payload = json.dumps(body).encode()
     return (
-        f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(payload)}\r\n\r\n"
     ).encode() + payload
 
 

@@ -76,7 +76,10 @@ def timed(call, times: int = 1):
 def serve(store: str):
     """The service as users run it, in a process of its own."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    code = f"from services.likelihood.cli import serve_likelihood; serve_likelihood(store={store!r}, host='127.0.0.1', port=0, token_steps=8)"
+    code = (
+        "from services.likelihood.cli import serve_likelihood; "
+        f"serve_likelihood(store={store!r}, host='127.0.0.1', port=0, token_steps=8)"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment
     )
@@ -148,8 +151,8 @@ def measure(name: str, url: str, folder: Path, args) -> dict:
         with httpx.Client(base_url=address, timeout=120) as http:
             http.get("/v1/runs")
             out["empty_route_s"], _ = timed(lambda: http.get("/healthz"), 21)
-            requests = ("/v1/runs", "/v1/runs/run/summary", "/v1/runs/run/series?points=1200", "/v1/runs/run/phase", "/v1/runs/run/alarms",
-                        "/v1/runs/run/events?limit=200")  # fmt: skip
+            of_the_run = ("summary", "series?points=1200", "phase", "alarms", "events?limit=200")
+            requests = ("/v1/runs", *(f"/v1/runs/run/{part}" for part in of_the_run))
             BEST.clear()
             parts = {path: timed(lambda p=path: http.get(p).raise_for_status(), 5)[0] for path in requests}
             out["page_s"], out["page_best_s"] = sum(parts.values()), sum(BEST)
@@ -176,7 +179,8 @@ def main() -> None:
     parser.add_argument("--stores", nargs="+", choices=("sqlite", "redis"), default=["sqlite", "redis"])
     args = parser.parse_args()
     print(
-        f"machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+        f"machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}"
     )
     with tempfile.TemporaryDirectory(prefix="likelihood-bench-") as name:
         folder = Path(name)

@@ -33,7 +33,9 @@ sys.path.insert(0, str(ROOT))
 
 from trainer.algorithms import LossTerm, kl_k3, llds_loss, plain_token_logprobs, policy_loss, token_logprobs  # noqa: E402
 
-SIZES = {  # head: tokens, width, vocabulary; update: trajectories, positions, layers, width, feed-forward width, vocabulary
+# head: tokens, width, vocabulary
+# update: trajectories, positions, layers, width, feed-forward width, vocabulary
+SIZES = {
     "cuda": {
         "head": (8192, 2048, 151936),
         "dtype": torch.bfloat16,
@@ -322,7 +324,8 @@ def machine(device: torch.device) -> dict[str, str]:
         "device": device.type,
         "gpu": gpu,
         "cpu": f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
-        "versions": f"Python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}",
+        "versions": f"Python {platform.python_version()}, torch {torch.__version__}, "
+        f"numpy {numpy.__version__}",
     }
 
 
@@ -397,18 +400,22 @@ def report(result: dict) -> None:
             print(f"{name}: {row['value']:.1e}")
         else:
             print(
-                f"{name:38}{row['forward_s'] * 1e3:12.1f}{row['step_s'] * 1e3:12.1f}{row['peak_bytes'] / 2**20:10.0f}"
+                f"{name:38}{row['forward_s'] * 1e3:12.1f}{row['step_s'] * 1e3:12.1f}"
+                f"{row['peak_bytes'] / 2**20:10.0f}"
             )
     print(
-        f"full / fused {h['tokens'] // 8}: peak {h['memory_ratio']:.2f} x; fused / full: time {h['time_ratio']:.2f} x"
+        f"full / fused {h['tokens'] // 8}: peak {h['memory_ratio']:.2f} x; "
+        f"fused / full: time {h['time_ratio']:.2f} x"
     )
     u = result["update"]
     print(
-        f"\nupdate: {u['parameters'] / 1e6:.0f} M parameters, {u['tokens']} tokens, {u['action_tokens']} in actions"
+        f"\nupdate: {u['parameters'] / 1e6:.0f} M parameters, {u['tokens']} tokens, "
+        f"{u['action_tokens']} in actions"
     )
     print(f"without LLDS {u['update_s'] * 1e3:.1f} ms, with {u['update_with_llds_s'] * 1e3:.1f} ms; ", end="")
     print(
-        f"median difference {u['extra_s'] * 1e3:+.2f} ms = {u['llds_share']:+.2%}; LLDS alone, launches included, {u['llds_s'] * 1e3:.2f} ms"
+        f"median difference {u['extra_s'] * 1e3:+.2f} ms = {u['llds_share']:+.2%}; "
+        f"LLDS alone, launches included, {u['llds_s'] * 1e3:.2f} ms"
     )
     print(f"\n{result['seconds']:.0f} s")
     for name, ok in result["checks"].items():

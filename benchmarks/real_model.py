@@ -44,7 +44,8 @@ def sign_test(a: str, b: str) -> tuple[int, int, float]:
 def table() -> str:
     """Markdown: a row per run."""
     lines = [
-        "| run | steps | reward, last 10 | EM greedy | EM sampled | fixed probe, nats | preserved that fell, last 10 "
+        "| run | steps | reward, last 10 | EM greedy | EM sampled | fixed probe, nats | preserved that fell, "
+        "last 10 "
         "| entropy, last 10 | first `likelihood` alarm | phase at the end |",
         "| --- " * 10 + "|",
     ]
@@ -55,7 +56,8 @@ def table() -> str:
         alarm = next((a["step"] for a in run["alarms"] if a["rule"] == "likelihood"), "none")
         arm = f"LLDS-A {run['llds.lambda']:g}" if run["llds.lambda"] else "GRPO"
         lines.append(
-            f"| {arm}, rate {run['lr']:.0e}, seed {run['seed']} | {run['steps']} | {last_mean(rows, 'reward/mean'):.3f} "
+            f"| {arm}, rate {run['lr']:.0e}, seed {run['seed']} | {run['steps']} | "
+            f"{last_mean(rows, 'reward/mean'):.3f} "
             f"| {em['before_greedy']:.3f} -> {em['after_greedy']:.3f} "
             f"| {em['before_sampled']:.3f} -> {em['after_sampled']:.3f} | {probe[-1]:.2f} "
             f"| {last_mean(rows, 'displacement/share_negative'):.2f} | {last_mean(rows, 'entropy'):.3f} "

@@ -1,13 +1,15 @@
 """Measurements of the retrieval service. Every number that is claimed is a ratio of two things measured in
 turns in one run.
 
-    python -m benchmarks.retriever web      --index DIR --questions F   requests/s against an empty route of the same server
-    python -m benchmarks.retriever batching --index DIR --questions F   with and without micro-batching, and a naive server
-    python -m benchmarks.retriever encoder  --index DIR --questions F   queries/s of a dense index's encoder alone, by batch and threads
-    python -m benchmarks.retriever soak     --index DIR --questions F   5,000 requests: memory, file descriptors, p99
-    python -m benchmarks.retriever start    --index DIR --questions F   cold and warm start, memory
-    python -m benchmarks.retriever quality  --index DIR --questions F   answers in the top 3, by source and by backend
-    python -m benchmarks.retriever ranks    --index DIR --questions F   ranks against a slow BM25 in double precision
+    python -m benchmarks.retriever WHAT --index DIR --questions F
+
+    web        requests/s against an empty route of the same server
+    batching   with and without micro-batching, and a naive server
+    encoder    queries/s of a dense index's encoder alone, by batch and threads
+    soak       5,000 requests: memory, file descriptors, p99
+    start      cold and warm start, memory
+    quality    answers in the top 3, by source and by backend
+    ranks      ranks against a slow BM25 in double precision
 
 Corpora of any size: `benchmarks/corpora.py`. The load comes from another process on the same machine
 (`benchmarks/http_load.py`).
@@ -122,7 +124,8 @@ def web(args: argparse.Namespace) -> None:
                 ratios.append(rates["retrieve"] / rates["empty"])
             middle = sorted(ratios)[len(ratios) // 2]
             print(
-                f"{clients:4} clients: retrieve / empty = {best['retrieve'] / best['empty']:.2f} of the best rates, {middle:.2f} in the median"
+                f"{clients:4} clients: retrieve / empty = {best['retrieve'] / best['empty']:.2f} of the best "
+                f"rates, {middle:.2f} in the median"
                 f" round ({best['retrieve']:.0f} and {best['empty']:.0f} requests/s); server's CPU a request"
                 f" {cpu['retrieve']:.0f} and {cpu['empty']:.0f} us",
                 flush=True,
@@ -146,8 +149,10 @@ def batching(args: argparse.Namespace) -> None:
             rate = {name: max(r["rate"] for r in rs) for name, rs in results.items()}
             p99 = {name: min(r["p99_ms"] for r in rs) for name, rs in results.items()}
             print(
-                f"{clients:4} clients: batched / one at a time = {rate['batched'] / rate['one at a time']:.2f}, batched / naive ="
-                f" {rate['batched'] / rate['naive']:.1f} ({', '.join(f'{n} {r:.0f}/s, p99 {p99[n]:.0f} ms' for n, r in rate.items())})",
+                f"{clients:4} clients: batched / one at a time = "
+                f"{rate['batched'] / rate['one at a time']:.2f}, batched / naive ="
+                f" {rate['batched'] / rate['naive']:.1f} "
+                f"({', '.join(f'{n} {r:.0f}/s, p99 {p99[n]:.0f} ms' for n, r in rate.items())})",
                 flush=True,
             )
 
@@ -196,7 +201,8 @@ def soak(args: argparse.Namespace) -> None:
             print(f"{n:6} requests, p99 {p99:6.1f} ms, {rss:7.1f} MiB, {fds} file descriptors")
         first, last = slices[0], slices[-1]
         print(
-            f"last / first: memory {last[2] / first[2]:.3f}, p99 {last[1] / first[1]:.2f}; file descriptors {last[3] - first[3]:+d}"
+            f"last / first: memory {last[2] / first[2]:.3f}, p99 {last[1] / first[1]:.2f}; "
+            f"file descriptors {last[3] - first[3]:+d}"
         )
 
 
@@ -221,7 +227,8 @@ def start(args: argparse.Namespace) -> None:
             first = time.perf_counter() - started
             memory = process.memory_full_info()
             print(
-                f"{name}: ready after {ready:.2f} s, first answer after {first:.2f} s, {memory.uss / 2**20:.0f} MiB of its own, {memory.rss / 2**20:.0f} MiB with mapped pages"
+                f"{name}: ready after {ready:.2f} s, first answer after {first:.2f} s, "
+                f"{memory.uss / 2**20:.0f} MiB of its own, {memory.rss / 2**20:.0f} MiB with mapped pages"
             )
 
 
@@ -283,7 +290,8 @@ def ranks(args: argparse.Namespace) -> None:
         same += [row for row, _ in got] == [row for row, _ in expected]
         close += all(abs(a - b) < 1e-4 for (_, a), (_, b) in zip(got, expected, strict=True))
     print(
-        f"{same} of {len(questions)} top tens are the same rows in the same order, {close} have the same scores to 1e-4"
+        f"{same} of {len(questions)} top tens are the same rows in the same order, "
+        f"{close} have the same scores to 1e-4"
     )
 
 

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Write .env from .env.example, with new secrets, and make the folder data. In a .env that is there already, secrets that are empty or
-# missing are filled in; all else stays as it is.
+# Write .env from .env.example with new secrets, and make the folder data. In an existing .env, fill in secrets that
+# are empty or missing, and change nothing else.
 set -eu
 cd "$(dirname "$0")/.."
-[ -d data ] || { mkdir data && chmod 755 data; }  # where the engine has to make it, it is root's; containers read it as uid 10001
+# If the engine made the folder, it would be root's; containers read it as uid 10001.
+[ -d data ] || { mkdir data && chmod 755 data; }
 umask 077
 from=.env.example
 [ ! -e .env ] || from=.env
@@ -19,7 +20,8 @@ fill() {  # the line NAME= with a secret
 while IFS= read -r line || [ -n "$line" ]; do
   case $line in
     '#'*) printf '%s\n' "$line" >> "$new" ;;
-    *PASSWORD=|*TOKEN=) if grep -qx "$line" .env.example; then fill "$line"; else printf '%s\n' "$line" >> "$new"; fi ;;
+    *PASSWORD=|*TOKEN=)
+      if grep -qx "$line" .env.example; then fill "$line"; else printf '%s\n' "$line" >> "$new"; fi ;;
     *) printf '%s\n' "$line" >> "$new" ;;
   esac
 done < "$from"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Make .venv with everything that the demo and the tests need, on a machine without a GPU.
 #
-#   deploy/setup_venv.sh            PYTHON=python3.12 to choose the interpreter, EXTRAS=cpu,dev to install less
+#   deploy/setup_venv.sh            PYTHON=python3.12 chooses the interpreter, EXTRAS=cpu,dev installs less
 #
-# The images use it too, with VENV=/opt/venv and EDITABLE= (the code is then copied beside it, not linked).
-# The CPU build of PyTorch comes from wherever pip is told to look (its index, PIP_FIND_LINKS, pip.conf), else from PyTorch's own index.
+# The images use it too, with VENV=/opt/venv and EDITABLE= (which copies the code instead of linking it).
+# The CPU build of PyTorch comes from pip's configured sources (its index, PIP_FIND_LINKS, pip.conf), otherwise from
+# PyTorch's own index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,11 +24,12 @@ if [ ! -x "$VENV"/bin/python ]; then
   for candidate in ${PYTHON:-python3 python3.11 python3.12}; do
     supported "$candidate" && python=$candidate && break
   done
-  [ -n "$python" ] || fail "Python 3.11 or 3.12 is needed; looked for ${PYTHON:-python3, python3.11, python3.12} on the PATH (set PYTHON=/path/to/python)"
+  [ -n "$python" ] ||
+    fail "Python 3.11 or 3.12 is needed; looked for ${PYTHON:-python3, python3.11, python3.12} on the PATH (set PYTHON=/path/to/python)"
   say "making $VENV with $("$python" --version)"
   made_here=$([ -e "$VENV" ] && echo no || echo yes)
   "$python" -m venv "$VENV" || {
-    # where ensurepip is missing it leaves a venv without pip, which the next call would take for a good one
+    # Without ensurepip it leaves a venv without pip, which the next call would take for a good one.
     if [ "$made_here" = yes ]; then rm -rf "$VENV"; fi
     fail "python -m venv failed (on Debian: apt-get install python3-venv)"
   }
@@ -36,24 +38,30 @@ fi
 need_mib=6000
 [[ ",$EXTRAS," == *,cpu,* || ",$EXTRAS," == *,gpu,* ]] || need_mib=1500
 free_mib=$(df -Pm "$VENV" | awk 'NR == 2 {print $4}')
-[ "$free_mib" -ge "$need_mib" ] || fail "$need_mib MiB of disk are needed for $VENV; $free_mib MiB are free here"
+[ "$free_mib" -ge "$need_mib" ] ||
+  fail "$need_mib MiB of disk are needed for $VENV; $free_mib MiB are free here"
 
 quiet=(--disable-pip-version-check --quiet)
-"$VENV"/bin/python -m pip install "${quiet[@]}" uv || fail "pip cannot install uv from its configured index: check the network, or pip's index-url"
+"$VENV"/bin/python -m pip install "${quiet[@]}" uv ||
+  fail "pip cannot install uv from its configured index: check the network, or pip's index-url"
 
 if [[ ",$EXTRAS," == *,cpu,* ]] && ! "$VENV"/bin/python -c 'import torch' 2>/dev/null; then
   say "installing $TORCH"
   "$VENV"/bin/python -m pip install "${quiet[@]}" --no-deps "$TORCH" 2>/dev/null ||
-    "$VENV"/bin/python -m pip install "${quiet[@]}" --no-deps --index-url "$TORCH_INDEX" --retries 1 --timeout 60 "$TORCH" 2>/dev/null ||
+    "$VENV"/bin/python -m pip install "${quiet[@]}" --no-deps --index-url "$TORCH_INDEX" --retries 1 --timeout 60 \
+      "$TORCH" 2>/dev/null ||
     fail "$TORCH for $("$VENV"/bin/python --version) was found neither where pip is configured to look (index${PIP_FIND_LINKS:+, PIP_FIND_LINKS=$PIP_FIND_LINKS}) nor at $TORCH_INDEX"
 fi
 
-# uv reads neither pip.conf nor PIP_INDEX_URL: it is handed pip's index.
+# uv reads neither pip.conf nor PIP_INDEX_URL, so it gets pip's index here.
 index=${PIP_INDEX_URL:-$("$VENV"/bin/python -m pip config get global.index-url 2>/dev/null || true)}
-if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX=$index; fi
+if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then
+  export UV_DEFAULT_INDEX=$index
+fi
 
 say "installing unspiral[$EXTRAS]"
-"$VENV"/bin/uv pip install --quiet --python "$VENV"/bin/python --overrides overrides.txt ${EDITABLE:+--editable} ".[$EXTRAS]" ||
+"$VENV"/bin/uv pip install --quiet --python "$VENV"/bin/python --overrides overrides.txt \
+  ${EDITABLE:+--editable} ".[$EXTRAS]" ||
   fail "unspiral[$EXTRAS] could not be installed; uv's reason is above (its index: UV_DEFAULT_INDEX, else pip's, else PyPI)"
 touch "$VENV/.ready"
 say "done, $(du -sh "$VENV" | cut -f1) in $VENV"

@@ -1,16 +1,22 @@
 #!/usr/bin/env bash
-# The services of a plain install (retriever, likelihood, control, command line), tested with the lowest versions that pyproject.toml allows.
+# Tests the services of a plain install (retriever, likelihood, control, command line) with the lowest
+# versions that pyproject.toml allows.
 #
-#   deploy/test_oldest.sh [pytest's arguments]      VENV=.venv-oldest to put the environment elsewhere; PYTHON=.venv/bin/python, which has uv
+#   deploy/test_oldest.sh [pytest's arguments]
 #
-# Raise a floor in pyproject.toml where a test fails here and passes with new versions. torch, Ray and vLLM stay out: their versions are pinned.
+# VENV is the folder of the environment (.venv-oldest); PYTHON an interpreter beside which uv lies (.venv/bin/python).
+# Raise a floor in pyproject.toml where a test fails here and passes with new versions. torch, Ray and vLLM
+# stay out: their versions are pinned.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 VENV=${VENV:-.venv-oldest}
 PYTHON=${PYTHON:-.venv/bin/python}
 # What the tests themselves need: their own versions are not what is tested.
-TOOLS=(fakeredis hypothesis pandas playwright "pytest>=9,<10" pytest-asyncio pytest-timeout redis schemathesis)
+TOOLS=(
+  fakeredis hypothesis pandas playwright redis schemathesis
+  "pytest>=9,<10" pytest-asyncio pytest-timeout pytest-xdist
+)
 
 say() { echo "oldest: $*"; }
 fail() { echo "oldest: $*" >&2; exit 3; }
@@ -18,15 +24,21 @@ uv=$(dirname "$PYTHON")/uv
 [ -x "$uv" ] || fail "$uv is missing: make setup brings it"
 
 index=${PIP_INDEX_URL:-$("$PYTHON" -m pip config get global.index-url 2>/dev/null || true)}
-if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX=$index; fi
+if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then
+  export UV_DEFAULT_INDEX=$index
+fi
 
 "$uv" venv --quiet --clear --python "$PYTHON" "$VENV"
 pins=$VENV/oldest.txt
-"$uv" pip compile --quiet --resolution lowest-direct --no-header --no-annotate --python "$VENV"/bin/python -o "$pins" pyproject.toml >/dev/null
+"$uv" pip compile --quiet --resolution lowest-direct --no-header --no-annotate \
+  --python "$VENV"/bin/python -o "$pins" pyproject.toml >/dev/null
 "$uv" pip install --quiet --python "$VENV"/bin/python -r "$pins" "${TOOLS[@]}"
-say "$(grep -ciE '==' "$pins") packages, $(grep -E '^(fastapi|starlette|pydantic|uvicorn|httpx|numpy|typer)==' "$pins" | tr '\n' ' ')"
+named='^(fastapi|starlette|pydantic|uvicorn|httpx|numpy|typer)=='
+say "$(grep -c '==' "$pins") packages, $(grep -E "$named" "$pins" | tr '\n' ' ')"
 
 # Files that import what a plain install lacks are left out; those that only skip without it are not.
-mapfile -t files < <(ls tests/test_retriever_*.py tests/test_likelihood_*.py tests/test_control_server.py tests/test_cli*.py tests/test_config.py \
-  tests/test_data_*.py tests/test_extras.py tests/test_house.py)
-PYTHONPATH=$PWD exec "$VENV"/bin/python -m pytest -q -m "not chaos and not browser and not ray and not vllm" "${files[@]}" "$@"
+mapfile -t files < <(ls tests/test_retriever_*.py tests/test_likelihood_*.py tests/test_control_server.py \
+  tests/test_cli*.py tests/test_config.py tests/test_data_*.py tests/test_extras.py tests/test_gate*.py \
+  tests/test_house.py)
+PYTHONPATH=$PWD exec "$VENV"/bin/python -m pytest -q -n 2 --dist loadfile \
+  -m "not chaos and not browser and not ray and not vllm" "${files[@]}" "$@"

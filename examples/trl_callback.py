@@ -4,10 +4,9 @@
     callback.trainer = trainer = GRPOTrainer(..., callbacks=[callback])
     trainer.train()
 
-The batch is scored just before and just after each optimiser step (displacement), and the right answers of five steps ago are scored
-again (the lag probe, the earliest sign). The cost is about two forward passes per step. Run as a script it
-trains a tiny model on CPU,
-in one process or several:
+The callback scores the batch just before and just after each optimiser step (displacement), and scores the
+right answers of five steps ago again (the lag probe, the earliest sign). This costs about two forward
+passes per step. Run as a script, it trains a tiny model on CPU, in one process or several:
 
     python examples/trl_callback.py http://127.0.0.1:8100 [steps]
     torchrun --nproc_per_node 2 examples/trl_callback.py http://127.0.0.1:8100 [steps]
@@ -71,7 +70,7 @@ class LikelihoodCallback(TrainerCallback):
 
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
-        """The trainer drops rewards once it has advantages: from now on each completion keeps its own beside it."""
+        """Keep each completion's reward with it: the trainer drops rewards once it has the advantages."""
         self._trainer = trainer
         scored = trainer._calculate_rewards
         made = trainer._generate_and_score_completions
@@ -177,8 +176,9 @@ def main(url: str, steps: int = 20) -> None:
         ]
 
     settings = GRPOConfig(
-        output_dir="/tmp/trl-likelihood", max_steps=steps, per_device_train_batch_size=16, gradient_accumulation_steps=1, num_generations=4,
-        steps_per_generation=2, num_iterations=1, max_completion_length=6, learning_rate=2e-3, beta=0.0, logging_steps=1, save_strategy="no", report_to=[],
+        output_dir="/tmp/trl-likelihood", save_strategy="no", report_to=[], logging_steps=1,
+        max_steps=steps, per_device_train_batch_size=16, gradient_accumulation_steps=1, num_generations=4,
+        steps_per_generation=2, num_iterations=1, max_completion_length=6, learning_rate=2e-3, beta=0.0,
         use_cpu=True, bf16=False, disable_tqdm=True,
     )  # fmt: skip
     callback = LikelihoodCallback(url, run="trl", spool_dir="/tmp/trl-likelihood/spool", right_at=0.3)

@@ -2,16 +2,14 @@
 
 Start verl by this file in place of `python -m verl.trainer.main_ppo`, with the same overrides:
 
-    python examples/verl_callback.py http://127.0.0.1:8100 my-run algorithm.adv_estimator=grpo ...     #
     unspiral serve likelihood
+    python examples/verl_callback.py http://127.0.0.1:8100 my-run algorithm.adv_estimator=grpo ...
 
-verl trains inside a Ray actor, so the trainer is wrapped there: the one of `trainer.v1.trainer_mode`, or, with
-`trainer.use_v1=False`,
-the older RayPPOTrainer. After every actor update the batch is scored again, one scoring pass per step. The
-older trainer's right
-answers of five steps ago are scored too (the lag probe); the v1 trainer clears them from its queue. The end
-of the first step
-says what was posted. A run in which no update was seen ends with an error.
+verl trains inside a Ray actor, so the trainer is wrapped there: the one of `trainer.v1.trainer_mode`, or,
+with `trainer.use_v1=False`, the older RayPPOTrainer. After every actor update the batch is scored again,
+one scoring pass per step. The right answers of five steps ago are scored too with the older trainer (the
+lag probe); the v1 trainer clears them from its queue. The end of the first step says what was posted. A run
+in which no update was seen ends with an error.
 """
 
 from __future__ import annotations
@@ -149,7 +147,7 @@ def watched_v0(trainer: type, watch: Watch) -> type:
             return output
 
         def _scored(self, batch: Any) -> Any:
-            """Log-probs [B, T] under the weights of now; padded to whole rows for each worker and cut again."""
+            """Log-probs [B, T] under the current weights; the batch is padded to whole rows per worker."""
             whole, added = pad_dataproto_to_divisor(batch, self.actor_rollout_wg.world_size)
             scored = self._compute_old_log_prob(whole)[0]
             return unpad_dataproto(scored, added).batch["old_log_probs"]

@@ -34,6 +34,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in slow)
 
 
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    """World files and a barely warm-started policy, for runs that do not care what they learn."""
+    from end_to_end import laboratory
+
+    return laboratory(tmp_path_factory.mktemp("laboratory"))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def deepspeed_knows_no_dead_process_group():
     """vLLM, where a test steps it in this process, destroys the process groups when it ends. DeepSpeed would

@@ -1,10 +1,27 @@
-"""A likelihood service in a thread, for tests of what posts to one."""
+"""A likelihood service for tests: in a thread, or called without a socket."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+from fastapi.testclient import TestClient
+
 from services.likelihood.launch import ServeSettings, serve_in_thread
+from services.likelihood.server import create_app
+from services.likelihood.store.sqlite_store import SQLiteStore
+
+
+@pytest.fixture
+def store(tmp_path) -> Iterator[SQLiteStore]:
+    store = SQLiteStore(tmp_path / "l.db", token_steps=3)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def client(store) -> TestClient:
+    return TestClient(create_app(store))
 
 
 @contextmanager

@@ -13,8 +13,10 @@ from services.rollout.worker.templates.search_r1 import user_turn
 from services.settings import RolloutSettings
 
 WORDS = (
-    "who wrote Hamlet naïve café 北京 Москва 🙂 1,234.5 -5 C++ a<b x > y </b> <p> [1] [note] {x} | || # $5 50% it's “so” "
-    "http://a.b/c?d=e&f \\n \t & <3 ## ... Ångström I'm <| |> < | im_end | > im_start information search answer think"
+    "who wrote Hamlet naïve café 北京 Москва 🙂 1,234.5 -5 C++ "
+    "a<b x > y </b> <p> [1] [note] {x} | || # $5 50% it's “so” "
+    "http://a.b/c?d=e&f \\n \t & <3 ## ... Ångström I'm <| |> < | im_end | > "
+    "im_start information search answer think"
 )
 
 

@@ -25,7 +25,8 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
     needs = [*PROJECT["dependencies"]]
     for extra, lines in PROJECT["optional-dependencies"].items():
         needs += [f"{line} ; extra == '{extra}'" for line in lines]
-    return write_wheel(pathlib.Path(folder), PROJECT["name"], PROJECT["version"], needs, PROJECT["optional-dependencies"]).name
+    extras = PROJECT["optional-dependencies"]
+    return write_wheel(pathlib.Path(folder), PROJECT["name"], PROJECT["version"], needs, extras).name
 """
 """Builds the project's own wheel from its pyproject.toml, without a package from an index."""
 

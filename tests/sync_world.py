@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pool_world
 import torch
-from rollout_models import reference_logprobs, tiny_model
+from rollout_models import tiny_model
 
 from services.rollout.pool.pool import RolloutPool
-from services.settings import RolloutSettings, WeightSyncSettings
+from services.settings import WeightSyncSettings
 from services.weight_sync.broadcast import BroadcastSource
 from trainer.loop.sync import sync_weights
 
-ROWS = [[1, 13, 14, 30, 17, 6, 25, 7, 8, 12, 9, 6, 26], [1, 25, 9, 10, 27]]
 LONG = [[3 + i * i % 28 for i in range(100)]]
 """Longer than the blocks (32 tokens on a CPU) by which vLLM caches prompts."""
 
@@ -65,36 +64,10 @@ class LocalLearner:
             yield name, p.detach()
 
 
-@asynccontextmanager
-async def pool(path: Path, *, retriever_url="http://127.0.0.1:1", timeout=20.0, backend="gloo", **changes):
-    settings = RolloutSettings(
-        **{
-            "engine": "transformers",
-            "workers": 1,
-            "template": "lab",
-            "kv_cache_gib": 0.1,
-            "max_turns": 1,
-            "max_obs_tokens": 32,
-            "max_response_tokens": 16,
-            "max_model_tokens": 128,
-            "start_timeout_seconds": 400,
-        }
-        | changes
-    )
-    events = []
-    made = RolloutPool(
-        settings,
-        model_path=str(path),
-        retriever_url=retriever_url,
-        retriever_timeout_seconds=20,
-        on_event=events.append,
-        sync=WeightSyncSettings(backend=backend, timeout_seconds=timeout, bucket_mib=1),
-    )
-    made.events = events
-    try:
-        yield made
-    finally:
-        await made.close()
+def pool(path: Path, *, retriever_url="http://127.0.0.1:1", timeout=20.0, backend="gloo", **changes):
+    """A pool whose weights come by broadcast, in buckets of 1 MiB; its policy does not search."""
+    sync = WeightSyncSettings(backend=backend, timeout_seconds=timeout, bucket_mib=1)
+    return pool_world.pool(path, retriever_url, sync=sync, **{"max_turns": 1} | changes)
 
 
 async def sync(learner, made: RolloutPool, version: int) -> float:
@@ -106,25 +79,3 @@ async def sync(learner, made: RolloutPool, version: int) -> float:
 
     await sync_weights(learner, made, version, on_learner=on_learner, on_event=made.events.append)
     return time.monotonic() - began
-
-
-async def difference(made: RolloutPool, worker: str, model, temperature: float = 1.0, rows=ROWS) -> float:
-    """Largest |log-prob of the worker, over its own RPC - log-prob by transformers|."""
-    got = await made.logprobs(worker, rows, temperature)
-    expected = reference_logprobs(model, rows, temperature)
-    return max(abs(a - b) for r, s in zip(got, expected, strict=True) for a, b in zip(r, s, strict=True))
-
-
-def events_of(made: RolloutPool, kind: str) -> list[dict]:
-    return [e for e in made.events if e["event"] == kind]
-
-
-def in_state(made: RolloutPool, state: str) -> list:
-    return [w for w in made.workers() if w.state == state]
-
-
-async def until(condition, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        await asyncio.sleep(0.02)

@@ -242,7 +242,10 @@ def test_the_package_imports_torch_and_the_standard_library_alone():
                     or root in sys.stdlib_module_names
                     or name.startswith("trainer.algorithms")
                 ), (path, name)
-    code = "import sys, trainer.algorithms; print([m for m in ('services', 'ray', 'deepspeed', 'vllm', 'pydantic') if m in sys.modules])"
+    code = (
+        "import sys, trainer.algorithms; print([m for m in ('services', 'ray', 'deepspeed', 'vllm', "
+        "'pydantic') if m in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )

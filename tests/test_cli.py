@@ -3,19 +3,7 @@
 import json
 
 import pytest
-
-from trainer.commands.cli import main
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*argv):
-        with pytest.raises(SystemExit) as e:
-            main(list(argv))
-        out = capsys.readouterr()
-        return e.value.code, out.out, out.err
-
-    return call
+from command_line import run  # noqa: F401
 
 
 @pytest.fixture

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 import typer
+from command_line import run  # noqa: F401
 
 from services.common.names import accepted, nearest
-from trainer.commands.cli import app, main
+from trainer.commands.cli import app
 from trainer.commands.examples import EXAMPLES
 from trainer.learner.checkpoint import find, written_aside
 
 LAB = Path(__file__).parent / "data" / "lab"
 VERBS = {
-    "Ask", "Begin", "Check", "Convert", "Copy", "Forget", "Go", "Index", "Let", "List", "Make", "Print", "Read", "Run", "Score",
-    "Search", "Serve", "Show", "Teach", "Train", "Write",
+    "Ask", "Begin", "Check", "Convert", "Copy", "Forget", "Go", "Index", "Let", "List", "Make", "Print",
+    "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train", "Write",
 }  # fmt: skip
 
 
@@ -35,17 +36,10 @@ def leaves(command, path=()):
 COMMANDS = dict(leaves(typer.main.get_command(app)))
 
 
-@pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
+@pytest.fixture(autouse=True)
+def fresh_folder(monkeypatch, tmp_path):
+    """Each test begins in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*argv):
-        with pytest.raises(SystemExit) as e:
-            main(list(argv))
-        out = capsys.readouterr()
-        return e.value.code, out.out, out.err
-
-    return call
 
 
 @pytest.fixture
@@ -109,7 +103,10 @@ def test_the_version_names_what_is_installed_and_imports_nothing_heavy(run):
 
     pytest.importorskip("ray")
 
-    code = "import sys; from trainer.commands.cli import app; app(['--version'], standalone_mode=False); print(sorted({'torch', 'ray', 'vllm'} & set(sys.modules)))"
+    code = (
+        "import sys; from trainer.commands.cli import app; app(['--version'], standalone_mode=False); "
+        "print(sorted({'torch', 'ray', 'vllm'} & set(sys.modules)))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

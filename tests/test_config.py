@@ -38,11 +38,13 @@ def file(tmp_path):
         ("algorithm.llds.lambda=true", "algorithm.llds: lambda=true: expected a value, not true or false"),
         (
             "reward.kind=zz",
-            "reward.kind: accepted are em, f1, subem, format, em_strict, em_search_r1, or an import path package.module:function (got 'zz')",
+            "reward.kind: accepted are em, f1, subem, format, em_strict, em_search_r1, "
+            "or an import path package.module:function (got 'zz')",
         ),
         (
             "algorithm.loss=ppo",
-            "algorithm.loss: Input should be 'grpo', 'grpo_seq', 'dr_grpo', 'dapo', 'gspo' or 'cispo' (got 'ppo')",
+            "algorithm.loss: Input should be 'grpo', 'grpo_seq', 'dr_grpo', 'dapo', "
+            "'gspo' or 'cispo' (got 'ppo')",
         ),
         ("learner.betas=[1.0, 0.9]", "learner.betas.0: Input should be less than 1 (got 1.0)"),
         ("retriever.url=http://x", "retriever: give one of url, index, corpus; got url and corpus"),

@@ -253,8 +253,8 @@ def test_a_token_that_ray_refuses_is_one_line(monkeypatch):
     finally:
         server.stop()
     assert (
-        str(caught.value)
-        == f"--ray-address {address}: Ray refuses the token; RAY_AUTH_MODE and RAY_AUTH_TOKEN must be the cluster's"
+        str(caught.value) == f"--ray-address {address}: Ray refuses the token; "
+        "RAY_AUTH_MODE and RAY_AUTH_TOKEN must be the cluster's"
     )
     assert caught.value.status == 503
 

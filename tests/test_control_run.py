@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 import runs
-from end_to_end import command, configuration, events, finish, laboratory, metrics
+from end_to_end import command, configuration, events, finish, metrics
 from ray_cluster import AUTHENTICATION, RayCluster
 from runs import until
 
@@ -22,11 +22,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(400)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("control")
-
-
-@pytest.fixture(scope="module")
-def files(folder):
-    return laboratory(folder)
 
 
 @pytest.fixture(scope="module")

@@ -103,7 +103,8 @@ def test_what_is_accepted_and_what_is_said_of_the_rest(run, served):
             answer = http.post("/v1/workers/scale", content=body)
             assert answer.status_code == 422, body
             assert answer.json()["detail"].startswith(
-                'expected {"n": N} with N a whole number from 1 to 10000, or "all", and optionally "ahead": true; got '
+                'expected {"n": N} with N a whole number from 1 to 10000, or "all", and optionally "ahead": '
+                "true; got "
             )
         assert "use `unspiral pause`" in http.post("/v1/workers/scale", json={"n": 0}).json()["detail"]
         answer = http.post("/v1/workers/scale", content=b" " * 5000)
@@ -212,7 +213,8 @@ def test_a_port_that_is_taken_is_said_and_a_free_one_serves(run):
         server = serve_in_thread(run, ControlSettings(host="127.0.0.1", port=port), said.append)
         server.stop()
     assert said == [
-        f"control plane: port {port} of 127.0.0.1 is in use, by another run perhaps; {server.url} serves this one"
+        f"control plane: port {port} of 127.0.0.1 is in use, by another run perhaps; "
+        f"{server.url} serves this one"
     ]
 
 

@@ -297,7 +297,10 @@ def test_the_commands_print_counts_and_exit_with_2_on_a_malformed_row(tmp_path, 
     with pytest.raises(SystemExit) as e:
         main(["data", "validate", str(bad)])
     out, err = capsys.readouterr()
-    reason = "expected `golden_answers` (or answers, answer, possible_answers, ground_truth, reward_model.ground_truth): "
+    reason = (
+        "expected `golden_answers` (or answers, answer, possible_answers, ground_truth, "
+        "reward_model.ground_truth): "
+    )
     reason += "a list of texts; it has none, its columns are question"
     assert (e.value.code, err) == (2, f"unspiral: {bad}: 1 of 2 rows are malformed: {reason}\n")
     assert f"{bad}, line 2: expected `golden_answers`" in out

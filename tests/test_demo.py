@@ -76,4 +76,8 @@ def test_with_documents_shuffled_between_queries_the_gain_is_gone(demo):
         300,
     )
     assert code == 0, out
-    assert json.loads(out_file.read_text())["overall"]["em"] < 0.1
+    scores = json.loads(out_file.read_text())
+    assert scores["overall"]["em"] < 0.1
+    # An evaluation of a checkpoint scores every row, up to the limit.
+    assert scores["overall"]["n"] == 60
+    assert sum(s["n"] for s in scores["sources"].values()) == 60

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -227,39 +228,35 @@ def test_the_job_and_the_index_are_started_by_scripts_that_take_their_arguments(
     assert served[served.index("--index") + 1] == index[3]
 
 
-def test_another_corpus_takes_the_place_of_the_index_and_the_same_one_keeps_it(stack, tmp_path):
+def test_another_corpus_takes_the_place_of_the_index_and_the_same_one_keeps_it(stack, tmp_path, monkeypatch):
     from retriever_service.description import read_info
 
-    def index(text):
-        corpus.write_text(text)
-        command = [sys.executable, "deploy/docker/build_index.py", corpus, tmp_path / "index"]
-        return subprocess.run(
-            command,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )
+    script, folder = ROOT / "deploy/docker/build_index.py", tmp_path / "index"
+    corpus = tmp_path / "corpus.jsonl"
+    line = '{{"id": "0", "contents": "\\"{0}\\"\\n{0}"}}\n'.format
+    monkeypatch.setattr(sys, "argv", [str(script), str(corpus), str(folder)])
 
-    corpus, line = tmp_path / "corpus.jsonl", '{{"id": "0", "contents": "\\"{0}\\"\\n{0}"}}\n'.format
-    assert index(line("first")).returncode == 0
-    before = read_info(tmp_path / "index").corpus_sha256
-    assert index(line("first")).returncode == 0 and read_info(tmp_path / "index").corpus_sha256 == before
-    done = index(line("second"))
-    assert done.returncode == 0 and read_info(tmp_path / "index").corpus_sha256 != before, done.stderr
-    meta = tmp_path / "index/meta.json"
+    def index(text):
+        """The exit status of the service's command, run in this process."""
+        corpus.write_text(text)
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(script), run_name="__main__")
+        return ended.value.code
+
+    assert index(line("first")) == 0
+    before = read_info(folder).corpus_sha256
+    assert index(line("first")) == 0
+    assert read_info(folder).corpus_sha256 == before
+    assert index(line("second")) == 0
+    assert read_info(folder).corpus_sha256 != before
+    meta = folder / "meta.json"
     meta.write_text(json.dumps(json.loads(meta.read_text()) | {"format": 1}))
-    done = index(line("second"))
-    assert done.returncode == 0 and read_info(tmp_path / "index").passages == 1, (
-        "an upgrade finds the last version's index"
-    )
-    assert index("no corpus").returncode == 2 and read_info(tmp_path / "index").passages == 1, (
-        "a bad corpus replaces nothing"
-    )
-    assert stack["services"]["retriever"]["depends_on"]["index"]["restart"] is True, (
-        "the retriever is started on the new one"
-    )
+    assert index(line("second")) == 0
+    assert read_info(folder).passages == 1, "an upgrade finds the last version's index"
+    assert index("no corpus") == 2
+    assert read_info(folder).passages == 1, "a bad corpus replaces nothing"
+    restart = stack["services"]["retriever"]["depends_on"]["index"]["restart"]
+    assert restart is True, "the retriever is started on the new one"
 
 
 def test_ports_are_published_on_loopback_alone(stack):
@@ -425,8 +422,13 @@ def test_the_cluster_demo_differs_from_the_demo_only_where_it_says():
 
     walk(here, there, "")
     assert different == {
-        "run.dir", "retriever.corpus", "retriever.url", "rollout.workers", "store.url", "trainer.checkpoint_every",
-    }  # fmt: skip
+        "run.dir",
+        "retriever.corpus",
+        "retriever.url",
+        "rollout.workers",
+        "store.url",
+        "trainer.checkpoint_every",
+    }
     text = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())
     assert there["retriever"]["url"].split("//")[1].split(":")[0] in text["services"]
     assert there["store"]["url"].split("//")[1].split(":")[0] in text["services"]

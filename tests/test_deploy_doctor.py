@@ -121,7 +121,8 @@ def test_serving_tells_a_server_that_is_up_from_one_that_is_not(monkeypatch, tmp
 def test_a_configuration_whose_services_do_not_answer_is_bad(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text(
-        "{model: {path: 'lab:0'}, data: {train: 'lab:train_questions:0'}, retriever: {url: 'http://127.0.0.1:9'}, "
+        "{model: {path: 'lab:0'}, data: {train: 'lab:train_questions:0'}, retriever: {url: "
+        "'http://127.0.0.1:9'}, "
         "store: {url: 'http://127.0.0.1:9'}}"
     )
     code, text = table("retriever", config)

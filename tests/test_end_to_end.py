@@ -4,10 +4,10 @@ import json
 import os
 import signal
 import sqlite3
-import time
 
 import pytest
-from end_to_end import command, configuration, events, finish, laboratory, metrics, reproducible
+from end_to_end import command, configuration, events, finish, metrics, reproducible
+from runs import kill, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -15,11 +15,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
-def files(folder):
-    return laboratory(folder)
 
 
 @pytest.fixture(scope="module")
@@ -105,54 +100,42 @@ def test_the_store_holds_each_trajectory_once(undisturbed):
     assert sorted(uids) == sorted(written)
 
 
-def test_after_kill_9_a_resumed_run_has_the_metrics_of_an_undisturbed_one(files, folder, undisturbed):
+def test_a_run_goes_on_after_kill_9_and_after_sigterm_with_the_metrics_of_an_undisturbed_one(
+    files, folder, undisturbed
+):
     """Same seed, same run: the steps before the kill, and those after the resume, are the undisturbed run's
-    to the last bit."""
-    config = configuration(files, folder, "killed")
+    to the last bit. SIGTERM ends a run after its step, with a checkpoint."""
+    config, run = configuration(files, folder, "killed"), folder / "killed"
     process = command("train", "--config", config)
-    run, deadline = folder / "killed", time.monotonic() + 200
-    while len(metrics(run)) < 3:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    before = metrics(run)
-    code, out = finish(command("train", "--config", config, "--resume", "latest"))
-    assert code == 0, out
-    after, whole = metrics(run), metrics(undisturbed)
-    assert [s["step"] for s in after] == [1, 2, 3, 4, 5, 6]
+    until(lambda: len(metrics(run)) >= 3, process, 200)
+    kill(process)
+    before, whole = metrics(run), metrics(undisturbed)
     assert [reproducible(s) for s in before] == [reproducible(s) for s in whole[: len(before)]]
-    assert [reproducible(s) for s in after] == [reproducible(s) for s in whole]
-    resumed = events(run, "resume")
-    assert len(resumed) == 1
-    assert after[-1]["attempt"] == 1
-    assert after[0]["attempt"] == 0
+    kept = {p.name for p in (run / "checkpoints").glob("step_*")}
 
-
-def test_sigterm_ends_after_the_step_with_a_checkpoint_from_which_the_run_goes_on(files, folder):
-    config = configuration(files, folder, "stopped", trainer={"checkpoint_every": 0, "steps": 500})
-    process = command("train", "--config", config, start_new_session=True)
-    run, deadline = folder / "stopped", time.monotonic() + 200
-    while len(metrics(run)) < 2:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.killpg(
-        process.pid, signal.SIGTERM
-    )  # as `timeout` does: Ray, which the run's end needs, must not hear it
+    resume = ("train", "--config", config, "--resume", "latest")
+    process = command(*resume, "trainer.steps=500", "trainer.checkpoint_every=0", start_new_session=True)
+    until(lambda: len(metrics(run)) >= 6, process, 200)
+    # As `timeout` does. Ray, which the end of a run needs, must not hear it.
+    os.killpg(process.pid, signal.SIGTERM)
     code, out = finish(process, 120)
     assert code == 143, out
     assert "Traceback" not in out
     assert json.loads((run / "summary.json").read_text())["exit"] == 143
-    done = [s["step"] for s in metrics(run)]
+    after = metrics(run)
+    done = [s["step"] for s in after]
     assert done == list(range(1, len(done) + 1))
-    assert [p.name for p in (run / "checkpoints").glob("step_*")] == [f"step_{done[-1]:06d}"]
+    assert [reproducible(s) for s in after[:6]] == [reproducible(s) for s in whole]
+    assert after[-1]["attempt"] == 1
+    assert after[0]["attempt"] == 0
+    assert len(events(run, "resume")) == 1
+    assert {p.name for p in (run / "checkpoints").glob("step_*")} - kept == {f"step_{done[-1]:06d}"}
+
     last = done[-1] + 2
-    code, out = finish(command("train", "--config", config, "--resume", "latest", f"trainer.steps={last}"))
+    code, out = finish(command(*resume, f"trainer.steps={last}"))
     assert code == 0, out
     assert [s["step"] for s in metrics(run)] == list(range(1, last + 1))
-    assert [s["attempt"] for s in metrics(run)] == [0] * done[-1] + [1] * 2
+    assert [s["attempt"] for s in metrics(run)] == [s["attempt"] for s in after] + [2] * 2
 
 
 def test_a_retriever_that_is_down_at_the_start_is_waited_for_then_status_3(files, folder):
@@ -168,25 +151,3 @@ def test_a_retriever_that_is_down_at_the_start_is_waited_for_then_status_3(files
         .startswith("unspiral: retriever at http://127.0.0.1:9: not ready after 2 s")
     )
     assert "Traceback" not in out
-
-
-def test_evaluation_scores_every_row_of_a_checkpoint(files, folder, undisturbed):
-    out_file = folder / "scores.json"
-    checkpoint = undisturbed / "checkpoints" / "step_000006"
-    code, out = finish(
-        command(
-            "eval",
-            "--config",
-            undisturbed / "config.yaml",
-            "--checkpoint",
-            checkpoint,
-            "--limit",
-            7,
-            "--out",
-            out_file,
-        )
-    )
-    assert code == 0, out
-    scores = json.loads(out_file.read_text())
-    assert scores["overall"]["n"] == 7
-    assert sum(s["n"] for s in scores["sources"].values()) == 7

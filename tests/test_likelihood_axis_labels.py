@@ -22,9 +22,11 @@ CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
 """
 LABELS_OF = """
 (title) => {
-  const figure = [...document.querySelectorAll("figure")].find((f) => f.querySelector("strong").textContent === title);
+  const titled = (f) => f.querySelector("strong").textContent === title;
+  const figure = [...document.querySelectorAll("figure")].find(titled);
   const canvas = figure.querySelector("canvas");
-  return window.drawn.filter((d) => d.canvas === canvas && d.text).map((d) => ({ text: d.text, left: d.left, right: d.right, width: canvas.width }));
+  const labels = window.drawn.filter((d) => d.canvas === canvas && d.text);
+  return labels.map((d) => ({ text: d.text, left: d.left, right: d.right, width: canvas.width }));
 }
 """
 VALUES = {

@@ -22,7 +22,10 @@ def record(step: int, attempt: int = 0, n: int = 3) -> StepRecord:
     trajectories = [
         TrajectoryRecord(
             uid=f"s{step}-{i}", group="g", reward=i % 2, advantage=1.0 if i % 2 else -1.0, tool_rounds=1,
-            actions=[ActionRecord(tokens=4, logp_before=-2.0, logp_after=-3.0), ActionRecord(tokens=2, logp_before=-1.0)],
+            actions=[
+                ActionRecord(tokens=4, logp_before=-2.0, logp_after=-3.0),
+                ActionRecord(tokens=2, logp_before=-1.0),
+            ],
         )
         for i in range(n)
     ]  # fmt: skip
@@ -37,7 +40,8 @@ def record(step: int, attempt: int = 0, n: int = 3) -> StepRecord:
 def tokens() -> TokenBatch:
     return TokenBatch(
         ["a", "b"], np.array([0, 3, 5]), np.arange(5, dtype=np.int32), np.array([-1, 0, 0, -1, 0], np.int16),
-        logp_old=np.array([0, -1, -2, 0, -3], np.float32), advantages=np.array([1, -1], np.float32),
+        logp_old=np.array([0, -1, -2, 0, -3], np.float32),
+        advantages=np.array([1, -1], np.float32),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from fastapi.testclient import TestClient
+from likelihood_service import client, store  # noqa: F401
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.bodies import Memory, Room
@@ -27,23 +27,9 @@ from services.likelihood import client as client_module
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.records import EventRecord, StepRecord, parsed
-from services.likelihood.server import create_app
-from services.likelihood.store.sqlite_store import SQLiteStore
 from services.likelihood.tokens import pack_tokens, unpack_tokens
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = SQLiteStore(tmp_path / "l.db", token_steps=3)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def client(store):
-    return TestClient(create_app(store))
 
 
 def columns(**changes):
@@ -137,9 +123,12 @@ def test_claimed_sizes_and_bombs_are_refused_before_they_cost_memory(client):
 
 def test_honest_arrays_pass_packed_or_not():
     batch = TokenBatch(
-        [f"run-{i}" for i in range(500)], np.arange(501) * 400, np.zeros(200_000, np.int32), np.zeros(200_000, np.int16),
+        [f"run-{i}" for i in range(500)],
+        np.arange(501) * 400,
+        np.zeros(200_000, np.int32),
+        np.zeros(200_000, np.int16),
         logp_old=np.full(200_000, -0.5, np.float32),
-    )  # fmt: skip
+    )
     for body in (pack_tokens(batch), npz(compressed=True)):
         assert len(unpack_tokens(body)) in (500, 2)
     packed = io.BytesIO()

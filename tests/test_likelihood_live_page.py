@@ -122,7 +122,8 @@ def test_a_long_run_is_drawn_from_thinned_curves_and_zooms_to_single_steps(tmp_p
             )
         rows = [(run_id, i) for i in range(n)]
         db.executemany(
-            "INSERT INTO step (run, step, attempt, time, posted, derived, trajectories) VALUES (?,?,0,0,'{}','{}',0)",
+            "INSERT INTO step (run, step, attempt, time, posted, derived, trajectories) "
+            "VALUES (?,?,0,0,'{}','{}',0)",
             rows,
         )
     store.close()

@@ -28,7 +28,10 @@ def test_unbroken_runs_of_the_mask_are_actions():
     )
     assert records[0] == {
         "uid": "0", "group": "g", "reward": 1.0, "advantage": 1.0, "tool_rounds": 1,
-        "actions": [{"tokens": 2, "logp_before": -3.0, "logp_after": -4.0}, {"tokens": 1, "logp_before": -3.0, "logp_after": -3.5}],
+        "actions": [
+            {"tokens": 2, "logp_before": -3.0, "logp_after": -4.0},
+            {"tokens": 1, "logp_before": -3.0, "logp_after": -3.5},
+        ],
     }  # fmt: skip
     assert [a["tokens"] for a in records[1]["actions"]] == [4] and records[2]["actions"] == []
     assert StepRecord(step=0, trajectories=records).trajectories[0].advantage == 1.0

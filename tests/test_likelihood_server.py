@@ -8,28 +8,16 @@ import httpx
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from likelihood_service import client, store  # noqa: F401
 
 from services.common.errors import UserError
 from services.common.http.auth import COOKIE
 from services.contracts import TokenBatch
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.server import MAX_STEP_BYTES, create_app
-from services.likelihood.store.sqlite_store import SQLiteStore
 from services.likelihood.tokens import pack_tokens
 
 ACTION = {"tokens": 2, "logp_before": -1.0, "logp_after": -1.5, "documents": None}
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = SQLiteStore(tmp_path / "l.db", token_steps=3)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def client(store):
-    return TestClient(create_app(store))
 
 
 def step(n, attempt=0, uid="a", **changes):
@@ -145,19 +133,38 @@ def test_the_monitor_goes_on_over_a_restart_of_the_service(client, store):
     assert [a["step"] for a in again.get("/v1/runs/run/alarms").json()] == [6]
 
 
+def one_trajectory(*actions, **fields):
+    """The body of a step of one trajectory."""
+    return step(
+        0, trajectories=[{"uid": "a", "group": "g", "advantage": 0, "actions": list(actions)} | fields]
+    )
+
+
 BAD = {
-    "a log-prob that is not a number": (step(0, trajectories=[{"uid": "a", "group": "g", "advantage": 0, "actions": [{"tokens": 1, "logp_before": float("nan")}]}]), "logp_before: expected a finite log-prob <= 0"),
-    "a positive log-prob": (step(0, trajectories=[{"uid": "a", "group": "g", "advantage": 0, "actions": [{"tokens": 1, "logp_before": 0.5}]}]), "logp_before: expected a finite log-prob <= 0"),
-    "a negative count": (step(0, trajectories=[{"uid": "a", "group": "g", "advantage": 0, "actions": [{"tokens": -1, "logp_before": -1}]}]), "tokens: Input should be greater than or equal to 0"),
-    "negative tool rounds": (step(0, trajectories=[{"uid": "a", "group": "g", "advantage": 0, "tool_rounds": -1, "actions": []}]), "tool_rounds"),
-    "an infinite advantage": (step(0, trajectories=[{"uid": "a", "group": "g", "advantage": float("inf"), "actions": []}]), "advantage: expected a finite number"),
+    "a log-prob that is not a number": (
+        one_trajectory({"tokens": 1, "logp_before": float("nan")}),
+        "logp_before: expected a finite log-prob <= 0",
+    ),
+    "a positive log-prob": (
+        one_trajectory({"tokens": 1, "logp_before": 0.5}),
+        "logp_before: expected a finite log-prob <= 0",
+    ),
+    "a negative count": (
+        one_trajectory({"tokens": -1, "logp_before": -1}),
+        "tokens: Input should be greater than or equal to 0",
+    ),
+    "negative tool rounds": (one_trajectory(tool_rounds=-1), "tool_rounds"),
+    "an infinite advantage": (
+        one_trajectory(advantage=float("inf")),
+        "advantage: expected a finite number",
+    ),
     "a negative step": (step(-1), "step: Input should be greater than or equal to 0"),
     "a negative attempt": (step(0, attempt=-1), "attempt"),
     "a misspelt key": (step(0, metric={}), "metric: unknown key"),
     "a metric that is text": (step(0, metrics={"phase": "healthy"}), "metrics.phase"),
     "no step": ({"metrics": {}}, "step: required"),
     "a list": ([1], "should be an object"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -276,7 +283,8 @@ def test_curves_of_100000_steps_are_thinned_and_keep_their_extremes(store):
             ],
         )
         db.executemany(
-            "INSERT INTO step (run, step, attempt, time, posted, derived, trajectories) VALUES (?,?,0,0,'{}','{}',0)",
+            "INSERT INTO step (run, step, attempt, time, posted, derived, trajectories) "
+            "VALUES (?,?,0,0,'{}','{}',0)",
             [(run_id, i) for i in (0, n - 1)],
         )
     got = TestClient(create_app(store)).get("/v1/runs/long/series?names=x&points=500").json()
@@ -394,9 +402,9 @@ def test_two_services_on_one_store_see_each_others_steps(store):
     first, second = TestClient(create_app(store)), TestClient(create_app(store))
     for n in range(8):
         post(first if n % 2 else second, step(n, metrics={"probe/lag": -0.2}))
-    for client in (first, second):
-        assert [a["step"] for a in client.get("/v1/runs/run/alarms").json()] == [6]
-        assert client.get("/v1/runs/run/phase").json()["bands"][-1] == {
+    for replica in (first, second):
+        assert [a["step"] for a in replica.get("/v1/runs/run/alarms").json()] == [6]
+        assert replica.get("/v1/runs/run/phase").json()["bands"][-1] == {
             "phase": "decay",
             "first": 6,
             "last": 7,

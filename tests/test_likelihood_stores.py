@@ -310,6 +310,7 @@ def test_a_killed_writer_loses_nothing_that_was_acknowledged(url, tmp_path):
     store.close()
 
 
+@pytest.mark.slow
 def test_redis_killed_for_ten_seconds_loses_and_doubles_nothing(tmp_path):
     redis = RedisServer(tmp_path / "redis")
     server = serve_in_thread(ServeSettings(store=redis.url, port=0))

@@ -72,8 +72,8 @@ def test_export_writes_steps_and_actions_as_parquet(database, tmp_path):
     actions = pq.read_table(tmp_path / "out" / "run-actions.parquet").to_pylist()
     assert len(actions) == 24
     assert actions[0] == {
-        "step": 0, "uid": "u00", "group": "g", "reward": 0.0, "advantage": -0.5, "tool_rounds": 1, "action": 0, "tokens": 3,
-        "logp_before": -1.5, "logp_after": -1.0, "documents": ["d1", "d2"],
+        "step": 0, "uid": "u00", "group": "g", "reward": 0.0, "advantage": -0.5, "tool_rounds": 1,
+        "action": 0, "tokens": 3, "logp_before": -1.5, "logp_after": -1.0, "documents": ["d1", "d2"],
     }  # fmt: skip
     assert actions[1]["logp_after"] is None and actions[1]["documents"] is None
 

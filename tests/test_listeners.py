@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from end_to_end import ENVIRONMENT, finish, laboratory, metrics
+from end_to_end import ENVIRONMENT, finish, metrics
 from other_host import other_host
 from ray_cluster import AUTHENTICATION, RayCluster
 from runs import run_config, start, until
@@ -72,13 +72,13 @@ RAYLET, METRICS = "NodeManagerService/GetSystemConfig", "GET /metrics"
 
 @pytest.mark.ray
 @pytest.mark.timeout(800)
-def test_nothing_of_a_local_run_answers_another_host_or_anybody_without_its_token(tmp_path, host):
+def test_nothing_of_a_local_run_answers_another_host_or_anybody_without_its_token(files, tmp_path, host):
     home, folder, config = tmp_path / "home", tmp_path / "runs", None
     stale = home / ".ray" / "auth_token"
     stale.parent.mkdir(parents=True)
     stale.write_text("of an earlier Ray of this user's")
     folder.mkdir()
-    config = run_config(laboratory(folder), folder, "here", trainer={"steps": 1000, "checkpoint_every": 0})
+    config = run_config(files, folder, "here", trainer={"steps": 1000, "checkpoint_every": 0})
     process = start(config, environment={"HOME": str(home)})
     try:
         until(lambda: metrics(folder / "here"), process, 240)

@@ -9,13 +9,10 @@ import re
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 
 import pytest
-import ray
-from rollout_models import searcher
+from pool_world import cluster, events_of, policy, pool, requests  # noqa: F401
 from test_retriever_answers import ODD
-from test_rollout_pool import events_of, pool, requests
 
 from retriever_service.client import RetrieverUnavailable
 
@@ -27,7 +24,9 @@ LENIENT = {
     "bare": b'{"id": 5, "contents": %b}',
     "score NaN": b'{"document": {"id": "d", "contents": %b}, "score": NaN}',
     "score null": b'{"document": {"id": "d", "contents": %b}, "score": null}',
-    "a bad hit beside it": b'{"document": {"id": "x", "contents": null}}, {"document": {"id": "d", "contents": %b}}',
+    "a bad hit beside it": (
+        b'{"document": {"id": "x", "contents": null}}, {"document": {"id": "d", "contents": %b}}'
+    ),
 }
 
 
@@ -84,22 +83,9 @@ def odd():
         thread.join()
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    tmp = tmp_path_factory.mktemp("policy")
-    return SimpleNamespace(path=str(tmp / "m"), model=searcher(tmp / "m"), tmp=tmp)
-
-
 async def test_each_odd_answer_for_a_while_falsifies_and_loses_no_trajectory(cluster, policy, odd):
     asked = requests("odd", 20)
-    async with pool(policy, odd, retriever_timeout=60) as p:
+    async with pool(policy.path, odd.url, retriever_timeout=60) as p:
         await p.start()
         for _ in range(20):  # until each kind of answer has had its while
             done = await p.rollout(asked)
@@ -126,7 +112,7 @@ async def test_an_odd_answer_that_stays_ends_the_rollout_in_one_line(cluster, po
     monkeypatch.setattr("services.rollout.pool.membership.FIRST_BACK_OFF_SECONDS", 0.01)
     odd.stays = "a page with 200"
     try:
-        async with pool(policy, odd, retriever_timeout=0.3) as p:
+        async with pool(policy.path, odd.url, retriever_timeout=0.3) as p:
             await p.start()
             with pytest.raises(
                 RetrieverUnavailable, match=f"^retriever at {odd.url}: no usable answer within"

@@ -20,7 +20,8 @@ LOADS = {
     "from services.common.errors import UserError\n"
     "try: load_tokenizer('/nowhere')\nexcept UserError: pass",
     "learner": "import trainer.learner.rank\n"
-    "from trainer.learner.attention import register\nregister()\nfrom transformers import AutoModelForCausalLM",
+    "from trainer.learner.attention import register\nregister()\n"
+    "from transformers import AutoModelForCausalLM",
 }
 
 

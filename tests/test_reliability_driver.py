@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -161,6 +162,27 @@ def test_trajectories_that_are_too_old_are_dropped_and_counted():
     last = replace(batch, trajectories=pairs).drop_older_than(3)
     assert [t.uid for t in last.trajectories] == ["c"], "what is left of a pair is no group born with one"
     assert last.counts == {"rollout/stale_dropped": 2.0, "reward/missing": 0.0}
+
+
+def test_a_run_that_samples_ahead_samples_nothing_beyond_its_last_step(tmp_path):
+    made = system(tmp_path, rollout={"max_staleness": 2})
+    sampled, begun = [], []
+
+    async def sample(step, on_done):
+        sampled.append(step)
+        return SimpleNamespace(step=step, drop_older_than=lambda version: (step, version))
+
+    class Ahead(Scripted):
+        async def one_step(self, step):
+            assert await self.next_batch(step) == (step, self.version - 2)
+            begun.append(list(sampled))
+            return await super().one_step(step)
+
+    driver = Ahead(made, {})
+    driver.sampler = SimpleNamespace(sample=sample)
+    asyncio.run(driver.run())
+    assert [each[-1] for each in begun] == [min(step + 2, 12) for step in range(1, 13)]
+    assert sampled == list(range(1, 13))
 
 
 # -- pause

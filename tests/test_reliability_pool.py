@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import ray
+from pool_world import difference, events_of, in_state, until
 from reliability_actors import BrokenWorker, DeadEngineWorker
 from rollout_fakes import request
 from rollout_search import search_server
-from sync_world import LocalLearner, change, difference, events_of, in_state, pool, sync, until, wide_model
+from sync_world import LocalLearner, change, pool, sync, wide_model
 
 from services.rollout.errors import NoWorkersError
 from services.rollout.pool import membership, placement
@@ -115,7 +116,9 @@ async def seen():
     settings, out = RolloutSettings(engine="transformers"), []
     for i in range(2):
         group = await placement.reserve(settings)
-        worker = placement.create_worker(f"w{i}.1", settings, group, WorkerArguments("", "", 1, WeightSyncSettings()))
+        worker = placement.create_worker(
+            f"w{i}.1", settings, group, WorkerArguments("", "", 1, WeightSyncSettings())
+        )
         out.append((await worker.info(timeout_seconds=60), worker))
     return sorted(s for s, _ in out)
 print(asyncio.run(seen()))

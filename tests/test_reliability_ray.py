@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from end_to_end import command, finish, laboratory, metrics
+from end_to_end import command, finish, metrics
 from runs import all_gone, at_step, ray_processes, run_config, start, until
 
 from trainer.learner.checkpoint import latest
@@ -20,11 +20,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("ray")
-
-
-@pytest.fixture(scope="module")
-def files(folder):
-    return laboratory(folder)
 
 
 @pytest.mark.parametrize(

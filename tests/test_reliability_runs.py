@@ -11,7 +11,7 @@ import time
 
 import psutil
 import pytest
-from end_to_end import events, finish, laboratory, metrics, reproducible
+from end_to_end import events, finish, metrics, reproducible
 from ray_cluster import RayCluster, alive
 from runs import all_gone, ask, asked, at_step, kill, ray_processes, run_config, start, status, until
 
@@ -23,11 +23,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("reliability")
-
-
-@pytest.fixture(scope="module")
-def files(folder):
-    return laboratory(folder)
 
 
 @pytest.fixture(scope="module")
@@ -147,17 +142,42 @@ def test_a_killed_driver_leaves_no_process_and_the_run_goes_on_in_another_shape(
         assert step["policy_version"] == other["policy_version"]
 
 
-def test_a_run_whose_output_nobody_reads_goes_on_and_hears_signals(files, folder):
-    process, run = (
-        start(run_config(files, folder, "unread", trainer={"steps": 10_000, "checkpoint_every": 0})),
-        folder / "unread",
+def staleness_of(run):
+    """By step, how many versions its oldest action is behind n - 1, the newest that step n can have."""
+    return [s["step"] - 1 - min(sampled_by(run, s["step"])) for s in metrics(run)]
+
+
+def asynchronous(files, folder, name, staleness, steps):
+    return run_config(
+        files,
+        folder,
+        name,
+        rollout={"deterministic": False, "max_staleness": staleness},
+        trainer={"steps": steps, "checkpoint_every": 0},
     )
+
+
+def check_sampled_ahead(run, staleness):
+    """Sampling went on while the learner updated: every step is whole, and no older than allowed."""
+    steps = metrics(run)
+    assert [s["step"] for s in steps] == list(range(1, len(steps) + 1))
+    assert all(s["rollout/stale_dropped"] == 0 for s in steps)
+    lags = staleness_of(run)
+    assert max(lags) == staleness and min(lags) == 0
+    assert "mode: token" in (run / "config.yaml").read_text()  # importance weights, by default
+    assert len(asked(run)) == len(steps) * 12
+
+
+def test_a_run_that_samples_ahead_goes_on_when_nobody_reads_its_output_and_hears_signals(files, folder):
+    """Sampling goes on while the learner updates, and no signal cuts a step or its records short."""
+    process, run = start(asynchronous(files, folder, "unread", 1, 10_000)), folder / "unread"
     fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
-    until(lambda: len(metrics(run)) > 35, process)  # more lines than the pipe takes
+    until(lambda: len(metrics(run)) > 35, process, 240)  # more lines than the pipe takes
     process.send_signal(signal.SIGTERM)
     assert process.wait(100) == 143
     assert json.loads((run / "summary.json").read_text())["exit"] == 143
     process.stdout.close()
+    check_sampled_ahead(run, 1)
 
 
 @pytest.mark.chaos
@@ -196,35 +216,12 @@ def test_more_than_the_cluster_has_is_one_line_with_demand_and_supply(
     assert "the cluster has" in lines[-1]
 
 
-@pytest.mark.parametrize("staleness", [1, pytest.param(2, marks=pytest.mark.chaos)])
-def test_sampling_goes_on_while_the_learner_updates(files, folder, staleness):
-    name = f"stale{staleness}"
-    config = run_config(
-        files,
-        folder,
-        name,
-        rollout={"deterministic": False, "max_staleness": staleness},
-        trainer={"steps": 8, "checkpoint_every": 0},
-    )
-    code, out = finish(start(config))
+@pytest.mark.chaos
+def test_sampling_two_versions_ahead_goes_on_while_the_learner_updates(files, folder):
+    code, out = finish(start(asynchronous(files, folder, "stale2", 2, 8)))
     assert code == 0, out
-    run = folder / name
-    steps = metrics(run)
-    assert [s["step"] for s in steps] == list(range(1, 9)) and all(
-        s["rollout/stale_dropped"] == 0 for s in steps
-    )
-    lags = []
-    for step in steps:
-        lines = (run / "trajectories" / f"step_{step['step']:06d}.jsonl").read_text().splitlines()
-        versions = {
-            s["policy_version"] for line in lines for s in json.loads(line)["segments"] if s["by"] == "model"
-        }
-        lags.append(
-            step["step"] - 1 - min(versions)
-        )  # version n - 1 is the newest that step n can be sampled with
-    assert max(lags) == staleness and min(lags) == 0
-    assert "mode: token" in (run / "config.yaml").read_text()  # importance weights, by default
-    assert len(asked(run)) == 8 * 12
+    assert len(metrics(folder / "stale2")) == 8
+    check_sampled_ahead(folder / "stale2", 2)
 
 
 def test_a_seeded_slice_of_chaos(files, folder):

@@ -96,11 +96,16 @@ HUGE = b'{"result": [[{"document": {"id": "a", "contents": "b"}, "score": 1' + b
         (body([[{"document": {"id": 12, "contents": "b"}}]]), Hit("12", "b", None)),
         (body([[{"id": "a", "contents": "b"}]]), Hit("a", "b", None)),
         (b"\xef\xbb\xbf" + body([[hit()]]), Hit("a", "b", 1.5)),
-        (b'{"result": [[{"document": {"id": "a", "contents": "x\\ud800y\\u0000z"}}]]}', Hit("a", "x\ufffdy z", None)),
+        (
+            b'{"result": [[{"document": {"id": "a", "contents": "x\\ud800y\\u0000z"}}]]}',
+            Hit("a", "x\ufffdy z", None),
+        ),
         (b'{"result": [[{"document": {"id": "\\udfff", "contents": "b"}}]]}', Hit("\ufffd", "b", None)),
         (b'{"result": [[{"document": {"id": "a", "contents": "caf\xe9"}}]]}', Hit("a", "caf\ufffd", None)),
     ],
-    ids=["null", "NaN", "huge", "text", "number as id", "bare", "byte order mark", "surrogate", "id", "bytes"],
+    ids=[
+        "null", "NaN", "huge", "text", "number as id", "bare", "byte order mark", "surrogate", "id", "bytes",
+    ],
 )  # fmt: skip
 async def test_only_the_text_of_a_passage_counts_and_odd_text_is_cleaned(scripted, answer, expected):
     url, answers, seen = scripted

@@ -42,9 +42,15 @@ class Search:
 
 def batcher(search, *, quick=False, batch_size=4, batch_wait_ms=0.0, max_queued=8, weight=None):
     return Batcher(
-        search, Metrics(), ThreadPoolExecutor(1), quick=quick, batch_size=batch_size, batch_wait_ms=batch_wait_ms,
-        max_queued=max_queued, weight=weight,
-    )  # fmt: skip
+        search,
+        Metrics(),
+        ThreadPoolExecutor(1),
+        quick=quick,
+        batch_size=batch_size,
+        batch_wait_ms=batch_wait_ms,
+        max_queued=max_queued,
+        weight=weight,
+    )
 
 
 async def begun(search):

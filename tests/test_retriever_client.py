@@ -242,6 +242,7 @@ async def test_the_token_is_sent(small_index):
                 await client.retrieve(["river"], 2)
 
 
+@pytest.mark.slow
 async def test_a_thousand_that_wait_for_a_silent_retriever_keep_their_deadline():
     """They wait for connections without holding up the loop, and are answered once it answers."""
     speaks, answer = asyncio.Event(), b'{"result":[[]]}'

@@ -151,11 +151,13 @@ def test_a_port_in_use_is_one_line_and_exit_status_3(small_index, command):
 
 def test_the_retriever_loads_neither_torch_nor_ray_nor_anything_of_the_trainer(small_index):
     program = (
-        "import sys; from retriever_service.http.launch import serve_in_thread; from retriever_service.settings import ServerSettings\n"
+        "import sys; from retriever_service.http.launch import serve_in_thread; "
+        "from retriever_service.settings import ServerSettings\n"
         "import retriever_service.client, retriever_service.cli\n"
         "serve_in_thread(ServerSettings(index=sys.argv[1], port=0)).stop()\n"
         "names = ('torch', 'ray', 'vllm', 'transformers', 'trainer', 'faiss', 'mcp')\n"
-        "ours = [m for m in sys.modules if m.startswith('services.') and not m.startswith('services.common')]\n"
+        "ours = [m for m in sys.modules if m.startswith('services.') and not "
+        "m.startswith('services.common')]\n"
         "print([m for m in names if m in sys.modules] + ours)"
     )
     done = subprocess.run(
@@ -166,13 +168,17 @@ def test_the_retriever_loads_neither_torch_nor_ray_nor_anything_of_the_trainer(s
         cwd=ROOT,
     )
     assert done.stdout == "[]\n", done.stderr
-    client = "import sys, retriever_service.client; print([m for m in ('numba', 'fastapi', 'bm25s', 'numpy') if m in sys.modules])"
+    client = (
+        "import sys, retriever_service.client; print([m for m in ('numba', 'fastapi', 'bm25s', 'numpy') "
+        "if m in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", client], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.slow
 def test_several_workers_share_an_index_add_up_their_metrics_and_drain(small_index):
     words = ["serve", "--index", small_index, "--port", 0, "--workers", 2, "--cache-size", 0]
     with subprocess.Popen(
@@ -208,11 +214,13 @@ def test_several_workers_share_an_index_add_up_their_metrics_and_drain(small_ind
 def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
     pytest.importorskip("mcp")
     given = {
-        "corpus": "c", "host": "0.0.0.0", "port": 1, "topk": 4, "retriever_name": "e5", "retriever_model": "m",
-        "encoder_dtype": "float16", "faiss_gpu": True, "reranker": "r", "rerank_depth": 5, "workers": 6, "batch_size": 7,
-        "batch_wait_ms": 8.5, "max_queued": 9, "cache_size": 10, "request_timeout_seconds": 11.5, "max_topk": 12, "max_queries": 13,
-        "max_passages": 17, "max_query_chars": 14, "max_body_bytes": 1500, "max_bodies_bytes": 1600, "max_connections": 18, "insecure": True,
-         "drain_seconds": 16.5, "token": "s3cret", "index": "i",
+        "corpus": "c", "host": "0.0.0.0", "port": 1, "topk": 4, "retriever_name": "e5",
+        "retriever_model": "m", "encoder_dtype": "float16", "faiss_gpu": True, "reranker": "r",
+        "rerank_depth": 5, "workers": 6, "batch_size": 7,
+        "batch_wait_ms": 8.5, "max_queued": 9, "cache_size": 10,
+        "request_timeout_seconds": 11.5, "max_topk": 12, "max_queries": 13, "max_passages": 17,
+        "max_query_chars": 14, "max_body_bytes": 1500, "max_bodies_bytes": 1600, "max_connections": 18,
+        "insecure": True, "drain_seconds": 16.5, "token": "s3cret", "index": "i",
         "dialect": "zerosearch", "mcp": True,
     }  # fmt: skip
     assert given.keys() == ServerSettings.model_fields.keys()
@@ -248,10 +256,12 @@ def test_settings_made_in_a_program_are_refused_as_flags_are():
             ServerSettings(index="i", **{name: value})
 
 
+@pytest.mark.slow
 def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index, tmp_path):
     script = tmp_path / "serve_stuck.py"  # a file, because workers import the main module anew
     script.write_text(
-        "import sys, time\nfrom retriever_service import backends, index; from retriever_service.http import launch\n"
+        "import sys, time\nfrom retriever_service import backends, index; "
+        "from retriever_service.http import launch\n"
         "from retriever_service.settings import ServerSettings\n"
         "class Stuck(index.Index):\n    quick = False\n    def search(self, queries, topk): time.sleep(60)\n"
         "    def __init__(self, *a, **k): super().__init__(*a, **k); self.quick = False\n"
@@ -296,11 +306,14 @@ def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index,
 
 def test_a_stop_lets_requests_in_flight_finish(small_index, tmp_path):
     program = (
-        "import sys, time; from retriever_service import backends, index; from retriever_service.http import launch; from retriever_service.settings import ServerSettings\n"
-        "class Slow(index.Index):\n    quick = False\n    def search(self, queries, topk): time.sleep(1.5); return super().search(queries, topk)\n"
+        "import sys, time; from retriever_service import backends, index; "
+        "from retriever_service.http import launch; from retriever_service.settings import ServerSettings\n"
+        "class Slow(index.Index):\n    quick = False\n    def search(self, queries, topk): time.sleep(1.5); "
+        "return super().search(queries, topk)\n"
         "    def __init__(self, *a, **k): super().__init__(*a, **k); self.quick = False\n"
         "backends.Index = Slow\n"
-        "sys.exit(launch.run(ServerSettings(index=sys.argv[1], port=0), lambda url, what: print(url, flush=True)))"
+        "sys.exit(launch.run(ServerSettings(index=sys.argv[1], port=0), lambda url, what: print(url, "
+        "flush=True)))"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(small_index)], stdout=subprocess.PIPE, text=True, cwd=ROOT

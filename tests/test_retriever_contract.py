@@ -474,6 +474,7 @@ def test_one_query_that_breaks_the_search_fails_its_own_request_only(small_index
         assert answers["poison"].json()["detail"] == "internal error: RuntimeError"
 
 
+@pytest.mark.slow
 async def test_memory_and_file_descriptors_stay_flat_over_many_requests(small_index):
     process, queries = psutil.Process(), [row.split("\n")[0] for row in PASSAGES.values()]
     with serve_in_thread(ServerSettings(index=str(small_index), port=0, cache_size=50)) as running:
@@ -500,7 +501,8 @@ def test_a_body_that_does_not_come_is_not_waited_for(server):
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as s:
         s.sendall(
-            b"POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nx-timeout-seconds: 0.3\r\n"
+            b"POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"x-timeout-seconds: 0.3\r\n"
             b'content-length: 30\r\n\r\n{"query": '
         )
         answer = s.recv(65536).decode()

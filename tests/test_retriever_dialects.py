@@ -14,8 +14,18 @@ from retriever_service.indexing.scan import Scanner
 from retriever_service.settings import ServerSettings
 
 PAGES = [
-    {"id": "p0", "contents": '"Nineveh"\nNineveh was the capital of Assyria.', "url": "https://w.org/index.php?title=Nineveh", "wiki": 7},
-    {"id": "p1", "contents": '"Assur"\nAssur was a capital of Assyria too.', "url": "https://w.org/Assur", "links": ["p0"]},
+    {
+        "id": "p0",
+        "contents": '"Nineveh"\nNineveh was the capital of Assyria.',
+        "url": "https://w.org/index.php?title=Nineveh",
+        "wiki": 7,
+    },
+    {
+        "id": "p1",
+        "contents": '"Assur"\nAssur was a capital of Assyria too.',
+        "url": "https://w.org/Assur",
+        "links": ["p0"],
+    },
     {"id": "p2", "contents": '"Assur"\nIts temple stood above the Tigris.', "url": "https://w.org/Assur"},
     {"id": "p3", "contents": '"Babylon"\nBabylon lay on the Euphrates.'},
 ]  # fmt: skip
@@ -48,7 +58,14 @@ def rllm(url, query, top_k=None):
     `results` holds."""
     assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
     results = post(f"{url}/retrieve", {"query": query, "top_k": min(top_k or 10, 50)}).get("results", [])
-    return [(r.get("document", {}).get("id"), r.get("document", {}).get("contents", "")[:300], r.get("score", 0.0)) for r in results]  # fmt: skip
+    return [
+        (
+            r.get("document", {}).get("id"),
+            r.get("document", {}).get("contents", "")[:300],
+            r.get("score", 0.0),
+        )
+        for r in results
+    ]
 
 
 def zerosearch(url, query, topk=5):
@@ -182,7 +199,12 @@ def test_an_index_that_was_built_without_whole_rows_opens_and_says_what_it_lacks
 
 def test_rows_of_a_build_that_was_broken_off_are_those_of_a_whole_one(tmp_path, monkeypatch):
     corpus = tmp_path / "c.jsonl"
-    rows = [{"id": str(i), "contents": f"word{i}", "url": f"u{i}", "n": i} if i % 3 else {"id": str(i), "contents": "w"} for i in range(400)]  # fmt: skip
+    rows = [
+        {"id": str(i), "contents": f"word{i}", "url": f"u{i}", "n": i}
+        if i % 3
+        else {"id": str(i), "contents": "w"}
+        for i in range(400)
+    ]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
     build_index(corpus, tmp_path / "whole")
     write, chunks = Scanner._write, []

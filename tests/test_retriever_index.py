@@ -236,10 +236,12 @@ def test_a_full_disk_is_said_before_the_build(tmp_path, monkeypatch):
     assert error.value.exit_code == 3
 
 
+@pytest.mark.slow
 def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path, small_index):
     """kill -9 in the middle of the scan, three times, then a build to the end."""
     program = (
-        "import sys, time; from retriever_service.indexing import build, sinks; sinks.PostingsSink.chunk_passages = 20\n"
+        "import sys, time; from retriever_service.indexing import build, sinks; "
+        "sinks.PostingsSink.chunk_passages = 20\n"
         "def tell(stage, share, text):\n"
         "    if stage == 'scan': print(text, flush=True); time.sleep(.05)\n"
         "build.build_index(sys.argv[1], sys.argv[2], progress=tell)"
@@ -267,7 +269,11 @@ def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path, small_
 
 
 def test_two_builds_of_one_folder_do_not_mix(tmp_path):
-    program = "import sys, time, retriever_service.indexing.build as b; b.build_index(sys.argv[1], sys.argv[2], progress=lambda s, x, t: (print(s, flush=True), time.sleep(5 * (s == 'scan'))))"
+    program = (
+        "import sys, time, retriever_service.indexing.build as b; "
+        "b.build_index(sys.argv[1], sys.argv[2], progress=lambda s, x, t: (print(s, flush=True), "
+        "time.sleep(5 * (s == 'scan'))))"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(CORPUS), str(tmp_path / "i")],
         stdout=subprocess.PIPE,

@@ -178,7 +178,8 @@ def test_a_bad_row_found_while_serving_is_a_500_that_names_it_and_one_line_in_th
     faiss.write_index(flat, str(tmp_path / "e5_Flat.index"))
     corpus = tmp_path / "c.jsonl"
     corpus.write_text(
-        '{"id": "0", "contents": "a river"}\n{"id": "1", "contents": "a"}\n{"id": "2", "contents": "a weaver"}\n'
+        '{"id": "0", "contents": "a river"}\n{"id": "1", "contents": "a"}\n'
+        '{"id": "2", "contents": "a weaver"}\n'
     )
     settings = ServerSettings(
         index=str(tmp_path / "e5_Flat.index"),

@@ -41,7 +41,8 @@ class Slow(index.Index):
 
 backends.Index = Slow
 if __name__ == "__main__":
-    settings = ServerSettings(index=sys.argv[2], workers=int(sys.argv[3]), drain_seconds=float(sys.argv[4]), port=0)
+    workers, drain = int(sys.argv[3]), float(sys.argv[4])
+    settings = ServerSettings(index=sys.argv[2], workers=workers, drain_seconds=drain, port=0)
     sys.exit(launch.run(settings, lambda url, what: print(url, flush=True)))
 """
 

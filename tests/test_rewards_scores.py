@@ -13,8 +13,14 @@ from services.common.errors import UserError
 from services.contracts import Action, Observation, Question, Trajectory
 from trainer.rewards import final_answer, make_reward, normalize, right_at, unscorable
 
-PROMPT = "you can directly provide the answer inside <answer> and </answer>. For example, <answer> Beijing </answer>. Question: where?\n"
-NOTICE = "\nMy previous action is invalid. I should put the query between <search> and </search>, the answer between <answer> and </answer>.\n"
+PROMPT = (
+    "you can directly provide the answer inside <answer> and </answer>. "
+    "For example, <answer> Beijing </answer>. Question: where?\n"
+)
+NOTICE = (
+    "\nMy previous action is invalid. I should put the query between <search> and </search>, "
+    "the answer between <answer> and </answer>.\n"
+)
 
 
 def trajectory(*parts, golden=("Paris",)):
@@ -314,7 +320,8 @@ def test_rewards_agree_with_upstream_where_the_model_answered_and_no_document_ho
     [
         (
             "exact",
-            "accepted are em, f1, subem, format, em_strict, em_search_r1, or an import path package.module:function",
+            "accepted are em, f1, subem, format, em_strict, em_search_r1, or an import path "
+            "package.module:function",
         ),
         ("", "accepted are"),
         (":f", "accepted are"),
@@ -353,7 +360,10 @@ def test_a_function_of_the_user_that_fails_names_itself_its_line_and_the_traject
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
         UserError,
-        match=r"'failing_reward_module:f': on trajectory u: AttributeError: .*failing_reward_module\.py, line 2\)$",
+        match=(
+            r"'failing_reward_module:f': on trajectory u: AttributeError: "
+            r".*failing_reward_module\.py, line 2\)$"
+        ),
     ):
         make_reward("failing_reward_module:f")(trajectory("x"))
     with pytest.raises(UserError, match="on trajectory u: TypeError: returned the text 'good'; expected a"):

@@ -25,7 +25,8 @@ from services.settings import RolloutSettings
 LAB = words()
 BPE = byte_bpe(
     [
-        "<think> I search </think> <search> the river </search> <answer> Beijing </answer> Doc 1(Title: x) é ü 東京 "
+        "<think> I search </think> <search> the river </search> <answer> Beijing </answer> Doc 1(Title: x) "
+        "é ü 東京 "
     ]
     * 3
 )
@@ -243,19 +244,25 @@ def test_search_r1_text_is_the_contract_word_for_word():
     template = make_template("search_r1", BPE, RolloutSettings())
     question = Question("1", "who wrote it", ("x",), "nq")
     assert BPE.decode(template.prompt_ids(question)) == (
-        "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new information. "
-        "After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query </search> and it will "
-        "return the top searched results between <information> and </information>. You can search as many times as your want. If you "
-        "find no further external knowledge needed, you can directly provide the answer inside <answer> and </answer>, without "
+        "Answer the given question. You must conduct reasoning inside <think> and </think> "
+        "first every time you get new information. "
+        "After reasoning, if you find you lack some knowledge, you can call a search engine by <search> "
+        "query </search> and it will "
+        "return the top searched results between <information> and </information>. "
+        "You can search as many times as your want. If you "
+        "find no further external knowledge needed, you can directly provide the answer inside <answer> "
+        "and </answer>, without "
         "detailed illustrations. For example, <answer> Beijing </answer>. Question: who wrote it?\n"
     )
     hits = [Hit("1", '"A title"\nfirst line\nsecond'), Hit("2", '"B"\ntext')]
     assert template.observation_ids(hits, 500).text == (
-        '\n\n<information>Doc 1(Title: "A title") first line\nsecond\nDoc 2(Title: "B") text\n</information>\n\n'
+        '\n\n<information>Doc 1(Title: "A title") first line\nsecond\nDoc 2(Title: "B") text\n'
+        "</information>\n\n"
     )
     assert template.observation_ids([], 500).text == "\n\n<information></information>\n\n"
     assert template.notice().text == (
-        "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. If I want to "
+        "\nMy previous action is invalid. If I want to search, I should put the query between <search> "
+        "and </search>. If I want to "
         "give the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
     )
     assert isinstance(template.notice(), Observation)
@@ -263,7 +270,10 @@ def test_search_r1_text_is_the_contract_word_for_word():
 
 def test_search_r1_takes_the_data_files_own_prompt_and_the_chat_template():
     tokenizer = byte_bpe(["<|user|>hello<|assistant|>"])
-    tokenizer.chat_template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}{% if add_generation_prompt "
+        "%}<|assistant|>{% endif %}"
+    )
     template = make_template("search_r1", tokenizer, RolloutSettings())
     question = Question("1", "ignored?", ("x",), "nq", prompt="The whole turn")
     assert tokenizer.decode(template.prompt_ids(question)) == "<|user|>The whole turn<|assistant|>"

@@ -13,7 +13,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 WORKER = """
 import subprocess, sys
-engine = "import os, time; from services.rollout.engines.owner import end_with; end_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(60)"
+engine = (
+    "import os, time; from services.rollout.engines.owner import end_with; end_with(os.getppid()); "
+    "print(os.getpid(), flush=True); time.sleep(60)"
+)
 subprocess.run([sys.executable, "-c", engine])
 """
 BETWEEN = """

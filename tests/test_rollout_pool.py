@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import ray
-from rollout_fakes import request
-from rollout_models import reference_logprobs, searcher
+from pool_world import cluster, difference, events_of, in_state, policy, pool, requests, until  # noqa: F401
+from rollout_models import searcher
 from rollout_search import search_server
 
 from retriever_service.client import RetrieverUnavailable
@@ -22,13 +22,10 @@ from services.common.errors import UserError
 from services.contracts import WeightUpdate
 from services.rollout.errors import NoWorkersError, UnschedulableError
 from services.rollout.pool import membership, placement
-from services.rollout.pool.pool import RolloutPool
-from services.settings import RolloutSettings, WeightSyncSettings
+from services.settings import WeightSyncSettings
 from services.weight_sync import WeightSyncError, make_publisher
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.ray]
-
-ROWS = [[1, 13, 14, 30, 17, 6, 25, 7, 8, 12, 9, 6, 26], [1, 25, 9, 10, 27]]
 
 
 @pytest.fixture(scope="module")
@@ -42,74 +39,9 @@ def fresh_search(search):
     search.reset()
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    tmp = tmp_path_factory.mktemp("policy")
-    return SimpleNamespace(path=str(tmp / "m"), model=searcher(tmp / "m"), tmp=tmp)
-
-
-def requests(name: str, n: int, group: int = 5):
-    return [request(f"{name}-{i:02d}", group=f"{name}-g{i // group}", seed=i) for i in range(n)]
-
-
-@asynccontextmanager
-async def pool(policy, search, *, retriever_timeout=20, sync_timeout=60, **changes):
-    settings = {
-        "engine": "transformers",
-        "workers": 1,
-        "kv_cache_gib": 0.1,
-        "max_turns": 2,
-        "start_timeout_seconds": 800,
-    } | changes
-    settings = RolloutSettings(
-        template="lab", max_obs_tokens=32, max_response_tokens=16, max_model_tokens=128, **settings
-    )
-    events = []
-    made = RolloutPool(
-        settings,
-        model_path=policy.path,
-        retriever_url=search.url,
-        retriever_timeout_seconds=retriever_timeout,
-        on_event=events.append,
-        sync=WeightSyncSettings(timeout_seconds=sync_timeout),
-    )
-    made.events = events
-    try:
-        yield made
-    finally:
-        await made.close()
-
-
-def events_of(pool, kind):
-    return [e for e in pool.events if e["event"] == kind]
-
-
-async def until(condition, seconds=150):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        await asyncio.sleep(0.05)
-
-
 def published(policy, version, **kwargs):
     model = searcher(policy.tmp / f"v{version}-{time.monotonic_ns()}", seed=version, **kwargs)
     return model, make_publisher(WeightSyncSettings(bucket_mib=1)).publish(model.named_parameters(), version)
-
-
-async def difference(pool, worker, model, temperature=1.0):
-    got = await pool.logprobs(worker, ROWS, temperature)
-    return max(
-        abs(a - b)
-        for r, s in zip(got, reference_logprobs(model, ROWS, temperature), strict=True)
-        for a, b in zip(r, s, strict=True)
-    )
 
 
 @asynccontextmanager
@@ -121,10 +53,6 @@ async def searching(search, n):
     await until(lambda: len(search.queries) >= n)
 
 
-def ready(pool):
-    return [w for w in pool.workers() if w.state == "ready"]
-
-
 def children(pid):
     return psutil.Process(pid).children(recursive=True)
 
@@ -134,7 +62,7 @@ def children(pid):
 async def test_a_pool_of_vllm_workers(cluster, policy, search):
     """One pool, its whole life: asynchronous trajectories, new weights, a worker killed in mid-batch, the
     end."""
-    async with pool(policy, search, engine="vllm", workers=2) as p:
+    async with pool(policy.path, search.url, engine="vllm", workers=2) as p:
         await p.start()
         assert [(w.id, w.policy_version, w.state) for w in p.workers()] == [
             ("w0.1", 0, "ready"),
@@ -231,7 +159,7 @@ def quick():
 async def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_serve_on(
     cluster, quick, policy, search
 ):
-    async with pool(policy, search) as p:
+    async with pool(policy.path, search.url) as p:
         await p.start()
         model, good = published(policy, 3)
         publisher = make_publisher(WeightSyncSettings(bucket_mib=1))
@@ -282,7 +210,7 @@ async def test_a_retriever_that_stays_down_is_an_error_in_the_end(
     cluster, quick, policy, search, monkeypatch
 ):
     monkeypatch.setattr("services.rollout.pool.membership.FIRST_BACK_OFF_SECONDS", 0.1)
-    async with pool(policy, search, retriever_timeout=0.5) as p:
+    async with pool(policy.path, search.url, retriever_timeout=0.5) as p:
         await p.start()
         search.down = True
         with pytest.raises(RetrieverUnavailable, match=r"no answer within 0\.5 s"):
@@ -293,14 +221,14 @@ async def test_a_retriever_that_stays_down_is_an_error_in_the_end(
 
 
 async def test_workers_come_and_go_during_a_run(cluster, quick, policy, search, monkeypatch):
-    async with pool(policy, search, workers="all") as p:
+    async with pool(policy.path, search.url, workers="all") as p:
         await p.start()
         model, update = published(policy, 1)
         await p.sync(update)
         # A node joins, so that "all" are two.
         monkeypatch.setattr(placement, "count", lambda settings, supply, learner_gpus: 2)
         await until(lambda: [w.state for w in p.workers()] == ["ready", "starting"])
-        await until(lambda: len(ready(p)) == 2)
+        await until(lambda: len(in_state(p, "ready")) == 2)
         assert await difference(p, "w1.1", model) < 1e-4
         async with searching(search, 10):
             batch = asyncio.create_task(p.rollout(requests("drain", 10)))
@@ -337,7 +265,7 @@ async def test_workers_come_and_go_during_a_run(cluster, quick, policy, search, 
 async def test_a_worker_that_hangs_is_found_out_and_replaced(cluster, quick, policy, search, monkeypatch):
     """Stopped in mid-trajectory, then another one in mid-sync."""
     monkeypatch.setattr(membership, "SILENCE_SECONDS", 10.0)
-    async with pool(policy, search, workers=2, sync_timeout=10) as p:
+    async with pool(policy.path, search.url, workers=2, sync=WeightSyncSettings(timeout_seconds=10)) as p:
         await p.start()
         async with searching(search, 10):
             batch = asyncio.create_task(p.rollout(requests("hang", 10)))
@@ -347,8 +275,8 @@ async def test_a_worker_that_hangs_is_found_out_and_replaced(cluster, quick, pol
         done = await asyncio.wait_for(batch, 60)
         assert sorted(t.uid for t in done) == [r.uid for r in requests("hang", 10)]
         assert "has not answered for 10 s" in events_of(p, "worker_lost")[0]["reason"]
-        await until(lambda: len(ready(p)) == 2)
-        assert not psutil.pid_exists(stopped.pid) and ready(p)[0].pid != stopped.pid
+        await until(lambda: len(in_state(p, "ready")) == 2)
+        assert not psutil.pid_exists(stopped.pid) and in_state(p, "ready")[0].pid != stopped.pid
         os.kill(p.workers()[1].pid, signal.SIGSTOP)
         model, update = published(policy, 1)
         await p.sync(update)
@@ -356,14 +284,14 @@ async def test_a_worker_that_hangs_is_found_out_and_replaced(cluster, quick, pol
         assert {t.worker for t in await p.rollout(requests("rest", 4))} == {"w0.2"}, (
             "who did not take the weights does not serve"
         )
-        await until(lambda: len(ready(p)) == 2)
+        await until(lambda: len(in_state(p, "ready")) == 2)
         assert [(w.id, w.policy_version) for w in p.workers()] == [("w0.2", 1), ("w1.2", 1)]
         assert await difference(p, "w1.2", model) < 1e-4
 
 
 async def test_a_crash_loop_is_bounded_and_reported(cluster, quick, search, tmp_path):
     policy = SimpleNamespace(path=str(tmp_path / "m"), model=searcher(tmp_path / "m"))
-    async with pool(policy, search, workers=1) as p:
+    async with pool(policy.path, search.url, workers=1) as p:
         await p.start()
         os.rename(policy.path, tmp_path / "gone")
         async with searching(search, 2):
@@ -378,7 +306,7 @@ async def test_a_crash_loop_is_bounded_and_reported(cluster, quick, search, tmp_
 
 
 async def test_a_worker_that_fails_to_start_ends_the_start_with_its_reason(cluster, policy, search, tmp_path):
-    async with pool(SimpleNamespace(path=str(tmp_path)), search) as p:
+    async with pool(tmp_path, search.url) as p:
         with pytest.raises(UserError, match=f"model.path {tmp_path}: no tokenizer could be loaded") as e:
             await asyncio.wait_for(p.start(), 150)
         assert e.value.exit_code == 2
@@ -389,7 +317,7 @@ async def test_a_worker_that_the_cluster_has_no_room_for_is_an_error_with_demand
     cluster, policy, search, monkeypatch
 ):
     monkeypatch.setattr(placement, "SCHEDULE_SECONDS", 2.0)
-    async with pool(policy, search, tensor_parallel=99) as p:
+    async with pool(policy.path, search.url, tensor_parallel=99) as p:
         with pytest.raises(
             UnschedulableError, match=r"asks for GPU 99; the cluster has CPU 3 free of 3, GPU 0 free of 0"
         ) as e:
@@ -399,7 +327,7 @@ async def test_a_worker_that_the_cluster_has_no_room_for_is_an_error_with_demand
 
 
 async def test_lockstep_gives_the_same_run_also_when_a_worker_dies(cluster, quick, policy, search):
-    async with pool(policy, search, workers=2, deterministic=True) as p:
+    async with pool(policy.path, search.url, workers=2, deterministic=True) as p:
         await p.start()
         batch = requests("same", 20)
         first = await p.rollout(batch)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from end_to_end import command, configuration, events, finish, laboratory, metrics
+from end_to_end import command, configuration, events, finish, metrics
 from rollout_fakes import ScriptedWorker
 from rollout_models import tiny_model
 from test_rollout_membership import pool_of, until
@@ -280,9 +280,8 @@ def test_the_order_of_turns_in_a_step(tmp_path, share, monkeypatch):
 
 
 @pytest.mark.ray
-def test_a_run_in_turns_trains_and_ends_like_any_other(tmp_path):
+def test_a_run_in_turns_trains_and_ends_like_any_other(files, tmp_path):
     """On CPU engines give nothing free, but refuse work out of turn, so a wrong order fails here too."""
-    files = laboratory(tmp_path)
     sections = {
         "rollout": {"share_gpus": True, "engine": "transformers"},
         "trainer": {"steps": 3, "eval_at_ends": True},

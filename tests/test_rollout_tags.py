@@ -131,7 +131,8 @@ async def test_generation_goes_on_past_a_tag_that_a_thought_mentions():
     first, second = done.actions
     assert queries == ["n1 river"] == [first.query]
     assert first.text == (
-        "<think> first <search> n9 </search> then <answer> n8 </answer> found </think> <search> n1 river </search>"
+        "<think> first <search> n9 </search> then <answer> n8 </answer> found </think> <search> "
+        "n1 river </search>"
     )
     assert (done.finish, second.kind, final_answer(done)) == ("answer", "answer", "n2")
     assert len(done.segments) == 3, "no observation follows a mention"

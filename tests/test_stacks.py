@@ -49,7 +49,10 @@ def test_a_process_tells_the_stacks_of_its_threads_and_tasks():
 
 
 def test_a_stopped_process_is_named_as_such():
-    script = "from services.common.stacks import answer_stack_requests as a; a(); print('up', flush=True); import time; time.sleep(30)"
+    script = (
+        "from services.common.stacks import answer_stack_requests as a; a(); print('up', flush=True); "
+        "import time; time.sleep(30)"
+    )
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout.readline() == "up\n"

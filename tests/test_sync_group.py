@@ -280,7 +280,8 @@ def test_other_variables_are_printed_on_both_sides_before_anything_is_sent(monke
     for e in errors:
         assert type(e) is GroupMismatchError and e.exit_code == 3
         assert str(e) == (
-            "NCCL_CUMEM_ENABLE is '0' on worker w0.1 and not set on learner rank 0: set it to the same value for both"
+            "NCCL_CUMEM_ENABLE is '0' on worker w0.1 and not set on learner rank 0: "
+            "set it to the same value for both"
         )
     assert model.same(kept)
 

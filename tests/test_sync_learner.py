@@ -12,8 +12,9 @@ import pytest
 import ray
 import torch
 from learner_world import make_batch, make_config
+from pool_world import difference, events_of, in_state, until
 from rollout_models import tiny_model
-from sync_world import difference, events_of, in_state, pool, sync, until
+from sync_world import pool, sync
 from test_learner_group import ReusableGroup
 
 from trainer.learner.group import LearnerError

@@ -14,10 +14,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import ray
+from pool_world import difference, events_of, in_state, until
 from rollout_fakes import request
 from rollout_search import search_server
 from sync_actors import FailingWorker
-from sync_world import LocalLearner, change, difference, events_of, in_state, pool, sync, until, wide_model
+from sync_world import LocalLearner, change, pool, sync, wide_model
 
 from services.contracts import WeightsReceiver
 from services.rollout.errors import WorkerUnavailableError
@@ -184,7 +185,10 @@ async def test_other_variables_are_an_error_within_seconds_on_both_sides(world, 
     with pytest.raises(GroupMismatchError) as e:
         await sync(world.learner, world.pool, world.version + 1)
     assert time.monotonic() - began < TIMEOUT
-    said = "NCCL_CUMEM_ENABLE is not set on worker w0.1 and '1' on learner rank 0: set it to the same value for both"
+    said = (
+        "NCCL_CUMEM_ENABLE is not set on worker w0.1 and '1' on learner rank 0: "
+        "set it to the same value for both"
+    )
     assert str(e.value) == said
     assert [said in e["reason"] for e in events_of(world.pool, "sync_failed")] == [True, True]
     world.pool.events.clear()

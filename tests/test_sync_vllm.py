@@ -10,22 +10,11 @@ import psutil
 import pytest
 import ray
 import torch
+from pool_world import ROWS, difference, events_of, in_state, until
 from rollout_fakes import request
 from rollout_models import reference_logprobs
 from rollout_search import search_server
-from sync_world import (
-    LONG,
-    ROWS,
-    LocalLearner,
-    change,
-    difference,
-    events_of,
-    in_state,
-    pool,
-    sync,
-    until,
-    wide_model,
-)
+from sync_world import LONG, LocalLearner, change, pool, sync, wide_model
 
 from services.contracts import WeightsReceiver
 from services.rollout.engines.vllm_engine import ENVIRONMENT

@@ -131,7 +131,8 @@ def test_a_judge_that_is_down_neither_ends_nor_rolls_back_a_run(tmp_path, action
         name.startswith("monitor_") for name, _ in seen
     )
     assert [line for line in said if "nothing to learn" in line] == [
-        "step 1: nothing to learn, the update is skipped: no trajectory has a reward: look whether what the reward function "
+        "step 1: nothing to learn, the update is skipped: no trajectory has a reward: "
+        "look whether what the reward function "
         "calls is up, and what it answers"
     ]
     records = driver.system.store.posted[0].trajectories

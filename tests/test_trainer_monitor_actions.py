@@ -90,9 +90,14 @@ class Scripted(Driver):
 
 def system(tmp_path, **changes):
     raw = {
-        "run": {"name": "r", "dir": str(tmp_path)}, "model": {"path": str(tmp_path / "model")}, "data": {"train": "t"}, "retriever": {"url": "http://x"},
-        "trainer": {"steps": 12, "checkpoint_every": 2, "keep_checkpoints": 9, "eval_at_ends": False}, "monitor": {"action": "rollback"}, "control": {"enabled": False},
-    }  # fmt: skip
+        "run": {"name": "r", "dir": str(tmp_path)},
+        "model": {"path": str(tmp_path / "model")},
+        "data": {"train": "t"},
+        "retriever": {"url": "http://x"},
+        "trainer": {"steps": 12, "checkpoint_every": 2, "keep_checkpoints": 9, "eval_at_ends": False},
+        "monitor": {"action": "rollback"},
+        "control": {"enabled": False},
+    }
     config = parse_config(raw | changes)
     model = tmp_path / "model"
     model.mkdir(parents=True, exist_ok=True)

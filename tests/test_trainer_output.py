@@ -92,7 +92,10 @@ def test_a_last_complaint_reaches_stderr(capsys):
 
 def test_a_complaint_that_nobody_reads_does_not_keep_a_process_from_ending(pipe):
     _, file = pipe
-    script = "from trainer.session import output; output.DRAIN_SECONDS = 0.5; output.complain('x' * 100_000); raise SystemExit(7)"
+    script = (
+        "from trainer.session import output; output.DRAIN_SECONDS = 0.5; output.complain('x' * 100_000); "
+        "raise SystemExit(7)"
+    )
     assert subprocess.run([sys.executable, "-c", script], stderr=file, timeout=60).returncode == 7
 
 
@@ -100,7 +103,8 @@ def test_nor_does_one_beside_a_thread_that_stands_in_a_write(pipe):
     _, file = pipe
     script = (
         "import os, sys, threading, time; from trainer.session import output; output.DRAIN_SECONDS = 0.5\n"
-        "threading.Thread(target=lambda: sys.stderr.write('y' * 100_000), daemon=True).start(); time.sleep(0.5)\n"
+        "threading.Thread(target=lambda: sys.stderr.write('y' * 100_000), daemon=True).start(); "
+        "time.sleep(0.5)\n"
         "output.complain('x'); os._exit(7)"
     )
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}

@@ -80,10 +80,18 @@ def test_lora_counts_fewer_operations_and_an_unknown_device_has_no_utilisation()
 @pytest.mark.parametrize(
     ("device", "peak"),
     [
-        ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA GH200 480GB", 989e12), ("NVIDIA A100-SXM4-40GB", 312e12),
-        ("NVIDIA L4", 121e12), ("NVIDIA L40", 181e12), ("NVIDIA H100 NVL", 835e12), ("NVIDIA H200", 989e12), ("NVIDIA RTX A1000", None), ("NVIDIA H20", None),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA GH200 480GB", 989e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA H20", None),
     ],
-)  # fmt: skip
+)
 def test_utilisation_is_of_the_device_itself_and_not_of_one_whose_name_begins_alike(device, peak):
     numbers = performance([STEP], [replace(RANK, device_name=device)])
     assert numbers.get("learner/mfu") == (numbers["learner/flops_per_s"] / peak if peak else None)

@@ -219,7 +219,8 @@ def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(mo
 def test_a_local_ray_that_is_not_up_in_time_is_one_line_that_says_what_helps(monkeypatch):
     def late(**kwargs):
         raise Exception(
-            "The current node timed out during startup. This could happen because\nthe raylet failed to startup."
+            "The current node timed out during startup. This could happen because\n"
+            "the raylet failed to startup."
         )
 
     monkeypatch.setattr(system.ray, "init", late)

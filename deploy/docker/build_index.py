@@ -1,8 +1,9 @@
-"""Index a corpus into a folder: what the one-shot service `index` of docker-compose.yml runs before the retriever starts.
+"""Index a corpus into a folder: the command of the one-shot service `index` in docker-compose.yml.
 
-usage: build_index.py CORPUS OUT     CORPUS: a file, or lab:train_corpus:0, the demo's made-up encyclopaedia
-An index of the same corpus that is there already is kept; that of another corpus, or of another version
-of this program, is replaced once the new one is whole.
+    build_index.py CORPUS OUT     CORPUS is a file, or lab:train_corpus:0, the demo's made-up encyclopaedia
+
+It keeps an index of the same corpus. It replaces one of another corpus, or of another version of this
+program, once the new one is complete.
 """
 
 import sys

@@ -1,10 +1,11 @@
-"""Train as a Ray job: submit, show the log, and go on with `--resume latest` when the job, the learner or the head was lost.
+"""Train as a Ray job: submit it, show its log, and resume it when the job, the learner or the head is lost.
 
     python deploy/ray/submit.py [options] demo [a.b=c ...]
     python deploy/ray/submit.py [options] train --config FILE [a.b=c ...] [--resume latest]
 
-FILE lies on the head, or in --working-dir, which is then uploaded. The exit status is the training's own; 3 where the cluster does not
-answer or lacks nodes. Ctrl-C or SIGTERM stops the job cleanly (a checkpoint is written) and is passed on as 130 or 143.
+FILE lies on the head, or in --working-dir, which is then uploaded. The exit status is the training's own,
+or 3 if the cluster does not answer or lacks nodes. Ctrl-C and SIGTERM stop the job cleanly (it writes a
+checkpoint); the exit status is then 130 or 143.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def training(command: str, rest: list[str], *, again: bool, stamp: str) -> list[str]:
-    """The command line of an attempt. A demo gets a run name of its own, so that it can be started any number of times."""
+    """The command line of an attempt. Each demo gets its own run name, so that it can start repeatedly."""
     if command == "demo":
         named = [] if any(r.startswith("run.name=") for r in rest) else [f"run.name=demo-{stamp}"]
         rest = ["--config", str(HERE / "demo.yaml"), *named, *rest]
@@ -91,7 +92,10 @@ def training(command: str, rest: list[str], *, again: bool, stamp: str) -> list[
 
 
 def runtime_env(working_dir: Path | None) -> dict[str, Any]:
-    """Excludes and the allow-list of variables from runtime_env.yaml; a listed variable that is set here takes its value from here."""
+    """The excludes and allowed variables of runtime_env.yaml.
+
+    An allowed variable that is set in this process takes this process's value.
+    """
     env: dict[str, Any] = yaml.safe_load((HERE / "runtime_env.yaml").read_text(encoding="utf-8"))
     env["env_vars"] = {name: os.environ.get(name, value) for name, value in env["env_vars"].items()}
     if working_dir:
@@ -103,7 +107,10 @@ def runtime_env(working_dir: Path | None) -> dict[str, Any]:
 def submit(
     address: str, wanted: dict[str, float], limit: float, signals: Signals, job: dict[str, Any]
 ) -> JobSubmissionClient:
-    """Submit once the cluster answers and has the resources wanted. Raises Unavailable that says what is missing."""
+    """Submit once the cluster answers and has the wanted resources.
+
+    Raises Unavailable with the missing resources after `limit` seconds.
+    """
     deadline, told, missing = time.monotonic() + limit, "", "stopped before the job was submitted"
     while not signals.number:
         try:
@@ -179,7 +186,8 @@ class Job:
                         return 128 + self.signals.number
                     if info.driver_exit_code is None:
                         say(
-                            f"job {self.id} {info.status.lower()}: {' '.join((info.message or '').split())[:300]}"
+                            f"job {self.id} {info.status.lower()}: "
+                            f"{' '.join((info.message or '').split())[:300]}"
                         )
                         return 130 if info.status == JobStatus.STOPPED else None
                     return info.driver_exit_code

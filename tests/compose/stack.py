@@ -147,7 +147,8 @@ class Run:
 
         seen(f"step {beyond + 2} of {self.name}", look, limit)
         say(
-            f"  the run goes on: step {self.step()}, attempt {self.attempt()}, {time.monotonic() - since:.0f} s later"
+            f"  the run goes on: step {self.step()}, attempt {self.attempt()}, "
+            f"{time.monotonic() - since:.0f} s later"
         )
 
     def tail(self, n: int) -> str:

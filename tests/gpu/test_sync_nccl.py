@@ -88,7 +88,8 @@ async def test_sampler_and_learner_agree_after_each_sync(world):
 
 
 async def test_an_engine_killed_in_mid_broadcast_ends_nothing_but_itself(world):
-    from sync_world import events_of, in_state, sync, until
+    from pool_world import events_of, in_state, until
+    from sync_world import sync
 
     from trainer.loop.sync import run_with_resync
 
