@@ -1,11 +1,12 @@
 # make setup   .venv with everything (CPU)          make demo    watch a search agent learn
 # make check   lint and the fast half of the tests     make study   GRPO without and with LLDS, side by side
 # make test    the whole test suite                    make docs    the pages as a site, in build/site
+# make study-full    the whole collapse study, resumable: 180 runs (a day and more; benchmarks/collapse/PLAN.md)
 # make test-oldest   the plain install's tests with the lowest versions that pyproject.toml allows (2 minutes)
 # make test-compose   the stack of docker-compose.yml: built, used, broken in every way (21 minutes; docs/deploy.md)
 # make test-hosts     hosts as network namespaces, without containers; two are cut off for 30 s (7 minutes, root)
 # make test-chaos     runs in which everything is broken on purpose (an hour and more; docs/reliability.md)
-.PHONY: setup demo check test test-oldest test-chaos test-compose test-hosts study docs lint clean
+.PHONY: setup demo check test test-oldest test-chaos test-compose test-hosts study study-full docs lint clean
 PY := .venv/bin/python
 
 setup: .venv/.ready
@@ -18,6 +19,14 @@ demo: setup
 
 study: setup
 	$(PY) -m trainer demo --collapse
+
+# Part of it: STUDY_ARMS=factorial make study-full. It goes on where it was stopped.
+STUDY_ARMS ?= all
+STUDY_FOLDER ?= runs/collapse
+study-full: setup
+	$(PY) -m benchmarks.collapse grid --folder $(STUDY_FOLDER) --arms $(STUDY_ARMS)
+	$(PY) -m benchmarks.collapse collect --folder $(STUDY_FOLDER) --arms $(STUDY_ARMS)
+	$(PY) -m benchmarks.collapse tables
 
 # Lint and the half of the tests that starts no engine, cluster or browser.
 check: setup lint
