@@ -1,11 +1,12 @@
 # make setup   .venv with everything (CPU)          make demo    watch a search agent learn
 # make check   lint and the fast half of the tests     make study   GRPO without and with LLDS, side by side
 # make test    the whole test suite                    make docs    the pages as a site, in build/site
+# make study-full    the whole collapse study, resumable: 180 runs (a day and more; benchmarks/collapse/PLAN.md)
 # make test-oldest   the plain install's tests with the lowest allowed versions (4 minutes)
 # make test-compose  builds, uses and breaks the stack of docker-compose.yml (21 minutes; docs/deploy.md)
 # make test-hosts    hosts as network namespaces; two are cut off for 30 s (7 minutes, root)
 # make test-chaos    runs in which every part is broken on purpose (over an hour; docs/reliability.md)
-.PHONY: setup demo check test test-oldest test-chaos test-compose test-hosts study docs lint clean
+.PHONY: setup demo check test test-oldest test-chaos test-compose test-hosts study study-full docs lint clean
 PY := .venv/bin/python
 
 setup: .venv/.ready
@@ -18,6 +19,14 @@ demo: setup
 
 study: setup
 	$(PY) -m trainer demo --collapse
+
+# Part of it: STUDY_ARMS=factorial make study-full. It goes on where it was stopped.
+STUDY_ARMS ?= all
+STUDY_FOLDER ?= runs/collapse
+study-full: setup
+	$(PY) -m benchmarks.collapse grid --folder $(STUDY_FOLDER) --arms $(STUDY_ARMS)
+	$(PY) -m benchmarks.collapse collect --folder $(STUDY_FOLDER) --arms $(STUDY_ARMS)
+	$(PY) -m benchmarks.collapse tables
 
 # Lint, and the tests that start no engine, cluster or browser and take less than ten seconds each.
 check: setup lint

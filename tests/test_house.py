@@ -214,8 +214,8 @@ def test_no_function_imports_our_own_packages_but_the_table_of_commands():
 def test_the_list_of_commands_imports_none_of_them():
     code = (
         "import sys\nfrom trainer.commands.cli import main\ntry:\n    main(['--help'])\n"
-        "except SystemExit:\n    print(sorted(m for m in sys.modules if m.endswith(('.cli', '.runs')) or m in "
-        "('pydantic', 'numpy', 'fastapi', 'ray', 'torch')), file=sys.stderr)"
+        "except SystemExit:\n    print(sorted(m for m in sys.modules if m.endswith(('.cli', '.runs')) or "
+        "m in ('pydantic', 'numpy', 'fastapi', 'ray', 'torch')), file=sys.stderr)"
     )
     done = without((), code)
     assert done.stderr.strip() == "['trainer.commands.cli']"

@@ -1,0 +1,141 @@
+"""The cells of the study as run folders: where they lie, and what their files say of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.collapse.arms import STEPS, configuration
+from services.common.errors import UserError
+from services.common.files import json_lines, lock, write_json
+from trainer.config.schema import dump_config, parse_config
+
+MOST_FAILURES = 3
+"""Times that a cell may end with exit status 1; after them it counts as dead (PLAN.md)."""
+SIGNAL_STATUS = range(129, 160)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm with one seed. folder: of the whole grid."""
+
+    arm: str
+    seed: int
+    folder: Path
+    steps: int = STEPS
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-{self.seed}"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / self.arm / str(self.seed)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "logs" / f"{self.name}.log"
+
+    @property
+    def _failures(self) -> Path:
+        return self.folder / "failures" / f"{self.name}.json"
+
+    def config_file(self) -> Path:
+        """Write the configuration as a file. Returns its path.
+
+        Raises UserError where the run folder holds a run with other settings."""
+        wanted = dump_config(parse_config(configuration(self.arm, self.seed, self.folder, self.steps)))
+        begun = self.run / "config.yaml"
+        if begun.is_file() and (changed := sorted(_differences(begun.read_text("utf-8"), wanted))):
+            raise UserError(
+                f"--folder {self.folder}: {self.run} holds a run with another {', '.join(changed)}; "
+                f"choose another folder, or remove {self.run}"
+            )
+        file = self.folder / "configs" / f"{self.name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(wanted, encoding="utf-8")
+        return file
+
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`; empty where the run has not ended once."""
+        with suppress(OSError, ValueError):
+            return json.loads((self.run / "summary.json").read_text(encoding="utf-8"))
+        return {}
+
+    def step(self) -> int:
+        """The last whole step."""
+        return max(
+            (row["step"] for row in json_lines(self.run / "metrics.jsonl") if "step" in row), default=0
+        )
+
+    def failures(self) -> int:
+        with suppress(OSError, ValueError):
+            return int(json.loads(self._failures.read_text(encoding="utf-8"))["failures"])
+        return 0
+
+    def failed(self, status: int) -> int:
+        """Count a failure. Returns how many there were."""
+        self._failures.parent.mkdir(parents=True, exist_ok=True)
+        count = self.failures() + 1
+        write_json(self._failures, {"failures": count, "exit": status})
+        return count
+
+    @property
+    def died(self) -> bool:
+        return self.failures() >= MOST_FAILURES
+
+    @property
+    def ended(self) -> bool:
+        summary = self.summary()
+        return summary.get("exit") == 0 and summary.get("steps") == self.steps and not self.held()
+
+    def held(self) -> bool:
+        """Whether a process has the run folder in use."""
+        if not (self.run / ".lock").exists():
+            return False
+        try:
+            lock(self.run / ".lock").close()
+        except BlockingIOError:
+            return True
+        return False
+
+    def state(self) -> str:
+        """`ended`, `dead`, `running N`, `cut at N`, `failed at N` or `-`."""
+        if self.held():
+            return f"running {self.step()}"
+        if self.ended:
+            return "ended"
+        if self.died:
+            return f"dead at {self.step()}"
+        if not (self.run / "events.jsonl").exists():
+            return "-"
+        status = self.summary().get("exit", 0)
+        word = "failed" if status and status not in SIGNAL_STATUS else "cut"
+        return f"{word} at {self.step()}"
+
+
+def cells(folder: Path, arms: list[str], seeds: list[int], steps: int = STEPS) -> list[Cell]:
+    """In the order of the plan: all seeds of an arm before the next arm."""
+    return [Cell(arm, seed, folder, steps) for arm in arms for seed in seeds]
+
+
+def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of a nested configuration."""
+    if isinstance(node, dict):
+        for name, child in node.items():
+            yield from leaves(child, f"{key}.{name}".strip("."))
+    else:
+        yield key, node
+
+
+def _differences(a: str, b: str) -> set[str]:
+    """Dotted keys in which two configurations (YAML) differ, but for the run folder's place."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML(typ="safe", pure=True)
+    first, second = dict(leaves(yaml.load(a))), dict(leaves(yaml.load(b)))
+    return {k for k in first.keys() | second.keys() if first.get(k) != second.get(k)} - {"run.dir"}

@@ -1,0 +1,147 @@
+"""The committed form of a cell: `ARM/SEED.jsonl.gz`, the columns that the outcomes need, and a fingerprint.
+
+Lines: a header (`arm seed steps died attempts seconds fingerprint warm_start versions`), the evaluations
+(`evaluation step em n`), then the steps.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import platform
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.collapse.cells import Cell
+from benchmarks.collapse.grid import warm_file
+from benchmarks.collapse.outcomes import COLUMNS, END, Outcomes, outcomes
+from services.common.files import json_lines, write_atomically
+
+RESULTS = Path(__file__).parents[1] / "results" / "collapse"
+DIGITS = 6
+"""Significant digits that are kept; the fingerprint is of all of them."""
+FIRST_BATCH = ("reward/mean", "rollout/length", "rollout/searches")
+PACKAGES = ("torch", "vllm", "transformers", "deepspeed", "numpy")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A collected cell."""
+
+    header: dict[str, Any]
+    rows: list[dict[str, Any]]
+    sampled: dict[int, float]
+    greedy: dict[int, float]
+
+    def outcomes(self) -> Outcomes:
+        return outcomes(self.rows, self.sampled, self.greedy, died=self.header["died"], end=END)
+
+    def first_batch(self) -> tuple[Any, ...] | None:
+        """What the first batch was like, before any update: equal for all arms of a seed."""
+        first = next((row for row in self.rows if row["step"] == 1), None)
+        return tuple(first.get(key) for key in FIRST_BATCH) if first else None
+
+
+def reproducible(row: dict[str, Any]) -> dict[str, Any]:
+    """A step's metrics without those that may differ between two equal runs: times, rates, the attempt."""
+    return {
+        key: value
+        for key, value in row.items()
+        if not key.startswith("time/") and key not in ("rollout/tokens_per_s", "attempt")
+    }
+
+
+def evaluations(events: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    """By mode and step; of one that a resumed run repeated, the last."""
+    return {
+        (event["mode"], event["step"]): {"em": event["overall"]["em"], "n": event["overall"]["n"]}
+        for event in events
+        if event.get("event") == "evaluation"
+    }
+
+
+def fingerprint(rows: list[dict[str, Any]], scores: dict[tuple[str, int], dict[str, Any]]) -> str:
+    """Checksum of every reproducible bit of a run."""
+    scored = sorted((*key, value["em"]) for key, value in scores.items())
+    text = json.dumps([[reproducible(row) for row in rows], scored], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def collect(cell: Cell, out: Path, *, replace: bool = False) -> str:
+    """Write the committed form of a cell that ended or died. Returns what was done, in a word or two:
+    `written`, `same bits`, `other bits` (kept as it was, unless `replace`), or `not ended`."""
+    if not (cell.ended or cell.died):
+        return "not ended"
+    rows = json_lines(cell.run / "metrics.jsonl")
+    scores = evaluations(json_lines(cell.run / "events.jsonl"))
+    warm_start = ""
+    with suppress(OSError, ValueError):
+        warm_start = json.loads(warm_file(cell.folder, cell.seed).read_text(encoding="utf-8"))["sha256"]
+    header = {
+        "arm": cell.arm,
+        "seed": cell.seed,
+        "steps": max((row["step"] for row in rows), default=0),
+        "died": not cell.ended,
+        "attempts": 1 + max((row.get("attempt", 0) for row in rows), default=0),
+        "seconds": cell.summary().get("seconds"),
+        "fingerprint": fingerprint(rows, scores),
+        "warm_start": warm_start,
+        "versions": {"machine": platform.machine()} | _versions(),
+    }
+    file = out / cell.arm / f"{cell.seed}.jsonl.gz"
+    if file.exists() and not replace:
+        same = read(file).header["fingerprint"] == header["fingerprint"]
+        return "same bits" if same else "other bits"
+    lines = [header]
+    lines += [{"evaluation": mode, "step": step} | score for (mode, step), score in sorted(scores.items())]
+    lines += [
+        {"step": row["step"]} | {key: _short(row.get(key)) for key in COLUMNS if key in row} for row in rows
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, _compressed(lines))
+    return "written"
+
+
+def read(file: Path) -> Result:
+    with gzip.open(file, "rt", encoding="utf-8") as text:
+        header, *lines = [json.loads(line) for line in text]
+    scores: dict[str, dict[int, float]] = {"sampled": {}, "greedy": {}}
+    for line in lines:
+        if "evaluation" in line:
+            scores[line["evaluation"]][line["step"]] = line["em"]
+    rows = [line for line in lines if "evaluation" not in line]
+    return Result(header, rows, scores["sampled"], scores["greedy"])
+
+
+def read_all(folder: Path = RESULTS) -> dict[str, dict[int, Result]]:
+    """Results by arm and seed."""
+    found: dict[str, dict[int, Result]] = {}
+    for file in sorted(folder.glob("*/*.jsonl.gz")):
+        found.setdefault(file.parent.name, {})[int(file.name.split(".")[0])] = read(file)
+    return found
+
+
+def _compressed(lines: list[dict[str, Any]]) -> bytes:
+    """The same bytes for the same lines: no time and no name inside."""
+    data = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=data, mtime=0) as packed:
+        packed.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+    return data.getvalue()
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found

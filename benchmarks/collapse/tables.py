@@ -1,0 +1,203 @@
+"""Markdown tables and the verdict of the study, from collected results alone."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks.collapse.arms import ARMS, CLAIM, SEEDS, contrasts
+from benchmarks.collapse.collected import Result
+from benchmarks.collapse.outcomes import END, PRIMARY, SECONDARY, Outcomes
+from benchmarks.collapse.statistics import holm, interval, permutation_p
+
+Results = Mapping[str, Mapping[int, Result]]
+HEADS = {
+    "em": "EM sampled, steps 60 to 150",
+    "time_to_half": "steps until reward under half",
+    "em_greedy_end": "EM greedy, end",
+    "fall": "EM sampled, best minus end",
+    "grad_norm": "largest gradient norm, log10",
+    "probe_fall": "fixed probe, fall, nats per token",
+    "share_falling": "preserved that fell",
+    "entropy": "entropy",
+    "searches": "searches",
+}
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Arm minus control for one outcome. p and interval are NaN where there are too few pairs."""
+
+    arm: str
+    control: str
+    pairs: int
+    mean: float
+    low: float
+    high: float
+    p: float
+    adjusted: float = math.nan
+
+
+def complete(results: Results) -> tuple[str, ...]:
+    """Arms with every seed of the plan, in its order: no other arm is tested."""
+    return tuple(name for name in ARMS if set(SEEDS) <= set(results.get(name, {})))
+
+
+def paired(results: Results, arm: str, control: str, outcome: str) -> Contrast:
+    """Over the seeds of the plan for which both arms have the outcome."""
+    differences = []
+    for seed in SEEDS:
+        mine, other = results[arm].get(seed), results[control].get(seed)
+        if mine is None or other is None:
+            continue
+        a, b = getattr(mine.outcomes(), outcome), getattr(other.outcomes(), outcome)
+        if a is not None and b is not None:
+            differences.append(a - b)
+    mean = statistics.fmean(differences) if differences else math.nan
+    low, high = interval(differences)
+    return Contrast(arm, control, len(differences), mean, low, high, permutation_p(differences))
+
+
+def tested(results: Results, outcome: str) -> list[Contrast]:
+    """All contrasts between complete arms, with Holm's adjustment over them."""
+    found = [paired(results, *pair, outcome) for pair in contrasts(complete(results))]
+    adjusted = holm({(c.arm, c.control): c.p for c in found})
+    return [
+        Contrast(c.arm, c.control, c.pairs, c.mean, c.low, c.high, c.p, adjusted[c.arm, c.control])
+        for c in found
+    ]
+
+
+def runs_table(results: Results) -> str:
+    """A row per cell."""
+    columns = (HEADS[key] for key in (PRIMARY, *SECONDARY))
+    lines = _head("arm", "seed", *columns, "steps without a finite norm")
+    for arm in ARMS:
+        for seed, result in sorted(results.get(arm, {}).items()):
+            found = result.outcomes()
+            cells = [_number(getattr(found, key)) for key in (PRIMARY, *SECONDARY)]
+            if not found.collapsed:
+                cells[1] = f"> {END}"
+            lines.append(_row(arm, str(seed), *cells, str(found.nonfinite_steps)))
+    return "\n".join(lines)
+
+
+def arms_table(results: Results) -> str:
+    """A row per arm: means over its seeds."""
+    lines = _head("arm", "", "seeds", "collapsed", *(HEADS[key] for key in (PRIMARY, *SECONDARY)))
+    for arm in ARMS:
+        if not (mine := results.get(arm)):
+            continue
+        found = [result.outcomes() for result in mine.values()]
+        lines.append(
+            _row(
+                arm,
+                ARMS[arm].says,
+                str(len(found)),
+                str(sum(o.collapsed for o in found)),
+                *(_mean(found, key) for key in (PRIMARY, *SECONDARY)),
+            )
+        )
+    return "\n".join(lines)
+
+
+def contrasts_table(results: Results, outcome: str = PRIMARY) -> str:
+    """A row per contrast of one outcome."""
+    lines = _head("arm", "minus", "pairs", f"{HEADS[outcome]}: mean difference", "95 % BCa", "p", "p, Holm")
+    for c in tested(results, outcome):
+        lines.append(
+            _row(
+                c.arm,
+                c.control,
+                str(c.pairs),
+                f"{c.mean:+.3f}",
+                f"{c.low:+.3f} to {c.high:+.3f}",
+                _p(c.p),
+                _p(c.adjusted),
+            )
+        )
+    return "\n".join(lines)
+
+
+def verdict(results: Results) -> str:
+    """The plan's rule: the claim is refuted unless both intervals lie above 0. A sentence for each contrast,
+    then the word."""
+    needed = {arm for pair in CLAIM for arm in pair}
+    if missing := [arm for arm in ARMS if arm in needed - set(complete(results))]:
+        return f"Undecided: not all ten seeds of {', '.join(missing)} are there."
+    found = [paired(results, arm, control, PRIMARY) for arm, control in CLAIM]
+    if any(c.pairs < len(SEEDS) for c in found):
+        return "Undecided: the primary outcome is missing for some seeds."
+    said = [
+        f"{c.arm} minus {c.control}: {c.mean:+.3f}, 95 % interval {c.low:+.3f} to {c.high:+.3f}, "
+        f"p = {_p(c.p)}."
+        for c in found
+    ]
+    against = [f"{c.arm} minus {c.control}" for c in found if not c.low > 0]
+    end = (
+        f"Refuted: the interval of {' and of '.join(against)} does not lie above 0."
+        if against
+        else "Not refuted."
+    )
+    return " ".join([*said, end])
+
+
+def first_batches(results: Results) -> str:
+    """Whether all arms of each seed sampled the same first batch from the same warm start. Arms that sample
+    ahead are left out of the first: what shares the engine's batches with theirs depends on timing."""
+    odd = []
+    for seed in sorted({seed for mine in results.values() for seed in mine}):
+        mine = [arm[seed] for arm in results.values() if seed in arm]
+        same = [results[arm][seed] for arm in results if seed in results[arm] and not samples_ahead(arm)]
+        if len({result.first_batch() for result in same}) > 1:
+            odd.append(f"the first batches of seed {seed} differ")
+        if len({result.header["warm_start"] for result in mine}) > 1:
+            odd.append(f"the warm starts of seed {seed} differ")
+    return "; ".join(odd) or "All arms of each seed share the warm start and the first batch."
+
+
+def samples_ahead(arm: str) -> bool:
+    return bool(ARMS[arm].settings.get("rollout.max_staleness"))
+
+
+def everything(results: Results) -> str:
+    """The whole page."""
+    parts = [
+        "## Verdict",
+        verdict(results),
+        first_batches(results),
+        "## Primary outcome",
+        contrasts_table(results),
+        "## Arms (means over seeds)",
+        arms_table(results),
+        "## Secondary outcomes",
+        *(contrasts_table(results, key) for key in SECONDARY),
+        "## Runs",
+        runs_table(results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _mean(found: list[Outcomes], key: str) -> str:
+    values = [value for o in found if (value := getattr(o, key)) is not None]
+    return _number(statistics.fmean(values)) if values else "-"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 10 else f"{value:.3f}"
+
+
+def _p(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4f}" if value < 0.01 else f"{value:.2f}"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _head(*names: str) -> list[str]:
+    return [_row(*names), "| --- " * len(names) + "|"]

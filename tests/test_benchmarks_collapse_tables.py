@@ -1,0 +1,248 @@
+"""Tables, verdict and the committed form of a cell, from made-up runs with numbers worked out by hand."""
+
+import gzip
+import json
+
+import pytest
+
+from benchmarks.collapse.arms import SEEDS
+from benchmarks.collapse.cells import MOST_FAILURES, Cell
+from benchmarks.collapse.collected import collect, read, read_all, reproducible
+from benchmarks.collapse.grid import warm_file
+from benchmarks.collapse.outcomes import COLUMNS, planned
+from benchmarks.collapse.tables import (
+    arms_table,
+    complete,
+    contrasts_table,
+    everything,
+    first_batches,
+    runs_table,
+    verdict,
+)
+
+
+def made_up(folder, arm, seed, em, *, greedy=0.5, first_reward=0.5, searches=2.0, steps=150, extra=None):
+    """A run folder as `unspiral train` leaves it. em: the sampled score from step 60 on; .5 before."""
+    cell = Cell(arm, seed, folder)
+    cell.run.mkdir(parents=True, exist_ok=True)
+    with open(cell.run / "metrics.jsonl", "w") as f:
+        for step in range(1, steps + 1):
+            row = {
+                "step": step,
+                "attempt": 0,
+                "reward/mean": first_reward if step == 1 else 0.5,
+                "grad_norm/max": 100.0 if step == 7 else 1.0,
+                "probe/fixed": -0.1 if step < 100 else -0.3,
+                "displacement/share_negative": 0.25,
+                "entropy": 0.125,
+                "rollout/searches": searches,
+                "rollout/length": 20.0,
+                "logp/right": -0.123456789,
+                "time/step": 1.5 + seed,
+                "phase": "healthy",
+            }
+            f.write(json.dumps(row | (extra or {})) + "\n")
+    with open(cell.run / "events.jsonl", "w") as f:
+        f.write(json.dumps({"event": "alarm", "at_step": 3}) + "\n")
+        for step in planned():
+            for mode, value in (("greedy", greedy), ("sampled", em if step >= 60 else 0.5)):
+                overall = {"em": value, "f1": value, "n": 500}
+                f.write(
+                    json.dumps({"event": "evaluation", "step": step, "mode": mode, "overall": overall}) + "\n"
+                )
+    summary = {"exit": 0, "steps": steps, "seconds": 200.0}
+    (cell.run / "summary.json").write_text(json.dumps(summary))
+    return cell
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """grpo .20 in all seeds; llds_0.5 .30 + .01 x (seed - 100); half_grpo .30 always; llds_0.2 not whole."""
+    folder, out = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("results")
+    for seed in SEEDS:
+        for arm, em in (("grpo", 0.2), ("llds_0.5", 0.3 + (seed - 100) / 100), ("half_grpo", 0.3)):
+            assert collect(made_up(folder, arm, seed, em), out) == "written"
+    assert collect(made_up(folder, "llds_0.2", 100, 0.9), out) == "written"
+    return out
+
+
+def rows_of(table):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_the_runs_table_has_every_number(results):
+    row = rows_of(runs_table(read_all(results)))[0]
+    # EM, steps, greedy, fall .5 - .2, log10 100, -.1 - -.3, share, entropy, searches
+    assert row == [
+        "grpo",
+        "100",
+        "0.200",
+        "> 150",
+        "0.500",
+        "0.300",
+        "2.000",
+        "0.200",
+        "0.250",
+        "0.125",
+        "2.000",
+        "0",
+    ]
+    assert len(rows_of(runs_table(read_all(results)))) == 31
+
+
+def test_the_arms_table_is_the_mean_over_seeds(results):
+    rows = rows_of(arms_table(read_all(results)))
+    assert [row[0] for row in rows] == ["grpo", "llds_0.5", "half_grpo", "llds_0.2"]
+    assert [row[2] for row in rows] == ["10", "10", "10", "1"]
+    assert rows[1][3:7] == ["0", "0.345", "150", "0.500"]
+    assert rows[1][7] == "0.155"  # the best is the first, .5, and the end is .345 on average
+
+
+def test_the_contrasts_table_by_hand(results):
+    found = read_all(results)
+    assert complete(found) == ("grpo", "llds_0.5", "half_grpo")
+    rows = {(row[0], row[1]): row[2:] for row in rows_of(contrasts_table(found))}
+    assert set(rows) == {("llds_0.5", "grpo"), ("half_grpo", "grpo"), ("llds_0.5", "half_grpo")}
+    # Differences .10 to .19: all of one sign, so p = 2 / 1024; Holm over three: x 3.
+    pairs, mean, span, p, adjusted = rows["llds_0.5", "grpo"]
+    assert (pairs, mean, p, adjusted) == ("10", "+0.145", "0.0020", "0.0059")
+    low, high = map(float, span.split(" to "))
+    # The plain normal interval is .145 -+ 1.96 x .0287 / sqrt(10).
+    assert (low, high) == (pytest.approx(0.127, abs=0.003), pytest.approx(0.163, abs=0.003))
+    assert rows["half_grpo", "grpo"] == ["10", "+0.100", "+0.100 to +0.100", "0.0020", "0.0059"]
+    # 0, .01, ... .09: one pair of ten is 0, so 4 of 1,024 flips reach the sum.
+    pairs, mean, span, p, adjusted = rows["llds_0.5", "half_grpo"]
+    assert (pairs, mean, p, adjusted) == ("10", "+0.045", "0.0039", "0.0059")
+
+
+def test_the_verdict_needs_both_contrasts(results, tmp_path):
+    found = read_all(results)
+    said = verdict(found)
+    assert said.endswith("Not refuted.")
+    assert said.startswith("llds_0.5 minus grpo: +0.145, 95 % interval +0.1")
+    # Half the rate as good as LLDS: refuted by the second contrast alone.
+    for seed in SEEDS:
+        made = made_up(tmp_path / "runs", "half_grpo", seed, 0.5)
+        collect(made, tmp_path / "results")
+    changed = found | {"half_grpo": read_all(tmp_path / "results")["half_grpo"]}
+    assert verdict(changed).endswith(
+        "Refuted: the interval of llds_0.5 minus half_grpo does not lie above 0."
+    )
+
+
+def test_an_interval_that_covers_0_refutes(results, tmp_path):
+    for seed in SEEDS:
+        collect(made_up(tmp_path / "runs", "grpo", seed, 0.3 if seed % 2 else 0.4), tmp_path / "results")
+    changed = read_all(results) | read_all(tmp_path / "results")
+    assert "Refuted: the interval of llds_0.5 minus grpo does not lie above 0." in verdict(changed)
+
+
+def test_without_all_ten_seeds_there_is_no_verdict(results):
+    found = read_all(results)
+    found["grpo"] = {seed: result for seed, result in found["grpo"].items() if seed != 104}
+    assert verdict(found) == "Undecided: not all ten seeds of grpo are there."
+    assert verdict({}) == "Undecided: not all ten seeds of grpo, llds_0.5, half_grpo are there."
+    assert "Undecided" in everything({})
+
+
+def test_a_pair_without_the_outcome_is_left_out_and_counted(results):
+    found = read_all(results)
+    del found["grpo"][100].sampled[90]
+    assert rows_of(contrasts_table(found))[0][2:4] == ["9", "+0.150"]
+    assert verdict(found) == "Undecided: the primary outcome is missing for some seeds."
+
+
+def test_the_page_is_whole(results):
+    page = everything(read_all(results))
+    for part in ("## Verdict", "## Primary outcome", "## Arms", "## Secondary outcomes", "## Runs"):
+        assert part in page
+    assert "nan" not in page
+    assert "All arms of each seed share the warm start and the first batch." in page
+
+
+def test_first_batches_that_differ_are_named(results, tmp_path):
+    collect(made_up(tmp_path / "runs", "grpo", 103, 0.2, first_reward=0.4), tmp_path / "results")
+    found = read_all(results)
+    found["grpo"][103] = read_all(tmp_path / "results")["grpo"][103]
+    assert first_batches(found) == "the first batches of seed 103 differ"
+
+
+# -- the committed form
+
+
+def test_a_collected_cell_holds_what_the_outcomes_need_and_is_small(tmp_path):
+    cell = made_up(tmp_path / "runs", "grpo", 100, 0.2)
+    file = warm_file(cell.folder, 100)
+    file.parent.mkdir()
+    file.write_text('{"sha256": "abc", "path": "x"}')
+    assert collect(cell, tmp_path / "out") == "written"
+    packed = tmp_path / "out/grpo/100.jsonl.gz"
+    assert packed.stat().st_size < 4_000
+    found = read(packed)
+    assert found.header | {"fingerprint": 0, "versions": 0} == {
+        "arm": "grpo",
+        "seed": 100,
+        "steps": 150,
+        "died": False,
+        "attempts": 1,
+        "seconds": 200.0,
+        "fingerprint": 0,
+        "warm_start": "abc",
+        "versions": 0,
+    }
+    assert set(found.rows[0]) == {"step", *COLUMNS}
+    assert found.sampled == {step: 0.2 if step >= 60 else 0.5 for step in planned()}
+    assert found.first_batch() == (0.5, 20.0, 2.0)
+
+
+def test_the_same_bits_are_recognised_and_others_are_kept_out(tmp_path):
+    out = tmp_path / "out"
+    assert collect(made_up(tmp_path / "a", "grpo", 100, 0.2), out) == "written"
+    before = (out / "grpo/100.jsonl.gz").read_bytes()
+    again = made_up(tmp_path / "b", "grpo", 100, 0.2, extra={"time/step": 9.0, "rollout/tokens_per_s": 3.0})
+    assert collect(again, out) == "same bits"
+    other = made_up(tmp_path / "c", "grpo", 100, 0.2, extra={"logp/right": -0.1234567891})
+    assert collect(other, out) == "other bits"
+    assert (out / "grpo/100.jsonl.gz").read_bytes() == before
+    assert collect(other, out, replace=True) == "written"
+    # Every metric is in the fingerprint, so the bytes differ though the columns do not.
+    with gzip.open(out / "grpo/100.jsonl.gz", "rt") as text:
+        assert "logp" not in text.read()
+
+
+def test_the_same_cell_gives_the_same_bytes(tmp_path):
+    cell = made_up(tmp_path / "a", "grpo", 100, 0.2)
+    for out in ("x", "y"):
+        collect(cell, tmp_path / out)
+    assert (tmp_path / "x/grpo/100.jsonl.gz").read_bytes() == (tmp_path / "y/grpo/100.jsonl.gz").read_bytes()
+
+
+def test_a_cell_that_is_not_whole_is_not_collected_unless_it_died(tmp_path):
+    cell = made_up(tmp_path / "a", "grpo", 100, 0.2, steps=80)
+    assert collect(cell, tmp_path / "out") == "not ended"
+    for _ in range(MOST_FAILURES):
+        cell.failed(1)
+    assert collect(cell, tmp_path / "out") == "written"
+    found = read(tmp_path / "out/grpo/100.jsonl.gz")
+    assert found.header["died"] and found.header["steps"] == 80
+
+
+def test_times_rates_and_attempts_are_not_of_the_fingerprint():
+    row = {
+        "step": 1,
+        "time/step": 2.0,
+        "rollout/tokens_per_s": 3.0,
+        "attempt": 1,
+        "entropy": 0.1,
+        "phase": "healthy",
+    }
+    assert reproducible(row) == {"step": 1, "entropy": 0.1, "phase": "healthy"}
+
+
+def test_of_an_evaluation_that_a_resumed_run_repeats_the_last_counts(tmp_path):
+    cell = made_up(tmp_path / "a", "grpo", 100, 0.2)
+    with open(cell.run / "events.jsonl", "a") as f:
+        overall = {"em": 0.9, "f1": 0.9, "n": 500}
+        f.write(json.dumps({"event": "evaluation", "step": 60, "mode": "sampled", "overall": overall}) + "\n")
+    collect(cell, tmp_path / "out")
+    assert read(tmp_path / "out/grpo/100.jsonl.gz").sampled[60] == 0.9
