@@ -60,6 +60,7 @@ lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/lint-imports --no-cache
+	.venv/bin/mypy
 
 clean:
 	rm -rf .venv .venv-oldest build *.egg-info

@@ -281,7 +281,7 @@ class MonitorRules(Settings):
     """Alarm `entropy_high` when entropy is this far above its usual level (and twice as high), in nats per
     token."""
     searches_low_share: float = Field(0.25, gt=0, lt=1)
-    """Alarm `interaction` when there are fewer searches per trajectory than this share of the usual number."""
+    """Alarm `interaction` when trajectories have fewer searches than this share of their usual number."""
     searches_high_ratio: float = Field(1.8, gt=1)
     """Alarm `interaction` when there are this many times the usual number of searches (and 1.4 more)."""
     share_rise: float = Field(0.2, gt=0, lt=1)

@@ -24,7 +24,7 @@ import Stemmer
 from retriever_service.bm25 import analysis
 from retriever_service.bm25 import build as bm25_build
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
-from retriever_service.bm25.stop_words import STOP_WORDS
+from retriever_service.bm25.stop_words import ENGLISH, OTHERS, stop_words
 from retriever_service.description import verify
 from retriever_service.errors import IndexInvalid
 from retriever_service.index import Index
@@ -344,18 +344,16 @@ def test_pruning_changes_no_result_on_skewed_postings(tmp_path):
             np.testing.assert_allclose(scores[[row for row, _ in ranked]], [s for _, s in ranked], rtol=1e-5)
 
 
-def test_stop_words_are_those_that_indexes_were_built_without():
+def test_stop_words_are_those_that_indexes_were_built_without(monkeypatch):
     """An index holds none of them: a list that changes would make old indexes miss words of queries."""
-    theirs = {
-        name.removeprefix("STOPWORDS_").lower(): set(words)
-        for name, words in vars(bm25s.stopwords).items()
-        if name.startswith("STOPWORDS_")
-    }
-    theirs["english"] = theirs["en"]
-    assert set(STOP_WORDS["english"]) == theirs["en"] and len(STOP_WORDS["english"]) == 33
-    assert {language: set(words) for language, words in STOP_WORDS.items()} == {
-        language: theirs[language] for language in STOP_WORDS
-    }
+    assert set(bm25s.stopwords.STOPWORDS_EN) == ENGLISH and len(ENGLISH) == 33
+    sizes = {language: len(stop_words(language)) for language in OTHERS}
+    assert sizes["german"] == len(set(bm25s.stopwords.STOPWORDS_GERMAN)) and min(sizes.values()) > 30, sizes
+    assert stop_words("finnish") == frozenset()
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    assert stop_words("english") == ENGLISH
+    with pytest.raises(EnvironmentLacks, match=r"stop words of language 'german': .*\[languages\]"):
+        stop_words("german")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import Stemmer
 
-from retriever_service.bm25.stop_words import STOP_WORDS
+from retriever_service.bm25.stop_words import stop_words
 from services.common.errors import UserError
 from services.common.names import accepted
 
@@ -45,9 +45,7 @@ class Analyzer:
         self.settings = settings
         plain = settings.language == "none"
         self._turkish = settings.language == "turkish"
-        self._stop = frozenset(
-            STOP_WORDS.get(settings.language, ()) if settings.stop_words and not plain else ()
-        )
+        self._stop = stop_words(settings.language) if settings.stop_words and not plain else frozenset()
         self._stem = Stemmer.Stemmer(settings.language).stemWord if settings.stem and not plain else None
 
     def terms(self, text: str) -> list[str]:

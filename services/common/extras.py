@@ -19,7 +19,7 @@ INSTALL = {
 
 EXTRAS = {
     "accelerate": "models",
-    "bm25s": "cpu",
+    "bm25s": "languages",
     "deepspeed": "cpu",
     "faiss": "dense",
     "gguf": "models",

@@ -117,8 +117,8 @@ def require_same_model(driver: Restorable) -> None:
     if found:
         what, before, now = found[0]
         raise UserError(
-            f"model.path: {folder} has changed since the run began, and its learner cannot be restored from it: "
-            f"{what} was {before} and is {now}; put it back and go on with --resume latest"
+            f"model.path: {folder} has changed since the run began, and its learner cannot be restored from "
+            f"it: {what} was {before} and is {now}; put it back and go on with --resume latest"
         )
 
 

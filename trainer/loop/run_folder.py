@@ -63,7 +63,8 @@ class RunFolder:
                 else "begin it anew (it has no checkpoint) by"
             )
             raise UserError(
-                f"run.name: {self.path} holds a run already; choose another run.name, or {way} --resume latest"
+                f"run.name: {self.path} holds a run already; choose another run.name, or {way} "
+                "--resume latest"
             )
         keep_json_lines(self.path / "events.jsonl", lambda event: True)
         write_atomically(self.path / "config.yaml", dump_config(self.config, secrets=False))

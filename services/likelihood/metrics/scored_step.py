@@ -70,8 +70,8 @@ class ScoredStep:
         return [[a.document_ids for a in t.actions] for t in self.trajectories]
 
     def metrics(self, rollout_seconds: float | None = None) -> dict[str, float]:
-        """Every metric of `step_metrics`. A trajectory without a reward, which has left the losses, is in none
-        of those that concern likelihood."""
+        """Every metric of `step_metrics`. Trajectories without a reward, which have left the losses, are in
+        none of those that concern likelihood."""
         groups = [t.group for t in self.trajectories]
         unknown = self.verdict == Verdict.UNKNOWN
         tokens, table = _without(self.tokens, unknown), self.actions.only(~unknown)
