@@ -123,7 +123,8 @@ async def compose(
     settings: RolloutSettings,
 ) -> list[Trajectory]:
     """Demonstrations of the questions whose answer can be found, in their order. encoder: of the template's
-    tokenizer. Raises UserError where the template does not read the tags that demonstrations are written in."""
+    tokenizer. Raises UserError where the template does not read the tags in which demonstrations are written.
+    """
     for kind in ("search", "answer"):
         if template.parse(f"<{kind}> x </{kind}>") != ParsedAction(kind, "x"):
             raise UserError(
