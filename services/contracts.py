@@ -116,9 +116,11 @@ class Trajectory:
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Whole sequence: token_ids int32 [T], action_ids int16 [T] (-1 outside the mask), sampler log-probs
         float32 [T] (0 outside)."""
-        tokens = list(self.prompt_ids)
-        actions = [-1] * len(tokens)
-        logps = [0.0] * len(tokens)
+        tokens, actions, logps = (
+            list(self.prompt_ids),
+            [-1] * len(self.prompt_ids),
+            [0.0] * len(self.prompt_ids),
+        )
         index = 0
         for segment in self.segments:
             n = len(segment.token_ids)
@@ -169,15 +171,16 @@ class TokenBatch:
 
     def take(self, rows: list[int]) -> TokenBatch:
         """The rows named, in that order."""
-        total = len(self.token_ids)
-        lengths = np.diff(self.offsets)[rows]
+        total, lengths = len(self.token_ids), np.diff(self.offsets)[rows]
         index = (
             np.concatenate([np.arange(self.offsets[b], self.offsets[b + 1]) for b in rows])
             if rows
             else np.zeros(0, np.int64)
         )
 
-        def pick(column: np.ndarray) -> np.ndarray:
+        def pick(column: np.ndarray | None) -> np.ndarray | None:
+            if column is None:
+                return None
             return column[index] if len(column) == total else column[rows]
 
         return TokenBatch(
@@ -185,8 +188,8 @@ class TokenBatch:
             np.cumsum([0, *lengths]),
             self.token_ids[index],
             self.action_ids[index],
-            None if self.logp_sampler is None else pick(self.logp_sampler),
-            None if self.logp_old is None else pick(self.logp_old),
+            pick(self.logp_sampler),
+            pick(self.logp_old),
             {k: pick(v) for k, v in self.extra.items()},
         )
 

@@ -1,8 +1,7 @@
 """The learner's weights to the rollout workers, from the driver's side.
 
     receivers = pool.receivers(v)          who does not hold version v whole
-    update = learner.offer_weights(v)      what will come, and where to meet: a group that is kept while its
-                                           members stay
+    update = learner.offer_weights(v)      what will come, and where to meet: a group that is kept for as long as its members stay
     learner.send_weights() | pool.sync(update)          at the same time
 
 A worker that dies, hangs or fails on the way leaves the pool. Those that were in the same group are sent the
