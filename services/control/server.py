@@ -16,12 +16,12 @@ from services.common.http.bodies import json_body, read_body
 from services.common.http.faults import WITH_BODY, described, text_answer
 from services.control.proof import proof
 from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Control, ControlError, Done, RunStatus, Scale
-from services.worker_state import WorkerState
 
 MAX_BODY_BYTES = 4096
 AWAY = described(504)
 TO_A_RUN = AWAY | WITH_BODY | described(409)
 SCALE_ACCEPTS = f'expected {{"n": N}} with N a whole number from 1 to {MAX_WORKERS}, or "all", and optionally "ahead": true'
+WORKER_STATES = ("starting", "waiting", "ready", "syncing", "draining", "failed")
 
 Nonce = Annotated[
     str | None,
@@ -146,7 +146,7 @@ class ControlMetrics:
         self.steps.set(status.steps)
         self.version.set(status.version)
         self.target.set(status.target)
-        for state in WorkerState:
+        for state in WORKER_STATES:
             self.workers.labels(state).set(sum(w.state == state for w in status.workers))
         self.tokens.set(status.tokens_per_s)
         self.restores.set(status.restores)
