@@ -117,9 +117,11 @@ class Trajectory:
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Whole sequence: token_ids int32 [T], action_ids int16 [T] (-1 outside the mask), sampler log-probs
         float32 [T] (0 outside)."""
-        tokens = list(self.prompt_ids)
-        actions = [-1] * len(tokens)
-        logps = [0.0] * len(tokens)
+        tokens, actions, logps = (
+            list(self.prompt_ids),
+            [-1] * len(self.prompt_ids),
+            [0.0] * len(self.prompt_ids),
+        )
         index = 0
         for segment in self.segments:
             n = len(segment.token_ids)

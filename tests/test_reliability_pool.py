@@ -116,9 +116,8 @@ async def seen():
     settings, out = RolloutSettings(engine="transformers"), []
     for i in range(2):
         group = await placement.reserve(settings)
-        worker = placement.create_worker(
-            f"w{i}.1", settings, group, WorkerArguments("", "", 1, WeightSyncSettings())
-        )
+        arguments = WorkerArguments("", "", 1, WeightSyncSettings())
+        worker = placement.create_worker(f"w{i}.1", settings, group, arguments)
         out.append((await worker.info(timeout_seconds=60), worker))
     return sorted(s for s, _ in out)
 print(asyncio.run(seen()))

@@ -138,7 +138,7 @@ async def test_half_written_workers_may_hope_while_a_version_is_to_be_sent_again
     await asyncio.sleep(0.05)
     assert not batch.done()
     survivor.state, survivor.version = WorkerState.READY, book.version
-    pool._changed()
+    pool._dispatch()
     assert len(await asyncio.wait_for(batch, 10)) == 2
 
 

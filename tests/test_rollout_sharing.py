@@ -152,7 +152,7 @@ async def test_an_engine_that_does_not_get_up_does_not_keep_the_learner_waiting(
     book = pool_of(target=1)._membership
     book._fill()
     await until(lambda: started and started[0].calls)
-    await asyncio.wait_for(book._turns.of_learner(timeout_seconds=0.1), 5)
+    await asyncio.wait_for(book._turns.give_to_learner(timeout_seconds=0.1), 5)
     assert started[0].killed
 
 

@@ -9,6 +9,7 @@ import pytest
 from rollout_fakes import ScriptedWorker
 
 from services.contracts import WorkerInfo
+from services.control.server import WORKER_STATES
 from services.rollout.pool.member import Member
 from services.rollout.pool.worker_handle import RayWorkerHandle, WorkerHandle
 from services.rollout.worker.worker import RolloutWorker
@@ -46,7 +47,7 @@ def test_every_state_is_in_the_table_and_can_be_reached_from_the_first():
 
 
 def test_others_see_the_states_as_plain_words():
-    assert [f"{state}" for state in WorkerState] == list(LEGAL)
+    assert [f"{state}" for state in WorkerState] == list(LEGAL) == list(WORKER_STATES)
     assert json.dumps(WorkerState.READY) == '"ready"' and WorkerState.READY == "ready"
 
 

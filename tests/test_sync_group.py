@@ -94,7 +94,7 @@ def together(*calls, limit=30):
 
 
 def taking(receiver, ticket, name, model, problem=None, part=0):
-    ticket = Ticket.of(ticket.json())  # as it travels to vLLM's processes
+    ticket = Ticket.from_json(ticket.to_json())  # as it travels to vLLM's processes
     return lambda: receiver.receive(
         ticket,
         name,

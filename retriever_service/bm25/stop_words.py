@@ -1,8 +1,8 @@
 """Stop words by language: words that say little about a text, left out of passages and queries.
 
 An index holds none of these words, so the lists must stay as they are: a list that changes would make old
-indexes miss words of queries. English is Lucene's list. Those of the other languages are read from the package
-bm25s, which takes a second to import.
+indexes miss words of queries. English is Lucene's list. Those of the other languages are read from the
+package bm25s, which takes a second to import.
 """
 
 from __future__ import annotations

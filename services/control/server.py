@@ -148,7 +148,7 @@ class ControlMetrics:
         self.steps.set(status.steps)
         self.version.set(status.version)
         self.target.set(status.target)
-        for state in WorkerState:
+        for state in WORKER_STATES:
             self.workers.labels(state).set(sum(w.state == state for w in status.workers))
         self.tokens.set(status.tokens_per_s)
         self.restores.set(status.restores)

@@ -94,11 +94,11 @@ class Ticket:
             called += [f"worker {worker}" + (f" part {part}" if parts > 1 else "") for part in range(parts)]
         return called
 
-    def json(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def of(cls, text: str) -> Ticket:
+    def from_json(cls, text: str) -> Ticket:
         raw = json.loads(text)
         weights = raw.pop("weights")
         return cls(**raw, weights=weights and [(n, d, tuple(s)) for n, d, s in weights])
@@ -186,7 +186,7 @@ class Group:
         self._buffers: list[Tensor] = []
         self.begin(ticket)
         # Two connections: a call that waits holds its connection.
-        self._connections = [meet(ticket), meet(ticket)]
+        self._connections = [connect(ticket), connect(ticket)]
         self._store, self._poll_store = (_prefixed(c, ticket, part) for c in self._connections)
 
     def begin(self, ticket: Ticket) -> None:
@@ -314,7 +314,7 @@ class Group:
         if self._broken is None:
             self._broken = reason
             # In a thread: where the store's process hangs, this does too.
-            threading.Thread(target=_tell, args=(self._store, reason), daemon=True).start()
+            threading.Thread(target=_mark_broken, args=(self._store, reason), daemon=True).start()
 
     def leave(self, reason: str = "") -> None:
         """End this process's part; with a reason, tell the others not to wait."""
@@ -323,7 +323,7 @@ class Group:
         communicator, self.communicator = self.communicator, None
         connections, self._connections = self._connections, []
         self._buffers = []
-        part_from(self._ticket, connections)
+        keep_connections(self._ticket, connections)
         if communicator is not None:
             communicator.abort()
 
@@ -372,7 +372,7 @@ _idle: dict[tuple[str, int], list[Any]] = {}
 server is slow."""
 
 
-def meet(ticket: Ticket) -> Any:
+def connect(ticket: Ticket) -> Any:
     """Connect to a ticket's meeting place. Raises GroupBrokenError."""
     from torch.distributed import TCPStore
 
@@ -394,7 +394,7 @@ def meet(ticket: Ticket) -> Any:
         ) from e
 
 
-def part_from(ticket: Ticket, connections: Sequence[Any]) -> None:
+def keep_connections(ticket: Ticket, connections: Sequence[Any]) -> None:
     """Keep connections for the next group that meets at the same place."""
     _idle.setdefault((ticket.host, ticket.port), []).extend(connections)
     while len(_idle) > _KEPT_PLACES:
@@ -404,15 +404,15 @@ def part_from(ticket: Ticket, connections: Sequence[Any]) -> None:
 def break_group(ticket: Ticket, reason: str) -> None:
     """Tell all ranks of a group that one of them is gone. Does nothing where nobody is left to be told."""
     try:
-        store = meet(ticket)
+        store = connect(ticket)
         for part in range(ticket.parts if ticket.raw else 1):
-            _tell(_prefixed(store, ticket, part), reason)
-        part_from(ticket, [store])
+            _mark_broken(_prefixed(store, ticket, part), reason)
+        keep_connections(ticket, [store])
     except GroupBrokenError:
         return
 
 
-def _tell(store: Any, reason: str) -> None:
+def _mark_broken(store: Any, reason: str) -> None:
     try:
         store.compare_set("broken", "", reason)
     except RuntimeError:

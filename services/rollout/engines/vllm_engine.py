@@ -244,7 +244,7 @@ class VllmEngine:
         async with self._replacing(ticket.version):
             raise_failed(
                 await self._llm.collective_rpc(
-                    "unspiral_receive_weights", args=(ticket.json(), worker, problem)
+                    "unspiral_receive_weights", args=(ticket.to_json(), worker, problem)
                 )
             )
 
@@ -284,7 +284,7 @@ class VllmEngine:
         self._asleep = False
 
     async def lend_weights(self, ticket: Ticket) -> None:
-        await self._llm.collective_rpc("unspiral_lend_weights", args=(ticket.json(),))
+        await self._llm.collective_rpc("unspiral_lend_weights", args=(ticket.to_json(),))
         await loan_ended(lambda: self._llm.collective_rpc("unspiral_lend_outcome"))
 
     async def reset_prefix_cache(self) -> None:
@@ -382,7 +382,7 @@ class LockstepVllmEngine(OwnThread):
         )
 
     async def receive_weights(self, ticket: Ticket, worker: str, problem: str | None) -> None:
-        arguments = (ticket.json(), worker, problem)
+        arguments = (ticket.to_json(), worker, problem)
         await self._replace(
             ticket.version,
             lambda: raise_failed(self._llm.collective_rpc("unspiral_receive_weights", args=arguments)),
@@ -406,7 +406,7 @@ class LockstepVllmEngine(OwnThread):
         self._asleep = False
 
     async def lend_weights(self, ticket: Ticket) -> None:
-        await self._call(lambda: self._llm.collective_rpc("unspiral_lend_weights", args=(ticket.json(),)))
+        await self._call(lambda: self._llm.collective_rpc("unspiral_lend_weights", args=(ticket.to_json(),)))
         await loan_ended(lambda: self._call(lambda: self._llm.collective_rpc("unspiral_lend_outcome")))
 
     async def reset_prefix_cache(self) -> None:

@@ -92,7 +92,7 @@ class WorkerExtension:
     def unspiral_receive_weights(self, ticket: str, worker: str, problem: str | None) -> Outcome:
         """Take part in a group broadcast, and load what comes, each bucket as it comes. Returns the
         outcome, since exceptions lose their type on the way."""
-        return outcome_of(lambda: self._unspiral_receive(Ticket.of(ticket), worker, problem))
+        return outcome_of(lambda: self._unspiral_receive(Ticket.from_json(ticket), worker, problem))
 
     def _unspiral_receive(self, ticket: Ticket, worker: str, problem: str | None) -> None:
         model = self.model_runner.model
@@ -124,7 +124,7 @@ class WorkerExtension:
     def unspiral_lend_weights(self, ticket: str) -> None:
         """Begin to give this part's parameters to a joining worker, between the steps of this engine."""
         self._unspiral_state()[1].start(
-            Ticket.of(ticket),
+            Ticket.from_json(ticket),
             self.rank,
             device=self.device,
             parameters=lambda: list(self.model_runner.model.named_parameters()),

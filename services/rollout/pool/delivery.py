@@ -131,7 +131,7 @@ class Delivery:
             if not members and not roster.waiting:
                 roster.raise_if_no_worker_can_serve()
             results = await asyncio.gather(
-                *(self._give(m, update, group) for m in members), return_exceptions=True
+                *(self._send(m, update, group) for m in members), return_exceptions=True
             )
             failed = {m: r for m, r in zip(members, results, strict=True) if isinstance(r, BaseException)}
             _end_sync(before, failed)
@@ -183,7 +183,7 @@ class Delivery:
         error = failed[refused[0]]
         raise WeightSyncError(f"no worker took version {update.version} of the weights: {error}") from error
 
-    async def _give(self, member: Member, update: WeightUpdate, group: Ticket | None) -> None:
+    async def _send(self, member: Member, update: WeightUpdate, group: Ticket | None) -> None:
         limit = self._settings.timeout_seconds
         try:
             member.version = await member.worker.update_weights(
@@ -212,35 +212,35 @@ class Delivery:
         the worker's own errors."""
         try:
             # A worker that joined in mid-sync would hold the version before it, and idle until the next one.
-            while self._sync_comes or self._lacks(member):
+            while self._sync_comes or self._needs_weights(member):
                 if member.lost is not None:
                     raise member.lost
-                await self._approach(member)
+                await self._try_to_catch_up(member)
         finally:
             self._roster.waiting.discard(member)
             del self._failed_loans[member]
 
-    async def _approach(self, member: Member) -> None:
+    async def _try_to_catch_up(self, member: Member) -> None:
         """One attempt to get the weights in force, or one look at whether they could be had."""
         update = self.update
         from_group = update is not None and isinstance(update.payload, Ticket)
-        if from_group and self._lacks(member):
+        if from_group and self._needs_weights(member):
             self._wait_for_weights(member)
         lenders = self._lenders()
         if self._sync_comes or update is None:
-            await self._something_changes()
+            await self._wait_for_change()
         elif not from_group:
             await self._fetch(member, update)
         elif lenders and self._failed_loans[member] < LOANS:
             await self._borrow(member, lenders[0], update.backend)
         else:
-            await self._something_changes()
+            await self._wait_for_change()
 
     def _wait_for_weights(self, member: Member) -> None:
         self._roster.waiting.add(member)
         member.become(WorkerState.WAITING)
 
-    def _lacks(self, member: Member) -> bool:
+    def _needs_weights(self, member: Member) -> bool:
         if self.update is None:
             return False
         return member.version < self._roster.version or member.state is WorkerState.FAILED
@@ -249,7 +249,7 @@ class Delivery:
         """From the object store; where it lost the weights with their learner, wait until the learner's
         successor sends others."""
         try:
-            await self._give(member, update, None)
+            await self._send(member, update, None)
         except WeightsGoneError as e:
             self._roster.note(
                 {
@@ -261,9 +261,9 @@ class Delivery:
             )
             self._wait_for_weights(member)
             while self.update is update and member.lost is None:
-                await self._something_changes()
+                await self._wait_for_change()
 
-    async def _something_changes(self) -> None:
+    async def _wait_for_change(self) -> None:
         self._arrived.clear()
         await wait_at_most(self._arrived, LOOK_SECONDS)
 
@@ -296,7 +296,7 @@ class Delivery:
                 }
             )
             self._failed_loans[member] += 1
-            await self._something_changes()
+            await self._wait_for_change()
         elif error is not None:
             raise error
 
@@ -312,7 +312,7 @@ class Delivery:
         # Both sides at once: the sender returns only after the taker has come.
         given = asyncio.create_task(lender.worker.lend_weights(update, timeout_seconds=limit + SLACK_SECONDS))
         try:
-            await self._give(member, update, update.payload)
+            await self._send(member, update, update.payload)
         except BaseException as e:
             await self._stop_others(update.payload, e)
             raise

@@ -303,14 +303,14 @@ class Membership:
         # Deadlock otherwise: a starting worker waits for a sync that comes only after the learner's turn,
         # which waits for that worker.
         self._delivery.no_sync_comes()
-        await self._turns.of_learner(limit, self._starting_in_vain)
+        await self._turns.give_to_learner(limit, self._starting_in_vain)
         await self._in_turn("sleep", lambda m: m.worker.sleep(timeout_seconds=limit))
 
     async def wake(self) -> None:
         """Have all workers take the GPUs back; one that does not is replaced."""
         limit = self._settings.start_timeout_seconds
         await self._in_turn("wake", lambda m: m.worker.wake(timeout_seconds=limit))
-        self._turns.of_workers()
+        self._turns.give_to_workers()
 
     def _starting_in_vain(self) -> set[asyncio.Task]:
         """Tasks of workers that wait for weights which the learner sends only after its turn."""

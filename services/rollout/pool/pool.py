@@ -74,7 +74,7 @@ class RolloutPool:
         sync = sync or WeightSyncSettings()
         arguments = WorkerArguments(model_path, retriever_url, retriever_timeout_seconds, sync)
         self._settings = settings
-        self._roster = Roster(settings, on_event=on_event, on_change=self._changed)
+        self._roster = Roster(settings, on_event=on_event, on_change=self._dispatch)
         self._delivery = Delivery(sync, self._roster, parts=settings.tensor_parallel)
         self._membership = Membership(self._roster, self._delivery, arguments, learner_gpus=learner_gpus)
         self._pending: deque[Job] = deque()
@@ -206,7 +206,7 @@ class RolloutPool:
             raise ValueError(f"uids must be unique; {repeated[0]} comes more than once")
         if self._settings.deterministic:
             return await self._rollout_in_lockstep(requests, on_done)
-        jobs = self._jobs(requests)
+        jobs = self._make_jobs(requests)
         for job in jobs:
             if on_done is not None:
                 job.future.add_done_callback(
@@ -214,7 +214,7 @@ class RolloutPool:
                 )
         self._open.update(jobs)
         self._pending.extend(jobs)
-        self._changed()
+        self._dispatch()
         try:
             return list(await asyncio.gather(*(job.future for job in jobs)))
         finally:
@@ -227,7 +227,7 @@ class RolloutPool:
                 for uid in abandoned & member.jobs.keys():
                     member.jobs[uid].cancel()
 
-    def _jobs(self, requests: list[TrajectoryRequest]) -> list[Job]:
+    def _make_jobs(self, requests: list[TrajectoryRequest]) -> list[Job]:
         """Groups stay together, but one larger than a worker's share is split, or workers would idle."""
         share = math.ceil(len(requests) / max(1, self._roster.target))
         seen: Counter[str] = Counter()
@@ -238,7 +238,7 @@ class RolloutPool:
             jobs.append(Job(request, asyncio.get_running_loop().create_future(), home))
         return jobs
 
-    def _changed(self) -> None:
+    def _dispatch(self) -> None:
         """Give what waits to workers that serve, the least loaded first."""
         self._change.set()
         free = [m for m in self._roster.serving() if len(m.jobs) < JOBS_PER_WORKER]
@@ -254,7 +254,7 @@ class RolloutPool:
                 self._homes[job.home] = member
             # Counted now and not when it runs: the next job of this loop must see the load.
             member.outstanding_tokens += self._expected_tokens(job.request)
-            self._give(member, job)
+            self._start_job(member, job)
             if len(member.jobs) >= JOBS_PER_WORKER:
                 free.remove(member)
         if not self._pending:
@@ -266,7 +266,7 @@ class RolloutPool:
             while self._pending:
                 self._fail(self._pending.popleft(), e)
 
-    def _give(self, member: Member, job: Job) -> None:
+    def _start_job(self, member: Member, job: Job) -> None:
         begun = False
 
         async def run() -> None:
@@ -280,7 +280,7 @@ class RolloutPool:
             if not begun:
                 member.jobs.pop(job.request.uid, None)
                 self._cut_short(member, job)
-                self._changed()
+                self._dispatch()
 
         task = asyncio.create_task(run())
         member.jobs[job.request.uid] = task
@@ -305,7 +305,7 @@ class RolloutPool:
         finally:
             member.jobs.pop(job.request.uid, None)
             member.outstanding_tokens = max(0.0, member.outstanding_tokens - expected) if member.jobs else 0.0
-            self._changed()
+            self._dispatch()
 
     def _cut_short(self, member: Member, job: Job) -> None:
         """The worker was lost, or it is leaving and did not finish in time, or the caller has gone."""
@@ -316,7 +316,7 @@ class RolloutPool:
     def _run_again(self, member: Member, job: Job, error: BaseException) -> None:
         job.attempts += 1
         job.avoid = member
-        self._report(member, [job.request], job.attempts, error)
+        self._note_retry(member, [job.request], job.attempts, error)
         if job.attempts >= ATTEMPTS:
             self._fail(job, error)
         elif isinstance(error, RetrieverUnavailable):
@@ -329,7 +329,7 @@ class RolloutPool:
     async def _after_pause(self, job: Job) -> None:
         await asyncio.sleep(back_off(job.attempts))
         self._pending.append(job)
-        self._changed()
+        self._dispatch()
 
     def _fail(self, job: Job, error: BaseException) -> None:
         if not job.future.done():
@@ -354,7 +354,7 @@ class RolloutPool:
             self._written.popleft()
         return sum(tokens for _, tokens in self._written) / SPEED_SECONDS
 
-    def _report(
+    def _note_retry(
         self, member: Member, requests: list[TrajectoryRequest], attempt: int, error: BaseException
     ) -> None:
         for request in requests:
@@ -426,7 +426,7 @@ class RolloutPool:
                 return done
             finally:
                 member.jobs.pop(share[0].uid, None)
-            self._report(member, share, attempt, error)
+            self._note_retry(member, share, attempt, error)
             if attempt >= ATTEMPTS:
                 raise error
             if isinstance(error, RetrieverUnavailable):

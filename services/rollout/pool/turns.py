@@ -28,7 +28,7 @@ class Turns:
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
-    async def of_learner(
+    async def give_to_learner(
         self, timeout_seconds: float, in_vain: Callable[[], set[asyncio.Task]] = set
     ) -> None:
         """No engine starts from here on. Those that are starting are waited for, and given up after
@@ -42,5 +42,5 @@ class Turns:
                 task.cancel()
             await asyncio.wait(self._starting, timeout=min(left, LOOK_SECONDS) if left > 0 else LOOK_SECONDS)
 
-    def of_workers(self) -> None:
+    def give_to_workers(self) -> None:
         self._workers.set()
