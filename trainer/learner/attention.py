@@ -25,8 +25,6 @@ _UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 """Arguments of models whose attention is not plain: they would be silently ignored."""
 
 
-# The loop over rows would be traced anew for each number of them, and after the eighth not at all.
-@torch.compiler.disable
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -104,5 +102,7 @@ def register() -> str:
     skip_scikit_learn()
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, attention)
+    # The compiler would trace the loop over rows anew for each number of them, and after the eighth not at
+    # all. A decorator would load the compiler, for seconds, wherever this module is imported.
+    AttentionInterface.register(NAME, torch.compiler.disable(attention))
     return NAME
