@@ -88,7 +88,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scalin
         scale=scaling,
         **options,
     )
-    assert isinstance(out, Tensor)  # more only where more is asked for
+    assert isinstance(out, Tensor)  # it is a tuple only where log-sum-exps are asked for
     return out.transpose(0, 1)[None]
 
 
