@@ -17,7 +17,6 @@ from services.common.http.bodies import json_body, read_body
 from services.common.http.faults import WITH_BODY, described, text_answer
 from services.control.proof import proof
 from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Control, Done, RunStatus, Scale
-from services.worker_state import WorkerState
 
 MAX_BODY_BYTES = 4096
 AWAY = described(504)

@@ -25,8 +25,6 @@ _UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 """Arguments of models whose attention is not plain: they would be silently ignored."""
 
 
-# The loop over rows would be traced anew for each number of them, and after the eighth not at all.
-@torch.compiler.disable
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -90,7 +88,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scalin
         scale=scaling,
         **options,
     )
-    assert isinstance(out, Tensor)  # more only where more is asked for
+    assert isinstance(out, Tensor)  # it is a tuple only where log-sum-exps are asked for
     return out.transpose(0, 1)[None]
 
 
@@ -104,5 +102,7 @@ def register() -> str:
     skip_scikit_learn()
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, attention)
+    # The compiler would trace the loop over rows anew for each number of them, and after the eighth not at
+    # all. A decorator would load the compiler, for seconds, wherever this module is imported.
+    AttentionInterface.register(NAME, torch.compiler.disable(attention))
     return NAME

@@ -163,7 +163,7 @@ class Driver(RunState):
         return self.summary()
 
     def out_of_time(self, began: float) -> bool:
-        """Whether `trainer.max_minutes` have passed, which is said."""
+        """Whether `trainer.max_minutes` have passed; if so, a line says it."""
         minutes = self.config.trainer.max_minutes
         if not minutes or time.monotonic() - began <= 60 * minutes:
             return False
