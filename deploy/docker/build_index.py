@@ -13,6 +13,7 @@ from retriever_service.index import read_info
 from retriever_service.indexing.corpus import checksum
 from trainer.commands.cli import main
 from trainer.data.models import resolve_file
+from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its files (lab:train_corpus:0)
 
 
 def arguments(corpus: str, out: str) -> list[str]:
