@@ -10,6 +10,7 @@ import typer
 from trainer.commands.cli import app
 from trainer.config.schema import load_config, parse_config
 from trainer.data.models import resolve_file
+from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its files
 from trainer.lab.demo import LabFiles, demo_config
 
 ROOT = Path(__file__).parent.parent

@@ -100,12 +100,10 @@ def test_a_demo_that_is_still_running_keeps_its_folder(tmp_path):
 
 
 def test_a_demo_that_is_stopped_does_not_promise_that_it_can_go_on(tmp_path, monkeypatch):
-    from trainer.session import run
-
     def stopped(config, console):
         raise signals.Stopped(signal.SIGINT)
 
-    monkeypatch.setattr(run, "train", stopped)
+    monkeypatch.setattr(show, "train", stopped)
     monkeypatch.setattr(show, "prepared", lambda *a: SimpleNamespace(model="m"))
     monkeypatch.setattr(show, "demo_config", lambda *a, **k: None)
     monkeypatch.setattr(show, "fresh_config", lambda raw: None)

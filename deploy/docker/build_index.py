@@ -14,6 +14,7 @@ from retriever_service.errors import IndexInvalid, OtherFormat
 from retriever_service.indexing.corpus import checksum
 from trainer.commands.cli import main
 from trainer.data.models import resolve_file
+from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its files (lab:train_corpus:0)
 
 
 def arguments(corpus: str, out: str) -> list[str]:
