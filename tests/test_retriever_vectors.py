@@ -77,7 +77,7 @@ def test_what_another_build_left_is_no_part_of_the_index(tmp_path, vectors, monk
     def breaks(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("retriever_service.bm25.build.write_bm25", breaks)
+    monkeypatch.setattr("retriever_service.indexing.parts.write_bm25", breaks)
     with pytest.raises(KeyboardInterrupt):
         build_index(CORPUS, out)
     work = tmp_path / "i.building"
@@ -215,8 +215,8 @@ def killed_and_gone_on_with(tmp_path, where, when, **options):
     ("where", "when"),
     [
         ("retriever_service.indexing.scan:Scanner._refuse_repeated_ids", "before"),
-        ("retriever_service.bm25.build:write_bm25", "before"),
-        ("retriever_service.bm25.build:write_bm25", "after"),
+        ("retriever_service.indexing.parts:write_bm25", "before"),
+        ("retriever_service.indexing.parts:write_bm25", "after"),
         ("retriever_service.indexing.build:Build.seal", "after"),
         ("retriever_service.indexing.build:read_info", "before"),
         ("os:rename", "before"),
@@ -254,5 +254,5 @@ def test_so_does_a_build_of_vectors(tmp_path, tiny_encoder, when):
     pytest.importorskip("sentence_transformers")
     options = {"backend": "dense", "model": tiny_encoder, "family": "e5"}
     build_index(CORPUS, tmp_path / "whole", **options)
-    made = killed_and_gone_on_with(tmp_path, "retriever_service.dense.build:write_dense", when, **options)
+    made = killed_and_gone_on_with(tmp_path, "retriever_service.indexing.parts:write_dense", when, **options)
     assert made == verify(tmp_path / "whole").files
