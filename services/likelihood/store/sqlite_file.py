@@ -1,4 +1,5 @@
-"""One SQLite file shared by threads and processes: a connection a thread, write locks, errors in one line."""
+"""One SQLite file shared by threads and processes: a connection per thread, write locks, one-line
+errors."""
 
 from __future__ import annotations
 
