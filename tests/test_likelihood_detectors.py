@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,15 @@ def test_every_rule_reads_something_and_gives_advice():
     for rule, detector in DETECTORS.items():
         assert detector.rule == rule and detector.reads
         assert detector.advice.format(since=7).rstrip().endswith(".")
+
+
+def test_the_lanes_of_the_page_are_those_of_the_table():
+    script = (ROOT / "services" / "likelihood" / "static" / "page_lanes.js").read_text()
+    table = re.search(r"U\.RULES = \{(.*?)\n  \};", script, re.S)[1]
+    shown = {
+        rule: tuple(re.findall(r'"(.*?)"', names)) for rule, names in re.findall(r"(\w+): \[(.*?)\]", table)
+    }
+    assert shown == READS and list(shown) == list(READS)
 
 
 def test_healthy_is_earned_by_likelihood_and_reward():

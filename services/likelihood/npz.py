@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,29 +39,29 @@ class Entry:
 
 
 def unpacked_size(body: bytes) -> int:
-    """Bytes that the body claims to unpack to. Raises UserError for what is no npz, or claims too
-    much."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(body)) as archive:
-            return _claimed(archive, len(body))
-    except UserError:
-        raise
-    except Exception as e:  # whatever a damaged archive brings up in zipfile
-        raise UserError(f"token arrays: {ACCEPTED}") from e
+    """Bytes that the body claims to unpack to. Raises UserError for what is no npz, or claims too much."""
+    with _opened(body) as archive:
+        return _claimed(archive, len(body))
 
 
 def read_arrays(body: bytes) -> dict[str, np.ndarray]:
-    """The arrays by name, each of one dimension. Raises UserError for a body that is not whole, or
-    claims too much."""
+    """The arrays by name, each of one dimension. Raises UserError for a body that is not whole, or claims too
+    much."""
+    with _opened(body) as archive:
+        _claimed(archive, len(body))
+        return {file.filename.removesuffix(".npy"): _array(archive, file) for file in archive.infolist()}
+
+
+@contextmanager
+def _opened(body: bytes) -> Iterator[zipfile.ZipFile]:
+    """The archive; whatever goes wrong while it is read becomes one line."""
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
-            _claimed(archive, len(body))
-            return {file.filename.removesuffix(".npy"): _array(archive, file) for file in archive.infolist()}
+            yield archive
     except UserError:
         raise
-    except (
-        Exception
-    ) as e:  # zlib, struct, the parser of NumPy's headers, and what else a damaged archive meets
+    except Exception as e:
+        # zipfile, zlib, struct and the parser of NumPy's headers each raise their own on a damaged archive.
         raise UserError(f"token arrays: {ACCEPTED}") from e
 
 

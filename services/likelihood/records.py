@@ -19,7 +19,7 @@ from services.common.errors import UserError
 from services.common.names import accepted
 
 MAX_STEP = 1_000_000
-"""A curve is held densely, 8 bytes a step: one post of a far-off step must not cost gigabytes."""
+"""A curve is held densely, 8 bytes per step: one post of a far-off step must not cost gigabytes."""
 MAX_COUNT = 2**31 - 1
 MAX_METRICS = 2000
 MAX_TRAJECTORIES = 50_000

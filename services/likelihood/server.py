@@ -158,7 +158,7 @@ def create_app(
         """Keep the token arrays of a step (npz: uid, offsets, token_ids, action_ids, logp_old), those of the
         newest steps only.
 
-        Identifiers are 32-bit integers, actions 16-bit; other arrays hold one number a token or a
+        Identifiers are 32-bit integers, actions 16-bit; other arrays hold one number per token or
         trajectory."""
         async with memory.body(request, MAX_TOKEN_BYTES, unpacked_tokens_size) as body:
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 
 from services.likelihood.monitor.alarms import PHASES
+from services.likelihood.monitor.detectors.table import READS
 from services.likelihood.service import LikelihoodService
 
 ALIVE_SECONDS = 3600
@@ -61,14 +62,20 @@ class ServiceMetrics:
             "unspiral_run_phase", "1 for the phase that a run is in", labels=["run", "phase"]
         )
         alarms = GaugeMetricFamily("unspiral_run_alarms", "Alarms of a run that stand", labels=["run"])
+        rules = GaugeMetricFamily(
+            "unspiral_run_alarm", "1 where the alarm of a rule stands", labels=["run", "rule"]
+        )
         for run in self.service.store.runs(MOST_RUNS):
             if run.updated <= time.time() - ALIVE_SECONDS or run.last_step is None:
                 continue
             summary = self.service.summary(run.run)
             step.add_metric([run.run], run.last_step)
             alarms.add_metric([run.run], len(summary["alarms"]))
+            standing = {alarm["rule"] for alarm in summary["alarms"]}
+            for rule in READS:
+                rules.add_metric([run.run, rule], float(rule in standing))
             for name in PHASES:
                 phase.add_metric([run.run, name], float(name == summary["phase"]))
             for name, value in summary["metrics"].items():
                 metric.add_metric([run.run, name], math.nan if value is None else value)
-        yield from (metric, step, phase, alarms)
+        yield from (metric, step, phase, alarms, rules)

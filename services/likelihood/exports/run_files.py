@@ -135,12 +135,9 @@ def read_run(path: Path) -> RunFiles:
     if (folder / "events.jsonl").exists():
         run.events = [row for _, row in read_jsonl(folder / "events.jsonl")]
     if (folder / "summary.json").exists():
-        try:
-            run.summary = orjson.loads((folder / "summary.json").read_bytes())
-            if not isinstance(run.summary, dict):
-                raise UserError(f"{folder / 'summary.json'}: expected a JSON object")
-        except (orjson.JSONDecodeError, OSError) as e:
-            raise UserError(f"{folder / 'summary.json'}: not JSON ({e})") from e
+        run.summary = _read_json(folder / "summary.json")
+        if not isinstance(run.summary, dict):
+            raise UserError(f"{folder / 'summary.json'}: expected a JSON object")
     if (folder / "config.yaml").exists():
         run.config = _plain(read_yaml(folder / "config.yaml"))
     return run
@@ -208,14 +205,18 @@ def _of_text(text: Any) -> Any:
 
 
 def _json_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    try:
-        loaded = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as e:
-        raise UserError(f"{path}: not JSON ({e})") from e
+    loaded = _read_json(path)
     rows = loaded.get("log_history") if isinstance(loaded, dict) else loaded
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path}: expected a list of objects, or an object with `log_history`")
     return list(enumerate(rows, 1))
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as e:
+        raise UserError(f"{path}: not JSON ({e})") from e
 
 
 def _with_step(row: dict[str, Any]) -> dict[str, Any]:

@@ -97,8 +97,8 @@ class LagMemory:
         *,
         right: Any = None,
     ) -> float | None:
-        """Call it once a step, after the update: `probe/lag`, the mean change a token of the right rows of
-        `lag_steps` steps ago.
+        """Call it once per step, after the update: `probe/lag`, the mean change per token of the right rows
+        of `lag_steps` steps ago.
 
         batch: tensors with B rows, whatever `score` needs; score(batch) -> [B, T] log-probs under the weights
         of now. right: [B] bool, `is_right(rewards, right_at)`; a trainer that knows no rewards leaves it out,

@@ -47,9 +47,10 @@ def displacement_metrics(table: ActionTable, advantages: np.ndarray, verdict: np
     """What the update did to the likelihood of the preserved set, advantage >= 0 (groups without variance are
     counted, as in LLDS).
 
-    `displacement/mean`: nats a token. `displacement/share_negative`: share of responses whose summed log-prob
-    fell; `displacement/share_negative_actions`: the same of actions; `.._action_0..` the two by action index;
-    `displacement/p10|p50|p90`: quantiles over responses of the mean change a token; `displacement/wrong`:
+    `displacement/mean`: nats per token. `displacement/share_negative`: share of responses whose summed
+    log-prob fell; `displacement/share_negative_actions`: the same of actions; `.._action_0..` the two by
+    action index;
+    `displacement/p10|p50|p90`: quantiles over responses of the mean change per token; `displacement/wrong`:
     mean over wrong answers. Trajectories that were not scored again, or have no reward, are left out.
     """
     change = table.change
@@ -78,8 +79,8 @@ def displacement_metrics(table: ActionTable, advantages: np.ndarray, verdict: np
 
 
 def lag_probe(batch: TokenBatch, logp_now: np.ndarray, rows: Sequence[int] | None = None) -> float | None:
-    """Mean change a token, in nats, of trajectories of some steps ago (`batch.logp_old`) under the weights of
-    now (`logp_now`, [sum T]).
+    """Mean change per token, in nats, of trajectories of some steps ago (`batch.logp_old`) under the
+    weights of now (`logp_now`, [sum T]).
 
     `rows` picks trajectories (the right ones); None takes all. The metric `probe/lag`.
     """
@@ -91,7 +92,8 @@ def lag_probe(batch: TokenBatch, logp_now: np.ndarray, rows: Sequence[int] | Non
 
 
 def fixed_probe(batch: TokenBatch, logp_now: np.ndarray) -> float | None:
-    """Mean log-prob a token of the frozen trajectories under the weights of now. The metric `probe/fixed`."""
+    """Mean log-prob per token of the frozen trajectories under the weights of now: the metric
+    `probe/fixed`."""
     table = ActionTable.of_tokens(batch, logp_now)
     return table.mean_per_token(table.before, np.ones(len(table.row), bool))
 
@@ -147,7 +149,7 @@ def reward_metrics(groups: Sequence[str], rewards: Sequence[float | None]) -> di
 
 
 def tool_round_metrics(table: ActionTable, tool_rounds: Sequence[int]) -> dict[str, float]:
-    """`nll/rounds_0..`: mean negative log-prob a token of the trajectories with that many tool rounds."""
+    """`nll/rounds_0..`: mean negative log-prob per token of the trajectories with that many tool rounds."""
     rounds = np.minimum(np.asarray(tool_rounds, np.int64), MAX_ROUND_CURVES)
     out = {}
     for n in np.unique(rounds):

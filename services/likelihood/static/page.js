@@ -89,6 +89,7 @@
       this.drawRuns();
       drawPhases(this.selected, this.range());
       drawAlarms(this.selected);
+      U.drawLanes(this.selected, this.range());
       drawEvents(this.selected);
       drawDifferences(this.selected);
       const known = new Set();
@@ -114,6 +115,12 @@
       }
       for (const chart of this.others.charts.values()) chart.update(this.selected);
       this.others.section.hidden = !names.length;
+    },
+
+    // The figure that draws a metric.
+    figureOf(metric) {
+      const drawn = this.charts.flatMap(({ charts }) => charts).find((chart) => chart.lines.some((line) => line.key === metric));
+      return (drawn || this.others.charts.get(metric))?.figure;
     },
 
     drawRuns() {
@@ -204,7 +211,7 @@
       const bar = node("div", { class: "bar", role: "img", "aria-label": run.bands.map((b) => `${b.phase} from step ${b.first} to ${b.last}`).join(", ") });
       for (const b of run.bands) {
         if (b.last < low || b.first > high) continue;
-        bar.append(node("i", { style: `left:${share(b.first)};right:calc(100% - ${share(b.last + 1)});background:var(--${b.phase});opacity:${b.phase === "healthy" ? 0.35 : 0.9}`, title: `${b.phase}, steps ${b.first} to ${b.last}` }));
+        bar.append(node("i", { style: `left:${share(b.first)};right:calc(100% - ${share(b.last + 1)});background:var(--${b.phase});opacity:${b.phase === "healthy" || b.phase === "unknown" ? 0.35 : 0.9}`, title: `${b.phase}, steps ${b.first} to ${b.last}` }));
       }
       for (const a of run.alarms) if (a.step >= low && a.step <= high) bar.append(node("b", { style: `left:${share(a.step)}`, title: `alarm at step ${a.step}: ${a.seen}` }));
       return node("div", { class: "lane" }, node("span", { title: run.run }, run.run), bar);
@@ -226,8 +233,8 @@
       const first = !app.alarmsSeen && i === 0 && stands;
       return node(
         "details",
-        { id, class: `alarm ${stands ? "" : "cleared"}`, style: stands ? `border-color:var(--${alarm.phase})` : null, open: first || open.has(id) },
-        node("summary", {}, node("span", { class: "when" }, `step ${alarm.step}`), chip(alarm.phase), node("span", { class: "head" }, runs.length > 1 ? `${run.run}: ${alarm.seen}` : alarm.seen)),
+        { id, class: `alarm ${stands ? "" : "cleared"}`, style: stands ? `border-color:var(--${U.TROUBLE.includes(alarm.phase) ? alarm.phase : "decay"})` : null, open: first || open.has(id) },
+        node("summary", {}, node("span", { class: "when" }, `step ${alarm.step}`), chip(alarm.phase), node("strong", {}, alarm.rule), node("span", { class: "head" }, runs.length > 1 ? `${run.run}: ${alarm.seen}` : alarm.seen)),
         node("p", {}, `${alarm.metric}, seen since step ${alarm.since}; confidence ${alarm.confidence}; ${stands ? "stands" : `ended at step ${alarm.cleared}`}.`),
         node("p", { class: "advice" }, alarm.advice),
       );

@@ -283,7 +283,7 @@
       return null;
     }
 
-    // One entry a line; its value for each run, in the run's colour. With one line, one entry a run.
+    // One entry per line; its value for each run, in the run's colour. With one line, one entry per run.
     drawLegend() {
       const shape = this.curves.map((c) => this.id(c) + c.colour).join() + [...this.hidden].join();
       if (shape === this.legendShape) return this.follow(this.u);

@@ -118,6 +118,7 @@
   };
   U.colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   U.NOT_CURVES = ["step", "attempt", "policy_version", "phase"];
+  U.TROUBLE = ["decay", "acceleration", "collapsed"];
   U.PHASES = {
     unknown: "not enough has been seen to judge by",
     healthy: "likelihood of right answers steady or rising",

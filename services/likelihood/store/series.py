@@ -69,7 +69,7 @@ def thinned(columns: Mapping[str, np.ndarray], first: int, points: int) -> dict:
 def thinned_curves(
     curves: Iterable[tuple[str, tuple[np.ndarray, np.ndarray]]], first: int, last: int, points: int
 ) -> dict:
-    """At most `points` points a curve: the mean, least and largest value of each bucket of `stride` steps.
+    """At most `points` points per curve: the mean, least and largest value of each bucket of `stride` steps.
 
     curves: (name, (steps [N] rising, values [N] without NaN)), read one after the other; those without a
     value are left out. Buckets start at multiples of the stride, so that a curve that grows keeps its points;

@@ -1,11 +1,12 @@
-"""One SQLite file shared by threads and processes: a connection a thread, write locks, errors in one line."""
+"""One SQLite file shared by threads and processes: a connection per thread, write locks, one-line
+errors."""
 
 from __future__ import annotations
 
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from services.common.errors import EnvironmentLacks, UserError
@@ -29,30 +30,35 @@ class SQLiteFile:
         self._local = threading.local()
         self._all: list[sqlite3.Connection] = []
         self._guard = threading.Lock()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with self.writing() as db:
-                found = db.execute("PRAGMA user_version").fetchone()[0]
-                if found == 0:
-                    if db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-                        raise UserError(
-                            f"likelihood store {path}: a SQLite database of something else; give another file"
-                        )
-                    for statement in filter(str.strip, schema.split(";")):
-                        db.execute(statement)
-                    db.execute(f"PRAGMA user_version = {version}")
-        except (OSError, EnvironmentLacks) as e:
-            self.close()
-            why = e.strerror if isinstance(e, OSError) else e.__cause__
-            raise EnvironmentLacks(f"likelihood store {path}: cannot be opened ({why})") from e
-        except UserError:
-            self.close()
-            raise
-        if found not in (0, version):
-            self.close()
-            raise UserError(
-                f"likelihood store {path}: made by another version (schema {found}; this one reads {version})"
-            )
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                found = self._prepared(schema, version)
+            except (OSError, EnvironmentLacks) as e:
+                why = e.strerror if isinstance(e, OSError) else e.__cause__
+                raise EnvironmentLacks(f"likelihood store {path}: cannot be opened ({why})") from e
+            if found not in (0, version):
+                raise UserError(
+                    f"likelihood store {path}: made by another version (schema {found}; this one reads "
+                    f"{version})"
+                )
+            undo.pop_all()
+
+    def _prepared(self, schema: str, version: int) -> int:
+        """The schema version that the file had: 0 for a new one, which is given the schema."""
+        with self.writing() as db:
+            found: int = db.execute("PRAGMA user_version").fetchone()[0]
+            if found:
+                return found
+            if db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+                raise UserError(
+                    f"likelihood store {self.path}: a SQLite database of something else; give another file"
+                )
+            for statement in filter(str.strip, schema.split(";")):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {version}")
+        return found
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -64,11 +70,8 @@ class SQLiteFile:
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction that holds the file's write lock from the start; undone on any error."""
-        try:
-            db = self._connection()
+        with self.reading() as db:
             db.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error as e:
-            raise EnvironmentLacks(f"likelihood store {self.path}: {e}") from e
         try:
             yield db
             db.execute("COMMIT")

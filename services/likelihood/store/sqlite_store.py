@@ -1,8 +1,8 @@
 """The embedded likelihood store: one SQLite file in WAL mode.
 
-Tables: `step` holds what was posted and what was worked out of it, `trajectory` one row a trajectory with its
-actions packed, `chunk` the metric curves (services.likelihood.store.series), `tokens` the npz bodies of the
-newest steps. Readers never wait for writers.
+Tables: `step` holds what was posted and what was worked out of it, `trajectory` one row per trajectory with
+its actions packed, `chunk` the metric curves (services.likelihood.store.series), `tokens` the npz bodies of
+the newest steps. Readers never wait for writers.
 """
 
 from __future__ import annotations

@@ -16,11 +16,8 @@ class Mismatch(FromBaseline):
 
     def made_channels(self) -> list[Channel]:
         r = self.rules
-        logp = (
-            "sampler and learner differ by {value:.3f} nats a token (mean of {window}; usually {usual:.3g}; "
-        )
-        logp += "alarm at {threshold:.3g})"
-        kl = "KL of sampler and learner is {value:.3f} nats a token (mean of {window}; usually {usual:.3g}; "
-        kl += "alarm at {threshold:.3g})"
+        usual = "(mean of {window}; usually {usual:.3g}; alarm at {threshold:.3g})"
+        logp = "sampler and learner differ by {value:.3f} nats per token " + usual
+        kl = "the KL of sampler and learner is {value:.3f} nats per token " + usual
         limit = above(r.mismatch_nats, r, ratio=2.0)
         return [Channel("mismatch/abs_logp", logp, r, limit), Channel("kl/sampler", kl, r, limit)]

@@ -1,0 +1,88 @@
+// One lane per detector on the axis of steps: quiet, watch (the sign is seen), alarm. A click shows the reason and the curve.
+(() => {
+  "use strict";
+  const U = window.Unspiral;
+  const { node } = U;
+  const $ = (id) => document.getElementById(id);
+
+  // What each rule reads, as in monitor/detectors/table.py (a test compares them).
+  U.RULES = {
+    likelihood: ["probe/lag", "probe/fixed", "displacement/share_negative"],
+    acceleration: ["probe/lag", "probe/fixed", "displacement/share_negative", "grad_norm", "entropy"],
+    collapse: ["reward/mean"],
+    leak: ["leak/logp_entropy"],
+    nonfinite: ["grad_norm"],
+    dead_batch: ["groups/zero_variance", "reward/mean", "policy/clip_fraction"],
+    no_reward: ["reward/mean", "reward/missing"],
+    gradient: ["grad_norm", "grad_norm/max", "reward/mean"],
+    entropy_low: ["entropy"],
+    entropy_high: ["entropy"],
+    interaction: ["rollout/searches", "rollout/at_turn_limit"],
+    validity: ["rollout/valid", "rollout/finished"],
+    mismatch: ["mismatch/abs_logp", "kl/sampler"],
+    degenerate_groups: ["groups/zero_variance", "reward/right", "reward/mean"],
+    truncation: ["rollout/truncated"],
+    length: ["rollout/length"],
+    retrieval: ["retrieval/empty", "retrieval/repeated", "retrieval/errors"],
+    garbage: ["text/repetition", "text/non_words", "reward/mean"],
+    control_tokens: ["logp/control"],
+    reward_gap: ["eval/em_greedy", "eval/em_sampled", "reward/mean"],
+    silent_llds: ["llds/active_tokens", "llds/lambda", "llds/min_drop", "learner/optimiser_steps", "groups/zero_variance"],
+  };
+
+  // From the first sign to the alarm it is watched; from the alarm to its end (or the run's last step) it stands.
+  function spans(run, rule) {
+    const last = run.last_step ?? run.series.step[run.series.step.length - 1] ?? 0;
+    return run.alarms
+      .filter((alarm) => alarm.rule === rule)
+      .flatMap((alarm) => [
+        { state: "watch", first: alarm.since, last: alarm.step - 1, alarm },
+        { state: "alarm", first: alarm.step, last: alarm.cleared === null ? last : alarm.cleared - 1, alarm },
+      ])
+      .filter((span) => span.last >= span.first);
+  }
+
+  function show(run, alarm) {
+    const card = $(`alarm-${run.run}-${alarm.rule}-${alarm.step}`);
+    for (let box = card; box; box = box.parentElement?.closest("details")) box.open = true;
+    const figure = U.app.figureOf(alarm.metric);
+    card?.scrollIntoView({ block: "center" });
+    figure?.classList.add("pointed");
+    setTimeout(() => figure?.classList.remove("pointed"), 4000);
+  }
+
+  function lane(run, rule, [low, high], title) {
+    const at = (step) => ((Math.min(Math.max(step, low), high + 1) - low) / (high + 1 - low)) * 100;
+    const found = spans(run, rule);
+    const said = found.filter((s) => s.state === "alarm").map((s) => `alarm from step ${s.first} to ${s.last}`);
+    const bar = node("div", { class: "bar", role: "group", "aria-label": `${title}: ${said.join(", ") || "quiet"}` });
+    for (const span of found) {
+      if (span.last < low || span.first > high) continue;
+      const colour = span.state === "alarm" ? "acceleration" : "stagnation";
+      const label = `${span.state}, steps ${span.first} to ${span.last}: ${span.alarm.seen}`;
+      const style = `left:${at(span.first)}%;width:${Math.max(0, at(span.last + 1) - at(span.first))}%;background:var(--${colour})`;
+      bar.append(node("button", { type: "button", style, title: label, "aria-label": label, onclick: () => show(run, span.alarm) }));
+    }
+    return node("div", { class: "lane rule" }, node("span", { title }, title), bar);
+  }
+
+  U.drawLanes = (runs, range) => {
+    const lanes = [];
+    const unread = [];
+    for (const [rule, metrics] of Object.entries(U.RULES)) {
+      let read = false;
+      for (const run of runs) {
+        const has = metrics.some((name) => run.series.series[name]) || run.alarms.some((a) => a.rule === rule);
+        if (!has) continue;
+        read = true;
+        lanes.push(lane(run, rule, range, runs.length > 1 ? `${rule}, ${run.run}` : rule));
+      }
+      if (!read) unread.push(rule);
+    }
+    $("lane-panel").hidden = !lanes.length;
+    $("lanes").replaceChildren(...lanes);
+    const key = (colour, text) => node("li", {}, node("span", { class: "swatch", style: `background:var(--${colour})` }), text);
+    const missing = unread.length ? [node("li", { class: "unread" }, `not recorded: ${unread.join(", ")}`)] : [];
+    $("lane-key").replaceChildren(key("grid", "quiet"), key("stagnation", "watch: the sign is seen"), key("acceleration", "alarm"), ...missing);
+  };
+})();
