@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 
 import pytest
 from rich.console import Console
@@ -140,13 +141,31 @@ def test_a_cell_that_fails_three_times_is_dead_and_the_others_go_on(tmp_path, sc
     assert (tmp_path / "logs/grpo-100.log").read_text().count("ended with 1") == MOST_FAILURES
 
 
-def test_a_fault_that_others_would_have_too_ends_the_grid(tmp_path, scripts):
+def only(name, start):
+    """Runner._start, which leaves all jobs but one waiting."""
+
+    def started(self, waiting):
+        others = [job for job in waiting if job.name != name]
+        mine = deque(job for job in waiting if job.name == name)
+        start(self, mine)
+        waiting.clear()
+        waiting.extend([*mine, *others])
+
+    return started
+
+
+@pytest.mark.parametrize(("status", "starts"), [(2, 1), (137, 1), (3, grid.ENVIRONMENT_TRIES)])
+def test_a_fault_of_settings_or_machine_ends_the_grid(tmp_path, scripts, monkeypatch, status, starts):
+    """What the machine lacks may be there a moment later: it is tried again, and is no failure of the cell."""
     statuses, _ = scripts
+    monkeypatch.setattr(grid, "PAUSE_SECONDS", 0.05)
     found = cells(tmp_path, ["grpo"], [100, 101], 3)
-    statuses["grpo-100"] = [3]
-    with pytest.raises(UnspiralError, match=r"^grpo-100: exit status 3: ended with 3 \(log: "):
+    statuses["grpo-100"] = [status]
+    monkeypatch.setattr(Runner, "_start", only("grpo-100", Runner._start))
+    with pytest.raises(UnspiralError, match=rf"^grpo-100: exit status {status}: ended with {status} \(log: "):
         run_grid(found, tmp_path, 1, CONSOLE)
     assert found[0].failures() == 0 and found[1].state() == "-"
+    assert (tmp_path / "logs/grpo-100.log").read_text().count("ended with") == starts
 
 
 def test_two_grids_do_not_share_a_folder(tmp_path, scripts):

@@ -32,6 +32,13 @@ from services.common.files import lock, write_json
 END_SECONDS = 150.0
 """Longest wait for a cell that was told to end, which saves its last step first; then it is killed."""
 POLL_SECONDS = 0.5
+ENVIRONMENT_STATUS = 3
+"""Exit status where the machine lacks something, such as time: on a busy one Ray does not start."""
+ENVIRONMENT_TRIES = 4
+PAUSE_SECONDS = 60.0
+"""Pause before the next of them."""
+RAY_START_SECONDS = "180"
+"""Longest wait of Ray for its own parts; 30 by default, too short beside other work."""
 LOOK_SECONDS = 5.0
 """Time between two looks at the cells' metrics."""
 
@@ -45,6 +52,10 @@ class Job:
     log: Path
     cell: Cell | None = None
     process: subprocess.Popen[bytes] | None = None
+    refused: int = 0
+    """Ends with ENVIRONMENT_STATUS, one after the other."""
+    not_before: float = 0.0
+    """Time (monotonic) of the next start."""
 
     def start(self) -> None:
         """A session of its own: a terminal's Ctrl-C reaches the grid alone, which tells its jobs to end."""
@@ -55,7 +66,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"RAY_ADDRESS": ""},
+                env={"RAY_raylet_start_wait_time_s": RAY_START_SECONDS} | os.environ | {"RAY_ADDRESS": ""},
                 start_new_session=True,
             )
 
@@ -113,12 +124,12 @@ class Runner:
         return dead
 
     def _start(self, waiting: deque[Job]) -> None:
-        """As many as may run. A cell that another process has in use goes to the end of the queue."""
+        """As many as may run. A cell that pauses, or is in use by another process, goes to the end."""
         for _ in range(len(waiting)):
             if len(self.running) >= self.parallel or self.signal is not None:
                 return
             job = waiting.popleft()
-            if job.cell is not None and job.cell.held():
+            if time.monotonic() < job.not_before or (job.cell is not None and job.cell.held()):
                 waiting.append(job)
                 continue
             job.start()
@@ -130,6 +141,11 @@ class Runner:
         if status == 0:
             progress.ended(job)
             return None
+        job.refused = job.refused + 1 if status == ENVIRONMENT_STATUS else 0
+        if 0 < job.refused < ENVIRONMENT_TRIES:
+            job.not_before = time.monotonic() + PAUSE_SECONDS
+            self.console.print(f"{job.name}: again in {PAUSE_SECONDS:.0f} s: {job.last_line()}", markup=False)
+            return job
         if job.cell is None or status != 1:
             raise UnspiralError(f"{job.name}: exit status {status}: {job.last_line()} (log: {job.log})")
         count = job.cell.failed(status)
