@@ -11,7 +11,7 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -20,8 +20,15 @@ from retriever_service.errors import IndexInvalid
 from retriever_service.http import launch as retriever
 from retriever_service.settings import ServerSettings
 from services.common.errors import EnvironmentLacks
+from services.common.lazy import LazyModule
 from services.likelihood import launch as likelihood
 from services.settings import MonitorRules
+
+if TYPE_CHECKING:
+    from retriever_service.indexing import build
+else:
+    # numba takes a second and 100 MB, which every actor that imports this module would pay too.
+    build = LazyModule("retriever_service.indexing.build")
 
 RESTARTS = 10
 """Times that a service that died is started again."""
@@ -112,13 +119,10 @@ def _start(cls: type, name: str, timeout_seconds: float, host: str, *args: Any) 
 def index_corpus(corpus: str | Path, out: str | Path, *, skip_bad: bool) -> int:
     """Index a corpus by BM25 into the folder `out`; an index of the same corpus that is there already is
     kept. Returns the number of malformed lines that were left out."""
-    # bm25s and numba take a second and 100 MB, which every actor that imports this module would pay too.
-    from retriever_service.indexing.build import build_index
-
     try:
-        return build_index(corpus, out, skip_bad=skip_bad).skipped
+        return build.build_index(corpus, out, skip_bad=skip_bad).skipped
     except IndexInvalid:  # of another corpus, or torn
-        return build_index(corpus, out, skip_bad=skip_bad, overwrite=True).skipped
+        return build.build_index(corpus, out, skip_bad=skip_bad, overwrite=True).skipped
 
 
 def start_retriever(index: str | Path, *, topk: int, name: str, timeout_seconds: float) -> Service:

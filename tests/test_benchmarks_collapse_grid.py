@@ -156,7 +156,7 @@ def only(name, start):
 
 @pytest.mark.parametrize(("status", "starts"), [(2, 1), (137, 1), (3, grid.ENVIRONMENT_TRIES)])
 def test_a_fault_of_settings_or_machine_ends_the_grid(tmp_path, scripts, monkeypatch, status, starts):
-    """What the machine lacks may be there a moment later: it is tried again, and is no failure of the cell."""
+    """What the machine lacks may be there a moment later: it is tried again, and the cell has not failed."""
     statuses, _ = scripts
     monkeypatch.setattr(grid, "PAUSE_SECONDS", 0.05)
     found = cells(tmp_path, ["grpo"], [100, 101], 3)

@@ -25,6 +25,7 @@ SCALE_ACCEPTS = (
     f'expected {{"n": N}} with N a whole number from 1 to {MAX_WORKERS}, or "all", and optionally '
     '"ahead": true'
 )
+WORKER_STATES = ("starting", "waiting", "ready", "syncing", "draining", "failed")
 
 Nonce = Annotated[
     str | None,
