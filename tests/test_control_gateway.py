@@ -304,7 +304,7 @@ def test_runs_of_one_name_do_not_take_each_others_address(caplog):
 
 
 def test_a_cluster_that_is_gone_does_not_hide_how_the_run_ended(monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr("services.control.gateway.announce_run", lambda *_: None)
+    monkeypatch.setattr("trainer.session.control.announce_run", lambda *_: None)
 
     async def run():
         control = RunControl(parse_config(CONFIG), tmp_path)
@@ -319,8 +319,8 @@ def test_a_cluster_that_is_gone_does_not_hide_how_the_run_ended(monkeypatch, cap
 
 def test_without_a_control_plane_a_killed_attempts_address_is_not_announced(monkeypatch, tmp_path):
     said = []
-    monkeypatch.setattr("services.control.gateway.announce_run", lambda *about: said.append(about))
-    monkeypatch.setattr("services.control.gateway.withdraw_run", lambda *about: said.append(about))
+    monkeypatch.setattr("trainer.session.control.announce_run", lambda *about: said.append(about))
+    monkeypatch.setattr("trainer.session.control.withdraw_run", lambda *about: said.append(about))
 
     async def run(**control):
         (tmp_path / "control.json").write_text('{"run": "r", "url": "http://127.0.0.1:1", "pid": 1}')
