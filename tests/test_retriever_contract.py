@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -426,7 +427,9 @@ def test_a_request_past_its_deadline_gets_a_504(small_index):
             headers={"x-timeout-seconds": "0.2"},
             trust_env=False,
         )
-        assert answer.status_code == 504 and "0.2 s" in answer.json()["detail"]
+        # The time that the body took is off the 0.2 s that were asked for.
+        assert answer.status_code == 504
+        assert re.match(r"no answer within 0\.(2|1\d+) s; ", answer.json()["detail"])
         bad = httpx.post(
             f"{stuck.url}/retrieve",
             json={"queries": ["river"]},
