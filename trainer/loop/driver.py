@@ -43,8 +43,9 @@ from trainer.loop.system import StoppedByMonitor, StopRequests, System
 
 T = TypeVar("T")
 
-KEEP_SECONDS = 5.0
-"""Longest wait for the store before a checkpoint. What the store has not got by then goes to the disk."""
+KEEP_SECONDS = 60.0
+"""Longest wait for the store before a checkpoint: the steps before it are not taken again. What the store has
+not got by then goes to the disk."""
 
 
 class Driver(RunState):
