@@ -98,7 +98,7 @@ def _tokens_first(x: Tensor) -> Tensor:
 
 
 def register() -> str:
-    """Make the attention known to transformers; gives the name to load a model with."""
+    """Make the attention known to transformers. Returns the name to load a model with."""
     skip_scikit_learn()
     from transformers import AttentionInterface
 

@@ -78,7 +78,7 @@ class LearnerRank:
         """Checksum of the frozen weights beside LoRA adapters."""
 
     def host_store(self, host: str) -> int:
-        """Rank 0 opens the ranks' meeting point at its own address; gives its port."""
+        """Rank 0 opens the ranks' meeting point at its own address. Returns its port."""
         self.store = listening_store(host, self.settings.start_timeout_seconds)
         return self.store.port
 

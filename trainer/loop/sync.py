@@ -37,9 +37,10 @@ async def sync_weights(
     on_event: Callable[[dict[str, Any]], None],
     before_sending: Callable[[], Awaitable[None]] | None = None,
 ) -> WeightUpdate:
-    """Give the workers the learner's weights as `version`; gives what was sent. on_learner: runs a learner's
-    call elsewhere; gives its result and seconds. before_sending: awaited between the offer and the delivery
-    (`rollout.share_gpus`, where the offer holds the weights whole).
+    """Give the workers the learner's weights as `version`. Returns what was sent.
+
+    on_learner: runs a learner's call elsewhere and returns its result and seconds. before_sending: awaited
+    between the offer and the delivery (`rollout.share_gpus`, where the offer holds the weights whole).
 
     Raises what either side raises; GroupBrokenError after ATTEMPTS.
     """
