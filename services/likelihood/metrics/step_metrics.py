@@ -304,7 +304,8 @@ def trajectory_records(
             f"trajectory {batch.uid[table.row[bad[0]]]}: log-prob of action {table.index[bad[0]]} is "
             f"{table.before[bad[0]]}"
         )
-    before, after = np.minimum(table.before, 0.0).tolist(), np.minimum(table.after, 0.0).tolist()
+    before = np.minimum(table.before, 0.0).tolist()
+    after = np.minimum(table.after, 0.0).tolist()
     actions: list[list[dict[str, Any]]] = [[] for _ in trajectories]
     documents = [[a.document_ids for a in t.actions] for t in trajectories]
     for i, (row, index, tokens) in enumerate(

@@ -94,7 +94,8 @@ class PhaseMonitor:
         return self.signs.judged and self.collapse.rewards_seen
 
     def _next_phase(self) -> Phase:
-        r, slow = self.rules, self.signs.watches["slow"]
+        r = self.rules
+        slow = self.signs.watches["slow"]
         if self.collapse.stands() or self.nonfinite.stands():
             self.calm = 0
             return "collapsed"
