@@ -63,7 +63,8 @@ class Listener:
         if self.queue.full():
             while not self.queue.empty():
                 self.queue.get_nowait()
-            kind, data = "reset", {}
+            kind = "reset"
+            data = {}
         self.queue.put_nowait((kind, data))
 
 
@@ -190,7 +191,8 @@ class LikelihoodService:
             watch, first = self._restored(run, step)
         elif step == watch.last:  # another post for the newest step: its metrics have grown
             watch.monitor.load_state_dict(watch.before)
-            watch.alarms, first = _as_of(watch.alarms, step - 1), step
+            watch.alarms = _as_of(watch.alarms, step - 1)
+            first = step
         else:
             first = watch.last + 1
         phases: dict[int, int] = {}
@@ -217,7 +219,9 @@ class LikelihoodService:
 
     def _restored(self, run: str, before: int) -> tuple[RunWatch, int]:
         """The monitor as it was kept below a step, and the first step that it has not seen."""
-        monitor, kept, alarms = PhaseMonitor(self.rules), self.store.load_monitor(run, before), []
+        monitor = PhaseMonitor(self.rules)
+        kept = self.store.load_monitor(run, before)
+        alarms: list[dict] = []
         if kept:
             monitor.load_state_dict(kept[1])
             alarms = _as_of(self.store.alarms(run), kept[0])

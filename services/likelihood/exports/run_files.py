@@ -68,7 +68,8 @@ class RunFiles:
         steps."""
         by_step = {m["step"]: m for m in self.metrics}
         for event in self.events:
-            step, overall = event.get("step") or 0, event.get("overall")
+            step = event.get("step") or 0
+            overall = event.get("overall")
             if event.get("event") != "evaluation" or not self.metrics or not isinstance(step, int):
                 continue
             metrics = by_step.get(max(step, self.metrics[0]["step"]))
@@ -97,7 +98,8 @@ class RunFiles:
     def replay(self, rules: MonitorRules | None = None) -> tuple[np.ndarray, list[dict]]:
         """The monitor over the recorded metrics, by the run's own rules if no others are given: phase codes
         [last - first + 1] (NaN where no step is), and the alarms."""
-        monitor, steps = PhaseMonitor(rules or self.rules()), [m["step"] for m in self.metrics]
+        monitor = PhaseMonitor(rules or self.rules())
+        steps = [m["step"] for m in self.metrics]
         codes = np.full(steps[-1] - steps[0] + 1 if steps else 0, np.nan)
         alarms = []
         for metrics in self.metrics:

@@ -73,7 +73,8 @@ def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]
     info = store.info(run)
     if info.last_step is None:
         raise UserError(f"run {run}: no steps in the store")
-    steps, actions = folder / f"{run}-steps.parquet", folder / f"{run}-actions.parquet"
+    steps = folder / f"{run}-steps.parquet"
+    actions = folder / f"{run}-actions.parquet"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(_steps_table(store, run), steps)

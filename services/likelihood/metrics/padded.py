@@ -40,7 +40,8 @@ def padded_records(
     none. right: [B] bool, `is_right(rewards, right_at)` where the best reward is not 1. uids: [B], unique
     within the step; numbers by default.
     """
-    inside, advantages = array(mask) > 0.5, array(advantages)
+    inside = array(mask) > 0.5
+    advantages = array(advantages)
     if advantages.ndim == 2:
         advantages = np.where(inside, advantages, 0).sum(1) / np.maximum(inside.sum(1), 1)
     advantages = np.nan_to_num(advantages.astype(np.float64))
@@ -84,7 +85,8 @@ class LagMemory:
     memory and scored again."""
 
     def __init__(self, lag_steps: int = 5, size: int = 64):
-        self.lag_steps, self.size = lag_steps, size
+        self.lag_steps = lag_steps
+        self.size = size
         self._kept: deque[tuple[Mapping[str, Any], np.ndarray, np.ndarray]] = deque(maxlen=lag_steps)
 
     def probe(

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.likelihood.monitor.alarms import TROUBLE, Alarm, Phase, Rule
-from services.likelihood.monitor.detectors.acceleration import Acceleration
 from services.likelihood.monitor.detectors.base import Rising
-from services.likelihood.monitor.detectors.collapse import Collapse
-from services.likelihood.monitor.detectors.likelihood import Likelihood
-from services.likelihood.monitor.detectors.nonfinite import Nonfinite
+from services.likelihood.monitor.detectors.learning.acceleration import Acceleration
+from services.likelihood.monitor.detectors.learning.collapse import Collapse
+from services.likelihood.monitor.detectors.learning.likelihood import Likelihood
+from services.likelihood.monitor.detectors.learning.nonfinite import Nonfinite
 from services.likelihood.monitor.detectors.table import INDEPENDENT
 from services.likelihood.monitor.earlier_state import upgraded
 from services.likelihood.monitor.signs import Signs
@@ -94,7 +94,8 @@ class PhaseMonitor:
         return self.signs.judged and self.collapse.rewards_seen
 
     def _next_phase(self) -> Phase:
-        r, slow = self.rules, self.signs.watches["slow"]
+        r = self.rules
+        slow = self.signs.watches["slow"]
         if self.collapse.stands() or self.nonfinite.stands():
             self.calm = 0
             return "collapsed"

@@ -83,7 +83,8 @@ def thinned_curves(
         if len(steps):
             bucket = steps // stride - base
             starts = np.flatnonzero(np.diff(bucket, prepend=-1))
-            buckets, counts = bucket[starts], np.diff(starts, append=len(bucket))
+            buckets = bucket[starts]
+            counts = np.diff(starts, append=len(bucket))
             stats = [np.add.reduceat(values, starts) / counts]
             if stride > 1:
                 stats += [np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)]

@@ -99,10 +99,12 @@ class SQLiteStore:
                 "VALUES (?,?,?,?,?,?,?,?,?)",
                 [(*key, *row) for row in packed],
             )
-            stored, count = db.total_changes - before, len(packed)
+            stored = db.total_changes - before
+            count = len(packed)
             if old or stored < len(packed):
                 everything = self._trajectories(db, *key)
-                derived, count = record_metrics(everything), len(everything)
+                derived = record_metrics(everything)
+                count = len(everything)
             posted = {**(orjson.loads(old[0]) if old else {}), **record.metrics}
             version = (
                 record.policy_version if record.policy_version is not None else (old[1] if old else None)

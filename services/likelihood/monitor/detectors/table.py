@@ -4,28 +4,28 @@ come after the phase; all others are independent of one another."""
 from __future__ import annotations
 
 from services.likelihood.monitor.alarms import Rule
-from services.likelihood.monitor.detectors.acceleration import Acceleration
 from services.likelihood.monitor.detectors.base import Rising
-from services.likelihood.monitor.detectors.collapse import Collapse
-from services.likelihood.monitor.detectors.control_tokens import ControlTokens
-from services.likelihood.monitor.detectors.dead_batch import DeadBatch
-from services.likelihood.monitor.detectors.degenerate_groups import DegenerateGroups
-from services.likelihood.monitor.detectors.entropy_high import EntropyHigh
-from services.likelihood.monitor.detectors.entropy_low import EntropyLow
-from services.likelihood.monitor.detectors.garbage import Garbage
-from services.likelihood.monitor.detectors.gradient import Gradient
-from services.likelihood.monitor.detectors.interaction import Interaction
-from services.likelihood.monitor.detectors.leak import Leak
-from services.likelihood.monitor.detectors.length import Length
-from services.likelihood.monitor.detectors.likelihood import Likelihood
-from services.likelihood.monitor.detectors.mismatch import Mismatch
-from services.likelihood.monitor.detectors.no_reward import NoReward
-from services.likelihood.monitor.detectors.nonfinite import Nonfinite
-from services.likelihood.monitor.detectors.retrieval import Retrieval
-from services.likelihood.monitor.detectors.reward_gap import RewardGap
-from services.likelihood.monitor.detectors.silent_llds import SilentLLDS
-from services.likelihood.monitor.detectors.truncation import Truncation
-from services.likelihood.monitor.detectors.validity import Validity
+from services.likelihood.monitor.detectors.learning.acceleration import Acceleration
+from services.likelihood.monitor.detectors.learning.collapse import Collapse
+from services.likelihood.monitor.detectors.learning.entropy_high import EntropyHigh
+from services.likelihood.monitor.detectors.learning.entropy_low import EntropyLow
+from services.likelihood.monitor.detectors.learning.gradient import Gradient
+from services.likelihood.monitor.detectors.learning.leak import Leak
+from services.likelihood.monitor.detectors.learning.likelihood import Likelihood
+from services.likelihood.monitor.detectors.learning.mismatch import Mismatch
+from services.likelihood.monitor.detectors.learning.nonfinite import Nonfinite
+from services.likelihood.monitor.detectors.learning.silent_llds import SilentLLDS
+from services.likelihood.monitor.detectors.rollouts.control_tokens import ControlTokens
+from services.likelihood.monitor.detectors.rollouts.dead_batch import DeadBatch
+from services.likelihood.monitor.detectors.rollouts.degenerate_groups import DegenerateGroups
+from services.likelihood.monitor.detectors.rollouts.garbage import Garbage
+from services.likelihood.monitor.detectors.rollouts.interaction import Interaction
+from services.likelihood.monitor.detectors.rollouts.length import Length
+from services.likelihood.monitor.detectors.rollouts.no_reward import NoReward
+from services.likelihood.monitor.detectors.rollouts.retrieval import Retrieval
+from services.likelihood.monitor.detectors.rollouts.reward_gap import RewardGap
+from services.likelihood.monitor.detectors.rollouts.truncation import Truncation
+from services.likelihood.monitor.detectors.rollouts.validity import Validity
 
 INDEPENDENT: dict[Rule, type[Rising]] = {
     "collapse": Collapse,

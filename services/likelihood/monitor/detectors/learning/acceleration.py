@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.likelihood.monitor.alarms import Alarm
-from services.likelihood.monitor.detectors.likelihood import Likelihood, OfTheFall
+from services.likelihood.monitor.detectors.learning.likelihood import Likelihood, OfTheFall
 from services.likelihood.monitor.signs import LOUD, READS, Signs
 from services.settings import MonitorRules
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.likelihood.monitor.alarms import Alarm
 from services.likelihood.monitor.detectors.base import Metrics, Rising
-from services.likelihood.monitor.detectors.no_reward import unrewarded
+from services.likelihood.monitor.detectors.rollouts.no_reward import unrewarded
 from services.likelihood.monitor.watch import Streak, number
 from services.settings import MonitorRules
 

@@ -1,0 +1,1 @@
+"""Detectors of what the learner does to the policy."""

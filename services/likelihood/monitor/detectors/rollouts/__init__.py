@@ -1,0 +1,1 @@
+"""Detectors of what is sampled: rewards, form, searches, text."""
