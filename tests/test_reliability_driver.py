@@ -179,7 +179,7 @@ def test_a_run_that_samples_ahead_samples_nothing_beyond_its_last_step(tmp_path)
             return await super().one_step(step)
 
     driver = Ahead(made, {})
-    driver.sampler = SimpleNamespace(sample=sample)
+    driver.ahead.sampler = SimpleNamespace(sample=sample)
     asyncio.run(driver.run())
     assert [each[-1] for each in begun] == [min(step + 2, 12) for step in range(1, 13)]
     assert sampled == list(range(1, 13))

@@ -46,7 +46,8 @@ async def world(tmp_path_factory):
     learner = LearnerGroup(
         make_config(path, weight_sync=settings, learner={"zero_stage": 3}), model_path=str(path)
     )
-    async with pool(path, engine="vllm", workers=min(GPUS - 1, 2), backend="nccl", timeout=20) as p:
+    shape = {"engine": "vllm", "workers": min(GPUS - 1, 2), "backend": "nccl", "compile": "off"}
+    async with pool(path, timeout=20, **shape) as p:
         try:
             await asyncio.gather(p.start(), asyncio.to_thread(learner.start))
             yield p, learner, make_batch, model

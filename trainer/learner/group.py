@@ -297,8 +297,8 @@ class LearnerGroup:
             # Of torch, at each collective operation of DeepSpeed's.
             "PYTHONWARNINGS": "ignore::FutureWarning",
         }
-        if not ray.cluster_resources().get("GPU"):
-            fixed["DS_ACCELERATOR"] = "cpu"
+        # Said in both cases: an inherited value would put the model on another device than its batches.
+        fixed["DS_ACCELERATOR"] = "cuda" if ray.cluster_resources().get("GPU") else "cpu"
         return fixed | {
             k: v for k, v in os.environ.items() if k in _FORWARDED or k.startswith(ENVIRONMENT_PREFIXES)
         }
