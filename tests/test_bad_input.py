@@ -209,7 +209,8 @@ def test_a_metrics_line_that_is_no_json_is_named(tmp_path, line):
 
 
 def test_a_metric_of_four_hundred_digits_is_read_as_no_number(tmp_path):
-    path = written(tmp_path / "m.jsonl", b'{"step": 0, "grad_norm": 1, "reward/mean": 1' + b"0" * 400 + b"}\n")
+    line = b'{"step": 0, "grad_norm": 1, "reward/mean": 1' + b"0" * 400 + b"}\n"
+    path = written(tmp_path / "m.jsonl", line)
     assert call("monitor", "replay", path)[0] == 0
     assert call("report", path)[0] == 0
 
