@@ -129,6 +129,20 @@ def test_files_that_sizes_alone_take_for_whole_end_neither_a_search_nor_a_save(t
     assert prune(tmp_path, keep=1) == [newer]
 
 
+def test_a_checkpoint_of_another_user_is_passed_over(tmp_path, monkeypatch):
+    older, newer = write(tmp_path, 5), write(tmp_path, 10)
+    is_file = Path.is_file
+
+    def may_not_be_searched(path):
+        if path.parent == newer:
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", may_not_be_searched)
+    assert "Permission denied" in fault(newer, checksums=False)
+    assert latest(tmp_path) == older
+
+
 def test_a_checkpoint_that_was_moved_away_and_linked_stays_whole_when_its_link_is_pruned(tmp_path):
     linked, newest = write(tmp_path, 5), write(tmp_path, 10)
     archived = linked.rename(tmp_path / "archived")

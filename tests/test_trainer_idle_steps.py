@@ -15,6 +15,7 @@ from services.contracts import Action, Question, Trajectory
 from trainer.learner.group import Scores, UpdateResult
 from trainer.learner.objective import can_act, update_metrics
 from trainer.loop.driver import Driver
+from trainer.rewards import make_reward
 from trainer.session.stopping import StopSignals
 
 QUESTIONS = [Question(str(i), f"q{i}?", ("a",), "lab") for i in range(4)]
@@ -186,8 +187,8 @@ def test_a_reward_function_whose_best_value_is_not_known_is_asked_about_once(
     import test_trainer_monitor_actions as actions
 
     whole = actions.parse_config
-    kind = {"reward": {"kind": f"{__name__}:{function.__name__}"}}
-    monkeypatch.setattr(actions, "parse_config", lambda raw: whole(raw | kind))
-    _, _, said = ran(tmp_path, function, 12)
+    kind = f"{__name__}:{function.__name__}"
+    monkeypatch.setattr(actions, "parse_config", lambda raw: whole(raw | {"reward": {"kind": kind}}))
+    _, _, said = ran(tmp_path, make_reward(kind), 12)
     asked = [line for line in said if "reward.right_at" in line]
     assert len(asked) == 1 and asked[0].startswith(f"step {step}: ") and words in asked[0]

@@ -3,9 +3,10 @@ Ray."""
 
 import asyncio
 import signal
+import threading
 import time
 from contextlib import AsyncExitStack
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
@@ -132,6 +133,55 @@ def test_a_local_ray_without_room_is_told_before_anything_is_indexed_or_started(
         asyncio.run(run())
 
 
+def test_records_are_flushed_before_workers_and_retrievers_are_ended(monkeypatch):
+    """A worker may hang in its end until the process leaves without another look."""
+    ended = []
+
+    class Learner(Ranks):
+        where = "here"
+
+        def start(self):
+            pass
+
+        def close(self):
+            ended.append("learner")
+
+    class Pool:
+        async def start(self):
+            pass
+
+        def workers(self):
+            return []
+
+        async def close(self):
+            ended.append("workers")
+
+    async def start_services(config, stack, say, *, records):
+        stack.callback(ended.append, "retrievers")
+        records.callback(ended.append, "records")
+        return system.Services("http://x", None, SimpleNamespace())
+
+    for name in ("connect_ray", "check_room", "check_prompts", "load_tokenizer"):
+        monkeypatch.setattr(system, name, lambda *arguments, **options: None)
+    monkeypatch.setattr(system, "leave_ray", lambda: ended.append("Ray"))
+    monkeypatch.setattr(system, "questions_of", lambda *arguments: [])
+    monkeypatch.setattr(system, "PromptCursor", lambda *arguments: None)
+    monkeypatch.setattr(system, "LearnerGroup", lambda *arguments, **options: Learner())
+    monkeypatch.setattr(system, "start_services", start_services)
+    monkeypatch.setattr(system, "_pool", lambda *arguments, **options: Pool())
+    monkeypatch.setattr(system.ray, "cluster_resources", lambda: {"CPU": 8})
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    async def run():
+        async with system.start_system(
+            parse_config(BASE | {"retriever": {"url": "http://x"}}), "m", None, lambda text: None, identity={}
+        ):
+            assert ended == []
+
+    asyncio.run(run())
+    assert ended == ["learner", "records", "workers", "retrievers", "Ray"]
+
+
 class Started:
     """A service."""
 
@@ -171,8 +221,8 @@ def services(monkeypatch, tmp_path, log, *, fails=None):
     )
 
     async def run():
-        async with AsyncExitStack() as stack:
-            return await system.start_services(config, stack, lambda text: None, store=True)
+        async with AsyncExitStack() as stack, AsyncExitStack() as records:
+            return await system.start_services(config, stack, lambda text: None, records=records)
 
     return asyncio.run(run())
 
@@ -197,6 +247,54 @@ def test_the_error_of_a_service_is_told_as_it_is_and_the_others_are_stopped(monk
     started = sorted(line.split()[0] for line in log if line.endswith("started"))
     assert started == sorted(line.split()[0] for line in log if line.endswith("stopped"))
     assert len(started) == 2
+
+
+def test_a_corpus_that_cannot_be_indexed_is_told_before_another_is_indexed(monkeypatch, tmp_path):
+    """A thread that indexes cannot be stopped, and would be waited for."""
+    indexed = []
+
+    def index(corpus, folder, **options):
+        indexed.append(folder.name)
+        raise UserError(f"{corpus}:3: not JSON")
+
+    monkeypatch.setattr(system, "index_corpus", index)
+    monkeypatch.setattr(system.models, "resolve_file", lambda name: name)
+    run = {"run": {"dir": str(tmp_path), "name": "r"}}
+    corpora = {"retriever": {"corpus": "bad"}, "evaluation": {"retriever": {"corpus": "large"}}}
+
+    async def start():
+        async with AsyncExitStack() as stack:
+            await system.start_services(parse_config(BASE | run | corpora), stack, lambda text: None)
+
+    with pytest.raises(UserError, match=r"^bad:3: not JSON$"):
+        asyncio.run(start())
+    assert indexed == ["retriever_index"]
+
+
+def test_a_start_that_is_cut_short_waits_a_bounded_time_for_a_service(monkeypatch):
+    monkeypatch.setattr(system, "CANCEL_SECONDS", 0.05)
+    over = threading.Event()
+    log = []
+
+    def start(seconds):
+        over.wait(seconds)
+        return Started("slow", log)
+
+    async def cut(seconds):
+        async with AsyncExitStack() as stack:
+            starting = asyncio.create_task(system._started(lambda: start(seconds), stack))
+            await asyncio.sleep(0.01)
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+        over.set()
+
+    asyncio.run(cut(30))
+    assert log == []  # it is left behind
+    over.clear()
+    monkeypatch.setattr(system, "CANCEL_SECONDS", 30.0)
+    asyncio.run(cut(0.02))
+    assert log == ["slow stopped"]
 
 
 def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(monkeypatch):

@@ -3,9 +3,18 @@
 import sys
 
 try:
-    from trainer.commands.cli import main
+    from trainer.commands.cli import main as run
 except KeyboardInterrupt:  # Ctrl-C while the program still loads
     sys.exit(130)
+
+
+def main() -> None:
+    """The command line. Ctrl-C that no command has handled ends it silently, with 130."""
+    try:
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -98,9 +98,9 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 def fault(path: Path, *, checksums: bool = True) -> str | None:
     """What is wrong with a checkpoint, or None. checksums=False compares sizes alone."""
-    if not (path / MANIFEST).is_file():
-        return f"no {MANIFEST}"
     try:
+        if not (path / MANIFEST).is_file():
+            return f"no {MANIFEST}"
         files = json.loads((path / MANIFEST).read_text())["files"]
         expectations = [(name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
     except _NO_SUCH_JSON as e:

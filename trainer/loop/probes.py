@@ -147,7 +147,10 @@ class Probes:
         thread.start()
 
     def _fetch(self, step: int, answer: Future[TokenBatch | None]) -> None:
-        answer.set_result(self.store.get_tokens(self.run, step, timeout_seconds=ASK_SECONDS))
+        try:
+            answer.set_result(self.store.get_tokens(self.run, step, timeout_seconds=ASK_SECONDS))
+        except Exception as error:  # otherwise this and every later probe would be waited for in vain
+            answer.set_exception(error)
 
     def _lag(self, step: int) -> TokenBatch | None:
         past = step - self.settings.lag_steps

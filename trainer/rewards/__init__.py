@@ -122,10 +122,11 @@ class _UsersReward:
     """A user's function, of which each result is checked."""
 
     def __init__(self, kind: str, function: Callable[[Trajectory], Any]) -> None:
+        # Copies the attribute `right_at` where the function has one. Where it has none, none is made up:
+        # `BatchSampler` asks whether the function says it.
         functools.update_wrapper(self, function)
         self.kind = kind
         self.function = function
-        self.right_at = getattr(function, "right_at", BEST_REWARD)
 
     def __call__(self, trajectory: Trajectory) -> float | None:
         try:

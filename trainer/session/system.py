@@ -11,7 +11,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,8 @@ from trainer.session.resume_rules import Resumed
 from trainer.session.waits import told
 
 Say = Callable[[str], None]
+CANCEL_SECONDS = 10.0
+"""Longest wait, when a start is cut short, for the service that is starting."""
 LOCAL_SECONDS = 2.0
 """Longest wait for a local Ray to report its resources; no other node joins it."""
 
@@ -130,27 +132,35 @@ def worker_environment() -> dict[str, str]:
 async def _started(start: Callable[[], Service], stack: AsyncExitStack) -> str:
     """The address of a service that `start` starts, in a thread; it is stopped with the stack.
 
-    When this is cancelled, the start is waited for: its thread is in the middle of a call to Ray, which must
-    not be shut down under it. The start has a timeout of its own.
+    When this is cancelled, the start is waited for, up to CANCEL_SECONDS: its thread is in the middle of a
+    call to Ray, which should not be shut down under it.
     """
     starting = asyncio.ensure_future(asyncio.to_thread(start))
     try:
         service = await asyncio.shield(starting)
     except asyncio.CancelledError:
-        with suppress(Exception):
-            stack.callback((await starting).stop)
+        await asyncio.wait({starting}, timeout=CANCEL_SECONDS)
+        if starting.done() and not starting.cancelled() and starting.exception() is None:
+            stack.callback(starting.result().stop)
         raise
     stack.callback(service.stop)
     return service.url
 
 
 async def retriever_address(
-    settings: RetrieverSettings, name: str, config: Config, stack: AsyncExitStack, say: Say
+    settings: RetrieverSettings,
+    name: str,
+    config: Config,
+    stack: AsyncExitStack,
+    say: Say,
+    index: str | None = None,
 ) -> str:
-    """Address of a ready retriever: the one given, or one started here on the index or corpus."""
+    """Address of a ready retriever: the one given, or one started here on the index or corpus.
+
+    index: of `index_of`, where it was made already."""
     url = settings.url
     if url is None:
-        index = settings.index or await _indexed(settings, config.run_dir / f"{name}_index", say)
+        index = index or await index_of(settings, name, config, say)
         with told(say, f"the retriever on {index} to start"):
             url = await _started(
                 partial(
@@ -170,17 +180,20 @@ async def retriever_address(
     return url
 
 
-async def _indexed(settings: RetrieverSettings, folder: Path, say: Say) -> str:
-    """The folder, with an index of `retriever.corpus` in it."""
-    name = settings.corpus
-    if name is None:
+async def index_of(settings: RetrieverSettings, name: str, config: Config, say: Say) -> str:
+    """The folder of the retriever's index: the one given, or one of its corpus, made here."""
+    if settings.index:
+        return settings.index
+    given = settings.corpus
+    if given is None:
         raise UserError("retriever needs one of url, index, corpus")
-    say(f"indexing {name}")
-    corpus = models.resolve_file(name)
-    with told(say, f"the index of {name}"):
+    say(f"indexing {given}")
+    folder = config.run_dir / f"{name}_index"
+    corpus = models.resolve_file(given)
+    with told(say, f"the index of {given}"):
         skipped = await asyncio.to_thread(index_corpus, corpus, folder, skip_bad=settings.skip_bad)
     if skipped:
-        say(f"{name}: {skipped:,} malformed lines left out (skip_bad)")
+        say(f"{given}: {skipped:,} malformed lines left out (skip_bad)")
     return str(folder)
 
 
@@ -215,21 +228,30 @@ class Services:
     store: LikelihoodClient | None
 
 
-async def start_services(config: Config, stack: AsyncExitStack, say: Say, *, store: bool) -> Services:
-    """Start all services of a run at the same time. store: the likelihood service too.
+async def start_services(
+    config: Config, stack: AsyncExitStack, say: Say, *, records: AsyncExitStack | None = None
+) -> Services:
+    """Index what is to be indexed, then start all services of a run at the same time. They are stopped with
+    the stack. records: the likelihood service is started too, and stopped with this one.
 
     Where one does not start, the others are ended, and its error is raised.
     """
     held_out = config.evaluation.retriever
+    # One after the other: a thread that indexes cannot be stopped, and would keep a fault of the other back.
+    index = held_out_index = None
+    if config.retriever.url is None:
+        index = await index_of(config.retriever, "retriever", config, say)
+    if held_out and held_out.url is None:
+        held_out_index = await index_of(held_out, "eval_retriever", config, say)
     try:
         async with asyncio.TaskGroup() as group:
             retriever = group.create_task(
-                retriever_address(config.retriever, "retriever", config, stack, say)
+                retriever_address(config.retriever, "retriever", config, stack, say, index)
             )
             evaluation = held_out and group.create_task(
-                retriever_address(held_out, "eval_retriever", config, stack, say)
+                retriever_address(held_out, "eval_retriever", config, stack, say, held_out_index)
             )
-            likelihood = group.create_task(likelihood_store(config, stack, say)) if store else None
+            likelihood = records and group.create_task(likelihood_store(config, records, say))
     except BaseExceptionGroup as errors:
         first = errors.exceptions[0]
         raise first from first.__cause__
@@ -270,7 +292,7 @@ async def start_serving(
         connect_ray(say)
         stack.callback(leave_ray)
         placement.check_gpus(config.rollout, 0, ray.cluster_resources())
-        services = await start_services(config, stack, say, store=False)
+        services = await start_services(config, stack, say)
         pool = _pool(config, model, services, on_event, learner_ranks=0)
         stack.push_async_callback(pool.close)
         yield Serving(tokenizer, held_out, services.retriever_url, services.eval_retriever_url, pool)
@@ -363,10 +385,14 @@ async def start_system(
         learner = LearnerGroup(config, model_path=str(model), reference=config.algorithm.kl > 0)
         if not joined:  # nothing joins a local Ray later, so its lack of room is told before the indexing
             await wait_for_room(config, learner)
-        services = await start_services(config, stack, say, store=True)
+        # At the end records come first, whatever hangs afterwards; then the workers, then their retrievers.
+        retrievers = await stack.enter_async_context(AsyncExitStack())
+        workers_of_pool = await stack.enter_async_context(AsyncExitStack())
+        records = await stack.enter_async_context(AsyncExitStack())
+        services = await start_services(config, retrievers, say, records=records)
         assert services.store is not None
         pool = _pool(config, model, services, lambda event: folder.event(**event), learner_ranks=ranks)
-        stack.push_async_callback(pool.close)
+        workers_of_pool.push_async_callback(pool.close)
         stack.callback(learner.close)
         if joined:
             with told(say, f"room on the cluster for {workers} rollout workers and {ranks} learner ranks"):
