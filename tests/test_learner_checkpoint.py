@@ -2,6 +2,7 @@
 
 import errno
 import json
+from pathlib import Path
 
 import pytest
 import torch
