@@ -432,8 +432,9 @@ def test_bfloat16_trains_with_fp32_master_weights(model, stage):
     assert not torch.equal(after[name], after[name].bfloat16().float())
 
 
-def test_a_token_outside_the_vocabulary_is_refused(model):
+@pytest.mark.parametrize("token", [40, -5])
+def test_a_token_outside_the_vocabulary_is_refused_by_its_id(model, token):
     batch = make_batch(2)
-    batch.token_ids[3] = 40
-    with pytest.raises(ValueError, match="token id 40 is outside the model's vocabulary of 40"):
+    batch.token_ids[3] = token
+    with pytest.raises(ValueError, match=f"token id {token} is outside the model's vocabulary of 40"):
         start_rank(make_config(model), model).score(batch)

@@ -188,9 +188,10 @@ class LearnerRank:
         return RankScores(rows, logp, entropy)
 
     def _check(self, batch: TokenBatch) -> None:
-        top = int(batch.token_ids.max(initial=0))
-        if top >= self.vocabulary or int(batch.token_ids.min(initial=0)) < 0:
-            raise ValueError(f"token id {top} is outside the model's vocabulary of {self.vocabulary}")
+        ids = batch.token_ids
+        for extreme in (int(ids.min(initial=0)), int(ids.max(initial=0))):
+            if not 0 <= extreme < self.vocabulary:
+                raise ValueError(f"token id {extreme} is outside the model's vocabulary of {self.vocabulary}")
 
     # Updating
 
