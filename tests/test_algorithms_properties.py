@@ -1,16 +1,18 @@
 """What must hold for every loss on any batch."""
 
 import functools
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.algorithm_names import Denominator, Gate, PolicyLossKind
 from trainer.algorithms import entropy_bonus, kl_k3, llds_loss, policy_loss
 
-POLICY_KINDS = ("grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo")
-GATES = ("action", "response", "token")
+POLICY_KINDS = get_args(PolicyLossKind)
+GATES = get_args(Gate)
 SEEDS = st.integers(0, 2**32 - 1)
 many = functools.partial(settings, max_examples=40, deadline=None, derandomize=True, database=None)
 
@@ -68,7 +70,7 @@ LOSSES = {
     **{
         f"llds/{g}/{d}": functools.partial(llds, gate=g, denominator=d)
         for g in GATES
-        for d in ("preserved", "all")
+        for d in get_args(Denominator)
     },
     "llds/weighted": lambda x: llds(x, answer_mask=x["answer"], answer_weight=0.3),
     "llds/min_drop": lambda x: llds(x, min_drop=0.2),

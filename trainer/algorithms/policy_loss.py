@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
+from trainer.algorithm_names import PolicyLossKind
 from trainer.algorithms.shapes import ActionIds, PerToken, PerTrajectory
 from trainer.algorithms.terms import LossTerm, check_shapes, select
-
-PolicyLossKind = Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"]
 
 
 def policy_loss(
