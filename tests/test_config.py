@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -11,6 +12,7 @@ from services.common.errors import UserError
 from trainer.algorithm_names import PolicyLossKind
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config, dump_config, load_config, parse_config
+from trainer.config.used_with import UsedWith
 
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "retriever": {"corpus": "c.jsonl"}}
 PROMISED = {
@@ -265,6 +267,18 @@ def test_a_setting_that_does_nothing_is_named():
         "algorithm.overlong.penalty=0.5 does nothing: it needs algorithm.overlong.tokens other than 0",
         "algorithm.llds.snapshot_every=5 does nothing: it needs algorithm.llds.anchor=snapshot",
     ]
+
+
+def test_a_key_may_be_used_with_several_values():
+    either = UsedWith("loss", "dapo", "cispo")
+    neither = UsedWith("loss", "dapo", "cispo", unlike=True)
+    uses = [(either.is_used(s), neither.is_used(s)) for s in map(_with_loss, ("dapo", "cispo", "grpo"))]
+    assert uses == [(True, False), (True, False), (False, True)]
+    assert (str(either), str(neither)) == ("loss=dapo or cispo", "loss other than dapo or cispo")
+
+
+def _with_loss(loss):
+    return SimpleNamespace(loss=loss)
 
 
 def test_the_table_of_the_docs_is_what_the_names_bring():
