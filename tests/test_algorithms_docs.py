@@ -12,6 +12,9 @@ from pydantic import BaseModel
 
 from trainer.algorithm_names import AdvantageKind, PolicyLossKind
 from trainer.config.algorithm import AlgorithmSettings
+from trainer.config.schema import RewardSettings
+from trainer.rewards import _KNOWN as KNOWN
+from trainer.rewards import ACCEPTED
 
 PAGE = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
@@ -42,6 +45,14 @@ def test_the_table_of_policy_losses_has_a_row_for_each_loss():
     rows = section.split(header, 1)[1].split("\n\n", 1)[0].splitlines()
     assert [row.split("|")[1].strip(" `") for row in rows] == list(get_args(PolicyLossKind))
     assert all(cell.strip() for row in rows for cell in row.split("|")[1:5])
+
+
+def test_every_reward_has_a_row_and_stands_in_the_description_of_its_key():
+    table = PAGE.split("## Scoring", 1)[1].split("| --- | --- | --- |\n", 1)[1].split("\n\n", 1)[0]
+    assert {row.split("|")[1].strip(" `") for row in table.splitlines()} == set(KNOWN)
+    description = RewardSettings.model_fields["kind"].description
+    assert [kind for kind in KNOWN if f"`{kind}`" not in description] == []
+    assert ACCEPTED.startswith(f"accepted are {', '.join(KNOWN)}, or an import path ")
 
 
 def test_the_golden_values_are_of_the_losses_that_the_page_names():

@@ -13,6 +13,7 @@ from trainer.algorithm_names import PolicyLossKind
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config, dump_config, load_config, parse_config
 from trainer.config.used_with import UsedWith
+from trainer.rewards import ACCEPTED
 
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "retriever": {"corpus": "c.jsonl"}}
 PROMISED = {
@@ -53,8 +54,7 @@ def file(tmp_path):
         ("algorithm.llds.lambda=true", "algorithm.llds: lambda=true: expected a value, not true or false"),
         (
             "reward.kind=zz",
-            "reward.kind: accepted are em, f1, subem, format, em_strict, em_search_r1, "
-            "or an import path package.module:function (got 'zz')",
+            f"reward.kind: {ACCEPTED} (got 'zz')",
         ),
         (
             "algorithm.loss=ppo",
