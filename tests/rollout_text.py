@@ -62,10 +62,10 @@ def control_ids(tokenizer) -> dict[int, str]:
     }
 
 
-def check_hostile_text(tokenizer, *, spelled: bool = True) -> None:
-    """`spelled`: the tokenizer gives any text back whole."""
+def check_hostile_text(tokenizer, *, name: str = "search_r1", spelled: bool = True) -> None:
+    """`name`: of the template, a TagTemplate. `spelled`: the tokenizer gives any text back whole."""
     settings = RolloutSettings(max_obs_tokens=9000)
-    template = make_template("search_r1", tokenizer, settings)
+    template = make_template(name, tokenizer, settings)
     controls = control_ids(tokenizer)
     assert controls
 
@@ -86,7 +86,9 @@ def check_hostile_text(tokenizer, *, spelled: bool = True) -> None:
         for ids in map(template.prompt_ids, asked):
             assert controls_of(ids) == controls_of(harmless), hostile
             if spelled:
-                assert f"Question: who {hostile} is it?" in tokenizer.decode(ids)
+                shown = f"who {hostile} is it"
+                wanted = f"Question: {shown}?" if name == "search_r1" else shown
+                assert wanted in tokenizer.decode(ids)
         hits = [Hit("d", f'"{hostile}"\n{hostile} and {hostile}')]
         whole = template.observation_ids(hits, 9000)
         cut = template.observation_ids(hits, len(whole.token_ids) - 1)

@@ -1,16 +1,19 @@
 """What must hold for every loss on any batch."""
 
 import functools
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.algorithm_names import Denominator, Gate, PolicyLossKind
 from trainer.algorithms import entropy_bonus, kl_k3, llds_loss, policy_loss
+from trainer.algorithms.terms import NOT_SUMMED, POLICY_STATS
 
-POLICY_KINDS = ("grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo")
-GATES = ("action", "response", "token")
+POLICY_KINDS = get_args(PolicyLossKind)
+GATES = get_args(Gate)
 SEEDS = st.integers(0, 2**32 - 1)
 many = functools.partial(settings, max_examples=40, deadline=None, derandomize=True, database=None)
 
@@ -68,7 +71,7 @@ LOSSES = {
     **{
         f"llds/{g}/{d}": functools.partial(llds, gate=g, denominator=d)
         for g in GATES
-        for d in ("preserved", "all")
+        for d in get_args(Denominator)
     },
     "llds/weighted": lambda x: llds(x, answer_mask=x["answer"], answer_weight=0.3),
     "llds/min_drop": lambda x: llds(x, min_drop=0.2),
@@ -139,6 +142,40 @@ def test_any_split_of_a_batch_leaves_sum_count_and_gradient_unchanged(name, seed
     assert sum(p[1] for p in parts) == count
     assert torch.allclose(sum(p[0] for p in parts), loss, rtol=1e-12, atol=1e-12)
     assert torch.allclose(torch.cat([p[2] for p in parts]), grad, rtol=1e-12, atol=1e-14)
+
+
+@each_loss
+@many()
+@given(SEEDS)
+def test_the_count_depends_on_mask_and_advantages_alone(name, seed):
+    """The learner takes it from a call with all log-probs 0, before the first forward pass."""
+    x = batch(seed)
+    _, count, _ = evaluate(name, x)
+    others = ("logp", "logp_old", "logp_ref", "weights", "entropy")
+    blank = {k: torch.zeros_like(v) if k in others else v for k, v in x.items()}
+    assert evaluate(name, blank)[1] == count
+
+
+@each_loss
+@many()
+@given(SEEDS, st.integers(1, 4))
+def test_stats_add_up_over_any_split_except_for_those_that_are_named(name, seed, size):
+    x = batch(seed)
+    whole = LOSSES[name](x).stats
+    parts = [
+        LOSSES[name]({k: v[i : i + size] for k, v in x.items()}).stats for i in range(0, len(x["ids"]), size)
+    ]
+    for key in whole.keys() - NOT_SUMMED:
+        assert sum(part[key] for part in parts) == whole[key], key
+
+
+@pytest.mark.parametrize("kind", POLICY_KINDS)
+def test_every_policy_loss_has_the_stats_that_the_learner_reads(kind):
+    x = batch(3, rows=4)
+    stats = LOSSES[kind](x).stats
+    assert set(POLICY_STATS) - stats.keys() == set()
+    assert stats["action_tokens"] == (x["ids"] >= 0).sum()
+    assert 0 <= stats["clipped_tokens"] <= stats["action_tokens"] and stats["ratio_max"] > 0
 
 
 @each_loss

@@ -1,5 +1,7 @@
 """One learner rank in this process: losses, gradients, skipped steps, kept weights."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from learner_world import (
 )
 
 import trainer.learner.objective
+from trainer.algorithm_names import PolicyLossKind
 from trainer.algorithms import LossTerm
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.learner.micro_batches import make_microbatch
@@ -90,11 +93,9 @@ def test_scores_are_those_of_transformers_at_the_sampling_temperature(tmp_path, 
     assert (logp[batch.action_ids[place] < 0] == 0).all()
 
 
-LOSSES = ["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"]
-
-
 @pytest.mark.parametrize(
-    ("stage", "loss"), [(0, "grpo"), (2, "grpo"), (3, "grpo"), *((1, loss) for loss in LOSSES)]
+    ("stage", "loss"),
+    [(0, "grpo"), (2, "grpo"), (3, "grpo"), *((1, loss) for loss in get_args(PolicyLossKind))],
 )
 def test_the_gradient_does_not_depend_on_the_microbatch_size(model, stage, loss):
     batch = given_old(make_batch(8))
@@ -432,8 +433,9 @@ def test_bfloat16_trains_with_fp32_master_weights(model, stage):
     assert not torch.equal(after[name], after[name].bfloat16().float())
 
 
-def test_a_token_outside_the_vocabulary_is_refused(model):
+@pytest.mark.parametrize("token", [40, -5])
+def test_a_token_outside_the_vocabulary_is_refused_by_its_id(model, token):
     batch = make_batch(2)
-    batch.token_ids[3] = 40
-    with pytest.raises(ValueError, match="token id 40 is outside the model's vocabulary of 40"):
+    batch.token_ids[3] = token
+    with pytest.raises(ValueError, match=f"token id {token} is outside the model's vocabulary of 40"):
         start_rank(make_config(model), model).score(batch)

@@ -1,7 +1,8 @@
 """Losses and advantages as pure functions on tensors; torch alone. docs/algorithms.md has formulas and
 sources."""
 
-from trainer.algorithms.advantages import AdvantageKind, group_advantages, zero_variance
+from trainer.algorithm_names import AdvantageKind, PolicyLossKind
+from trainer.algorithms.advantages import group_advantages, zero_variance
 from trainer.algorithms.answer_weight import answer_beta
 from trainer.algorithms.fused import plain_token_logprobs, token_logprobs
 from trainer.algorithms.importance import importance_weights
@@ -14,6 +15,7 @@ from trainer.algorithms.terms import LossTerm
 __all__ = [
     "AdvantageKind",
     "LossTerm",
+    "PolicyLossKind",
     "answer_beta",
     "entropy_bonus",
     "group_advantages",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from trainer.algorithm_names import AdvantageKind
 from trainer.algorithms.shapes import PerTrajectory, TrajectoryMask
-
-AdvantageKind = Literal["grpo", "dr_grpo", "rloo"]
 
 
 def group_advantages(rewards: PerTrajectory, group_ids: Tensor, kind: AdvantageKind) -> PerTrajectory:

@@ -3,9 +3,9 @@ answering at once."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
-AnswerSchedule = Literal["off", "paper", "code"]
+from trainer.algorithm_names import AnswerSchedule
 
 
 def answer_beta(

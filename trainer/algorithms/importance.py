@@ -3,14 +3,13 @@ sampling)."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
+from trainer.algorithm_names import ImportanceMode
 from trainer.algorithms.shapes import ActionIds, PerToken
 from trainer.algorithms.terms import check_shapes, select
-
-ImportanceMode = Literal["off", "token", "sequence_mask"]
 
 
 def importance_weights(

@@ -3,16 +3,14 @@ tokens that lost likelihood."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from trainer.algorithm_names import Denominator, Gate
 from trainer.algorithms.shapes import ActionIds, PerToken, PerTrajectory, TokenMask, TrajectoryMask
 from trainer.algorithms.terms import LossTerm, check_shapes, select
-
-Gate = Literal["action", "response", "token"]
-Denominator = Literal["preserved", "all"]
 
 
 def llds_loss(

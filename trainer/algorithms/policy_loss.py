@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
+from trainer.algorithm_names import PolicyLossKind
 from trainer.algorithms.shapes import ActionIds, PerToken, PerTrajectory
 from trainer.algorithms.terms import LossTerm, check_shapes, select
-
-PolicyLossKind = Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"]
 
 
 def policy_loss(
@@ -24,28 +23,20 @@ def policy_loss(
     max_response_tokens: int | None = None,
     importance_weights: PerToken | None = None,
 ) -> LossTerm:
-    """The policy term, to be minimised. With `ratio = exp(clamp(logp - logp_old, -20, 20))`, advantage A, and
-    sums over action tokens:
-
-    | kind | arXiv | maximised for each token | loss_sum, count |
-    | --- | --- | --- | --- |
-    | `grpo` | 2512.04220 eq. 1 | `min(ratio A, clip(ratio) A)` | sum; action tokens |
-    | `dapo` | 2503.14476 | as `grpo` | as `grpo` |
-    | `grpo_seq` | 2402.03300 | as `grpo` | sum of each trajectory's mean; non-empty trajectories |
-    | `dr_grpo` | 2503.20783 | as `grpo` | sum; non-empty trajectories x `max_response_tokens` |
-    | `gspo` | 2507.18071 | as `grpo`, with another ratio | as `grpo_seq` |
-    | `cispo` | 2506.13585 | `sg[clip(ratio)] A logp` | as `grpo` |
-
-    `clip` is to [1 - clip_low, 1 + clip_high], and `sg` stops the gradient. The ratio of `gspo` is
-    `sg[s] exp(logp - sg[logp])` with `s = exp(mean of logp - logp_old)`.
-
-    `dapo` is `grpo` with its own clips (0.2, 0.28); its dynamic sampling is the caller's.
+    """The policy term, to be minimised: minus the objective of `kind`. docs/algorithms.md has the formulas
+    and sources under "Policy losses".
 
     logp, logp_old, importance_weights [B, T] (nats; the weights multiply each token's loss and change no
     count), advantages [B], action_ids int64 [B, T], -1 outside the mask. logp_old, advantages and weights get
-    no gradient. Values outside the mask may be anything. stats: `clip_fraction` (action tokens whose clipped
-    bound holds: no gradient, in `cispo` a bounded one), `clipped_tokens`, `action_tokens`, `ratio_max` (0 on
-    an empty mask).
+    no gradient. Values outside the mask may be anything. max_response_tokens: the fixed length of `dr_grpo`.
+
+    The count depends on the mask and the advantages alone: the learner needs it before the first forward
+    pass, and gets it by a call with all log-probs 0 (`Objective.counts`). A count that depended on log-probs
+    would be wrong there, without an error.
+
+    stats: POLICY_STATS, and `clip_fraction`. `clipped_tokens` are the action tokens whose clip holds: no
+    gradient, in `cispo` a bounded one. `ratio_max` is 0 on an empty mask. Raises ValueError for an unknown
+    kind, for shapes that do not fit, and for `dr_grpo` without max_response_tokens.
     """
     if kind not in get_args(PolicyLossKind):
         raise ValueError(f"unknown policy loss {kind!r}; known: {', '.join(get_args(PolicyLossKind))}")

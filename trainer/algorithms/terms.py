@@ -9,14 +9,22 @@ from torch import Tensor
 
 from trainer.algorithms.shapes import ActionIds, PerToken, PerTrajectory, TokenMask, TrajectoryMask
 
+POLICY_STATS = ("clipped_tokens", "action_tokens", "ratio_max")
+"""The stats of every policy loss: `trainer.learner.objective` makes the metrics `policy/clip_fraction`,
+`learner/action_tokens` and `ratio/max` from them."""
+NOT_SUMMED = frozenset({"ratio_max", "clip_fraction"})
+"""Stats that the learner does not add up over micro-batches: of `ratio_max` it takes the largest, and it
+computes the clip fraction of a step from sums."""
+
 
 class LossTerm:
     """A loss as a sum and a count, to be divided by the count of the whole optimiser step (all micro-batches,
     all ranks).
 
-    loss_sum: 0-dim tensor to be minimised, differentiable. count: float. stats: dict of floats. Count and
-    stats are brought from the device together, when one of them is first read: read them after `loss_sum` is
-    used, and no kernel waits.
+    loss_sum: 0-dim tensor to be minimised, differentiable. count: float; it depends on masks and advantages
+    alone. stats: dict of floats, each a sum over tokens, actions or trajectories, except for NOT_SUMMED; a
+    policy loss has at least POLICY_STATS. Count and stats are brought from the device together, when one of
+    them is first read: read them after `loss_sum` is used, and no kernel waits.
     """
 
     def __init__(self, loss_sum: Tensor, count: Tensor, stats: dict[str, Tensor] | None = None) -> None:

@@ -7,6 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from services.settings import Settings
+from trainer.algorithm_names import (
+    AdvantageKind,
+    AnswerSchedule,
+    Denominator,
+    Gate,
+    ImportanceMode,
+    PolicyLossKind,
+)
 from trainer.config.presets import promised
 from trainer.config.used_with import UsedWith
 
@@ -14,7 +22,7 @@ from trainer.config.used_with import UsedWith
 class ImportanceSettings(Settings):
     """Correction for the difference between sampler and learner (truncated importance sampling)."""
 
-    mode: Literal["off", "token", "sequence_mask"] = "off"
+    mode: ImportanceMode = "off"
     """`token`: min(exp(logp_old - logp_sampler), cap) on each token; `sequence_mask`: drop sequences whose
     geometric mean leaves [1/cap, cap]."""
     cap: Annotated[float, UsedWith("mode", "off", unlike=True)] = Field(2.0, gt=1)
@@ -36,10 +44,10 @@ class LLDSSettings(Settings):
 
     lambda_: float = Field(0.2, ge=0, alias="lambda")
     """Weight; 0 is off. The paper takes 0.2, and 0.3 for a 7B instruct model."""
-    gate: Literal["action", "response", "token"] = "action"
+    gate: Gate = "action"
     """Unit whose summed log-prob must have fallen before its tokens are pulled: LLDS-A, LLDS-R, or no
     gate."""
-    denominator: Literal["preserved", "all"] = "preserved"
+    denominator: Denominator = "preserved"
     """Token count that divides the sum: of the preserved set (paper) or of all action tokens (released
     code)."""
     preserve: Literal["nonnegative", "right"] = "nonnegative"
@@ -49,7 +57,7 @@ class LLDSSettings(Settings):
     weights."""
     snapshot_every: Annotated[int, UsedWith("anchor", "snapshot")] = Field(10, ge=1)
     """Steps between refreshes of the kept copy (anchor `snapshot`)."""
-    answer_weight: Literal["off", "paper", "code"] = "off"
+    answer_weight: AnswerSchedule = "off"
     """Weight beta on the answer span (LLDS-MA): the paper's schedule or the released code's."""
     answer_lambda: Annotated[float, UsedWith("answer_weight", "code")] = Field(0.1, ge=0)
     """Slope of the released code's schedule."""
@@ -66,10 +74,10 @@ class LLDSSettings(Settings):
 class AlgorithmSettings(Settings):
     """Loss and its extras."""
 
-    loss: Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"] = "grpo"
+    loss: PolicyLossKind = "grpo"
     """Policy loss; docs/algorithms.md has the formulas. `dapo`, `gspo`, `dr_grpo` and `cispo` bring what
     their papers set for the keys below, where those are not given."""
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    advantage: AdvantageKind = "grpo"
     """How rewards of a group become advantages. Not given: `grpo`, with the loss dr_grpo `dr_grpo`."""
     clip_low: float = Field(0.2, gt=0)
     """Lower clip epsilon (not the bound). Not given: 0.2, with gspo 3e-4, with cispo 1 (no lower bound)."""

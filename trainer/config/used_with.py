@@ -7,21 +7,21 @@ run and `unspiral config show` say so (`trainer.config.remarks`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True)
 class UsedWith:
-    """Marks a field that is used where the field `name` of the same section is `value`; with `unlike`, where
-    it is anything else."""
+    """Marks a field that is used where the field `name` of the same section has one of the values; with
+    `unlike`, where it has any other value."""
 
-    name: str
-    value: str | int
-    unlike: bool = False
+    def __init__(self, name: str, value: str | int, *more: str | int, unlike: bool = False) -> None:
+        self.name = name
+        self.values = (value, *more)
+        self.unlike = unlike
 
     def is_used(self, section: Any) -> bool:
-        return (getattr(section, self.name) == self.value) != self.unlike
+        return (getattr(section, self.name) in self.values) != self.unlike
 
     def __str__(self) -> str:
-        return f"{self.name} other than {self.value}" if self.unlike else f"{self.name}={self.value}"
+        values = " or ".join(str(value) for value in self.values)
+        return f"{self.name} other than {values}" if self.unlike else f"{self.name}={values}"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from services.contracts import TrainBatch
 from trainer.algorithms import LossTerm, entropy_bonus, importance_weights, kl_k3, llds_loss, policy_loss
+from trainer.algorithms.terms import NOT_SUMMED
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.learner.micro_batches import MicroBatch, scored
 
@@ -137,7 +138,7 @@ class StepStats:
         for name, term in terms.items():
             values = {f"{name}/loss": float(term.loss_sum.detach()), f"{name}/count": term.count}
             for key, value in term.stats.items():
-                if key not in ("ratio_max", "clip_fraction"):
+                if key not in NOT_SUMMED:
                     values[f"{name}/{key}"] = value
             for key, value in values.items():
                 self.sums[key] = self.sums.get(key, 0.0) + value

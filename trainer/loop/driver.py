@@ -97,7 +97,9 @@ class Driver(RunState):
 
     async def one_step(self, step: int) -> MonitorAction | None:
         """One step, from prompts to records. Returns what the monitor wants done; a changed lambda or
-        learning rate holds from the next step on."""
+        learning rate holds from the next step on.
+
+        The numbers of the comments are those of "One step" in docs/architecture.md."""
         began = time.monotonic()
 
         # 1, 2. Prompts to trajectories with rewards. Meanwhile the store looks up the lag probe.

@@ -1,0 +1,18 @@
+"""The names by which a configuration chooses a loss, an advantage and their variants.
+
+`trainer.config` and `trainer.algorithms` share these lists. They stand outside `trainer.algorithms`, because
+importing that package imports torch, and `unspiral config show` works without torch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+PolicyLossKind = Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"]
+AdvantageKind = Literal["grpo", "dr_grpo", "rloo"]
+Gate = Literal["action", "response", "token"]
+"""Unit of LLDS whose summed log-prob must have fallen."""
+Denominator = Literal["preserved", "all"]
+"""Token count that divides the sum of LLDS."""
+AnswerSchedule = Literal["off", "paper", "code"]
+ImportanceMode = Literal["off", "token", "sequence_mask"]
