@@ -7,7 +7,7 @@ size and checksum, so that a torn or truncated index is refused when it is opene
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -76,6 +76,10 @@ class IndexInfo:
     """Size on disk."""
 
 
+RECORDED = {f.name for f in fields(IndexInfo)} - {"bytes"}
+"""Keys of `meta.json`, all required there. The defaults above are for indexes that have no such file."""
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file up to 64 MiB; of a larger one, of its first and last MiB and its size."""
     size = path.stat().st_size
@@ -111,6 +115,10 @@ def read_info(folder: str | Path) -> IndexInfo:
             raise OtherFormat(
                 f"index {folder}: format {meta.get('format')}, this version reads {FORMAT}; "
                 "build it again, with --overwrite"
+            )
+        if absent := RECORDED - meta.keys():
+            raise IndexInvalid(
+                f"{path}: damaged (it lacks {', '.join(sorted(absent))}); build the index again"
             )
         return IndexInfo(**meta, bytes=sum(f["bytes"] for f in meta["files"].values()))
     except (orjson.JSONDecodeError, TypeError, KeyError, AttributeError) as error:

@@ -25,6 +25,7 @@ class QueueFull(UnspiralError):
     """The bounded queue has no room; try again after `retry_after_seconds`."""
 
     status = 503
+    explained = True
 
     def __init__(self, line: str, retry_after_seconds: int = 1) -> None:
         super().__init__(line)
@@ -35,3 +36,4 @@ class DeadlinePassed(UnspiralError):
     """A request was not answered within its deadline."""
 
     status = 504
+    explained = True

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retriever_service.bm25.analysis import AnalyzerSettings
-from retriever_service.bm25.search import BM25Ranker
 from retriever_service.dense.search import open_dense
 from retriever_service.description import BACKENDS, IndexInfo, verify
 from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents
 from retriever_service.ranking import HybridRanker, Ranker, Reranker
 from retriever_service.rows import Rows
 from retriever_service.search_index import RankedIndex
+from services.common.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from retriever_service.bm25 import search as bm25
+else:
+    # A server over vectors or Qdrant needs no numba.
+    bm25 = LazyModule("retriever_service.bm25.search")
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class _Part:
 
 
 def _open_bm25(part: _Part) -> Ranker:
-    return BM25Ranker(part.folder, AnalyzerSettings(**part.info.settings["analyzer"]))
+    return bm25.BM25Ranker(part.folder, AnalyzerSettings(**part.info.settings["analyzer"]))
 
 
 def _open_dense(part: _Part) -> Ranker:

@@ -158,6 +158,12 @@ def test_without_a_token_only_names_that_no_stranger_can_own_are_answered(opened
         ("localhost:80:80", "127.0.0.1", False),
         ("localhost:port", "127.0.0.1", False),
         ("localhost/healthz?", "127.0.0.1", False),
+        ("localhost:65535", "127.0.0.1", True),
+        ("localhost:65536", "127.0.0.1", False),
+        ("localhost:99999", "127.0.0.1", False),
+        ("[fe80::1%25eth0]:80", "fe80::1", True),
+        ("[fe80::1%25]:80", "fe80::1", True),
+        ("[fe80::1%25eth0/x]:80", "fe80::1", False),
     ],
 )
 def test_names_of_a_service_by_the_address_that_it_is_reached_at(host, server, ours):

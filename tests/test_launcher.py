@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from services import launcher
@@ -28,3 +31,10 @@ def test_a_retriever_is_reached_from_nodes_that_join_a_cluster_of_one_later(monk
     monkeypatch.setenv("RAY_ADDRESS", address or "")
     launcher.start_retriever("index", topk=2, name="n", timeout_seconds=1)
     assert asked[0][0] == host
+
+
+def test_its_import_loads_no_server():
+    """Each actor of a run imports it, and would hold numba and FastAPI for nothing."""
+    heavy = ("numba", "fastapi", "torch", "faiss")
+    seen = f"import services.launcher, sys; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", seen], text=True) == "[]\n"

@@ -130,6 +130,12 @@ def test_a_csv_export(tmp_path):
     assert found["steps"] == 261 and {a["rule"] for a in found["alarms"]} == {"mismatch"}
 
 
+@pytest.mark.parametrize("steps", [1, 260])
+def test_json_lines_may_be_called_json(tmp_path, steps):
+    rows = sick_run("length x 6", 0)[:steps]
+    assert len(read_run(write_lines(tmp_path / "r.json", rows)).metrics) == steps
+
+
 def test_verls_file_logger_nests_its_metrics(tmp_path):
     rows = []
     for m in sick_run("truncation", 0):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import httpx
 import orjson
 import pytest
@@ -94,3 +97,24 @@ def test_a_backend_of_a_later_version_is_refused(small_index, tmp_path):
     (folder / "meta.json").write_bytes(orjson.dumps(meta))
     with pytest.raises(backends.IndexInvalid, match="backend 'splade' is unknown"):
         check_settings(ServerSettings(index=str(folder)))
+
+
+def test_a_server_over_vectors_or_qdrant_loads_no_numba():
+    seen = "import retriever_service.http.launch, sys; print('numba' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", seen], text=True) == "False\n"
+
+
+def test_an_index_of_ones_own_may_lack_what_is_optional(shelf, monkeypatch):
+    monkeypatch.delattr(Shelf, "reranker")
+    monkeypatch.delattr(Shelf, "rows")
+    with serve_in_thread(ServerSettings(index="shelf:1", port=0)) as server:
+        with httpx.Client(base_url=server.url, trust_env=False) as client:
+            assert client.post("/retrieve", json={"query": "a book"}).status_code == 200
+            assert client.post("/access", json={"urls": ["7"]}).status_code == 422
+            assert client.post("/rerank", json={"queries": [], "documents": []}).status_code == 404
+
+
+def test_an_index_that_lacks_what_is_required_is_a_failure_with_its_reason(shelf, monkeypatch):
+    monkeypatch.delattr(Shelf, "quick")
+    with pytest.raises(AttributeError, match="quick"):
+        serve_in_thread(ServerSettings(index="shelf:1", port=0), start_timeout_seconds=20)

@@ -10,14 +10,20 @@ import threading
 import time
 
 import httpx
+import orjson
 import psutil
 import pytest
+from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
+from retriever_service.errors import IndexInvalid, RequestRefused
 from retriever_service.http.launch import serve_in_thread
+from retriever_service.http.schemas import BadRequest, BatchSearchRequest, SearchRequest, parse_body
 from retriever_service.http.server import create_app
+from retriever_service.http.web import error_answer
 from retriever_service.index import Index
 from retriever_service.settings import ServerSettings
+from services.common.errors import EnvironmentLacks
 from tests.retriever_fixtures import CORPUS, http, server, small_index  # noqa: F401
 
 PASSAGES = {row["id"]: row["contents"] for row in map(json.loads, CORPUS.read_text("utf-8").splitlines())}
@@ -510,3 +516,19 @@ def test_a_body_that_does_not_come_is_not_waited_for(server):
         )
         answer = s.recv(65536).decode()
     assert answer.startswith("HTTP/1.1 504 ") and "body: it did not come whole within 0.3 s" in answer
+
+
+@pytest.mark.parametrize("error", [IndexInvalid, EnvironmentLacks, RequestRefused, OSError])
+def test_an_error_about_the_server_itself_is_logged_and_not_told_to_a_client(caplog, error):
+    status, body, headers = error_answer(error("/srv/secret: what is wrong here"))
+    assert status == 500 and headers == []
+    assert orjson.loads(body)["detail"] == f"internal error: {error.__name__}"
+    [record] = caplog.records
+    assert isinstance(record.exc_info[1], error)
+
+
+@pytest.mark.parametrize("request_of", [SearchRequest, BatchSearchRequest])
+def test_the_first_wrong_field_of_flashrags_request_is_named(request_of):
+    with pytest.raises(BadRequest, match=r"^query: ") as error:
+        parse_body(TypeAdapter(request_of), b'{"query": 3, "return_score": "x", "return_scores": "x"}')
+    assert error.value.field == "query"

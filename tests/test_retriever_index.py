@@ -25,7 +25,7 @@ from retriever_service.bm25 import analysis
 from retriever_service.bm25 import build as bm25_build
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.bm25.stop_words import ENGLISH, OTHERS, stop_words
-from retriever_service.description import verify
+from retriever_service.description import read_info, verify
 from retriever_service.errors import IndexInvalid
 from retriever_service.index import Index
 from retriever_service.indexing.build import build_index
@@ -402,3 +402,14 @@ def test_turkish_queries_share_a_cached_answer_only_where_their_letters_are_the_
     build_index(corpus, tmp_path / "i", language="turkish")
     same = Index(tmp_path / "i").normalise
     assert same("ILIK") == same("ılık") != same("ilik") == same("İLİK")
+
+
+@pytest.mark.parametrize(
+    "key", ["corpus_sha256", "corpus_bytes", "skipped", "skipped_reasons", "files", "passages"]
+)
+def test_a_description_that_lacks_a_key_is_damaged(tmp_path, small_index, key):
+    meta = json.loads((small_index / "meta.json").read_text())
+    del meta[key]
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(IndexInvalid, match=rf"damaged \(it lacks {key}\)"):
+        read_info(tmp_path)

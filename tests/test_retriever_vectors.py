@@ -17,6 +17,7 @@ from retriever_service.dense.published import open_corpus_documents
 from retriever_service.description import read_info, verify
 from retriever_service.errors import IndexInvalid
 from retriever_service.http.web import error_answer
+from retriever_service.indexing import convert as conversion
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.convert import convert_index
 from services.common.errors import UserError
@@ -256,3 +257,20 @@ def test_so_does_a_build_of_vectors(tmp_path, tiny_encoder, when):
     build_index(CORPUS, tmp_path / "whole", **options)
     made = killed_and_gone_on_with(tmp_path, "retriever_service.indexing.parts:write_dense", when, **options)
     assert made == verify(tmp_path / "whole").files
+
+
+def test_a_recall_that_cannot_be_measured_leaves_the_index_that_was_there(tmp_path, vectors, monkeypatch):
+    file = written(tmp_path / "x.index", faiss.IndexFlatIP, vectors)
+    convert_index(file, tmp_path / "out", "Flat", corpus=CORPUS)
+
+    def fails(*args):
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(conversion, "recall", fails)
+        with pytest.raises(MemoryError):
+            convert_index(file, tmp_path / "out", "SQ8", corpus=CORPUS, overwrite=True)
+    assert verify(tmp_path / "out").settings["type"] == "Flat"
+    info, recall = convert_index(file, tmp_path / "out", "SQ8", corpus=CORPUS, overwrite=True)
+    assert info.settings["type"] == "SQ8" and recall[10] > 0.9
+    assert convert_index(file, tmp_path / "out", "SQ8", corpus=CORPUS) == (info, recall)  # kept, and measured

@@ -321,6 +321,11 @@ def test_a_template_of_ones_own_is_taken_by_import_path():
             "class T:\n    pass\n",
             "cannot be made from a tokenizer and the settings (TypeError: T() takes no arguments)",
         ),
+        (
+            "from services.rollout.worker.templates.base import TagTemplate\n"
+            "class T(TagTemplate):\n    head, tail, invalid = '<information>', '</information>', 'no'\n",
+            "lacks prompt_ids; see services.rollout.worker.templates.base.Template",
+        ),
         ("from services.rollout.worker.templates.lab import LabTemplate as T\n", None),
     ],
 )

@@ -9,6 +9,7 @@ import errno
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import RayError
 from rollout_fakes import ScriptedWorker, request
 
 from services.contracts import WeightUpdate, WorkerInfo
@@ -235,6 +236,30 @@ async def test_a_joiner_whose_weights_are_lost_with_their_learner_waits_for_the_
     await delivery.sync(sent_again)
     await asyncio.wait_for(joining, 10)
     assert given == [lost, sent_again] and joiner.version == 1 and not roster.waiting
+
+
+async def test_a_joiner_that_is_lost_while_its_weights_are_fetched_is_lost_and_nothing_else():
+    async def takes(method, update):
+        roster.lose(joiner, WorkerLostError("no answer to a ping"))
+        raise WeightsGoneError("weights of version 1: its learner has gone")
+
+    roster = Roster(RolloutSettings(), on_event=lambda event: None, on_change=lambda: None)
+    delivery = Delivery(WeightSyncSettings(timeout_seconds=5), roster, parts=1)
+    delivery.update, roster.version = WeightUpdate(1, "shared_memory", (), 0), 1
+    joiner = member(0, takes, state="starting")
+    with pytest.raises(WorkerLostError, match="no answer to a ping"):
+        await asyncio.wait_for(delivery.catch_up(joiner), 10)
+    assert joiner.state == "failed" and not roster.waiting
+
+
+async def test_a_worker_that_cannot_even_be_called_is_ended_with_a_note():
+    async def unreachable(method, *args):
+        raise RayError("the actor's handle is of no use")
+
+    gone = member(0, unreachable)
+    pool = pool_of(gone)
+    await pool.close()
+    assert [e["event"] for e in pool.events] == ["worker_close_failed"] and gone.worker.killed
 
 
 async def test_a_full_disk_takes_no_event_and_loses_no_trajectory():

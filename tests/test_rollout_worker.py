@@ -189,6 +189,30 @@ async def test_closing_twice_is_harmless(made):
         await worker.rollout(request())
 
 
+async def test_closing_while_the_engine_starts_closes_the_engine_too(made, monkeypatch):
+    _, engine, _, _ = made
+    begun = asyncio.Event()
+    up = asyncio.Event()
+
+    async def start_engine(settings, model_path, seed):
+        begun.set()
+        await up.wait()
+        return engine
+
+    monkeypatch.setattr(module, "start_engine", start_engine)
+    settings = RolloutSettings(template="lab", max_obs_tokens=32, max_model_tokens=128)
+    worker = RolloutWorker(
+        "w8", settings, model_path="m", retriever_url="http://127.0.0.1:9", retriever_timeout_seconds=1
+    )
+    starting = asyncio.create_task(worker.start())
+    await begun.wait()
+    await worker.close()
+    up.set()
+    with pytest.raises(WorkerUnavailableError, match="w8 was closed while its engine started"):
+        await starting
+    assert engine.closed
+
+
 async def test_the_barrier_waits_for_all_that_are_left_and_keeps_their_order():
     batches = []
 

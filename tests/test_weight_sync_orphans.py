@@ -4,6 +4,12 @@ stay."""
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
 
 from services.weight_sync import shared_memory
 from services.weight_sync.base import WeightMismatchError, WeightSyncError
@@ -34,3 +40,14 @@ def test_folders_of_dead_processes_alone_are_removed(tmp_path, monkeypatch):
 
 def test_weights_that_do_not_arrive_are_one_line_of_exit_status_1():
     assert WeightSyncError.exit_code == WeightMismatchError.exit_code == 1
+
+
+def test_a_bucket_that_is_no_safetensors_file_leaves_the_worker_its_old_version(tmp_path):
+    pytest.importorskip("ray")
+    blob = np.frombuffer(b"no header at all", np.uint8)
+    arrived = Future()
+    arrived.set_result(blob)
+    ref = SimpleNamespace(future=lambda: arrived)
+    bucket = shared_memory.Bucket(ref, len(blob), shared_memory.checksum(blob), ())
+    with pytest.raises(WeightSyncError, match="version 7: bucket_0000 is not a safetensors file"):
+        shared_memory._write(bucket, tmp_path / "bucket_0000.safetensors", 7, time.monotonic() + 5)

@@ -142,7 +142,7 @@ class Dialects:
         return clamped(topk, most, name, changed) if topk else min(default, most)
 
     def _rows(self, field: str) -> Rows:
-        rows = self._service.loaded().rows
+        rows: Rows | None = getattr(self._service.loaded(), "rows", None)
         if rows is None:
             what = "holds no whole rows; `unspiral index build --corpus FILE --out DIR` makes one that does"
             raise BadRequest(422, f"{field}: the index {what}", field, "an index with whole rows")

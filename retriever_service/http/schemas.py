@@ -106,8 +106,9 @@ class RetrieveRequest(Limited):
 
 
 class _Scored(Limited):
-    """FlashRAG's flags for scores."""
+    """FlashRAG's flags for scores. Fields are checked in this order, and the first error is the one told."""
 
+    query: Query | list[Query]
     return_score: Flag = False
     """Answer with a list of documents and a list of their scores."""
     return_scores: Flag = False

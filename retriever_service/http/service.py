@@ -45,21 +45,22 @@ class Service:
         self._cache = ResultCache(settings.cache_size)
 
     async def load(self) -> None:
-        """Open the index, in the thread that will own it. What it raises is kept in `failure`."""
+        """Open the index, in the thread that will own it. What goes wrong is kept in `failure`."""
         try:
-            index = await asyncio.get_running_loop().run_in_executor(self._owner, self._open)
+            self._take(await asyncio.get_running_loop().run_in_executor(self._owner, self._open))
         except Exception as error:
             self.failure = error
-            return
+
+    def _take(self, index: SearchIndex) -> None:
         self.metrics.passages.set(index.info.passages)
-        if index.reranker is None:
+        # An index of a user's own may lack what is optional.
+        reranker = getattr(index, "reranker", None)
+        if reranker is None:
             self._searches = self._batcher(index.search, index.quick)
         else:  # it takes longer by the passage: a batch of 256 queries would outlast the deadline of each
             depth = self.settings.rerank_depth
             self._searches = self._batcher(index.search, index.quick, lambda query, topk: max(topk, depth))
-            self._rerankings = self._batcher(
-                index.reranker.order, False, lambda given, topk: max(1, len(given[1]))
-            )
+            self._rerankings = self._batcher(reranker.order, False, lambda given, topk: max(1, len(given[1])))
         self.index = index
 
     async def stop(self) -> None:

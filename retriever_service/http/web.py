@@ -20,12 +20,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from retriever_service.errors import DeadlinePassed, QueueFull
+from retriever_service.errors import DeadlinePassed, QueueFull, RetrieverUnavailable
 from retriever_service.http.leniency import header_of
 from retriever_service.http.metrics import Metrics
 from retriever_service.http.schemas import BadRequest, Limit, Reply, field_path
 from retriever_service.settings import ServerSettings
-from services.common.errors import UnspiralError, UserError
+from services.common.errors import UserError
 from services.common.http.bodies import Room, declared_size
 from services.common.http.faults import allowed_methods
 from services.common.http.gate import HEALTH, Gate
@@ -170,11 +170,13 @@ def error_answer(error: BaseException) -> tuple[int, bytes, list[tuple[bytes, by
         return 499, error_body("the client went away"), []
     if isinstance(error, QueueFull):
         return 503, error_body(str(error)), [(b"retry-after", b"%d" % error.retry_after_seconds)]
-    if isinstance(error, UnspiralError):
-        # What is wrong with a request is a BadRequest. A UserError is about the server's own index or corpus,
-        # such as a damaged line that no check at the start has read: not the client's fault.
-        status = 500 if isinstance(error, UserError) else error.status
-        return status, error_body(str(error)), [(b"retry-after", b"1")] if status == 503 else []
+    if isinstance(error, RetrieverUnavailable):
+        return 503, error_body(str(error)), [(b"retry-after", b"1")]
+    if isinstance(error, DeadlinePassed):
+        return 504, error_body(str(error)), []
+    if type(error) is UserError:  # of the corpus: a line that no check at the start has read
+        return 500, error_body(str(error)), []
+    # All others may name files and settings of the server, which are no client's business.
     log.error("request failed", exc_info=error)
     return 500, error_body(f"internal error: {type(error).__name__}"), []
 

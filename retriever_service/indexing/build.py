@@ -186,10 +186,14 @@ class Build:
         self._tell("done", 1.0, f"{state.passages:,} passages")
 
 
-def make_index(plan: Plan, write: Callable[[Build], None]) -> IndexInfo:
+def make_index(
+    plan: Plan, write: Callable[[Build], None], examine: Callable[[Path], None] = lambda folder: None
+) -> IndexInfo:
     """Make the index of a plan: `write` fills a folder aside, which is then sealed and renamed to `plan.out`.
 
     An index that is already there with the same corpus and settings is kept, and `write` is not called.
+    `examine` is given the folder of the whole index before it takes its place: where it raises, what stands
+    at `plan.out` stays.
     """
     corpus = plan.corpus
     out = plan.out
@@ -206,6 +210,7 @@ def make_index(plan: Plan, write: Callable[[Build], None]) -> IndexInfo:
     if out.exists() and not plan.overwrite:
         _require_same(out, key)
         shutil.rmtree(out / REPLACED, ignore_errors=True)
+        examine(out)
         return read_info(out)
     if out.exists():
         _require_replaceable(out)
@@ -224,6 +229,7 @@ def make_index(plan: Plan, write: Callable[[Build], None]) -> IndexInfo:
                     f"disk of {work}: {error.strerror}; make room and give the same command again, which "
                     "goes on where it was"
                 ) from None
+        examine(work)
         _put(work, out)
     return read_info(out)
 

@@ -100,11 +100,15 @@ def convert_index(
         else:
             convert(exact.vectors, target, kind, progress=note)
 
-    info = make_index(plan, write)
-    made = open_faiss(plan.out / FOLDER / INDEX_FILE)
-    set_search_effort(made, nprobe, ef_search)
-    asked = encoder.queries(questions) if encoder and questions else sample_queries(flat, sample)
-    return info, {k: recall(flat, made, asked, k) for k in RECALL_AT}
+    measured: dict[int, float] = {}
+
+    def measure(folder: Path) -> None:
+        made = open_faiss(folder / FOLDER / INDEX_FILE)
+        set_search_effort(made, nprobe, ef_search)
+        asked = encoder.queries(questions) if encoder and questions else sample_queries(flat, sample)
+        measured.update({k: recall(flat, made, asked, k) for k in RECALL_AT})
+
+    return make_index(plan, write, measure), measured
 
 
 @dataclass(frozen=True)

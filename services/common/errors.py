@@ -9,22 +9,28 @@ from __future__ import annotations
 
 
 class UnspiralError(Exception):
-    """Base of the family.
+    """Base of the family; raised as it is, a fault of ours.
 
     `exit_code` is the exit status of a command, `status` the HTTP status of a service that the error ends.
-    Both have a default per class; `UserError(line, status=404)` overrides it for one error.
+    Where `explained` is set, the line tells a user enough; otherwise a command shows the traceback, and a
+    service answers "internal error". Each has a default per class, and `UserError(line, status=404)`
+    overrides it for one error.
+
+    An override does not cross Ray: what `ray.get` raises reads the defaults of the class, and the values are
+    those of its `cause`. An error that leaves an actor with another status has a class of its own.
     """
 
     exit_code = 1
     status = 500
+    explained = False
 
-    def __init__(self, line: str = "", *, exit_code: int | None = None, status: int | None = None) -> None:
+    def __init__(self, line: str = "", *, status: int | None = None, explained: bool | None = None) -> None:
         super().__init__(line)
         # Set on the instance alone, and only if given: pickling keeps them, and class defaults stay visible.
-        if exit_code is not None:
-            self.exit_code = exit_code
         if status is not None:
             self.status = status
+        if explained is not None:
+            self.explained = explained
 
 
 class UserError(UnspiralError):
@@ -32,6 +38,7 @@ class UserError(UnspiralError):
 
     exit_code = 2
     status = 422
+    explained = True
 
 
 class EnvironmentLacks(UnspiralError):
@@ -39,3 +46,10 @@ class EnvironmentLacks(UnspiralError):
 
     exit_code = 3
     status = 503
+    explained = True
+
+
+def explains(error: BaseException) -> bool:
+    """Whether the error's line is all that a user needs. Of a class outside the family: if it has an exit
+    status."""
+    return bool(getattr(error, "explained", hasattr(error, "exit_code")))

@@ -16,6 +16,7 @@ class NoRun(UnspiralError):
 
     exit_code = 3
     status = 409
+    explained = True
 
 
 class Record(BaseModel):

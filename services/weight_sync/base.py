@@ -27,6 +27,8 @@ ENVIRONMENT_PREFIXES = ("NCCL_", "GLOO_")
 class WeightSyncError(UnspiralError):
     """Weights did not reach a worker, which holds its old version, whole."""
 
+    explained = True
+
 
 class WeightMismatchError(WeightSyncError):
     """The weights sent are not those of this model; the message names the first that differ. The engine was

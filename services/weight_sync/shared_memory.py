@@ -296,7 +296,7 @@ def _say_full(nbytes: int) -> None:
 
 def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
     import ray
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     try:
         # Not ray.get, which warns inside an asynchronous actor, in whatever thread it is called.
@@ -313,9 +313,14 @@ def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
             f"(checksum of {bucket.tensors[0][0]} ...)"
         )
     path.write_bytes(memoryview(blob))
-    with safe_open(path, "pt") as f:
-        names = f.keys()  # of a file, which is no mapping
-        held = {name: tuple(f.get_slice(name).get_shape()) for name in names}
+    try:
+        with safe_open(path, "pt") as f:
+            names = f.keys()  # of a file, which is no mapping
+            held = {name: tuple(f.get_slice(name).get_shape()) for name in names}
+    except SafetensorError as e:
+        raise WeightSyncError(
+            f"weights of version {version}: {path.stem} is not a safetensors file ({e})"
+        ) from e
     for name, dtype, shape in bucket.tensors:
         if held.get(name) != tuple(shape):
             raise WeightMismatchError(

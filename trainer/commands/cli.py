@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from services.common.errors import explains
 from services.common.extras import not_imported
 from trainer.commands.lazy import Entry, lazy_app
 from trainer.commands.version import version_lines
@@ -103,8 +104,8 @@ def line_of(error: Exception) -> tuple[str, int] | None:
     """The line that explains an error, and the exit status; None for a fault of ours."""
     if hasattr(error, "format_message"):  # Typer: bad usage
         return error.format_message(), getattr(error, "exit_code", 2)
-    if hasattr(error, "exit_code"):
-        return str(error), error.exit_code
+    if explains(error):
+        return str(error), getattr(error, "exit_code", 1)
     if isinstance(error, ModuleNotFoundError):
         name = error.name or ""
         if name.split(".")[0] in ("trainer", "services", "retriever_service"):

@@ -179,7 +179,9 @@ def run_arms(console: Console, folder: Path, configs: dict[str, Config]) -> None
             }
             while running(processes, folder, configs):
                 if time.monotonic() > deadline:
-                    raise UnspiralError(f"the arms did not end within {limit:.0f} s; logs in {folder}")
+                    raise UnspiralError(
+                        f"the arms did not end within {limit:.0f} s; logs in {folder}", explained=True
+                    )
                 for arm, config in configs.items():
                     if steps := json_lines(config.run_dir / "metrics.jsonl"):
                         last = steps[-1]
@@ -198,7 +200,8 @@ def running(processes: dict[str, subprocess.Popen[bytes]], folder: Path, configs
     codes = {arm: process.poll() for arm, process in processes.items()}
     for arm, code in codes.items():
         if code:
-            raise UnspiralError(f"{arm}: exit status {code}; see {folder / configs[arm].run.name}.log")
+            log = folder / f"{configs[arm].run.name}.log"
+            raise UnspiralError(f"{arm}: exit status {code}; see {log}", explained=True)
     return None in codes.values()
 
 

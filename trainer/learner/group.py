@@ -21,7 +21,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from services.common.errors import EnvironmentLacks, UnspiralError
+from services.common.errors import EnvironmentLacks, UnspiralError, explains
 from services.contracts import TokenBatch, TrainBatch, WeightsReceiver, WeightUpdate
 from services.likelihood.metrics.step_metrics import sampler_mismatch
 from services.rollout.pool.placement import SHARED
@@ -42,6 +42,8 @@ _FORWARDED = ("UNSPIRAL_CACHE", "HF_HOME", "HF_HUB_OFFLINE")
 
 class LearnerError(UnspiralError):
     """A rank that did not start, answer or survive: the message names it. The loop restores the learner."""
+
+    explained = True
 
 
 class LearnerPlacementError(LearnerError, EnvironmentLacks):
@@ -252,7 +254,7 @@ class LearnerGroup:
             result: T = ray.get(pending.ref)
             return result
         except RayTaskError as e:
-            if hasattr(e.cause, "exit_code"):  # its message is whole: the user's mistake, or a full disk
+            if explains(e.cause):  # its message is whole: the user's mistake, or a full disk
                 raise e.cause from None
             raise LearnerError(f"{name}: {pending.doing} failed: {type(e.cause).__name__}: {e.cause}") from e
         except RayError as e:  # it died in its __init__, was killed, ran out of memory, or its node is gone

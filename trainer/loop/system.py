@@ -22,6 +22,7 @@ class StoppedByMonitor(UnspiralError):
     """The monitor ended the run (monitor.action=stop)."""
 
     exit_code = 4
+    explained = True
 
 
 class StopRequests(Protocol):

@@ -105,7 +105,8 @@ class Watchdog:
         error = UnspiralError(
             f"no progress for {quiet:.0f} s (trainer.stall_timeout_seconds={self.limit:g}) in "
             f"{self.driver.progress.doing}; what each part "
-            f"waits for is in {self.driver.system.folder.path / 'stall.txt'}"
+            f"waits for is in {self.driver.system.folder.path / 'stall.txt'}",
+            explained=True,
         )
         self.loop.call_soon_threadsafe(self.driver.stop.abort, error)
         if not self._over.wait(LEAVE_SECONDS):

@@ -77,6 +77,8 @@ def install_faults(app: FastAPI, refused: Callable[[int], None]) -> None:
 
     @app.exception_handler(UnspiralError)
     async def _mistake(request: Request, error: UnspiralError) -> JSONResponse:
+        if not error.explained:
+            raise error  # for `_broken`, and the log
         return refuse(str(error), error.status, {"Retry-After": "1"} if error.status == 503 else None)
 
     @app.exception_handler(RequestValidationError)

@@ -25,15 +25,20 @@ def allowed_hosts() -> frozenset[str]:
     return frozenset(name.strip() for name in names if name.strip())
 
 
-_HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s\[\]:/?#@\\]+))(?::[0-9]{0,5})?")
-"""A `Host` header (RFC 9110, 7.2): an IPv6 address in brackets, or a name; then perhaps a port. Nothing may
-stand between bracket and port: urlsplit takes `[::1]evil.example` for `::1`."""
+_HOST = re.compile(
+    r"(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.~-]+)?)\]|(?P<name>[^\s\[\]:/?#@\\]+))(?::(?P<port>[0-9]{0,5}))?",
+    re.ASCII,
+)
+"""A `Host` header (RFC 9110, 7.2): an IPv6 address in brackets, perhaps with a zone, or a name; then perhaps
+a port. Nothing may stand between bracket and port: urlsplit takes `[::1]evil.example` for `::1`."""
 
 
 def name_of(header: str) -> str | None:
     """The lower-case name or address in a `Host` header, without its port; None for what is no host."""
     found = _HOST.fullmatch(header)
-    return (found["six"] or found["name"]).lower() if found else None
+    if found is None or int(found["port"] or 0) > 65535:
+        return None
+    return (found["six"] or found["name"]).lower()
 
 
 @lru_cache(maxsize=1024)

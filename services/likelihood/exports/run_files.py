@@ -38,7 +38,7 @@ STEPS = (
 @dataclass
 class RunFiles:
     """One recorded run. `metrics` has one entry per step, in order. Of a step written twice (by a resumed
-    run) the later one counts."""
+    run) the later one counts; the rows of another trainer's step are one."""
 
     name: str
     metrics: list[dict[str, Any]]
@@ -174,7 +174,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def read_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """(line or row number, metrics) of each step in a file: JSONL; CSV with a head; or JSON, a list of
-    objects or Hugging Face's `trainer_state.json`.
+    objects or Hugging Face's `trainer_state.json`. JSONL may be called `.json`.
 
     A step may go by another name (STEPS), and the metrics may lie below `data`, as verl's file logger writes
     them. Raises UserError."""
@@ -207,11 +207,25 @@ def _of_text(text: Any) -> Any:
 
 
 def _json_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    if _is_json_lines(path):
+        return read_jsonl(path)
     loaded = _read_json(path)
     rows = loaded.get("log_history") if isinstance(loaded, dict) else loaded
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path}: expected a list of objects, or an object with `log_history`")
     return list(enumerate(rows, 1))
+
+
+def _is_json_lines(path: Path) -> bool:
+    """Whether the first line is a step by itself: some trainers call their JSON Lines `.json`."""
+    try:
+        with path.open("rb") as file:
+            first = _lenient(next((line for line in file if line.strip()), b""))
+    except OSError as e:
+        raise UserError(f"{path}: not JSON ({e})") from e
+    if not isinstance(first, dict) or "log_history" in first:
+        return False
+    return _with_step(first).get("step") is not None
 
 
 def _read_json(path: Path) -> Any:

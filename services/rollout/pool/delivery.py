@@ -237,6 +237,8 @@ class Delivery:
             await self._wait_for_change()
 
     def _wait_for_weights(self, member: Member) -> None:
+        if member.lost is not None:  # a ping found out while the weights were sent
+            raise member.lost
         self._roster.waiting.add(member)
         member.become(WorkerState.WAITING)
 

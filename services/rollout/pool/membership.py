@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal
 
 import ray
+from ray.exceptions import RayError
 
 from services.contracts import WorkerInfo
 from services.rollout.errors import NoWorkersError, UnschedulableError, WorkerLostError
@@ -156,7 +157,7 @@ class Membership:
     async def _end(self, member: Member) -> None:
         try:
             await member.worker.close(timeout_seconds=CLOSE_SECONDS)
-        except (WorkerLostError, TimeoutError) as e:
+        except (WorkerLostError, RayError, TimeoutError) as e:  # RayError: the call could not even be made
             reason = one_line(e)
             self._roster.note({"event": "worker_close_failed", "worker": member.id, "reason": reason})
         finally:

@@ -98,10 +98,14 @@ class RolloutWorker:
         self._sync = asyncio.Lock()
 
     async def start(self) -> WorkerInfo:
-        """Bring tokenizer, template and engine up."""
+        """Bring tokenizer, template and engine up. Raises WorkerUnavailableError where `close` came first."""
         self._template = await asyncio.to_thread(self._make_template)
         self._reader = await asyncio.get_running_loop().run_in_executor(self._reading, self._make_template)
-        self._engine = await start_engine(self._settings, self._model_path, self._seed)
+        engine = await start_engine(self._settings, self._model_path, self._seed)
+        if self._state is WorkerState.FAILED:  # `close` came meanwhile, and could not know of the engine
+            await engine.close()
+            raise WorkerUnavailableError(f"worker {self.id} was closed while its engine started")
+        self._engine = engine
         self._become(WorkerState.READY)
         return self.info()
 

@@ -134,9 +134,10 @@ class TagTemplate:
             contents = contents.translate({ord(c): f"{c} " for c in opening})
         return contents
 
-    def prompt_ids(self, question: Question) -> list[int]:
-        """The question's prompt."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
+        # Declared, not defined: `make_template` refuses a subclass that lacks it before the first prompt.
+        def prompt_ids(self, question: Question) -> list[int]:
+            """The question's prompt."""
 
     def documents(self, hits: Sequence[Hit]) -> str:
         """The text between `head` and `tail`; the hits' own tags are harmless already."""
