@@ -36,7 +36,7 @@ def start(config: Path, *arguments, environment=()) -> subprocess.Popen:
     return command("train", "--config", config, *arguments, environment=environment)
 
 
-def until(condition, process=None, seconds=120.0):
+def until(condition, process=None, seconds=240.0):
     """What the condition gives once it is true."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
