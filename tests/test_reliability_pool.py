@@ -118,7 +118,7 @@ async def seen():
         group = await placement.reserve(settings)
         arguments = WorkerArguments("", "", 1, WeightSyncSettings())
         worker = placement.create_worker(f"w{i}.1", settings, group, arguments)
-        out.append((await worker.info(timeout_seconds=60), worker))
+        out.append((await worker.info(timeout_seconds=200), worker))
     return sorted(s for s, _ in out)
 print(asyncio.run(seen()))
 """
@@ -128,6 +128,6 @@ print(asyncio.run(seen()))
     }
     environment.pop("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", None)
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.stdout.strip().splitlines()[-1:] == ["['0', '1']"], done.stderr
