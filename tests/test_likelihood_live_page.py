@@ -69,13 +69,13 @@ def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_pat
         post(server, "falls", metrics)
     page.wait_for_selector("#runs tr:has-text('falls') .chip:has-text('collapsed')", timeout=10_000)
     page.wait_for_selector("#alarm-panel .alarm")
+    row.locator(f"td:text-is('{fall[39]['step']}')").first.wait_for()  # the last post is drawn
     assert "nats a token" in page.locator("#alarms").inner_text()
     stands = page.locator("#lanes .lane.rule", has_text="likelihood").locator("button").last
     assert stands.get_attribute("aria-label").startswith("alarm, steps")
     stands.click()
-    page.wait_for_selector(
-        "figure.pointed"
-    )  # for four seconds; which curve it is lies in the alarm that is last
+    page.locator("figure.pointed", has_text="Lag probe").wait_for(timeout=4_000)
+    assert page.locator("figure.pointed", has_text="Lag probe").count() == 1
     assert page.locator("#alarms details[open]", has_text="likelihood").count() >= 1
     assert "not recorded: " in page.locator("#lane-key").inner_text()
     bar = page.locator("#timeline .bar").first.get_attribute("aria-label")
