@@ -52,10 +52,10 @@ def test_others_see_the_states_as_plain_words():
 
 
 def methods(kind):
-    """Parameters of the public methods by name."""
+    """Parameters of the public methods by name, without those that Ray adds to a class once it is remote."""
     functions = inspect.getmembers(kind, inspect.isfunction)
     return {
-        name: list(inspect.signature(function).parameters)
+        name: [p for p in inspect.signature(function).parameters if not p.startswith("_ray")]
         for name, function in functions
         if not name.startswith("_")
     }

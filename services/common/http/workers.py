@@ -32,7 +32,7 @@ class Workers(Multiprocess):
         super().__init__(config, sockets=sockets)
         self.ended_by: list[int] = []
         self._on_gone = on_gone
-        self._counted: set[int] = set()
+        self._known: set[int] = set()
 
     def keep_subprocess_alive(self) -> None:
         for process in self.processes:
@@ -40,11 +40,16 @@ class Workers(Multiprocess):
                 process.kill()  # and another one starts below
         if self._stopping():
             return
+        # Before the dead are replaced: in the first round none is known, and a worker may have died in it.
+        self._known |= self._pids()
         super().keep_subprocess_alive()
-        running = {process.pid for process in self.processes if process.pid is not None}
-        for pid in self._counted - running:
+        running = self._pids()
+        for pid in self._known - running:
             self._on_gone(pid)
-        self._counted = running
+        self._known = running
+
+    def _pids(self) -> set[int]:
+        return {process.pid for process in self.processes if process.pid is not None}
 
     def _answers(self, process: Process) -> bool:
         """As uvicorn's `ping`, which would look at a signal to stop, or at a worker that died meanwhile, only
