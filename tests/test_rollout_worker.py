@@ -17,7 +17,7 @@ from services.rollout.worker import worker as module
 from services.rollout.worker.barrier import TurnBarrier
 from services.rollout.worker.worker import RolloutWorker
 from services.settings import RolloutSettings
-from services.weight_sync import WeightMismatchError, WeightSyncError
+from services.weight_sync import WeightSyncError
 
 LAB = words()
 
@@ -63,7 +63,7 @@ class Receiver:
 
     def receive(self, update):
         if self.refuse:
-            raise WeightMismatchError("not this model's")
+            raise WeightSyncError("not this model's")
         folder = self.tmp / f"v{update.version}"
         folder.mkdir()
         (folder / "a.safetensors").write_bytes(b"x")
@@ -133,7 +133,7 @@ async def test_a_half_loaded_worker_serves_nobody_until_a_whole_version_comes(ma
 async def test_weights_of_another_model_are_refused_before_the_engine_is_touched(made):
     worker, engine, receiver, _ = made
     receiver.refuse = True
-    with pytest.raises(WeightMismatchError):
+    with pytest.raises(WeightSyncError, match="not this model's"):
         await worker.update_weights(update(1))
     assert (worker.info().state, engine.loaded) == ("ready", [])
     assert (await worker.rollout(request())).finish == "answer"

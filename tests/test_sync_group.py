@@ -20,7 +20,7 @@ from services.weight_sync import (
     GroupBrokenError,
     GroupMismatchError,
     HalfWrittenError,
-    WeightMismatchError,
+    WeightSyncError,
     choose_backend,
 )
 from services.weight_sync import group as group_module
@@ -300,7 +300,7 @@ def test_weights_of_another_model_or_type_are_refused_by_all_ranks():
     errors = together(
         lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", model, problem)
     )
-    assert [(type(e), str(e)) for e in errors] == [(WeightMismatchError, f"worker w0.1: {problem}")] * 2
+    assert [(type(e), str(e)) for e in errors] == [(WeightSyncError, f"worker w0.1: {problem}")] * 2
     ticket = offer(1, "w0.1").payload
     errors = together(
         lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", model)

@@ -177,7 +177,7 @@ class RolloutWorker:
     async def update_weights(self, update: WeightUpdate) -> int:
         """Take a whole version of the weights; sampling is held meanwhile. Returns the version now held.
 
-        Raises WeightSyncError for a version that is not newer; WeightMismatchError, GroupMismatchError and
+        Raises WeightSyncError for a version that is not newer or not this model's, GroupMismatchError and
         GroupBrokenError before the engine is touched. Any other error, HalfWrittenError among them, leaves a
         worker that is refused by `rollout` until a whole version arrives.
         """
