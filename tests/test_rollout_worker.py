@@ -12,7 +12,7 @@ from rollout_fakes import Hit, ScriptedEngine, request, words
 from services.common.errors import EnvironmentLacks, UnspiralError
 from services.contracts import WeightUpdate
 from services.rollout.engines.base import GenerateCall, Generation
-from services.rollout.errors import EngineDeadError, TrajectoryTimeoutError, WorkerUnavailableError
+from services.rollout.errors import TrajectoryTimeoutError, WorkerLostError, WorkerUnavailableError
 from services.rollout.worker import worker as module
 from services.rollout.worker.barrier import TurnBarrier
 from services.rollout.worker.worker import RolloutWorker
@@ -49,7 +49,7 @@ class Engine(ScriptedEngine):
 
     def check(self):
         if self.dead:
-            raise EngineDeadError("the engine is dead")
+            raise WorkerLostError("the engine is dead")
 
     async def close(self):
         self.closed = True
@@ -167,7 +167,7 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(made):
 async def test_a_dead_engine_shows_in_the_next_ping(made):
     worker, engine, _, _ = made
     engine.dead = True
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(WorkerLostError):
         worker.info()
 
 
@@ -220,7 +220,7 @@ async def test_the_barrier_waits_for_all_that_are_left_and_keeps_their_order():
         async def generate_batch(self, calls: list[GenerateCall]):
             batches.append([c.request_id for c in calls])
             if "bad" in batches[-1]:
-                raise EngineDeadError("gone")
+                raise WorkerLostError("gone")
             return [Generation([1], [-1.0], "", "stop", 0) for _ in calls]
 
     def ask(index, name):
@@ -235,7 +235,7 @@ async def test_the_barrier_waits_for_all_that_are_left_and_keeps_their_order():
     await asyncio.gather(a, c)
     assert batches == [["a", "c"]]
     ends = await asyncio.gather(ask(0, "bad"), ask(2, "x"), return_exceptions=True)
-    assert all(isinstance(e, EngineDeadError) for e in ends)
+    assert all(isinstance(e, WorkerLostError) for e in ends)
 
 
 async def test_a_missing_engine_says_what_to_install(monkeypatch):

@@ -14,7 +14,7 @@ class UnschedulableError(EnvironmentLacks):
 
 
 class WorkerLostError(UnspiralError):
-    """A worker has died, hangs, or its engine is dead."""
+    """A worker has died, hangs, or its engine is dead; it must be replaced."""
 
 
 class WorkerUnavailableError(UnspiralError):
@@ -23,10 +23,6 @@ class WorkerUnavailableError(UnspiralError):
 
 class TrajectoryTimeoutError(UnspiralError):
     """A trajectory ran past `rollout.trajectory_timeout_seconds`."""
-
-
-class EngineDeadError(UnspiralError):
-    """The engine can serve no more; its worker must be replaced."""
 
 
 class NonFiniteLogprobError(UnspiralError):

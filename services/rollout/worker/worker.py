@@ -121,7 +121,7 @@ class RolloutWorker:
         return await loop.run_in_executor(self._reading, reader.observation_ids, hits, budget)
 
     def info(self) -> WorkerInfo:
-        """Raises EngineDeadError where the engine has died under a living worker."""
+        """Raises WorkerLostError where the engine has died under a living worker."""
         if self._engine is not None:
             self._engine.check()
         draining = self._draining and self._state is WorkerState.READY
