@@ -12,7 +12,7 @@ from rollout_fakes import Hit, ScriptedEngine, request, words
 from services.common.errors import EnvironmentLacks, UnspiralError
 from services.contracts import WeightUpdate
 from services.rollout.engines.base import GenerateCall, Generation
-from services.rollout.errors import TrajectoryTimeoutError, WorkerLostError, WorkerUnavailableError
+from services.rollout.errors import WorkerLostError, WorkerUnavailableError
 from services.rollout.worker import worker as module
 from services.rollout.worker.barrier import TurnBarrier
 from services.rollout.worker.worker import RolloutWorker
@@ -142,9 +142,7 @@ async def test_weights_of_another_model_are_refused_before_the_engine_is_touched
 async def test_a_trajectory_past_its_deadline_is_ended_with_the_key_named(made):
     worker, engine, _, _ = made
     engine.hold.clear()
-    with pytest.raises(
-        TrajectoryTimeoutError, match=r"u0 on worker w7: .*rollout.trajectory_timeout_seconds=0\.3"
-    ):
+    with pytest.raises(TimeoutError, match=r"u0 on worker w7: .*rollout.trajectory_timeout_seconds=0\.3"):
         await worker.rollout(request())
     assert worker.info().outstanding_tokens == 0
 

@@ -12,7 +12,6 @@ import pytest
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import Question
-from services.rollout.errors import PromptTooLongError
 from services.settings import RolloutSettings
 from trainer.commands.cli import main
 from trainer.config.schema import parse_config
@@ -40,7 +39,7 @@ def test_a_prompt_that_is_too_long_is_named_with_its_tokens_and_the_key():
     ]
     settings = RolloutSettings(template="lab", max_prompt_tokens=8, max_obs_tokens=16)
     check_prompts("data.train", questions[:1], Words(), settings)
-    with pytest.raises(PromptTooLongError) as e:
+    with pytest.raises(UserError) as e:
         check_prompts("data.train", questions, Words(), settings)
     assert str(e.value).startswith("data.train: question long: its prompt has ")
     assert "rollout.max_prompt_tokens=8" in str(e.value)

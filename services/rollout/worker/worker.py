@@ -26,7 +26,7 @@ from services.contracts import (
 from services.rollout.engines import vllm_engine
 from services.rollout.engines.base import Engine, Sampler
 from services.rollout.engines.transformers_engine import TransformersEngine
-from services.rollout.errors import TrajectoryTimeoutError, WorkerUnavailableError
+from services.rollout.errors import WorkerUnavailableError
 from services.rollout.worker.barrier import TurnBarrier
 from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.templates import Template, make_template
@@ -143,7 +143,7 @@ class RolloutWorker:
         return self._ready().pids()
 
     async def rollout(self, request: TrajectoryRequest) -> Trajectory:
-        """Sample one trajectory. Raises WorkerUnavailableError, TrajectoryTimeoutError, RetrieverUnavailable,
+        """Sample one trajectory. Raises WorkerUnavailableError, TimeoutError, RetrieverUnavailable,
         and what `run_trajectory` raises."""
         return await self._one(request, self._ready())
 
@@ -313,7 +313,7 @@ class RolloutWorker:
                     observe=self._observe,
                 )
         except TimeoutError as e:
-            raise TrajectoryTimeoutError(
+            raise TimeoutError(
                 f"trajectory {request.uid} on worker {self.id}: not finished within "
                 f"rollout.trajectory_timeout_seconds={limit:g}"
             ) from e
