@@ -203,7 +203,7 @@ class RedisStore:
             pipe.execute()
 
     def _enter(self, pipe: Pipeline, run: str, step: int, attempt: int) -> Replaced:
-        """What of lower attempts this write replaces. Raises UserError (409) for a step of a higher attempt."""
+        """What of lower attempts this write replaces. Raises `superseded_error`."""
         at = self._keys(run)
         attempts = {int(a): int(s) for a, s in pipe.hgetall(at("attempts")).items()}
         later = [(a, s) for a, s in attempts.items() if a > attempt and s <= step]

@@ -203,7 +203,7 @@ class SQLiteStore:
         return self._id(db, run)
 
     def _enter(self, db: sqlite3.Connection, run: str, step: int, attempt: int) -> tuple[int, int]:
-        """The run's id (made if new) and how many steps of lower attempts went. Raises UserError (409) for a step of a higher attempt."""
+        """The run's id (made if new) and how many steps of lower attempts went. Raises `superseded_error`."""
         run_id = self._touch(db, run)
         later = db.execute(
             "SELECT attempt, first_step FROM attempt WHERE run=? AND attempt>? AND first_step<=? "
