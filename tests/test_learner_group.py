@@ -21,7 +21,7 @@ from learner_world import (
 )
 
 from services.common.errors import UserError
-from trainer.learner.group import LearnerError, LearnerGroup, LearnerPlacementError, gathered
+from trainer.learner.group import LearnerError, LearnerGroup, gathered
 from trainer.learner.rank import LearnerRank
 from trainer.learner.rank_handle import Pending, RankActor
 
@@ -265,7 +265,7 @@ def test_a_rank_that_does_not_answer_is_named_after_the_timeout(pair, model):
 def test_more_ranks_than_the_cluster_holds_are_refused_with_demand_and_supply(cluster, model):
     group = LearnerGroup(make_config(model, learner={"ranks": 99}), model_path=str(model))
     with pytest.raises(
-        LearnerPlacementError,
+        LearnerError,
         match=r"learner\.ranks=99 asks for 99 CPU, 99 learner; the cluster has 8 CPU, 4 learner",
     ) as e:
         group.start()
@@ -277,7 +277,7 @@ def test_ranks_that_find_no_free_place_are_named_after_the_timeout(pair, model):
         make_config(model, learner={"ranks": 3, "start_timeout_seconds": 5}), model_path=str(model)
     )
     with pytest.raises(
-        LearnerPlacementError, match=r"found no place within 5 s: it asks for 1 learner, of which 0 is free"
+        LearnerError, match=r"found no place within 5 s: it asks for 1 learner, of which 0 is free"
     ):
         group.start()
 

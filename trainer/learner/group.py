@@ -46,11 +46,9 @@ class LearnerError(UnspiralError):
     explained = True
 
 
-class LearnerPlacementError(LearnerError, EnvironmentLacks):
-    """The cluster has no room for the ranks."""
-
-    exit_code = EnvironmentLacks.exit_code
-    status = EnvironmentLacks.status
+def no_room(line: str) -> LearnerError:
+    """The cluster has no room for the ranks: of the exit and HTTP status of EnvironmentLacks."""
+    return LearnerError(line, exit_code=EnvironmentLacks.exit_code, status=EnvironmentLacks.status)
 
 
 class LearnerGroup:
@@ -81,8 +79,8 @@ class LearnerGroup:
         self._handles: list[RankHandle] = []
 
     def start(self) -> None:
-        """Place the ranks, load the model, join them. Raises LearnerError (LearnerPlacementError without room
-        for them), or what a rank raised for a mistake of the user's (UserError of
+        """Place the ranks, load the model, join them. Raises LearnerError (of exit status 3 without room for
+        them), or what a rank raised for a mistake of the user's (UserError of
         `trainer.learner.model_folder`)."""
         limit = self.config.learner.start_timeout_seconds
         deadline = time.monotonic() + limit
@@ -113,13 +111,13 @@ class LearnerGroup:
             raise
 
     def _check_devices(self) -> None:
-        """Raises LearnerPlacementError where two ranks are on one GPU, which NCCL refuses with a message that
+        """Raises LearnerError where two ranks are on one GPU, which NCCL refuses with a message that
         does not say so."""
         seen: dict[tuple[str, str], int] = {}
         for rank, where in enumerate(self.where):
             uuid = where.device_uuid
             if uuid and (other := seen.setdefault((where.host, uuid), rank)) != rank:
-                raise LearnerPlacementError(
+                raise no_room(
                     f"learner ranks {other} and {rank} are both on GPU {uuid} of {where.host}; unset "
                     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES, so that Ray gives each process its own"
                 )
@@ -241,7 +239,7 @@ class LearnerGroup:
     def _late(self, waiting: list[Pending[T]], limit: float, demand: dict[str, float] | None) -> NoReturn:
         ranks = ", ".join(str(p.rank) for p in waiting)
         if demand and (lacking := self._lacking(demand)):
-            raise LearnerPlacementError(
+            raise no_room(
                 f"learner rank {ranks} of {self.ranks} found no place within {limit:g} s: {lacking}"
             )
         raise LearnerError(
@@ -263,7 +261,7 @@ class LearnerGroup:
             raise LearnerError(f"{name} died ({pending.doing}): {type(e).__name__}: {line}") from e
 
     def demand(self) -> dict[str, float]:
-        """Resources that one rank asks of the cluster. Raises LearnerPlacementError where the cluster can
+        """Resources that one rank asks of the cluster. Raises LearnerError where the cluster can
         never hold all ranks."""
         have = ray.cluster_resources()
         demand = {"CPU": 1.0}
@@ -273,7 +271,7 @@ class LearnerGroup:
         if lacking := [k for k, v in demand.items() if v * self.ranks > have.get(k, 0.0)]:
             asked = ", ".join(f"{v * self.ranks:g} {k}" for k, v in demand.items())
             there = ", ".join(f"{have.get(k, 0.0):g} {k}" for k in demand)
-            raise LearnerPlacementError(
+            raise no_room(
                 f"learner.ranks={self.ranks} asks for {asked}; the cluster has {there} "
                 f"(too little {lacking[0]})"
             )

@@ -73,8 +73,7 @@ def train(
     allow_changed: Iterable[str] = (),
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Run it. Returns the summary; raises signals.Stopped, StoppedByMonitor, or an error that has an
-    `exit_code`.
+    """Run it. Returns the summary; raises signals.Stopped, or an error that has an `exit_code`.
 
     allow_changed: settings that may differ from the checkpoint's though a resumed run should keep them."""
     folder = RunFolder(config)

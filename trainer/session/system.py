@@ -322,7 +322,7 @@ async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
     before this run.
 
     Raises UnschedulableError with demand and supply after SCHEDULE_SECONDS (LOCAL_SECONDS in our own local
-    Ray), LearnerPlacementError.
+    Ray), LearnerError.
     """
     workers = config.rollout.workers
     ranks = config.learner.ranks
