@@ -138,19 +138,15 @@ def test_two_ranks_end_with_the_weights_and_metrics_of_one(pair, model, stage):
     assert two.metrics["learner/action_tokens"] == 2 * (batch.action_ids >= 0).sum()
 
 
-def test_metrics_of_entropy_and_mismatch_are_over_action_tokens_of_valid_rows(pair, model):
+def test_the_entropy_is_over_action_tokens_of_valid_rows(pair, model):
     pair.renew(make_config(model, learner={"ranks": 2}))
     batch = make_batch(6)
     scores = pair.score(batch)
-    batch.logp_sampler = np.where(batch.action_ids >= 0, scores.logp - 0.5, 7.0).astype(np.float32)
     batch.valid[1] = False
-    batch.logp_sampler[batch.row(1)] = -99.0
     metrics = pair.update(batch, llds_lambda=0.2).metrics
     mask = (batch.action_ids >= 0) & (np.arange(len(batch.token_ids)) >= batch.row(1).stop) | (
         (batch.action_ids >= 0) & (np.arange(len(batch.token_ids)) < batch.row(0).stop)
     )
-    assert metrics["mismatch/abs_logp"] == pytest.approx(0.5, abs=1e-5)
-    assert metrics["kl/sampler"] == pytest.approx(np.exp(0.5) - 1.5, abs=1e-5)
     assert metrics["entropy"] == pytest.approx(scores.entropy[mask].mean(), abs=1e-5)
 
 

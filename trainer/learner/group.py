@@ -11,7 +11,6 @@ Each call goes to all ranks at once. The first rank that fails fails the call, w
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import time
 from pathlib import Path
@@ -23,7 +22,6 @@ from ray.exceptions import RayError, RayTaskError
 
 from services.common.errors import EnvironmentLacks, UnspiralError, explains
 from services.contracts import TokenBatch, TrainBatch, WeightsReceiver, WeightUpdate
-from services.likelihood.metrics.step_metrics import sampler_mismatch
 from services.rollout.pool.placement import SHARED
 from services.weight_sync.base import ENVIRONMENT_PREFIXES
 from trainer.config.schema import Config
@@ -320,11 +318,9 @@ def gathered(batch: TokenBatch, ranks: list[RankScores]) -> Scores:
 
 
 def batch_metrics(batch: TrainBatch, old: Scores) -> dict[str, float]:
-    """Entropy, and the mismatch of sampler and learner, over the action tokens of valid trajectories. old:
-    under the weights before the update."""
+    """Mean entropy over the action tokens of valid trajectories, in nats. old: under the weights before the
+    update."""
     mask = (batch.action_ids >= 0) & np.repeat(batch.valid.astype(bool), np.diff(batch.offsets))
     if not mask.any():
         return {}
-    counted = dataclasses.replace(batch, action_ids=np.where(mask, batch.action_ids, -1))
-    entropy = float(old.entropy[mask].mean(dtype=np.float64))
-    return {"entropy": entropy, **sampler_mismatch(counted, old.logp)}
+    return {"entropy": float(old.entropy[mask].mean(dtype=np.float64))}
