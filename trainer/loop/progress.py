@@ -52,6 +52,7 @@ ABSENT = {
 """Why a metric may be missing at a step."""
 SHOWN_STEPS = 12
 PHASE_STYLE = {
+    "unknown": "dim",
     "healthy": "green",
     "recovering": "cyan",
     "stagnation": "yellow",
