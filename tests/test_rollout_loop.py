@@ -333,8 +333,10 @@ def test_a_template_of_ones_own_is_taken_by_import_path():
             "lacks documents; see",
         ),
         (
-            "from services.rollout.worker.templates.lab import LabTemplate\n"
-            "class T(LabTemplate):\n    def observation_ids(self, hits, budget):\n        return self.notice()\n",
+            "from services.rollout.worker.templates.base import TagTemplate\n"
+            "class T(TagTemplate):\n    head, tail, invalid = '<information>', '</information>', 'no'\n"
+            "    def prompt_ids(self, question):\n        return []\n"
+            "    def observation_ids(self, hits, budget):\n        return self.notice()\n",
             None,
         ),
         ("from services.rollout.worker.templates.lab import LabTemplate as T\n", None),
