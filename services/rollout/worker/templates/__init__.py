@@ -41,7 +41,7 @@ def make_template(name: str, tokenizer: Any, settings: RolloutSettings) -> Templ
         raise UserError(
             f"rollout.template={name}: cannot be made from a tokenizer and the settings ({_what(e)})"
         ) from e
-    needed = _MEMBERS
+    needed: tuple[str, ...] = _MEMBERS
     if getattr(type(template), "observation_ids", None) is TagTemplate.observation_ids:
         needed += ("documents",)  # which it calls at the first search
     missing = [m for m in needed if not hasattr(template, m)]
