@@ -85,7 +85,7 @@ class LearnerRank(RankWeights):
         head = policy.hf.get_output_embeddings().weight
         ends = {id(w): w.numel() for w in (embedding.weight, head)}  # one and the same where they are tied
         parameters = sum(p.numel() for p in policy.hf.parameters()) - sum(ends.values())
-        self.engine = zero.Engine(
+        self.engine = zero.ZeroEngine(
             policy, self.settings, dtype=self.dtype, device=self.device, world_size=self.world_size
         )
         if self.settings.lora:
