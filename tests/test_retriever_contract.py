@@ -362,7 +362,7 @@ def test_the_token_is_asked_for_only_if_configured_and_never_for_health(small_in
             )
 
 
-@pytest.mark.parametrize("clients", [64, 256])
+@pytest.mark.parametrize("clients", [64, pytest.param(256, marks=pytest.mark.slow)])
 async def test_concurrent_posts_are_each_answered_with_their_own_documents(server, small_index, clients):
     index = Index(small_index)
     titles = [contents.split("\n")[0].strip('"') for contents in PASSAGES.values()]

@@ -213,6 +213,7 @@ def test_a_worker_that_fails_to_load_ends_the_group_at_once_and_the_next_sync_wo
     assert good.same(sent)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_in_mid_broadcast_leaves_the_others_half_written_and_no_longer_than_the_timeout():
     sent = Model(1)
     source, offer = source_of(sent, timeout=2)
