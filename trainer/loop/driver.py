@@ -304,6 +304,7 @@ class Driver(RunState):
         # the step's line in metrics.jsonl, without which a resumed run forgets them.
         batch = result.batch
         metrics = await asyncio.to_thread(result.metrics)
+        metrics |= self.held_out(result.step - 1)  # of the weights that this step began with
         await asyncio.to_thread(
             self.system.folder.trajectories, result.step, batch.trajectories, batch.rewards.tolist()
         )
