@@ -78,6 +78,7 @@ def run_cell(cell: Cell) -> int:
     config = parse_config(configuration(cell.kind, cell.seed, cell.folder, cell.steps))
     summary = one_process.train(config, KINDS[cell.kind].fault(cell.seed))
     summary["seconds"] = round(time.monotonic() - began, 1)
+    summary["cpu_seconds"] = round(time.process_time(), 1)
     write_json(cell.run / "summary.json", summary, indent=1)
     return int(summary["exit"])
 

@@ -70,6 +70,7 @@ def collect(cell: Cell, out: Path = RESULTS, *, replace: bool = False) -> str:
         "warm_start": warm_start_of(cell.seed),
         "steps": len(run.metrics),
         "seconds": run.summary.get("seconds"),
+        "cpu_seconds": run.summary.get("cpu_seconds"),
         "fingerprint": hashlib.sha256(text.encode()).hexdigest(),
         "versions": {"machine": platform.machine()} | _versions(),
     }
