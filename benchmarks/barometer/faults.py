@@ -138,9 +138,9 @@ class LuckyGarbage(Fault):
 
 
 class Mismatch(Fault):
-    """The sampler's weights differ from the learner's by noise of 30 % of each tensor's own spread."""
+    """The sampler's weights differ from the learner's by noise of 40 % of each tensor's own spread."""
 
-    SHARE = 0.3
+    SHARE = 0.4
 
     def sent(self, weights: dict[str, torch.Tensor], version: int) -> dict[str, torch.Tensor]:
         if version + 1 < self.begins:

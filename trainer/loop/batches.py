@@ -79,9 +79,10 @@ def prepare(batch: RolloutBatch, config: Config, tokenizer: Any) -> Prepared:
         answer_mask=spans,
     )
     said = [bool(right) if known else None for right, known in zip(batch.right, valid, strict=True)]
-    return Prepared(tokens, advantages, said, control_mask(tokens, partial(_text, tokenizer)))
+    return Prepared(tokens, advantages, said, control_mask(tokens, partial(text_of, tokenizer)))
 
 
-def _text(tokenizer: Any, token_ids: list[int]) -> str:
+def text_of(tokenizer: Any, token_ids: list[int]) -> str:
+    """Some tokens as they stand, special ones included."""
     text: str = tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return text

@@ -29,7 +29,7 @@ from trainer.learner.group import LearnerError
 from trainer.learner.results import UpdateResult
 from trainer.loop import performance
 from trainer.loop.ahead import BatchesAhead
-from trainer.loop.batches import Prepared, prepare, scored_step
+from trainer.loop.batches import Prepared, prepare, scored_step, text_of
 from trainer.loop.held_out import evaluate
 from trainer.loop.notices import Notices
 from trainer.loop.probes import Probes, Rescored
@@ -57,7 +57,9 @@ class Driver(RunState):
         self.stop = stop
         self.sampler = BatchSampler(self.config, system.pool, system.cursor, system.reward)
         self.ahead = BatchesAhead(self.config, self.sampler, progress.trajectory)
-        self.probes = Probes(self.config.probe, system.store, self.config.run.name, system.folder.path)
+        self.probes = Probes(
+            self.config.probe, system.store, self.config.run.name, system.folder.path, self.decode
+        )
         self.recorder = Recorder(system, self.monitor, progress)
         self.notices = Notices(progress.say)
         self.share_gpus = self.config.rollout.share_gpus
@@ -77,6 +79,10 @@ class Driver(RunState):
         self.learner_calls = 0
         """Calls of the learner that have returned."""
         self.learner_ranks = list(system.learner.where)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of some tokens."""
+        return text_of(self.system.tokenizer, token_ids)
 
     @property
     def rewards(self) -> deque[float | None]:

@@ -20,7 +20,9 @@ class Garbage(WhileRewardHolds):
             "{value:.0%} of the runs of four tokens stood before in the same trajectory (mean of {window}; "
         )
         again += "usually {usual:.0%}; alarm at {threshold:.0%})"
-        words = "{value:.0%} of the words stand in neither questions nor documents (mean of {window}; usually "
+        words = (
+            "{value:.0%} of the words stand in neither questions nor documents (mean of {window}; usually "
+        )
         words += "{usual:.0%}; alarm at {threshold:.0%})"
         limit = above(r.share_rise, r)
         return [Channel("text/repetition", again, r, limit), Channel("text/non_words", words, r, limit)]
