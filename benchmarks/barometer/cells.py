@@ -21,7 +21,7 @@ from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import json_lines, lock, write_json
 
 CELL_SECONDS = 2 * 3600.0
-"""Longest time of a cell. It takes two minutes on two idle cores."""
+"""Longest time of a cell, whose process computes for about a minute and a half."""
 LOCK_SECONDS = 24 * 3600
 """Longest wait for other work that holds `--lock`."""
 MOST_FAILURES = 2

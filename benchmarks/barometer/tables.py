@@ -45,9 +45,11 @@ def _head(split: str, judged: Sequence[Judged]) -> str:
         if split == "held out"
         else "they were read while faults and metrics were made, so that they show fit"
     )
+    cpu = [s for j in judged if (s := j.result.header["cpu_seconds"]) is not None]
+    cost = f", median {statistics.median(cpu):.0f} s of CPU per run" if cpu else ""
     return (
         f"**{split.capitalize()}**: {len(judged)} runs, {len(seeds)} seeds ({_listed(seeds)}), "
-        f"{len(starts)} warm start{'s' if len(starts) > 1 else ''}; {what}."
+        f"{len(starts)} warm start{'s' if len(starts) > 1 else ''}{cost}; {what}."
     )
 
 
