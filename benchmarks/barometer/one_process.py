@@ -2,7 +2,7 @@
 likelihood service, the probes and the monitor as they are, joined by plain calls.
 
 Left out are Ray, vLLM (its twin on transformers samples) and HTTP between agent and retriever: they take a
-minute to start, which is longer than a run of the laboratory takes. What the monitor reads is the same.
+minute to start, longer than a run of the laboratory takes. What the monitor reads is made by the same code.
 """
 
 from __future__ import annotations
