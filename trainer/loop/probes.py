@@ -65,6 +65,8 @@ class Probes:
         self.run = run
         self._file = folder / "fixed_probe.npz"
         self.fixed: TokenBatch | None = None
+        self._tags: np.ndarray | None = None
+        """The tag tokens of the fixed set, once they have been looked for."""
         self.missing: str | None = None
         """Why the last step had no lag probe, where it should have had one."""
         self.missed = 0
@@ -81,6 +83,7 @@ class Probes:
             assert saved.step is not None, "written by _freeze"
             rows = np.flatnonzero(saved.step <= step).tolist()
             self.fixed = saved.take(rows) if rows else None
+            self._tags = None
 
     def parts(self, step: int, batch: TokenBatch, *, moved: bool = True) -> dict[str, TokenBatch]:
         """The trajectories to score, by purpose: a spread of the batch, the lag probe, the fixed probe. Empty
@@ -116,8 +119,9 @@ class Probes:
         if "fixed" in parts:
             metrics["probe/fixed"] = fixed_probe(parts["fixed"], scored["fixed"])
             if self.decode:
-                tags = control_mask(parts["fixed"], self.decode)
-                if (value := control_logp(parts["fixed"], scored["fixed"], tags)) is not None:
+                if self._tags is None:
+                    self._tags = control_mask(parts["fixed"], self.decode)
+                if (value := control_logp(parts["fixed"], scored["fixed"], self._tags)) is not None:
                     metrics["probe/control"] = value
         return Rescored(rows, logp_new, metrics)
 
@@ -140,6 +144,7 @@ class Probes:
             step=np.full(len(rows), step, np.int64),
         )
         self.fixed = TokenBatch.joined([self.fixed, part]) if self.fixed else part
+        self._tags = None
         write_atomically(self._file, pack_tokens(self.fixed))
 
     def _fixed(self, step: int) -> TokenBatch | None:
