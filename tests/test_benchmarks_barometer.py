@@ -153,6 +153,14 @@ def test_a_driven_run_is_due_only_where_its_reward_fell():
     assert "| 2 | 1 | 1 of 1 " in row and "1 of 2" in row
 
 
+def test_the_page_says_where_there_are_too_few_runs():
+    text = everything([result("leak", 1000, [quiet(s) for s in range(1, 73)])])
+    assert text.startswith("**Held out**: 1 run, 1 seed (1000), 1 warm start, median 80 s of CPU per run; ")
+    assert f"Fewer than 20 runs of {len(KINDS)} of {len(KINDS)} kinds: read the intervals." in text
+    enough = [result(k, s, [quiet(1)]) for k in KINDS for s in HELD_OUT_SEEDS]
+    assert "Fewer than" not in everything(enough) and "20 seeds (1000 to 1019)" in everything(enough)
+
+
 def test_the_page_holds_the_tables_of_what_is_committed(tmp_path):
     page = (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
     shown = page.partition(FIRST)[2].partition(LAST)[0].strip()

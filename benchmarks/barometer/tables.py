@@ -15,6 +15,8 @@ from services.common.files import write_atomically
 
 FIRST, LAST = "<!-- barometer: begin -->", "<!-- barometer: end -->"
 SPLITS = ("held out", "looked at")
+ENOUGH = 20
+"""Runs of a kind that the plan asks for."""
 
 
 def everything(results: Sequence[Result]) -> str:
@@ -47,10 +49,19 @@ def _head(split: str, judged: Sequence[Judged]) -> str:
     )
     cpu = [s for j in judged if (s := j.result.header["cpu_seconds"]) is not None]
     cost = f", median {statistics.median(cpu):.0f} s of CPU per run" if cpu else ""
-    return (
-        f"**{split.capitalize()}**: {len(judged)} runs, {len(seeds)} seeds ({_listed(seeds)}), "
-        f"{len(starts)} warm start{'s' if len(starts) > 1 else ''}{cost}; {what}."
+    runs = Counter(j.result.kind for j in judged)
+    few = [name for name in KINDS if runs[name] < ENOUGH]
+    short = (
+        f" Fewer than {ENOUGH} runs of {len(few)} of {len(KINDS)} kinds: read the intervals." if few else ""
     )
+    return (
+        f"**{split.capitalize()}**: {_many(len(judged), 'run')}, {_many(len(seeds), 'seed')} "
+        f"({_listed(seeds)}), {_many(len(starts), 'warm start')}{cost}; {what}.{short}"
+    )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _listed(seeds: Sequence[int]) -> str:
