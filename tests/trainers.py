@@ -267,7 +267,6 @@ def trl(monkeypatch, llds):
     adapter = importlib.import_module("unspiral_health.adapters.trl")
 
     class Trainer:
-        use_liger_kernel = False
         current_gradient_accumulation_steps = 1
 
         def __init__(self):

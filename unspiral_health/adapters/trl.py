@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from services.common.errors import UserError
 from unspiral_health.adapters import groups_of, last_of, wrap
 from unspiral_health.adapters.hugging_face import MetricsCallback
 
@@ -15,8 +14,6 @@ class LikelihoodCallback(MetricsCallback):
     """Call `attach(trainer)` once the trainer exists."""
 
     def attach(self, trainer: Any) -> None:
-        if self.llds and trainer.use_liger_kernel:
-            raise UserError("LLDS: use_liger_kernel: expected false, since Liger's loss has no log-probs")
         self.trainer = trainer
         self.scored = trainer._get_per_token_logps_and_entropies
         self.logps = last_of(trainer, "_get_per_token_logps_and_entropies")
