@@ -160,7 +160,10 @@ with Run(sys.argv[1], "mine") as run:
 
 
 def test_a_strangers_script_posts_a_run_and_sees_its_alarm(site, tmp_path):
-    """Twenty lines, one file, nothing of this tree but the wheel; the project's own `services` is used."""
+    """Twenty lines, one file, nothing of this tree but the wheel; the project's own `services` is used.
+
+    UNSPIRAL_HEALTH_PYTHON is a Python that the wheel is installed in (deploy/test_adapters.sh)."""
+    installed = os.environ.get("UNSPIRAL_HEALTH_PYTHON")
     assert len(STRANGER.strip().splitlines()) <= 20
     project = tmp_path / "project"
     (project / "services").mkdir(parents=True)
@@ -169,9 +172,9 @@ def test_a_strangers_script_posts_a_run_and_sees_its_alarm(site, tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     with serving(tmp_path) as server:
         done = subprocess.run(
-            [sys.executable, "train.py", server.url],
+            [installed or sys.executable, "train.py", server.url],
             cwd=project,
-            env=environment | {"PYTHONPATH": str(site)},
+            env=environment if installed else environment | {"PYTHONPATH": str(site)},
             capture_output=True,
             text=True,
             timeout=120,
