@@ -20,6 +20,7 @@ BESIDE=(
 )
 TOOLS=(hypothesis "pytest>=9,<10" pytest-asyncio pytest-timeout pytest-xdist "setuptools>=77")
 
+unset PYTHONPATH  # of a caller whose tree would count as installed
 say() { echo "adapters: $*"; }
 fail() { echo "adapters: $*" >&2; exit 3; }
 

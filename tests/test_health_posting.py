@@ -48,7 +48,8 @@ def test_a_run_needs_an_address_and_a_name_and_says_so(tmp_path, monkeypatch):
     assert (run.client.url, run.name) == ("http://127.0.0.1:9", "mine")
     with pytest.raises(EnvironmentLacks, match="step 1 ended, and no update was seen to post"):
         run.confirm(1)
-    with pytest.raises(EnvironmentLacks, match="likelihood service http://127"):
+    run.post(1, {"reward/mean": 0.5})
+    with pytest.raises(EnvironmentLacks, match=r"mine/alarms: 1 messages are not stored after 0\.1 s"):
         run.alarms(timeout=0.1)
     run.client.close(timeout=0.1)
 

@@ -144,8 +144,8 @@ import sys
 from unspiral_health import Run
 
 with Run(sys.argv[1], "mine") as run:
-    for step in range(60):
-        lost = 0.0 if step < 30 else 0.02 * (step - 30)     # right answers slip away from step 30 on
+    for step in range(40):
+        lost = 0.0 if step < 20 else 0.02 * (step - 20)     # right answers slip away from step 20 on
         metrics = {"reward/mean": 0.5 + 0.01 * math.sin(step), "grad_norm": 1.0, "probe/lag": -lost}
         answer = {"tokens": 10, "logp_before": -4.0, "logp_after": -4.0 - lost}
         rows = [
@@ -177,11 +177,11 @@ def test_a_strangers_script_posts_a_run_and_sees_its_alarm(site, tmp_path):
             env=environment if installed else environment | {"PYTHONPATH": str(site)},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
         )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("likelihood 3") and "have lost 0." in lines[0]
+    assert lines[0].startswith("likelihood 2") and "have lost 0." in lines[0]
     assert lines[-2:] == ["acceleration", "True"]
 
 

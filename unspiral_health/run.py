@@ -22,7 +22,7 @@ from services.likelihood.records import METRIC_NAME, EventRecord, StepRecord, ch
 
 log = logging.getLogger("unspiral.health")
 SPOOL = ".likelihood-spool"
-DELIVERY_SECONDS = 30.0
+DELIVERY_SECONDS = 60.0
 LLDS = "llds/"
 """Metrics of the loss keep their names, whatever a trainer puts before them."""
 
@@ -72,7 +72,9 @@ class Run:
     ) -> None:
         """Hand over a step, or a part of it: metrics by name, and trajectory records. Text among the metrics
         is passed over, and of an array the mean counts."""
-        named = self._metrics(metrics or {}) if self.rank == 0 else {}
+        named: dict[str, float | None] = {}
+        if self.rank == 0:
+            named |= self._metrics(metrics or {})
         rows = list(trajectories)
         record = StepRecord.model_construct(
             step=step, attempt=self.attempt, policy_version=None, metrics=named, trajectories=rows
@@ -120,11 +122,11 @@ class Run:
     def alarms(self, timeout: float = DELIVERY_SECONDS) -> list[dict[str, Any]]:
         """Every alarm of the run so far, oldest first, once all that was handed over is stored: dicts with
         `rule, metric, since, step, seen, confidence, advice, cleared`. Raises EnvironmentLacks where the
-        service is away."""
+        service is away, or has not stored everything in time."""
         return self._asked("alarms", timeout)
 
     def phase(self, timeout: float = DELIVERY_SECONDS) -> str:
-        """The run's phase, once all that was handed over is stored."""
+        """The run's phase, once all that was handed over is stored; raises as `alarms` does."""
         return str(self._asked("phase", timeout)["phase"])
 
     def confirm(self, step: int) -> None:
@@ -159,8 +161,10 @@ class Run:
         return self.map.translated(known) if self.map else known
 
     def _asked(self, what: str, timeout: float) -> Any:
-        self.client.flush(timeout)
         url = f"{self.client.url}/v1/runs/{self.name}/{what}"
+        if not self.client.flush(timeout):
+            waiting = f"{self.client.waiting} messages are not stored after {timeout:g} s"
+            raise EnvironmentLacks(f"likelihood service {url}: {waiting}; its answer would lack them")
         try:
             answer = httpx.get(url, headers=self._headers, timeout=timeout, trust_env=False)
             answer.raise_for_status()

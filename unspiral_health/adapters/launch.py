@@ -39,7 +39,7 @@ def watching(runner: type) -> type:
     """verl's task runner, posting what its trainer does. Raises EnvironmentLacks at the end of a training in
     which no update was seen."""
 
-    class Watching(runner):  # type: ignore[misc, valid-type]
+    class Watching(runner):
         def run(self, config: Any) -> None:
             from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 

@@ -32,7 +32,7 @@ def watched(actor: type, llds: LLDS, url: str | None = None, name: str | None = 
     """OpenRLHF's policy actor, adding LLDS to its loss and posting its own rows after each fit."""
     from openrlhf.trainer.ppo_utils.experience import make_experience_batch
 
-    class Watched(actor):  # type: ignore[misc, valid-type]
+    class Watched(actor):
         unspiral: Run | None = None
         fits = 0
 

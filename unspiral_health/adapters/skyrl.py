@@ -49,9 +49,10 @@ class LikelihoodCallback(TrainingCallback):
             return trainer._execute_forward_pass("policy", whole, "logprobs", None)[: len(batch)]
 
         groups = groups_of(rows["sequences"][:, :-width], rows["attention_mask"][:, :-width])
-        before = (data[k][:own] for k in ("loss_mask", "action_log_probs", "advantages"))
-        metrics = trainer.all_metrics | (callback_input.metrics or {})
-        self.run.update(callback_input.global_step, *before, groups, batch=rows, score=score, metrics=metrics)
+        mask, old, advantages = (data[k][:own] for k in ("loss_mask", "action_log_probs", "advantages"))
+        said = trainer.all_metrics | (callback_input.metrics or {})
+        more: dict[str, Any] = {"metrics": said, "batch": rows, "score": score}
+        self.run.update(callback_input.global_step, mask, old, advantages, groups, **more)
         self.run.confirm(callback_input.global_step)
 
     def on_train_end(self, trainer: Any, callback_input: Any, control: Any) -> None:

@@ -44,7 +44,7 @@ class LikelihoodCallback(MetricsCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         b = self.batch
         groups = groups_of(b["prompt_ids"], b["prompt_mask"])
-        given = {"rewards": b["rewards"], "batch": b, "score": self.score}
+        given: dict[str, Any] = {"rewards": b["rewards"], "batch": b, "score": self.score}
         self.run.update(state.global_step, b["wrote"], self.before, b["advantages"], groups, **given)
 
     @torch.no_grad()

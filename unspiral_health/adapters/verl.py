@@ -35,7 +35,7 @@ def watched(trainer: type, run: Run) -> type:
     import transfer_queue as tq
     from verl.workers.utils.padding import response_from_nested
 
-    class Watched(trainer):  # type: ignore[misc, valid-type]
+    class Watched(trainer):
         def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
             batch = super()._update_actor(batch, metrics)
             where = {"keys": batch.keys, "partition_id": batch.partition_id}
@@ -46,9 +46,9 @@ def watched(trainer: type, run: Run) -> type:
             after = response_from_nested(new["log_probs"], new["response_mask"]).to_padded_tensor(0.0)
             own = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
             groups = [data["uid"].tolist()[i] for i in own]
-            rows = (data[name][own] for name in FIELDS[:3])
+            mask, before, advantages = (data[name][own] for name in FIELDS[:3])
             more = {"rewards": data["rm_scores"].sum(-1)[own], "after": after[own], "metrics": metrics}
-            run.update(self.global_steps, *rows, groups, **more)
+            run.update(self.global_steps, mask, before, advantages, groups, **more)
             run.confirm(self.global_steps)
             return batch
 
