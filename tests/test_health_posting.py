@@ -18,6 +18,7 @@ from services.common.errors import EnvironmentLacks, UserError  # noqa: E402
 from tests import trainers  # noqa: E402
 from tests.likelihood_service import serving  # noqa: E402
 from unspiral_health import LLDS, Run  # noqa: E402
+from unspiral_health.adapters import launch  # noqa: E402
 
 MASK = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]])
 ADVANTAGES = torch.tensor([1.0, -1.0, 0.5, -0.5])
@@ -46,7 +47,7 @@ def test_a_run_needs_an_address_and_a_name_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("UNSPIRAL_RUN", "mine")
     run = Run(spool_dir=tmp_path)
     assert (run.client.url, run.name) == ("http://127.0.0.1:9", "mine")
-    with pytest.raises(EnvironmentLacks, match="step 1 ended, and no update was seen to post"):
+    with pytest.raises(EnvironmentLacks, match="run mine: no update of the policy was seen"):
         run.confirm(1)
     run.post(1, {"reward/mean": 0.5})
     with pytest.raises(EnvironmentLacks, match=r"mine/alarms: 1 messages are not stored after 0\.1 s"):
@@ -150,6 +151,29 @@ def test_verls_trainer_posts_its_rows_after_every_update(watched_verl, tmp_path,
     (action,) = rows["0-1"]["actions"]
     assert (action["tokens"], action["logp_before"], action["logp_after"]) == (2, -2.0, -4.0)
     assert found["grad_norm"] == 0.25 and found["displacement/mean"] < 0
+
+
+class TaskRunner:
+    """verl's, as far as it looks up its trainer."""
+
+    def run(self, config):
+        registry = sys.modules["verl.trainer.ppo.v1.trainer_base"].TRAINER_REGISTRY
+        registry[config.trainer.v1.trainer_mode](config).fit(2)
+
+
+def test_verls_command_watches_the_trainer_that_it_runs_and_is_never_silent(
+    watched_verl, tmp_path, monkeypatch
+):
+    verl, _ = watched_verl
+    monkeypatch.chdir(tmp_path)
+    runner = launch.watching(TaskRunner)
+    with serving(tmp_path) as server:
+        monkeypatch.setenv("UNSPIRAL_LIKELIHOOD_URL", server.url)
+        monkeypatch.setenv("UNSPIRAL_RUN", "v")
+        runner().run(verl.config("sync"))
+        assert len(rows_of(server, "v", 2)) == 3
+        with pytest.raises(EnvironmentLacks, match="run v: no update of the policy was seen"):
+            runner().run(verl.config("renamed"))  # it updates the actor by another name
 
 
 def items(experience, level):

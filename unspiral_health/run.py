@@ -136,7 +136,7 @@ class Run:
             return
         self._told = True
         if not self.rows:
-            raise EnvironmentLacks(f"run {self.name}: step {step} ended, and no update was seen to post")
+            raise EnvironmentLacks(f"run {self.name}: no update of the policy was seen; nothing was posted")
         stored = self.client.flush(DELIVERY_SECONDS)
         if self.client.refused:
             raise UserError(f"run {self.name}: {self.client.url} refused step {step}; the log says why")
