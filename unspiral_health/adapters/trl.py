@@ -46,6 +46,7 @@ class LikelihoodCallback(MetricsCallback):
         groups = groups_of(b["prompt_ids"], b["prompt_mask"])
         given: dict[str, Any] = {"rewards": b["rewards"], "batch": b, "score": self.score}
         self.run.update(state.global_step, b["wrote"], self.before, b["advantages"], groups, **given)
+        self.run.confirm(state.global_step)
 
     @torch.no_grad()
     def score(self, b: dict[str, Any]) -> Any:
