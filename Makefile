@@ -3,10 +3,11 @@
 # make test    the whole test suite                    make docs    the pages as a site, in build/site
 # make study-full    the whole collapse study, resumable: 180 runs (a day and more; benchmarks/collapse/PLAN.md)
 # make test-oldest   the plain install's tests with the lowest allowed versions (4 minutes)
+# make test-adapters  unspiral-health from its wheel, and its adapters on TRL, verl, OpenRLHF and SkyRL (10 minutes)
 # make test-compose  builds, uses and breaks the stack of docker-compose.yml (21 minutes; docs/deploy.md)
 # make test-hosts    hosts as network namespaces; two are cut off for 30 s (7 minutes, root)
 # make test-chaos    runs in which every part is broken on purpose (over an hour; docs/reliability.md)
-.PHONY: setup demo check test test-oldest test-chaos test-compose test-hosts study study-full docs lint clean
+.PHONY: setup demo check test test-oldest test-adapters test-chaos test-compose test-hosts study study-full docs lint clean
 PY := .venv/bin/python
 
 setup: .venv/.ready
@@ -38,6 +39,10 @@ test: setup lint
 test-oldest: setup
 	deploy/test_oldest.sh
 
+# ADAPTERS_VENV keeps the environment for the next run (4 GB).
+test-adapters: setup
+	deploy/test_adapters.sh
+
 # A shorter run: CHAOS_STEPS=40 CHAOS_KILLS=5 make test-chaos; another seed: CHAOS_SEED=1.
 test-chaos: setup
 	$(PY) -m pytest -m chaos -s tests
@@ -63,4 +68,4 @@ lint: setup
 	.venv/bin/mypy
 
 clean:
-	rm -rf .venv .venv-oldest build *.egg-info
+	rm -rf .venv .venv-oldest .venv-adapters build *.egg-info

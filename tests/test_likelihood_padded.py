@@ -115,7 +115,7 @@ def test_the_trl_callback_posts_every_step_of_a_real_grpo_run(tmp_path):
 @pytest.mark.skipif(
     importlib.util.find_spec("verl") is None, reason="verl is not installed (pip install verl)"
 )
-def test_the_verl_mixin_posts_an_actor_update(tmp_path):
+def test_the_older_trainer_of_verl_posts_an_actor_update(tmp_path):
     """verl's own batches; the workers' scoring and update are stood in for, since they need GPUs."""
     import inspect
 
@@ -126,7 +126,7 @@ def test_the_verl_mixin_posts_an_actor_update(tmp_path):
     assert list(inspect.signature(RayPPOTrainer._update_actor).parameters) == ["self", "batch"]
     assert list(inspect.signature(RayPPOTrainer._compute_old_log_prob).parameters) == ["self", "batch"]
     sys.path.insert(0, str(ROOT / "examples"))
-    from verl_callback import watched
+    from verl_callback import Watch, watched_v0
 
     class Trainer:
         actor_rollout_wg = type("Workers", (), {"world_size": 2})
@@ -141,7 +141,8 @@ def test_the_verl_mixin_posts_an_actor_update(tmp_path):
             return DataProto.from_dict({"old_log_probs": torch.full((len(batch), 4), self.level)}), 0.0
 
     server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
-    trainer = watched(Trainer, server.url, "verl", spool_dir=str(tmp_path / "spool"))()
+    watch = Watch(server.url, "verl", str(tmp_path / "spool"), attempt=0, right_at=1.0)
+    trainer = watched_v0(Trainer, watch)()
     for step in range(7):
         trainer.global_steps = step
         mask = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 1], [1, 0, 0, 0]])
@@ -155,7 +156,7 @@ def test_the_verl_mixin_posts_an_actor_update(tmp_path):
             {"uid": np.array(["g", "g", "h"], dtype=object)},
         )
         trainer._update_actor(batch)
-    trainer.client.close()
+    watch.client.close()
     metrics = httpx.get(f"{server.url}/v1/runs/verl/summary").json()["metrics"]
     server.stop()
     assert metrics["displacement/mean"] == pytest.approx(-0.25) and metrics["grad_norm"] == 2.0

@@ -38,7 +38,26 @@ def part(rank, step):
         "completion_mask": torch.ones(ROWS, 5, dtype=torch.long),
         "advantages": torch.where(torch.arange(ROWS) % 2 == 0, 1.0, -1.0),
         "rewards": torch.where(torch.arange(ROWS) % 2 == 0, 1.0, 0.0),
+        "wrote": torch.ones(ROWS, 5, dtype=torch.long),
     }
+
+
+class Trainer:
+    """GRPOTrainer, as far as the callback uses it."""
+
+    def __init__(self, args):
+        self.model = Policy()
+        self.args = args
+
+    def _get_per_token_logps_and_entropies(self, model, ids, mask, width, batch_size):
+        logits = torch.cat([model(part, None).logits for part in ids.split(batch_size)])
+        logp = torch.log_softmax(logits[:, -width - 1 : -1], -1)
+        return logp.gather(-1, ids[:, -width:].unsqueeze(-1)).squeeze(-1), None, None
+
+    def _calculate_rewards(self):
+        raise NotImplementedError
+
+    _generate_and_score_completions = _compute_loss = _calculate_rewards
 
 
 def main(url, spool):
@@ -49,14 +68,8 @@ def main(url, spool):
     rank = int(os.environ["RANK"])
     torch.manual_seed(0)
     args = SimpleNamespace(process_index=rank, per_device_train_batch_size=8)
-    callback = module.LikelihoodCallback(url, run="two", spool_dir=spool)
-    callback.trainer = SimpleNamespace(
-        model=Policy(),
-        args=args,
-        temperature=1.0,
-        _calculate_rewards=None,
-        _generate_and_score_completions=None,
-    )
+    callback = module.LikelihoodCallback(url, "two", spool_dir=spool)
+    callback.attach(Trainer(args))
     state = SimpleNamespace(global_step=0)
     callback.on_train_begin(args, state, None)
     for step in range(1, STEPS + 1):
