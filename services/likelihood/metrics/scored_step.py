@@ -23,6 +23,7 @@ from services.likelihood.metrics.step_metrics import (
     sampler_mismatch,
     search_metrics,
     tool_round_metrics,
+    update_divergence,
 )
 from services.likelihood.metrics.verdicts import Verdict, verdicts
 
@@ -78,6 +79,7 @@ class ScoredStep:
         out = likelihood_metrics(table, self.verdict)
         if self.logp_new is not None:
             out |= displacement_metrics(table, self.advantages, self.verdict)
+            out |= update_divergence(tokens, self.logp_old, self.logp_new)
         if self.entropy is not None and (value := leak(tokens, self.logp_old, self.entropy)) is not None:
             out["leak/logp_entropy"] = value
         return {
