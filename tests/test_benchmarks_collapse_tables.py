@@ -66,6 +66,18 @@ def results(tmp_path_factory):
     return out
 
 
+def test_the_second_family_is_tested_by_itself(results, tmp_path):
+    assert "Second family" not in everything(read_all(results))
+    for seed in SEEDS:
+        odd = (-1) ** seed / 500
+        for arm, em in (("grpo", 0.2 + odd), ("llds_0.5", 0.3), ("nll", 0.25 - odd)):
+            collect(made_up(tmp_path / "runs", arm, seed, em), tmp_path / "out")
+    page = everything(read_all(tmp_path / "out"))
+    first, second = page.split("## Second family (PLAN_SECOND.md)")
+    assert "| nll | llds_0.5 | 10 | -0.050 |" in second.split("## Runs")[0] and "| nll | llds" not in first
+    assert "| llds_0.5 | grpo |" in first and "| llds_0.5 | grpo |" not in second.split("## Runs")[0]
+
+
 def rows_of(table):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
