@@ -44,6 +44,7 @@ def nll_loss(
         "active_tokens": preserved_tokens,
         "active_actions": (actions > 0).sum(),
         "preserved_tokens": preserved_tokens,
+        "preserved_actions": (actions > 0).sum(),
         "action_tokens": tokens,
     }
     return LossTerm(term.sum(), preserved_tokens if denominator == "preserved" else tokens, stats)
