@@ -37,6 +37,7 @@ def made_up(folder, arm, seed, em, *, greedy=0.5, first_reward=0.5, searches=2.0
                 "entropy": 0.125,
                 "rollout/searches": searches,
                 "rollout/length": 20.0,
+                "kl/old": 0.001,
                 "logp/right": -0.123456789,
                 "time/step": 1.5 + seed,
                 "phase": "healthy",
