@@ -157,6 +157,7 @@ def test_the_second_page_states_the_second_family():
         assert part in PLAN_SECOND
 
 
+@pytest.mark.slow
 def test_the_page_states_the_simulated_power():
     assert paragraph(len(contrasts())) in " ".join(PLAN.split())
 
