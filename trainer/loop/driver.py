@@ -30,7 +30,7 @@ from trainer.learner.group import LearnerError
 from trainer.learner.results import UpdateResult
 from trainer.loop import performance
 from trainer.loop.ahead import BatchesAhead
-from trainer.loop.batches import Prepared, prepare, scored_step
+from trainer.loop.batches import Prepared, prepare, scored_step, text_of
 from trainer.loop.held_out import evaluate
 from trainer.loop.matched_step import SCALE, MatchedStep, read_series
 from trainer.loop.notices import Notices
@@ -62,7 +62,9 @@ class Driver(RunState):
         self.stop = stop
         self.sampler = BatchSampler(self.config, system.pool, system.cursor, system.reward)
         self.ahead = BatchesAhead(self.config, self.sampler, progress.trajectory)
-        self.probes = Probes(self.config.probe, system.store, self.config.run.name, system.folder.path)
+        self.probes = Probes(
+            self.config.probe, system.store, self.config.run.name, system.folder.path, self.decode
+        )
         self.recorder = Recorder(system, self.monitor, progress)
         self.notices = Notices(progress.say)
         followed = self.config.learner.match_kl
@@ -86,6 +88,10 @@ class Driver(RunState):
         self.learner_calls = 0
         """Calls of the learner that have returned."""
         self.learner_ranks = list(system.learner.where)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of some tokens."""
+        return text_of(self.system.tokenizer, token_ids)
 
     @property
     def rewards(self) -> deque[float | None]:
@@ -322,6 +328,7 @@ class Driver(RunState):
         metrics = await asyncio.to_thread(result.metrics)
         if self.matched:
             self.matched.observe(result.step, metrics[SCALE], metrics.get("kl/old"))
+        metrics |= self.held_out(result.step - 1)  # of the weights that this step began with
         await asyncio.to_thread(
             self.system.folder.trajectories, result.step, batch.trajectories, batch.rewards.tolist()
         )
