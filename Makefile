@@ -21,7 +21,7 @@ demo: setup
 study: setup
 	$(PY) -m trainer demo --collapse
 
-# Part of it: STUDY_ARMS=factorial make study-full. It goes on where it was stopped.
+# Part of it: STUDY_ARMS=factorial make study-full; STUDY_ARMS=second has the arms of PLAN_SECOND.md. It goes on where it was stopped.
 STUDY_ARMS ?= all
 STUDY_FOLDER ?= runs/collapse
 study-full: setup

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.algorithm_names import Denominator, Gate, PolicyLossKind
-from trainer.algorithms import entropy_bonus, kl_k3, llds_loss, policy_loss
+from trainer.algorithms import entropy_bonus, kl_batch_start, kl_k3, llds_loss, nll_loss, policy_loss
 from trainer.algorithms.terms import NOT_SUMMED, POLICY_STATS
 
 POLICY_KINDS = get_args(PolicyLossKind)
-GATES = get_args(Gate)
+GATES = tuple(gate for gate in get_args(Gate) if gate != "random")
 SEEDS = st.integers(0, 2**32 - 1)
 many = functools.partial(settings, max_examples=40, deadline=None, derandomize=True, database=None)
 
@@ -41,6 +41,8 @@ def batch(seed: int, rows: int | None = None) -> dict[str, torch.Tensor]:
         "logp_ref": old + 0.4 * draw(),
         "weights": torch.rand(b, t, generator=g, dtype=torch.float64) * 2,
         "answer": torch.rand(b, t, generator=g) < 0.3,
+        "chosen": torch.rand(b, t, generator=g) < 0.3,
+        "lottery": torch.rand(b, t, generator=g, dtype=torch.float64),
         "entropy": torch.rand(b, t, generator=g, dtype=torch.float64),
         "advantages": torch.randint(-1, 2, (b,), generator=g)
         * torch.rand(b, generator=g, dtype=torch.float64),
@@ -63,6 +65,7 @@ def policy(kind, x, weights="weights"):
         clip_high=0.28,
         max_response_tokens=50,
         importance_weights=x[weights] if weights else None,
+        chosen=x.get("chosen"),
     )
 
 
@@ -75,6 +78,13 @@ LOSSES = {
     },
     "llds/weighted": lambda x: llds(x, answer_mask=x["answer"], answer_weight=0.3),
     "llds/min_drop": lambda x: llds(x, min_drop=0.2),
+    "llds/random": lambda x: llds(x, gate="random", lottery=x["lottery"]),
+    "nll": lambda x: nll_loss(x["logp"], x["ids"]),
+    "nll/preserved": lambda x: nll_loss(x["logp"], x["ids"], preserved=x["advantages"] >= 0),
+    "batch_kl": lambda x: kl_batch_start(x["logp"], x["logp_old"], x["ids"]),
+    "batch_kl/preserved": lambda x: kl_batch_start(
+        x["logp"], x["logp_old"], x["ids"], preserved=x["advantages"] >= 0
+    ),
     "kl": lambda x: kl_k3(x["logp"], x["logp_ref"], x["ids"]),
     "entropy": lambda x: entropy_bonus(x["logp"], x["ids"]),
 }
@@ -185,6 +195,8 @@ def test_an_empty_mask_gives_loss_0_count_0_and_a_finite_zero_gradient(name, sha
     x |= {
         "ids": torch.full(shape, -1),
         "answer": torch.ones(shape, dtype=torch.bool),
+        "chosen": torch.ones(shape, dtype=torch.bool),
+        "lottery": torch.ones(shape),
         "advantages": torch.ones(shape[0]),
     }
     loss, count, grad = evaluate(name, x)
@@ -198,6 +210,7 @@ def test_a_single_token_row(name):
         for k, v in {"logp": -1.5, "logp_old": -1.0, "logp_ref": -1.0, "weights": 1.0}.items()
     }
     x |= {"ids": torch.tensor([[0]]), "answer": torch.tensor([[True]]), "advantages": torch.tensor([2.0])}
+    x["lottery"] = torch.tensor([[0.5]])
     ratio = torch.tensor(-0.5).exp().item()
     objective = -2 * ratio
     wanted = {
@@ -205,6 +218,10 @@ def test_a_single_token_row(name):
         **dict.fromkeys((k for k in LOSSES if k.startswith("llds")), 0.5),
         "cispo": 0.8 * 2 * 1.5,
         "llds/weighted": 0.5 * 0.3,
+        "nll": 1.5,
+        "nll/preserved": 1.5,
+        "batch_kl": ratio - 1 + 0.5,
+        "batch_kl/preserved": ratio - 1 + 0.5,
         "kl": torch.tensor(0.5).exp().item() - 1.5,
         "entropy": 1.5,
     }
@@ -384,6 +401,7 @@ def test_an_advantage_of_0_gives_no_policy_gradient_and_keeps_its_tokens_in_the_
     x = batch(5, rows=3)
     full = evaluate(kind, x)
     x["advantages"] = torch.zeros(3, dtype=torch.float64)
+    x["chosen"] = torch.zeros_like(x["chosen"])  # without a covariance there is nothing to choose
     loss, count, grad = evaluate(kind, x)
     assert loss == 0 and (grad == 0).all() and count == full[1] > 0
     assert (evaluate("kl", x)[2] != 0).any()  # the KL to the reference still acts on such groups

@@ -11,6 +11,7 @@ from benchmarks.collapse.arms import (
     BASE,
     CLAIM,
     FACTORIAL,
+    FAMILIES,
     RUNNABLE,
     SEEDS,
     chosen,
@@ -19,14 +20,19 @@ from benchmarks.collapse.arms import (
 )
 from benchmarks.collapse.cells import leaves
 from benchmarks.collapse.outcomes import END, EVERY, QUESTIONS, planned
-from benchmarks.collapse.plan_page import arms_table, base_yaml, contrasts_line, needs_list
+from benchmarks.collapse.plan_page import arms_table, base_yaml, contrasts_line
 from benchmarks.collapse.power import paragraph
 from services.common.errors import UserError
 from trainer.config.schema import dump_config, parse_config
 
 ROOT = Path(__file__).parents[1]
 PLAN = (ROOT / "benchmarks/collapse/PLAN.md").read_text(encoding="utf-8")
-DERIVED = {"gspo": {"algorithm.clip_low", "algorithm.clip_high"}}
+PLAN_SECOND = (ROOT / "benchmarks/collapse/PLAN_SECOND.md").read_text(encoding="utf-8")
+DERIVED = {
+    "gspo": {"algorithm.clip_low", "algorithm.clip_high"},
+    "clip_cov": {"algorithm.clip_low", "algorithm.clip_high"},
+    "kl_cov": {"algorithm.cov_share"},
+}
 """Keys that a loss brings of its own."""
 
 
@@ -46,10 +52,12 @@ def test_an_arm_differs_from_the_base_in_its_own_keys_alone(arm):
     allowed = set(ARMS[arm].settings)
     if loss := ARMS[arm].settings.get("algorithm.loss"):
         allowed |= DERIVED[loss]
+    if ARMS[arm].follows:
+        allowed |= {"learner.match_kl"}
     assert differ <= allowed
     assert allowed - differ <= {"algorithm.loss"}, "a setting that changes nothing"
     for key, value in ARMS[arm].settings.items():
-        assert mine[key] == value
+        assert mine[key] == (value.replace("SEED", "100") if isinstance(value, str) else value)
 
 
 def test_two_seeds_of_an_arm_differ_in_what_names_the_seed_alone():
@@ -92,27 +100,40 @@ def test_the_factorial_is_two_rates_by_three_lambdas():
 
 def test_each_arm_has_one_control_and_the_claim_needs_three_arms():
     pairs = contrasts()
-    assert len(pairs) == len(set(pairs)) == len(RUNNABLE)  # all but grpo, and the claim's second
+    assert len(pairs) == len(set(pairs)) == len(FAMILIES[1])  # all but grpo, and the claim's second
+    assert [arm for arm, _ in contrasts(family=2)] == list(FAMILIES[2])
+    assert set(FAMILIES[1]) | set(FAMILIES[2]) == set(RUNNABLE) == set(ARMS)
     assert set(CLAIM) <= set(pairs)
     assert contrasts(("grpo", "llds_0.5")) == [("llds_0.5", "grpo")]
     assert all(ARMS[arm].control in ARMS for arm in ARMS if arm != "grpo")
 
 
-def test_arms_come_in_the_order_of_the_plan_and_missing_ones_are_refused_by_name():
+def test_arms_come_in_the_order_of_the_plan_and_a_wrong_one_is_refused_by_name():
     assert chosen(["half_grpo", "grpo"]) == ["grpo", "half_grpo"]
     assert chosen(["factorial"]) == list(FACTORIAL)
-    assert chosen(["all"]) == list(RUNNABLE) == [*FACTORIAL, *chosen(["variants"])]
-    with pytest.raises(UserError, match=r"^--arms random_gate: needs: algorithm\.llds\.gate=random"):
-        chosen(["random_gate"])
-    with pytest.raises(UserError, match="no such arm; accepted: factorial, variants, all, grpo"):
+    assert chosen(["all"]) == list(FAMILIES[1]) == [*FACTORIAL, *chosen(["variants"])]
+    assert chosen(["matched_step", "nll"]) == ["nll", "matched_step"]
+    assert chosen(["all", "second"]) == list(RUNNABLE)
+    with pytest.raises(UserError, match="no such arm; accepted: factorial, variants, all, second, grpo"):
         chosen(["gpro"])
 
 
 def test_a_wrong_arm_is_one_line_and_exit_status_2(tmp_path, capsys):
-    assert main(["grid", "--folder", str(tmp_path / "f"), "--arms", "nll"]) == 2
+    assert main(["grid", "--folder", str(tmp_path / "f"), "--arms", "nil"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "needs:" in said
+    assert said.count("\n") == 1 and "no such arm" in said
     assert not (tmp_path / "f").exists()
+    assert main(["needs"]) == 0
+    assert capsys.readouterr().out == "every arm can be run\n"
+
+
+def test_an_arm_that_follows_another_is_refused_until_that_cell_is_there(tmp_path, capsys):
+    wanted = ["grid", "--folder", str(tmp_path), "--arms", "matched_step", "--seeds", "7", "--steps", "3"]
+    assert main(wanted) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "it follows the recorded series of llds_0.5-7" in said
+    config = configuration("matched_step", 7, tmp_path)
+    assert config["learner"]["match_kl"] == str(tmp_path / "llds_0.5" / "7")
 
 
 def test_seeds_are_a_range_or_a_list():
@@ -125,8 +146,15 @@ def test_seeds_are_a_range_or_a_list():
 
 def test_the_page_states_the_design_that_the_code_runs():
     assert YAML(typ="safe", pure=True).load(base_yaml()) == BASE
-    for part in (base_yaml(), arms_table(), needs_list(), contrasts_line()):
+    for part in (base_yaml(), arms_table(), contrasts_line()):
         assert part in PLAN
+    for arm in FAMILIES[2]:  # it announced them, before they could be run
+        assert f"- `{arm}`: {ARMS[arm].says}; needs: " in PLAN
+
+
+def test_the_second_page_states_the_second_family():
+    for part in (arms_table(2), contrasts_line(2)):
+        assert part in PLAN_SECOND
 
 
 @pytest.mark.slow

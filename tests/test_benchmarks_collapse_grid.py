@@ -141,6 +141,22 @@ def test_a_cell_that_fails_three_times_is_dead_and_the_others_go_on(tmp_path, sc
     assert (tmp_path / "logs/grpo-100.log").read_text().count("ended with 1") == MOST_FAILURES
 
 
+def test_a_cell_that_follows_another_waits_for_it(tmp_path, scripts):
+    _, started = scripts
+    found = cells(tmp_path, ["matched_step", "llds_0.5"], [100], 3)
+    assert run_grid(found, tmp_path, 2, CONSOLE) == 0
+    assert started == ["matched_step-100", "llds_0.5-100"] and all(cell.ended for cell in found)
+    ended = [(tmp_path / cell.arm / "100" / "summary.json").stat().st_mtime_ns for cell in found]
+    assert ended[1] < ended[0]
+
+
+def test_a_cell_that_follows_one_that_died_is_refused(tmp_path, scripts):
+    statuses, _ = scripts
+    statuses["llds_0.5-100"] = [1]
+    with pytest.raises(UserError, match=r"^matched_step-100 follows the series of llds_0\.5-100, which died"):
+        run_grid(cells(tmp_path, ["matched_step", "llds_0.5"], [100], 3), tmp_path, 1, CONSOLE)
+
+
 def only(name, start):
     """Runner._start, which leaves all jobs but one waiting."""
 

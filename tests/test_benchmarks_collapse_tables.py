@@ -37,6 +37,7 @@ def made_up(folder, arm, seed, em, *, greedy=0.5, first_reward=0.5, searches=2.0
                 "entropy": 0.125,
                 "rollout/searches": searches,
                 "rollout/length": 20.0,
+                "kl/old": 0.001,
                 "logp/right": -0.123456789,
                 "time/step": 1.5 + seed,
                 "phase": "healthy",
@@ -64,6 +65,18 @@ def results(tmp_path_factory):
             assert collect(made_up(folder, arm, seed, em), out) == "written"
     assert collect(made_up(folder, "llds_0.2", 100, 0.9), out) == "written"
     return out
+
+
+def test_the_second_family_is_tested_by_itself(results, tmp_path):
+    assert "Second family" not in everything(read_all(results))
+    for seed in SEEDS:
+        odd = (-1) ** seed / 500
+        for arm, em in (("grpo", 0.2 + odd), ("llds_0.5", 0.3), ("nll", 0.25 - odd)):
+            collect(made_up(tmp_path / "runs", arm, seed, em), tmp_path / "out")
+    page = everything(read_all(tmp_path / "out"))
+    first, second = page.split("## Second family (PLAN_SECOND.md)")
+    assert "| nll | llds_0.5 | 10 | -0.050 |" in second.split("## Runs")[0] and "| nll | llds" not in first
+    assert "| llds_0.5 | grpo |" in first and "| llds_0.5 | grpo |" not in second.split("## Runs")[0]
 
 
 def rows_of(table):

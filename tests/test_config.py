@@ -23,6 +23,8 @@ PROMISED = {
     "gspo": ("grpo", (3e-4, 4e-4), 0, None),
     "dr_grpo": ("dr_grpo", (0.2, 0.2), 0, 500 * 5),
     "cispo": ("grpo", (1.0, 0.2), 0, None),
+    "clip_cov": ("grpo", (1.0, 1.0), 0, None),
+    "kl_cov": ("grpo", (0.2, 0.2), 0, None),
 }
 """By loss: advantage, clip epsilons, rounds of dynamic sampling, tokens that divide the sum."""
 *_FIRST, LAST = (repr(loss) for loss in get_args(PolicyLossKind))
@@ -239,8 +241,10 @@ def test_what_the_user_sets_wins_over_the_name_and_a_line_says_so():
     assert remarks(config) == [
         "algorithm.loss=dapo runs with algorithm.clip_high=0.2; its own is 0.28",
         "algorithm.loss=dapo runs with algorithm.dynamic_sampling=0; its own is 10",
+        "algorithm.loss=dapo runs without its length penalty; algorithm.overlong.tokens sets it",
     ]
-    assert remarks(parse_config(BASE | {"algorithm": {"loss": "dapo", "dynamic_sampling": 3}})) == []
+    whole = {"loss": "dapo", "dynamic_sampling": 3, "overlong": {"tokens": 100}}
+    assert remarks(parse_config(BASE | {"algorithm": whole})) == []
     assert remarks(parse_config(BASE | {"algorithm": {"clip_high": 0.28}})) == []  # grpo promises no clip
 
 

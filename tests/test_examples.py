@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from ruamel.yaml import YAML
 
 from trainer.commands.cli import app
 from trainer.config.schema import load_config, parse_config
@@ -20,6 +21,33 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda f: f.name)
 def test_an_example_loads(file):
     assert load_config(file).run.name == file.stem
+
+
+def value_at(config, key):
+    node = config.model_dump(mode="json", by_alias=True)
+    for part in key.split("."):
+        node = node[part]
+    return node
+
+
+def test_the_two_recipes_hold_the_values_of_the_page():
+    page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    head = "| key | `examples/paper.yaml` | `examples/released_code.yaml` |\n| --- | --- | --- |\n"
+    rows = [re.split(r" *\| *", row)[1:4] for row in page.split(head)[1].split("\n\n")[0].splitlines()]
+    paper, code = (load_config(ROOT / "examples" / f"{name}.yaml") for name in ("paper", "released_code"))
+    for key, *cells in rows:
+        for config, cell in zip((paper, code), cells, strict=True):
+            value = value_at(config, key.strip("`"))
+            assert (float(cell) if isinstance(value, int | float) else cell) == value, key
+    given = YAML(typ="safe", pure=True).load((ROOT / "examples" / "paper.yaml").read_text())
+    named = {key.strip("`") for key, *_ in rows} | {"rollout.template"}
+    assert {f"{s}.{k}" for s in ("rollout", "learner", "trainer") for k in given[s]} <= named
+
+
+def test_the_warm_up_of_the_released_code_is_as_long_as_it_says():
+    """286 rollout batches, ten optimiser steps each."""
+    learner = load_config(ROOT / "examples" / "released_code.yaml").learner
+    assert learner.warmup_batches * learner.optimiser_steps_per_batch == 2860 and learner.warmup_steps == 0
 
 
 def test_the_demo_as_a_file_is_the_demo_as_a_command():

@@ -138,6 +138,23 @@ def test_two_ranks_end_with_the_weights_and_metrics_of_one(pair, model, stage):
     assert two.metrics["learner/action_tokens"] == 2 * (batch.action_ids >= 0).sum()
 
 
+@pytest.mark.parametrize(
+    "algorithm", [{"loss": "kl_cov", "cov_share": 0.1}, {"llds": {"lambda": 0.2, "gate": "random"}}]
+)
+def test_what_is_chosen_or_drawn_does_not_depend_on_the_ranks(pair, model, algorithm):
+    batch, demonstrations = make_batch(9), [make_batch(1, seed=7)]  # fewer demonstrations than ranks
+    pair.renew(make_config(model, algorithm=algorithm, learner={"ranks": 2, "lr": 1e-4}))
+    two = pair.update(batch, llds_lambda=0.2, supervised=demonstrations)
+    alone = start_rank(make_config(model, algorithm=algorithm, learner={"lr": 1e-4}), model)
+    update = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0, "supervised": demonstrations}
+    _, _, facts = alone.update(batch, **update)
+    weights = pair.ask("weights")
+    assert same_bits(weights[0], weights[1])
+    assert relative_difference(weights[0], alone.weights()) < 1e-6
+    assert two.metrics["supervised/loss"] == pytest.approx(facts["supervised/loss"], rel=1e-5)
+    assert two.metrics["supervised/steps"] == 1 and two.moved
+
+
 def test_the_entropy_is_over_action_tokens_of_valid_rows(pair, model):
     pair.renew(make_config(model, learner={"ranks": 2}))
     batch = make_batch(6)

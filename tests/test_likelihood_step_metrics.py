@@ -91,6 +91,22 @@ def test_displacement_counts_groups_without_variance_and_leaves_wrong_answers_ou
     assert m["displacement/share_negative_action_1"] == pytest.approx(1 / 3)
     assert m["displacement/wrong"] == pytest.approx(-9)
     assert m["displacement/p50"] == pytest.approx(-0.25 / 4)
+    assert m["displacement/positive"] == pytest.approx((-0.4 + 0.15) / 4)  # advantage > 0 alone
+    assert m["displacement/share_negative_positive"] == 1.0
+    middle = np.array([-0.4, 0.05, 0.05, 0.05, 0.2, 0.1, -0.1, -0.1])
+    d = np.concatenate([middle, np.full(8, -9.0)])
+    assert m["kl/old"] == pytest.approx(np.mean(np.exp(d) - d - 1))
+    assert m["ratio/p50"] == pytest.approx(np.quantile(np.exp(d), 0.5))
+    assert m["ratio/p99"] == pytest.approx(np.quantile(np.exp(d), 0.99))
+
+
+def test_quantiles_of_wrong_answers_are_over_answers():
+    trajectories, batch, logp, rewards, advantages = step()
+    m = step_metrics(batch, logp, rewards, advantages, trajectories)
+    assert m["logp/wrong_p50"] == pytest.approx((-4.4 / 4 - 6.6 / 4) / 2)
+    assert m["logp/wrong_p10"] < m["logp/wrong_p50"] < m["logp/wrong_p90"]
+    none = step_metrics(batch, logp, [1.0] * 5, np.zeros(5), trajectories)
+    assert "logp/wrong_p50" not in none and "kl/old" not in none
 
 
 def test_only_the_rows_that_were_scored_again_count():
@@ -146,6 +162,10 @@ def test_records_alone_give_the_same_likelihood_metrics():
     shared = set(whole) - {
         "mismatch/abs_logp",
         "kl/sampler",
+        "kl/old",
+        "ratio/p1",
+        "ratio/p50",
+        "ratio/p99",
         "rollout/valid",
         "rollout/finished",
         "rollout/truncated",

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-PolicyLossKind = Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo"]
+PolicyLossKind = Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo", "clip_cov", "kl_cov"]
 AdvantageKind = Literal["grpo", "dr_grpo", "rloo"]
-Gate = Literal["action", "response", "token"]
-"""Unit of LLDS whose summed log-prob must have fallen."""
+Gate = Literal["action", "response", "token", "random"]
+"""Unit of LLDS whose summed log-prob must have fallen; `random` is a control."""
+Form = Literal["llds", "sapo_search", "nll"]
+"""The regulariser on the preserved set."""
 Denominator = Literal["preserved", "all"]
 """Token count that divides the sum of LLDS."""
 AnswerSchedule = Literal["off", "paper", "code"]

@@ -49,13 +49,17 @@ BASE: dict[str, Any] = {
 @dataclass(frozen=True)
 class Arm:
     """One treatment. settings: dotted keys of the configuration that differ from BASE. control: the arm
-    with which it is compared. needs: what the product lacks for it; empty: nothing."""
+    with which it is compared. needs: what the product lacks for it; empty: nothing. family: 1 is that of
+    PLAN.md, 2 that of PLAN_SECOND.md. follows: the arm whose cell of the same seed must have ended before,
+    since its recorded series is an input."""
 
     name: str
     says: str
     settings: dict[str, Any] = field(default_factory=dict)
     control: str = ""
     needs: str = ""
+    family: int = 1
+    follows: str = ""
 
 
 def _llds(value: float = 0.5, **others: Any) -> dict[str, Any]:
@@ -102,71 +106,84 @@ ARMS: dict[str, Arm] = {
             {"learner.warmup_steps": 300},
             "grpo",
         ),
-        # Controls for the mechanism, then cures of others: what they need does not exist yet.
-        Arm(
-            "nll",
-            "plain NLL on the preserved tokens, weight .5",
-            control="llds_0.5",
-            needs="a loss setting for un-hinged NLL on the preserved set",
-        ),
+        # The second family (PLAN_SECOND.md). Controls for the mechanism, then cures of others.
+        Arm("nll", "plain NLL on the preserved tokens, weight .5", _llds(form="nll"), "llds_0.5", family=2),
         Arm(
             "random_gate",
             "gate drawn at random with LLDS-A's active share",
-            control="llds_0.5",
-            needs="algorithm.llds.gate=random with a share",
+            _llds(gate="random"),
+            "llds_0.5",
+            family=2,
         ),
         Arm(
             "matched_step",
             "GRPO with a step matched to LLDS-A's KL(old, new)",
             control="llds_0.5",
-            needs="a metric of KL(old, new) per step, and a step size that follows a recorded series of it",
+            family=2,
+            follows="llds_0.5",
         ),
         Arm(
             "negatives_scaled",
             "GRPO, negative advantages x .5",
-            control="grpo",
-            needs="a setting that scales negative advantages",
+            {"algorithm.negatives": 0.5},
+            "grpo",
+            family=2,
         ),
         Arm(
             "kl_batch_start",
             "two-sided KL to the batch-start policy on the preserved set",
-            control="llds_0.5",
-            needs="a KL term to the batch-start policy",
+            {"algorithm.batch_kl.weight": 0.5, "algorithm.batch_kl.over": "preserved"},
+            "llds_0.5",
+            family=2,
         ),
         Arm(
             "sapo_search",
             "SAPO-search (arXiv 2603.10069)",
-            control="grpo",
-            needs="threshold t and weight from the paper, checked (then gate token, min_drop -ln t)",
+            _llds(form="sapo_search"),
+            "grpo",
+            family=2,
         ),
-        Arm("clip_cov", "clip-cov", control="grpo", needs="algorithm.loss=clip_cov"),
-        Arm("kl_cov", "kl-cov", control="grpo", needs="algorithm.loss=kl_cov"),
+        Arm("clip_cov", "clip-cov", {"algorithm.loss": "clip_cov"}, "grpo", family=2),
+        Arm("kl_cov", "kl-cov", {"algorithm.loss": "kl_cov"}, "grpo", family=2),
         Arm(
             "masks",
             "geometric, IcePop and outlier masks between sampler and learner",
-            control="grpo",
-            needs="stackable masks in algorithm.importance",
+            {
+                "algorithm.importance.geometric_band": [0.99, 1.01],
+                "algorithm.importance.token_band": [0.5, 2.0],
+                "algorithm.importance.outlier_band": [1e-4, 100.0],
+            },
+            "grpo",
+            family=2,
         ),
         Arm(
             "interleaved_sft",
             "interleaved supervised steps (arXiv 2606.26027)",
-            control="grpo",
-            needs="supervised steps inside a run",
+            {"algorithm.supervised.every": 5, "algorithm.supervised.data": "lab:train_demonstrations:SEED"},
+            "grpo",
+            family=2,
         ),
     )
 }
 FACTORIAL = tuple(ARMS)[:6]
 RUNNABLE = tuple(name for name, arm in ARMS.items() if not arm.needs)
+FAMILIES = {n: tuple(name for name in RUNNABLE if ARMS[name].family == n) for n in (1, 2)}
+"""Arms by family: the contrasts of each are tested among themselves."""
 CLAIM = (("llds_0.5", "grpo"), ("llds_0.5", "half_grpo"))
 """(arm, control) of the two contrasts that can refute the claim."""
-GROUPS = {"factorial": FACTORIAL, "variants": RUNNABLE[len(FACTORIAL) :], "all": RUNNABLE}
+GROUPS = {
+    "factorial": FACTORIAL,
+    "variants": FAMILIES[1][len(FACTORIAL) :],
+    "all": FAMILIES[1],
+    "second": FAMILIES[2],
+}
 
 
-def contrasts(present: tuple[str, ...] = RUNNABLE) -> list[tuple[str, str]]:
-    """(arm, control) of the arms that are present with their controls, in the order of the plan; the claim's
-    second contrast comes after the arm that it needs last."""
+def contrasts(present: tuple[str, ...] = RUNNABLE, family: int = 1) -> list[tuple[str, str]]:
+    """(arm, control) of a family's arms that are present with their controls, in the order of the plan; the
+    claim's second contrast comes after the arm that it needs last."""
     found = []
-    for name in RUNNABLE:
+    for name in FAMILIES[family]:
         if ARMS[name].control:
             found.append((name, ARMS[name].control))
         if name == "half_grpo":
@@ -211,6 +228,8 @@ def configuration(arm: str, seed: int, folder: Path, steps: int = STEPS) -> dict
         node = out
         for section in sections:
             node = node.setdefault(section, {})
-        node[name] = value
+        node[name] = value.replace("SEED", str(seed)) if isinstance(value, str) else value
+    if followed := ARMS[arm].follows:
+        out["learner"]["match_kl"] = str(folder / followed / str(seed))
     out["trainer"]["steps"] = steps
     return out

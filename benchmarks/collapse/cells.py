@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collapse.arms import STEPS, configuration
+from benchmarks.collapse.arms import ARMS, STEPS, configuration
 from services.common.errors import UserError
 from services.common.files import json_lines, lock, write_json
 from trainer.config.schema import dump_config, parse_config
@@ -35,6 +35,12 @@ class Cell:
     @property
     def run(self) -> Path:
         return self.folder / self.arm / str(self.seed)
+
+    @property
+    def source(self) -> Cell | None:
+        """The cell whose recorded series this one follows."""
+        followed = ARMS[self.arm].follows
+        return Cell(followed, self.seed, self.folder, self.steps) if followed else None
 
     @property
     def log(self) -> Path:
@@ -133,9 +139,12 @@ def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _differences(a: str, b: str) -> set[str]:
-    """Dotted keys in which two configurations (YAML) differ, but for the run folder's place."""
+    """Dotted keys in which two configurations (YAML) differ, but for the place of the grid's folder."""
     from ruamel.yaml import YAML
 
     yaml = YAML(typ="safe", pure=True)
     first, second = dict(leaves(yaml.load(a))), dict(leaves(yaml.load(b)))
-    return {k for k in first.keys() | second.keys() if first.get(k) != second.get(k)} - {"run.dir"}
+    return {k for k in first.keys() | second.keys() if first.get(k) != second.get(k)} - {
+        "run.dir",
+        "learner.match_kl",
+    }

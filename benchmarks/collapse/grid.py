@@ -129,11 +129,23 @@ class Runner:
             if len(self.running) >= self.parallel or self.signal is not None:
                 return
             job = waiting.popleft()
-            if time.monotonic() < job.not_before or (job.cell is not None and job.cell.held()):
+            if time.monotonic() < job.not_before or (job.cell is not None and self._waits(job.cell)):
                 waiting.append(job)
                 continue
             job.start()
             self.running.append(job)
+
+    def _waits(self, cell: Cell) -> bool:
+        """Whether another process has the cell in use, or the cell that it follows has not ended yet. Raises
+        UserError where that one never will."""
+        if cell.held():
+            return True
+        source = cell.source
+        if source is None or source.ended:
+            return False
+        if source.died:
+            raise UserError(f"{cell.name} follows the series of {source.name}, which died")
+        return True
 
     def _judge(self, job: Job, progress: GridProgress, dead: list[Job]) -> Job | None:
         """What comes of a job that ended: the job itself where it is to be tried again."""
@@ -258,6 +270,7 @@ def run_grid(cells: list[Cell], folder: Path, parallel: int, console: Console) -
         ) from error
     with held:
         todo = [cell for cell in cells if not cell.ended and not cell.died]
+        check_sources(todo)
         jobs = [Job(cell.name, command_of(cell), cell.log, cell) for cell in todo]
         warm = [warm_job(folder, seed) for seed in dict.fromkeys(cell.seed for cell in todo)]
         console.print(
@@ -270,6 +283,18 @@ def run_grid(cells: list[Cell], folder: Path, parallel: int, console: Console) -
     for job in dead:
         console.print(f"{job.name}: died; its later rewards and scores count as 0 (PLAN.md)", markup=False)
     return 1 if dead else 0
+
+
+def check_sources(todo: list[Cell]) -> None:
+    """Raises UserError for a cell that follows one which has neither ended nor is among these."""
+    names = {cell.name for cell in todo}
+    for cell in todo:
+        source = cell.source
+        if source is not None and not source.ended and source.name not in names:
+            raise UserError(
+                f"--arms {cell.arm}: it follows the recorded series of {source.name}, whose cell has not "
+                f"ended ({source.run}); run --arms {source.arm} first, or both together"
+            )
 
 
 def warm_file(folder: Path, seed: int) -> Path:
@@ -333,5 +358,6 @@ def status_table(cells: list[Cell]) -> Table:
 
 
 def missing_arms() -> list[str]:
-    """A line for each arm that the product cannot run yet."""
-    return [f"{arm.name}: needs: {arm.needs}" for arm in ARMS.values() if arm.needs]
+    """A line for each arm that the product cannot run yet; one line where there is none."""
+    lacking = [f"{arm.name}: needs: {arm.needs}" for arm in ARMS.values() if arm.needs]
+    return lacking or ["every arm can be run"]

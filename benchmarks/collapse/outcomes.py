@@ -29,8 +29,9 @@ COLUMNS = (
     "entropy",
     "rollout/searches",
     "rollout/length",
+    "kl/old",
 )
-"""Metrics of a step that the outcomes, and the check of the first batch, need."""
+"""Metrics of a step that the outcomes, the check of the first batch, and readers of `matched_step` need."""
 Row = Mapping[str, Any]
 Scores = Mapping[int, float]
 """Exact match by step."""

@@ -1,11 +1,11 @@
-"""The parts of PLAN.md that come from the code; a test compares them."""
+"""The parts of PLAN.md and PLAN_SECOND.md that come from the code; a test compares them."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from benchmarks.collapse.arms import ARMS, BASE, FACTORIAL, RUNNABLE, contrasts
+from benchmarks.collapse.arms import ARMS, BASE, FACTORIAL, FAMILIES, contrasts
 from benchmarks.collapse.cells import leaves
 
 
@@ -28,25 +28,23 @@ def _yaml_lines(node: dict[str, Any], indent: str) -> list[str]:
     return lines
 
 
-def arms_table() -> str:
-    """The arms that can be run, in their order."""
+def arms_table(family: int = 1) -> str:
+    """The arms of a family, in their order."""
     lines = ["| # | arm | what it is | settings that differ from the base | minus |", "| --- " * 5 + "|"]
-    for i, name in enumerate(RUNNABLE, 1):
+    for i, name in enumerate(FAMILIES[family], 1):
         arm = ARMS[name]
         keys = ", ".join(f"`{key}={_value(value)}`" for key, value in leaves_of(name)) or "none"
+        if arm.follows:
+            keys = f"`learner.match_kl`: the run folder of `{arm.follows}` with the same seed"
         part = " (factorial)" if name in FACTORIAL else ""
         lines.append(f"| {i} | `{name}` | {arm.says}{part} | {keys} | {arm.control or '-'} |")
     return "\n".join(lines)
 
 
-def needs_list() -> str:
-    """The arms that cannot be run yet."""
-    return "\n".join(f"- `{a.name}`: {a.says}; needs: {a.needs}." for a in ARMS.values() if a.needs)
-
-
-def contrasts_line() -> str:
-    pairs = ", ".join(f"`{arm}` - `{control}`" for arm, control in contrasts())
-    return f"{len(contrasts())} contrasts: {pairs}."
+def contrasts_line(family: int = 1) -> str:
+    found = contrasts(family=family)
+    pairs = ", ".join(f"`{arm}` - `{control}`" for arm, control in found)
+    return f"{len(found)} contrasts: {pairs}."
 
 
 def leaves_of(name: str) -> list[tuple[str, object]]:

@@ -60,9 +60,9 @@ def paired(results: Results, arm: str, control: str, outcome: str) -> Contrast:
     return Contrast(arm, control, len(differences), mean, low, high, permutation_p(differences))
 
 
-def tested(results: Results, outcome: str) -> list[Contrast]:
-    """All contrasts between complete arms, with Holm's adjustment over them."""
-    found = [paired(results, *pair, outcome) for pair in contrasts(complete(results))]
+def tested(results: Results, outcome: str, family: int = 1) -> list[Contrast]:
+    """All contrasts of a family between complete arms, with Holm's adjustment over them."""
+    found = [paired(results, *pair, outcome) for pair in contrasts(complete(results), family)]
     adjusted = holm({(c.arm, c.control): c.p for c in found})
     return [
         Contrast(c.arm, c.control, c.pairs, c.mean, c.low, c.high, c.p, adjusted[c.arm, c.control])
@@ -103,10 +103,10 @@ def arms_table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def contrasts_table(results: Results, outcome: str = PRIMARY) -> str:
-    """A row per contrast of one outcome."""
+def contrasts_table(results: Results, outcome: str = PRIMARY, family: int = 1) -> str:
+    """A row per contrast of one outcome, of one family."""
     lines = _head("arm", "minus", "pairs", f"{HEADS[outcome]}: mean difference", "95 % BCa", "p", "p, Holm")
-    for c in tested(results, outcome):
+    for c in tested(results, outcome, family):
         lines.append(
             _row(
                 c.arm,
@@ -162,6 +162,16 @@ def samples_ahead(arm: str) -> bool:
     return bool(ARMS[arm].settings.get("rollout.max_staleness"))
 
 
+def second_family(results: Results) -> list[str]:
+    """The contrasts of PLAN_SECOND.md, once one of its arms is complete."""
+    if not contrasts(complete(results), 2):
+        return []
+    return [
+        "## Second family (PLAN_SECOND.md)",
+        *(contrasts_table(results, key, 2) for key in (PRIMARY, *SECONDARY)),
+    ]
+
+
 def everything(results: Results) -> str:
     """The whole page."""
     parts = [
@@ -174,6 +184,7 @@ def everything(results: Results) -> str:
         arms_table(results),
         "## Secondary outcomes",
         *(contrasts_table(results, key) for key in SECONDARY),
+        *second_family(results),
         "## Runs",
         runs_table(results),
     ]

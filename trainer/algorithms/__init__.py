@@ -4,10 +4,13 @@ sources."""
 from trainer.algorithm_names import AdvantageKind, PolicyLossKind
 from trainer.algorithms.advantages import group_advantages, zero_variance
 from trainer.algorithms.answer_weight import answer_beta
+from trainer.algorithms.covariance import chosen_tokens
 from trainer.algorithms.fused import plain_token_logprobs, token_logprobs
-from trainer.algorithms.importance import importance_weights
-from trainer.algorithms.kl import entropy_bonus, kl_k3
+from trainer.algorithms.importance import importance_weights, mismatch_masks
+from trainer.algorithms.kl import entropy_bonus, kl_batch_start, kl_k3
 from trainer.algorithms.llds import llds_loss
+from trainer.algorithms.lottery import token_lottery
+from trainer.algorithms.nll import nll_loss
 from trainer.algorithms.overlong import overlong_penalty
 from trainer.algorithms.policy_loss import policy_loss
 from trainer.algorithms.terms import LossTerm
@@ -17,14 +20,19 @@ __all__ = [
     "LossTerm",
     "PolicyLossKind",
     "answer_beta",
+    "chosen_tokens",
     "entropy_bonus",
     "group_advantages",
     "importance_weights",
+    "kl_batch_start",
     "kl_k3",
     "llds_loss",
+    "mismatch_masks",
+    "nll_loss",
     "overlong_penalty",
     "plain_token_logprobs",
     "policy_loss",
     "token_logprobs",
+    "token_lottery",
     "zero_variance",
 ]

@@ -3,13 +3,16 @@ sampling)."""
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import TypeAlias, get_args
 
 import torch
 
 from trainer.algorithm_names import ImportanceMode
-from trainer.algorithms.shapes import ActionIds, PerToken
+from trainer.algorithms.shapes import ActionIds, PerToken, TokenMask
 from trainer.algorithms.terms import check_shapes, select
+
+Band: TypeAlias = tuple[float, float]
+"""Lowest and highest ratio that is kept, both included."""
 
 
 def importance_weights(
@@ -41,3 +44,42 @@ def importance_weights(
         ratio = (difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).exp()
         kept = (ratio >= 1 / cap) & (ratio <= cap)
         return torch.where(mask & ~kept, 0.0, torch.ones_like(difference))
+
+
+def mismatch_masks(
+    logp_old: PerToken,
+    logp_sampler: PerToken,
+    action_ids: ActionIds,
+    *,
+    geometric_band: Band | None = None,
+    token_band: Band | None = None,
+    outlier_band: Band | None = None,
+) -> PerToken:
+    """Weights [B, T] of 0 or 1 for `policy_loss`, without gradient, 1 outside the mask: the product of the
+    masks that are given.
+
+    With `ratio = exp(logp_old - logp_sampler)` of each action token: `geometric_band` drops a trajectory
+    whose geometric-mean ratio lies outside, `token_band` each token whose ratio does (IcePop), `outlier_band`
+    a trajectory with any token whose ratio does. A ratio that is not a number lies outside every band.
+    """
+    check_shapes(action_ids, logp_old, logp_sampler)
+    for band in (geometric_band, token_band, outlier_band):
+        if band is not None and not 0 < band[0] < 1 < band[1]:
+            raise ValueError(f"a band must lie around 1, above 0, not {band}")
+    mask = action_ids >= 0
+    with torch.no_grad():
+        difference = select(mask, logp_old) - select(mask, logp_sampler)
+        kept = torch.ones_like(mask)
+        if token_band is not None:
+            kept = kept & _inside(difference, token_band)
+        if outlier_band is not None:
+            kept = kept & (_inside(difference, outlier_band) | ~mask).all(1, keepdim=True)
+        if geometric_band is not None:
+            mean = difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+            kept = kept & _inside(mean, geometric_band)
+        return torch.where(mask & ~kept, 0.0, torch.ones_like(difference))
+
+
+def _inside(log_ratio: PerToken, band: Band) -> TokenMask:
+    ratio = log_ratio.exp()
+    return (ratio >= band[0]) & (ratio <= band[1])

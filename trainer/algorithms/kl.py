@@ -1,10 +1,10 @@
-"""KL to a reference model as a loss, and the entropy bonus."""
+"""KL to a reference model and to the start of the batch as losses, and the entropy bonus."""
 
 from __future__ import annotations
 
 import torch
 
-from trainer.algorithms.shapes import ActionIds, PerToken
+from trainer.algorithms.shapes import ActionIds, PerToken, TrajectoryMask
 from trainer.algorithms.terms import LossTerm, check_shapes, select
 
 
@@ -21,6 +21,25 @@ def kl_k3(logp: PerToken, logp_ref: PerToken, action_ids: ActionIds) -> LossTerm
     mask = action_ids >= 0
     d = (select(mask, logp_ref.detach()) - select(mask, logp)).clamp(-10, 10)
     return LossTerm((torch.expm1(d) - d).sum(), mask.sum())
+
+
+def kl_batch_start(
+    logp: PerToken, logp_old: PerToken, action_ids: ActionIds, *, preserved: TrajectoryMask | None = None
+) -> LossTerm:
+    """Estimate of KL(old || policy) from tokens that the old policy sampled: `exp(d) - d - 1`,
+    `d = clamp(logp - logp_old, -10, 10)`.
+
+    logp, logp_old [B, T] in nats, logp_old without gradient; preserved bool [B]: the trajectories that count,
+    None: all. count: their action tokens. The gradient is `exp(d) - 1` on each token: it pulls back what fell
+    and what rose, in proportion to how far, and is 0 at the start of the batch. A token whose d is not a
+    number (two log-probs of minus infinity) counts as unmoved.
+    """
+    check_shapes(action_ids, logp, logp_old, rows=(preserved,))
+    mask = action_ids >= 0
+    held = mask if preserved is None else mask & preserved[:, None]
+    d = select(held, logp) - select(held, logp_old.detach())
+    d = torch.where(d.isnan(), 0.0, d).clamp(-10, 10)
+    return LossTerm((torch.expm1(d) - d).sum(), held.sum())
 
 
 def entropy_bonus(entropy: PerToken, action_ids: ActionIds) -> LossTerm:

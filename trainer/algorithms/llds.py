@@ -12,6 +12,9 @@ from trainer.algorithm_names import Denominator, Gate
 from trainer.algorithms.shapes import ActionIds, PerToken, PerTrajectory, TokenMask, TrajectoryMask
 from trainer.algorithms.terms import LossTerm, check_shapes, select
 
+FARTHEST = 1e4
+"""Largest drop of a token with the gate `random`, in nats."""
+
 
 def llds_loss(
     logp: PerToken,
@@ -25,6 +28,7 @@ def llds_loss(
     answer_weight: float = 1.0,
     min_drop: float = 0.0,
     preserved: TrajectoryMask | None = None,
+    lottery: PerToken | None = None,
 ) -> LossTerm:
     """`sum(1[sum of drop over the unit > 0] max(0, drop) w)` over the action tokens of preserved
     trajectories, `drop = logp_old - logp`.
@@ -34,7 +38,9 @@ def llds_loss(
     preserved bool [B]: the trajectories to hold; None is the paper's choice, advantage >= 0.
 
     gate: the unit whose summed drop must be above 0: `action` (LLDS-A), `response` (LLDS-R), or none
-    (`token`); no gradient goes through it. denominator: the count is the action tokens of the preserved
+    (`token`); no gradient goes through it. `random` is a control: in each trajectory as many action tokens
+    as `action` would pull, but those with the lowest `lottery` ([B, T]), and without the hinge, whether they
+    lost likelihood or not. denominator: the count is the action tokens of the preserved
     trajectories (paper) or all action tokens (released code). answer_weight: w on tokens of answer_mask bool
     [B, T] (LLDS-MA), 1 elsewhere. min_drop: drops with |drop| <= min_drop nats count as 0 before gate and
     sum, because re-scoring noise alone would get the pull's full strength.
@@ -53,10 +59,14 @@ def llds_loss(
         raise ValueError(f"min_drop must be >= 0 nats, not {min_drop}")
     if answer_weight != 1.0 and answer_mask is None:
         raise ValueError("answer_weight needs answer_mask, the tokens it weighs")
-    check_shapes(action_ids, logp, logp_old, answer_mask, rows=(advantages, preserved))
+    if gate == "random" and lottery is None:
+        raise ValueError("the gate random needs a lottery, a number for each token")
+    check_shapes(action_ids, logp, logp_old, answer_mask, lottery, rows=(advantages, preserved))
     mask = action_ids >= 0
     held = mask & (advantages >= 0 if preserved is None else preserved)[:, None]
     drop = select(held, logp_old.detach()) - select(held, logp)
+    if gate == "random":
+        drop = torch.where(drop.isnan(), 0.0, drop).clamp(-FARTHEST, FARTHEST)
     if min_drop:
         drop = torch.where(drop.abs() <= min_drop, 0.0, drop)
 
@@ -68,26 +78,38 @@ def llds_loss(
             1, unit, values.double()
         )
 
-    fallen = by_action(drop.detach()) if gate == "action" else None
+    fallen = by_action(drop.detach()) if gate in ("action", "random") else None
     if fallen is not None:
         opened = held & (fallen.gather(1, unit) > 0)
     elif gate == "response":
         opened = held & (drop.detach().double().sum(1, keepdim=True) > 0)
     else:
         opened = held
-    term = select(opened, torch.relu(drop))  # relu: its gradient at 0 is 0
+    if gate == "random" and lottery is not None:
+        opened = _drawn(held, (opened & (drop.detach() > 0)).sum(1), lottery)
+        term = select(opened, drop)
+    else:
+        term = select(opened, torch.relu(drop))  # relu: its gradient at 0 is 0
     if answer_weight != 1.0 and answer_mask is not None:
         term = torch.where(answer_mask, term * answer_weight, term)
 
-    active = opened & (drop.detach() > 0)
+    active = opened if gate == "random" else opened & (drop.detach() > 0)
     tokens, preserved_tokens = mask.sum(), held.sum()
     stats = {
         "active_tokens": active.sum(),
         # An action whose summed drop is above 0 has a token that fell: with the action gate no second sum is
         # needed.
-        "active_actions": ((fallen if fallen is not None else by_action(active)) > 0).sum(),
+        "active_actions": (
+            (fallen if gate == "action" and fallen is not None else by_action(active)) > 0
+        ).sum(),
         "preserved_tokens": preserved_tokens,
         "preserved_actions": (by_action(held) > 0).sum(),
         "action_tokens": tokens,
     }
     return LossTerm(term.sum(), preserved_tokens if denominator == "preserved" else tokens, stats)
+
+
+def _drawn(held: TokenMask, count: Tensor, lottery: PerToken) -> TokenMask:
+    """Of the held tokens of each row, the `count` ([B]) with the lowest lottery."""
+    order = torch.where(held, lottery.double(), torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
+    return held & (order < count[:, None])

@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 
 from trainer.algorithm_names import PolicyLossKind
-from trainer.algorithms.shapes import ActionIds, PerToken, PerTrajectory
+from trainer.algorithms.shapes import ActionIds, PerToken, PerTrajectory, TokenMask
 from trainer.algorithms.terms import LossTerm, check_shapes, select
 
 
@@ -22,6 +22,8 @@ def policy_loss(
     clip_high: float,
     max_response_tokens: int | None = None,
     importance_weights: PerToken | None = None,
+    chosen: TokenMask | None = None,
+    cov_kl: float = 1.0,
 ) -> LossTerm:
     """The policy term, to be minimised: minus the objective of `kind`. docs/algorithms.md has the formulas
     and sources under "Policy losses".
@@ -29,6 +31,8 @@ def policy_loss(
     logp, logp_old, importance_weights [B, T] (nats; the weights multiply each token's loss and change no
     count), advantages [B], action_ids int64 [B, T], -1 outside the mask. logp_old, advantages and weights get
     no gradient. Values outside the mask may be anything. max_response_tokens: the fixed length of `dr_grpo`.
+    chosen bool [B, T]: the tokens of `chosen_tokens`, which `clip_cov` takes out and `kl_cov` penalises with
+    the weight cov_kl; None: no token.
 
     The count depends on the mask and the advantages alone: the learner needs it before the first forward
     pass, and gets it by a call with all log-probs 0 (`Objective.counts`). A count that depended on log-probs
@@ -40,7 +44,7 @@ def policy_loss(
     """
     if kind not in get_args(PolicyLossKind):
         raise ValueError(f"unknown policy loss {kind!r}; known: {', '.join(get_args(PolicyLossKind))}")
-    check_shapes(action_ids, logp, logp_old, importance_weights, rows=(advantages,))
+    check_shapes(action_ids, logp, logp_old, importance_weights, chosen, rows=(advantages,))
     mask = action_ids >= 0
     tokens, lengths = mask.sum(), mask.sum(1)
     logp, logp_old = select(mask, logp), select(mask, logp_old.detach())
@@ -53,7 +57,11 @@ def policy_loss(
         mean = (logp.detach() - logp_old).sum(1) / lengths.clamp(min=1)
         ratio = mean.exp()[:, None] * (logp - logp.detach()).exp()
     else:
-        ratio = (logp - logp_old).clamp(-20, 20).exp()
+        log_ratio = logp - logp_old
+        if kind in ("clip_cov", "kl_cov"):  # two log-probs of minus infinity: unmoved
+            log_ratio = torch.where(log_ratio.isnan(), 0.0, log_ratio)
+        log_ratio = log_ratio.clamp(-20, 20)
+        ratio = log_ratio.exp()
     clipped = ratio.clamp(low, high)
     if kind == "cispo":
         objective = clipped.detach() * advantage * logp
@@ -61,6 +69,14 @@ def policy_loss(
     else:
         objective = torch.minimum(ratio * advantage, clipped * advantage)
         bound = ((ratio > high) & (advantage > 0)) | ((ratio < low) & (advantage < 0))
+    if kind == "clip_cov" and chosen is not None:
+        objective = torch.where(chosen, 0.0, objective)
+        bound = bound | chosen
+    if kind == "kl_cov":
+        objective = ratio * advantage
+        bound = torch.zeros_like(mask)
+        if chosen is not None:
+            objective = torch.where(chosen, objective - cov_kl * log_ratio.abs(), objective)
     if importance_weights is not None:
         objective = objective * importance_weights.detach()
     objective = select(mask, objective)
@@ -83,4 +99,6 @@ def policy_loss(
         "action_tokens": tokens,
         "ratio_max": largest,
     }
+    if importance_weights is not None:
+        stats["zero_weight_tokens"] = ((importance_weights == 0) & mask).sum()
     return LossTerm(-total, count, stats)

@@ -35,6 +35,12 @@ class LearnerSettings(Settings):
     """Learning rate of AdamW."""
     warmup_steps: int = Field(0, ge=0)
     """Optimiser steps of linear warm-up."""
+    warmup_batches: int = Field(0, ge=0)
+    """Batches of linear warm-up; all optimiser steps of a batch have one rate. Schedules that step once per
+    rollout batch count in this unit. Excludes warmup_steps."""
+    match_kl: str | None = None
+    """Folder (or metrics.jsonl) of a run whose `kl/old` the step size follows: the learning rate of each
+    batch is scaled so that the update moves the policy as far as that run's did at the same step."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW's betas."""
     weight_decay: float = Field(0.0, ge=0)
@@ -75,6 +81,10 @@ class LearnerSettings(Settings):
             raise ValueError(
                 "learner.offload_optimizer=true needs learner.zero_stage 1, 2 or 3; stage 0 has nothing to "
                 "offload"
+            )
+        if self.warmup_steps and self.warmup_batches:
+            raise ValueError(
+                "learner.warmup_steps and learner.warmup_batches are two units of one warm-up; set one"
             )
         for option in ("lora", "compile"):
             if getattr(self, option) and self.zero_stage == 3:

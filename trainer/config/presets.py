@@ -2,7 +2,7 @@
 
 Sources: DAPO arXiv 2503.14476 (clip-higher; dynamic sampling), GSPO 2507.18071 (section 5.1), Dr. GRPO
 2503.20783 (advantages without the standard deviation, a fixed length), CISPO 2506.13585 (no lower bound for
-the weight).
+the weight), clip-cov and kl-cov 2505.22617 with its authors' recipes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
     "dr_grpo": {"advantage": "dr_grpo"},
     "cispo": {"clip_low": 1.0},
+    "clip_cov": {"clip_low": 1.0, "clip_high": 1.0, "cov_share": 2e-4},
+    "kl_cov": {"cov_share": 2e-3},
 }
 """By loss. For other losses, and for keys that are not named here, the field's default holds."""
-KEYS = ("advantage", "clip_low", "clip_high", "dynamic_sampling")
+KEYS = ("advantage", "clip_low", "clip_high", "dynamic_sampling", "cov_share")
 
 
 def promised(loss: str, settings: BaseModel) -> dict[str, Any]:

@@ -24,6 +24,8 @@ def remarks(config: Config) -> list[str]:
         if key == "dynamic_sampling" and config.rollout.max_staleness:
             why = f" (rollout.max_staleness={config.rollout.max_staleness} excludes it)"
         lines.append(f"algorithm.loss={a.loss} runs with algorithm.{key}={mine}{why}; its own is {value}")
+    if a.loss == "dapo" and not a.overlong.tokens:
+        lines.append("algorithm.loss=dapo runs without its length penalty; algorithm.overlong.tokens sets it")
     return [*lines, *_garbage_preserved(config), *_without_effect(config)]
 
 

@@ -156,7 +156,15 @@ class Config(Settings):
         """At the first optimiser step of a batch the weights are those that LLDS compares with."""
         if self.learner.optimiser_steps_per_batch > 1:
             return
+        if self.algorithm.batch_kl.weight > 0:
+            raise ValueError(
+                "algorithm.batch_kl.weight > 0 can never act with one optimiser step per batch: the weights "
+                "are still those of the batch's start. Set learner.minibatches_per_batch or learner.epochs "
+                "above 1"
+            )
         llds = self.algorithm.llds
+        if llds.form == "nll":  # it needs no drop to act
+            return
         if llds.lambda_ > 0 and llds.anchor == "batch_start":
             raise ValueError(
                 "algorithm.llds.lambda > 0 can never act with one optimiser step per batch: the weights are "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from services.common.errors import UserError
 from services.common.files import written_aside
 from services.common.names import nearest
 from trainer.data.models import Scheme, cache_dir, register_scheme
+from trainer.lab.demonstrations import Library, demonstration
 from trainer.lab.warm_start import Progress, WarmStart, warm_started_model
 from trainer.lab.world import make_world
 
@@ -19,7 +22,7 @@ have negative seeds."""
 EVAL_QUESTIONS = 200
 
 
-FILE_KINDS = ("train_questions", "eval_questions", "train_corpus", "eval_corpus")
+FILE_KINDS = ("train_questions", "eval_questions", "train_corpus", "eval_corpus", "train_demonstrations")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,22 @@ def world_files(folder: Path, seed: int) -> tuple[Path, Path]:
     return corpus, questions
 
 
+def demonstration_file(folder: Path, seed: int) -> Path:
+    """A right demonstration of each question of a world, written to `folder`
+    (`world_SEED_demonstrations.jsonl`)."""
+    path = folder / f"world_{seed}_demonstrations.jsonl"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        library = Library(make_world(seed))
+        rng = random.Random(f"demonstrations-{seed}")
+        rows = [demonstration(question, library, "right", rng) for question in library.world.questions]
+        with written_aside(path) as aside:
+            aside.write_text(
+                "".join(json.dumps({"pieces": pieces}) + "\n" for pieces in rows), encoding="utf-8"
+            )
+    return path
+
+
 def prepare(folder: Path, seed: int, *, fresh: bool = False, progress: Progress | None = None) -> LabFiles:
     """Worlds into `folder`, warm-started model into the cache."""
     train, held_out = world_files(folder, TRAIN_WORLD + seed), world_files(folder, EVAL_WORLD + seed)
@@ -74,6 +93,8 @@ def lab_path(name: str) -> Path:
     """The file of `lab:KIND:SEED`, written to the cache at the first call. Raises UserError."""
     kind, seed = lab_name(name)
     which, what = kind.split("_")
+    if what == "demonstrations":
+        return demonstration_file(cache_dir() / "lab" / "worlds", TRAIN_WORLD + seed)
     files = world_files(
         cache_dir() / "lab" / "worlds", (TRAIN_WORLD if which == "train" else EVAL_WORLD) + seed
     )

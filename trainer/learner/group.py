@@ -146,9 +146,16 @@ class LearnerGroup:
         return gathered(batch, self._results([h.score(shared) for h in handles]))
 
     def update(
-        self, batch: TrainBatch, *, llds_lambda: float, answer_beta: float = 1.0, lr_scale: float = 1.0
+        self,
+        batch: TrainBatch,
+        *,
+        llds_lambda: float,
+        answer_beta: float = 1.0,
+        lr_scale: float = 1.0,
+        supervised: list[TokenBatch] | None = None,
     ) -> UpdateResult:
-        """Train on a batch: `minibatches_per_batch` x `epochs` optimiser steps.
+        """Train on a batch: `minibatches_per_batch` x `epochs` optimiser steps, then one on each batch of
+        demonstrations of `supervised`.
 
         A step whose loss or gradient norm is not finite is skipped and counted. A batch in which no term of
         the loss can act is scored, and no step is taken.
@@ -157,7 +164,13 @@ class LearnerGroup:
         shared = ray.put(batch)
         results = self._results(
             [
-                h.update(shared, llds_lambda=llds_lambda, answer_beta=answer_beta, lr_scale=lr_scale)
+                h.update(
+                    shared,
+                    llds_lambda=llds_lambda,
+                    answer_beta=answer_beta,
+                    lr_scale=lr_scale,
+                    supervised=supervised,
+                )
                 for h in handles
             ]
         )

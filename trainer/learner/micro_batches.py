@@ -73,6 +73,8 @@ class MicroBatch:
     logp_ref: Tensor | None = None
     logp_anchor: Tensor | None = None
     """What LLDS compares with, where it is not logp_old."""
+    chosen: Tensor | None = None  # bool [B, T]
+    """The tokens that the loss clip_cov or kl_cov acts on."""
     packed: Packed | None = None
     """The rows end to end, where the model is to see them so."""
 

@@ -6,6 +6,7 @@ step` (all micro-batches of all ranks), so the gradient does not depend on how t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,32 +14,48 @@ import torch
 from torch import Tensor
 
 from services.contracts import TrainBatch
-from trainer.algorithms import LossTerm, entropy_bonus, importance_weights, kl_k3, llds_loss, policy_loss
+from trainer.algorithms import (
+    LossTerm,
+    entropy_bonus,
+    importance_weights,
+    kl_batch_start,
+    kl_k3,
+    llds_loss,
+    mismatch_masks,
+    nll_loss,
+    policy_loss,
+    token_lottery,
+)
 from trainer.algorithms.terms import NOT_SUMMED
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.learner.micro_batches import MicroBatch, scored
 
-TERMS = ("policy", "llds", "kl", "entropy")
+TERMS = ("policy", "llds", "kl", "entropy", "batch_kl")
 
 
 def can_act(algorithm: AlgorithmSettings, batch: TrainBatch, *, llds_lambda: float, anchored: bool) -> bool:
     """Whether any term of the loss can have a gradient in a batch, of whatever optimiser step.
 
     The policy term has one where an advantage is not 0, KL and entropy bonus wherever they are on. LLDS alone
-    has one where it compares with other weights than those of the batch's start (anchored), or once another
-    term has moved the weights.
+    has one where it compares with other weights than those of the batch's start (anchored), where it needs
+    no drop (`nll`), or once another term has moved the weights, as the KL to the batch's start does.
     """
     valid = batch.valid
     if (algorithm.kl or algorithm.entropy) and valid.any():
         return True
-    if np.any(batch.advantages[valid] != 0):  # NaN is not 0 either: such a step is skipped and counted
+    pushes = batch.advantages[valid]
+    if algorithm.negatives == 0:
+        pushes = pushes[~(pushes < 0)]
+    if np.any(pushes != 0):  # NaN is not 0 either: such a step is skipped and counted
         return True
+    anchored = anchored or algorithm.llds.form == "nll"
     return bool(llds_lambda and anchored and batch.preserved[valid].any())
 
 
 @dataclass(frozen=True)
 class Objective:
-    """`L = policy + llds_lambda * LLDS + kl * k3 + entropy * (minus entropy)` of one optimiser step."""
+    """`L = policy + llds_lambda * LLDS + kl * k3 + entropy * (minus entropy) + batch_kl.weight * KL to the
+    batch's start` of one optimiser step."""
 
     algorithm: AlgorithmSettings
     llds_lambda: float
@@ -46,11 +63,19 @@ class Objective:
     """Weight of LLDS on answer-span tokens (LLDS-MA)."""
     min_drop: float = 0.0
     """Drops of at most this many nats count as 0 in LLDS."""
+    seed: int = 0
+    """Of the lots that LLDS's gate `random` draws."""
 
     @property
     def coefficients(self) -> dict[str, float]:
         a = self.algorithm
-        return {"policy": 1.0, "llds": self.llds_lambda, "kl": a.kl, "entropy": a.entropy}
+        return {
+            "policy": 1.0,
+            "llds": self.llds_lambda,
+            "kl": a.kl,
+            "entropy": a.entropy,
+            "batch_kl": a.batch_kl.weight,
+        }
 
     def terms(self, logp: Tensor, entropy: Tensor, m: MicroBatch) -> dict[str, LossTerm]:
         """The terms of a micro-batch, from log-probs and entropies [B, T] (anything outside the action mask).
@@ -60,41 +85,81 @@ class Objective:
         """
         a = self.algorithm
         logp_old = scored(m.logp_old)
-        weights = None
-        if a.importance.mode != "off" and m.logp_sampler is not None:
-            weights = importance_weights(
-                logp_old, m.logp_sampler, m.action_ids, mode=a.importance.mode, cap=a.importance.cap
-            )
+        advantages = m.advantages
+        if a.negatives != 1:
+            advantages = torch.where(advantages < 0, advantages * a.negatives, advantages)
         terms = {
             "policy": policy_loss(
                 a.loss,
                 logp,
                 logp_old,
-                m.advantages,
+                advantages,
                 m.action_ids,
                 clip_low=a.clip_low,
                 clip_high=a.clip_high,
                 max_response_tokens=a.dr_grpo_tokens,
-                importance_weights=weights,
+                importance_weights=self._weights(m),
+                chosen=m.chosen,
+                cov_kl=a.cov_kl,
             ),
-            "llds": llds_loss(
-                logp if self.llds_lambda else logp.detach(),
-                logp_old if m.logp_anchor is None else m.logp_anchor,
-                m.advantages,
-                m.action_ids,
-                gate=a.llds.gate,
-                denominator=a.llds.denominator,
-                answer_mask=m.answer_mask,
-                answer_weight=self.answer_beta if m.answer_mask is not None else 1.0,
-                min_drop=self.min_drop,
-                preserved=m.preserved,
-            ),
+            "llds": self._preserving(logp if self.llds_lambda else logp.detach(), m),
         }
         if a.kl:
             terms["kl"] = kl_k3(logp, scored(m.logp_ref), m.action_ids)
         if a.entropy:
             terms["entropy"] = entropy_bonus(entropy, m.action_ids)
+        if a.batch_kl.weight:
+            preserved = m.preserved if a.batch_kl.over == "preserved" else None
+            terms["batch_kl"] = kl_batch_start(logp, logp_old, m.action_ids, preserved=preserved)
         return terms
+
+    def _weights(self, m: MicroBatch) -> Tensor | None:
+        """Weight of each token in the policy term, for the difference of sampler and learner; None: 1."""
+        settings = self.algorithm.importance
+        if m.logp_sampler is None:
+            return None
+        logp_old = scored(m.logp_old)
+        weights = None
+        if settings.mode != "off":
+            weights = importance_weights(
+                logp_old, m.logp_sampler, m.action_ids, mode=settings.mode, cap=settings.cap
+            )
+        if masks := settings.masks:
+            kept = mismatch_masks(logp_old, m.logp_sampler, m.action_ids, **masks)
+            weights = kept if weights is None else torch.where(kept == 0, 0.0, weights)
+        return weights
+
+    def _preserving(self, logp: Tensor, m: MicroBatch) -> LossTerm:
+        """The term on the preserved set, in the form that is set."""
+        llds = self.algorithm.llds
+        answer_weight = self.answer_beta if m.answer_mask is not None else 1.0
+        if llds.form == "nll":
+            return nll_loss(
+                logp,
+                m.action_ids,
+                preserved=m.preserved,
+                denominator=llds.denominator,
+                answer_mask=m.answer_mask,
+                answer_weight=answer_weight,
+            )
+        sapo = llds.form == "sapo_search"
+        lottery = None
+        if llds.gate == "random" and not sapo:
+            rows = torch.tensor(m.rows or [0], dtype=torch.int64, device=logp.device)
+            lottery = token_lottery(rows, m.action_ids.shape[1], self.seed)
+        return llds_loss(
+            logp,
+            scored(m.logp_old) if m.logp_anchor is None else m.logp_anchor,
+            m.advantages,
+            m.action_ids,
+            gate="token" if sapo else llds.gate,
+            denominator="preserved" if sapo else llds.denominator,
+            answer_mask=m.answer_mask,
+            answer_weight=answer_weight,
+            min_drop=max(self.min_drop, -math.log(llds.ratio_below)) if sapo else self.min_drop,
+            preserved=m.preserved,
+            lottery=lottery,
+        )
 
     def counts(self, m: MicroBatch) -> list[float]:
         """Count of each of TERMS, known before any forward pass: it depends on masks and advantages alone. 0
@@ -182,6 +247,9 @@ def update_metrics(steps: list[StepStats], *, kl: bool) -> dict[str, float]:
         s.sums["policy/loss"] / max(s.sums["policy/count"], 1.0) for s in steps
     ) / len(steps)
     share("policy/clip_fraction", "policy/clipped_tokens", "policy/action_tokens")
+    if any("policy/zero_weight_tokens" in s.sums for s in steps):
+        share("importance/zero_weight", "policy/zero_weight_tokens", "policy/action_tokens")
+    share("kl/batch_start", "batch_kl/loss", "batch_kl/count")
     if kl:
         share("kl/ref", "kl/loss", "kl/count")
     metrics["llds/loss"] = sum(s.sums["llds/loss"] / max(s.sums["llds/count"], 1.0) for s in steps) / len(

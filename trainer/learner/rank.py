@@ -23,6 +23,7 @@ from torch import Tensor
 from services.common.errors import UserError
 from services.contracts import TokenBatch, TrainBatch
 from services.weight_sync.meeting_place import listening_store
+from trainer.algorithms import nll_loss
 from trainer.config.schema import Config
 from trainer.learner import zero
 from trainer.learner.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches, scored
@@ -32,6 +33,7 @@ from trainer.learner.objective import TERMS, Objective, StepStats, can_act
 from trainer.learner.policy import PolicyModel, load_policy
 from trainer.learner.rank_weights import RankWeights
 from trainer.learner.results import RankInfo, RankScores, RankUpdate
+from trainer.learner.selection import choose_tokens, mark, whole_logp
 
 
 class LearnerRank(RankWeights):
@@ -175,10 +177,17 @@ class LearnerRank(RankWeights):
     # Updating
 
     def update(
-        self, batch: TrainBatch, *, llds_lambda: float, answer_beta: float, lr_scale: float
+        self,
+        batch: TrainBatch,
+        *,
+        llds_lambda: float,
+        answer_beta: float,
+        lr_scale: float,
+        supervised: list[TokenBatch] | None = None,
     ) -> RankUpdate:
         """All optimiser steps of one batch. Rows that are not `valid` are scored, and take no part in any
-        loss or count. The metrics are `llds/min_drop`, `lr`, the tokens scored and `time/update_compute`."""
+        loss or count. supervised: demonstrations, one batch for each supervised step that comes after. The
+        metrics are `llds/min_drop`, `lr`, the tokens scored, `supervised/*` and `time/update_compute`."""
         began = time.monotonic()
         self._check(batch)
         valid = batch.valid
@@ -192,6 +201,8 @@ class LearnerRank(RankWeights):
         # These are scored too: the step's records hold the log-probs of every row.
         unused = self._score_old(batch, self._deal(left_out, batch)) if left_out else []
         self._score_kept(micros)
+        if self.algorithm.loss in ("clip_cov", "kl_cov"):
+            self._choose_tokens(batch, rows, micros)
 
         # Every rank sees the whole batch, and so decides alike: a rank that took no step alone would hang the
         # others in their next collective operation.
@@ -206,19 +217,26 @@ class LearnerRank(RankWeights):
         for _ in range(self.settings.epochs if acts else 0):
             for part, count in zip(micros, counts, strict=True):
                 lr = self._lr(lr_scale)
-                objective = Objective(self.algorithm, llds_lambda, answer_beta, min_drop)
+                objective = Objective(
+                    self.algorithm, llds_lambda, answer_beta, min_drop, self._seed(len(steps))
+                )
                 stats, noise = self._step(part, objective, count, lr, on_policy=not steps)
                 if not steps and self.algorithm.llds.min_drop == "auto":
                     min_drop = noise
                 steps.append(stats)
+        extra = self._supervise(supervised, lr_scale) if supervised else {}
         self.batches += 1
         scores = self._collect([m for part in micros for m in part] + unused)
-        metrics = ({"llds/min_drop": min_drop} if steps else {}) | {
-            "lr": lr,
-            "learner/scored_tokens": float(len(batch.token_ids)),
-            "learner/scored_action_tokens": float((batch.action_ids >= 0).sum()),
-            "time/update_compute": time.monotonic() - began,
-        }
+        metrics = (
+            ({"llds/min_drop": min_drop} if steps else {})
+            | extra
+            | {
+                "lr": lr,
+                "learner/scored_tokens": float(len(batch.token_ids)),
+                "learner/scored_action_tokens": float((batch.action_ids >= 0).sum()),
+                "time/update_compute": time.monotonic() - began,
+            }
+        )
         return RankUpdate(scores, steps, metrics)
 
     def _step(
@@ -252,6 +270,44 @@ class LearnerRank(RankWeights):
         self.optimiser_steps += taken
         return stats, float(noise.nan_to_num(0.0, 0.0, 0.0))
 
+    def _supervise(self, batches: list[TokenBatch], lr_scale: float) -> dict[str, float]:
+        """One optimiser step on each batch of demonstrations, by the same optimiser. Returns the mean loss in
+        nats per token, before each step, and the steps that were taken."""
+        losses = []
+        taken = 0
+        for batch in batches:
+            self._check(batch)
+            part = [
+                make_microbatch(batch, rows, self.device, packed=self.packed)
+                for rows in self._deal(list(range(len(batch))), batch)
+            ]
+            count = max(1.0, float((batch.action_ids >= 0).sum()))
+            total = torch.zeros((), device=self.device)
+            for m in part:
+                logp, _ = self._forward(m)
+                loss = nll_loss(logp, m.action_ids).loss_sum / count
+                self.engine.backward(loss)
+                total = total + loss.detach()
+            if self.world_size > 1:
+                torch.distributed.all_reduce(total)
+            _, moved = self.engine.step(self._lr(lr_scale) * self.algorithm.supervised.lr_scale)
+            taken += moved
+            losses.append(float(total))
+        return {"supervised/loss": sum(losses) / len(losses), "supervised/steps": float(taken)}
+
+    def _choose_tokens(self, batch: TrainBatch, rows: Rows, micros: list[list[MicroBatch]]) -> None:
+        logp = whole_logp(
+            batch, [m for part in micros for m in part], self.device, several_ranks=self.world_size > 1
+        )
+        for i, part in enumerate(minibatches(rows, self.settings.minibatches_per_batch)):
+            generator = torch.Generator().manual_seed(self._seed(i))
+            mark(batch, micros[i], choose_tokens(self.algorithm, batch, logp, part, generator))
+
+    def _seed(self, step: int) -> int:
+        """Of what is drawn by lot in an optimiser step of this batch: the same on all ranks, and in a resumed
+        run."""
+        return int(np.random.SeedSequence([self.config.seed, self.batches, step]).generate_state(1)[0])
+
     def _global_counts(self, micros: list[list[MicroBatch]], objective: Objective) -> list[dict[str, float]]:
         """For each optimiser step of a pass, each term's count over all micro-batches of all ranks."""
         # float64: counts of tokens beyond 2**24 are no longer exact in float32.
@@ -283,6 +339,8 @@ class LearnerRank(RankWeights):
             self.snapshot_batch = self.batches
 
     def _lr(self, scale: float) -> float:
-        """Linear warm-up over the optimiser steps that were taken, then constant."""
+        """Linear warm-up over the optimiser steps that were taken, or over batches, then constant."""
         warm = min(1.0, (self.optimiser_steps + 1) / max(self.settings.warmup_steps, 1))
+        if self.settings.warmup_batches:
+            warm = min(1.0, (self.batches + 1) / self.settings.warmup_batches)
         return self.settings.lr * warm * scale

@@ -60,10 +60,17 @@ class RankHandle:
         return self._pending(self.actor.score.remote(batch), "score")
 
     def update(
-        self, batch: ray.ObjectRef[TrainBatch], *, llds_lambda: float, answer_beta: float, lr_scale: float
+        self,
+        batch: ray.ObjectRef[TrainBatch],
+        *,
+        llds_lambda: float,
+        answer_beta: float,
+        lr_scale: float,
+        supervised: list[TokenBatch] | None = None,
     ) -> Pending[RankUpdate]:
+        more = {"supervised": supervised} if supervised else {}
         ref = self.actor.update.remote(
-            batch, llds_lambda=llds_lambda, answer_beta=answer_beta, lr_scale=lr_scale
+            batch, llds_lambda=llds_lambda, answer_beta=answer_beta, lr_scale=lr_scale, **more
         )
         return self._pending(ref, "update")
 

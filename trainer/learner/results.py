@@ -77,7 +77,7 @@ class UpdateResult:
     @property
     def moved(self) -> bool:
         """Whether the weights differ from those before the update."""
-        return self.metrics["learner/optimiser_steps"] > 0
+        return self.metrics["learner/optimiser_steps"] + self.metrics.get("supervised/steps", 0.0) > 0
 
     @property
     def idle(self) -> bool:

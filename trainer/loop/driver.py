@@ -32,6 +32,7 @@ from trainer.loop import performance
 from trainer.loop.ahead import BatchesAhead
 from trainer.loop.batches import Prepared, prepare, scored_step, text_of
 from trainer.loop.held_out import evaluate
+from trainer.loop.matched_step import SCALE, MatchedStep, read_series
 from trainer.loop.notices import Notices
 from trainer.loop.probes import Probes, Rescored
 from trainer.loop.progress import Progress
@@ -39,6 +40,7 @@ from trainer.loop.recording import Recorder, StepResult, StepTimes
 from trainer.loop.restore import restore_learner, roll_back
 from trainer.loop.run_state import RunState
 from trainer.loop.sampling import BatchSampler, RolloutBatch
+from trainer.loop.supervision import Supervision
 from trainer.loop.sync import run_with_resync, sync_weights
 from trainer.loop.system import StopRequests, System
 
@@ -65,6 +67,10 @@ class Driver(RunState):
         )
         self.recorder = Recorder(system, self.monitor, progress)
         self.notices = Notices(progress.say)
+        followed = self.config.learner.match_kl
+        self.matched = MatchedStep(read_series(followed)) if followed else None
+        taught = self.config.algorithm.supervised.every
+        self.supervision = Supervision(self.config, system.tokenizer) if taught else None
         self.share_gpus = self.config.rollout.share_gpus
         self.sync_bytes = 0
         """Size of the last version sent."""
@@ -253,13 +259,18 @@ class Driver(RunState):
         beta = answer_beta(
             llds.answer_weight, mean_searches, llds_lambda=llds_lambda, answer_lambda=llds.answer_lambda
         )
+        scale = self.matched.scale(self.step + 1) if self.matched else 1.0
+        demonstrations = self.supervision.batches(self.step + 1) if self.supervision else []
         update, seconds = await self.on_learner(
             self.system.learner.update,
             prepared.tokens,
             llds_lambda=llds_lambda,
-            lr_scale=lr_scale,
+            lr_scale=lr_scale * scale,
             answer_beta=beta,
+            **({"supervised": demonstrations} if demonstrations else {}),
         )
+        if self.matched:
+            update.metrics[SCALE] = scale
         prepared.tokens.logp_old = update.logp_old
         return update, seconds
 
@@ -315,6 +326,8 @@ class Driver(RunState):
         # the step's line in metrics.jsonl, without which a resumed run forgets them.
         batch = result.batch
         metrics = await asyncio.to_thread(result.metrics)
+        if self.matched:
+            self.matched.observe(result.step, metrics[SCALE], metrics.get("kl/old"))
         metrics |= self.held_out(result.step - 1)  # of the weights that this step began with
         await asyncio.to_thread(
             self.system.folder.trajectories, result.step, batch.trajectories, batch.rewards.tolist()
@@ -392,6 +405,8 @@ class Driver(RunState):
         self.attempt = max(self.attempt, folder.last_attempt()) + 1
         self.probes.restore(self.step)
         folder.cut_after(self.step)
+        if self.matched:
+            self.matched.restore(folder.metrics_path, self.step)
         drop_after(folder.path, self.step)
         folder.event("resume", step=self.step, attempt=self.attempt)
 

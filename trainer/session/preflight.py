@@ -17,6 +17,8 @@ from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import make_template
 from services.settings import RolloutSettings
 from trainer.config.schema import Config
+from trainer.data.demonstrations import read_demonstrations
+from trainer.loop.matched_step import read_series
 
 GIB = 1 << 30
 
@@ -35,6 +37,14 @@ def check_retrievers(config: Config) -> None:
         corpus = settings.corpus if settings else None
         if corpus and not corpus.startswith("lab:") and not Path(corpus).exists():
             raise UserError(f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read")
+
+
+def check_learner_files(config: Config) -> None:
+    """Raises UserError where a file that the update needs is not there, or malformed."""
+    if config.learner.match_kl:
+        read_series(config.learner.match_kl)
+    if config.algorithm.supervised.every and config.algorithm.supervised.data:
+        read_demonstrations(config.algorithm.supervised.data)
 
 
 def check_prompts(key: str, questions: list[Question], tokenizer: Any, settings: RolloutSettings) -> None:

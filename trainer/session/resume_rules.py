@@ -31,6 +31,10 @@ class Group(NamedTuple):
     why: str
 
 
+def _keys(section: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{section}.{name}" for name in names)
+
+
 GROUPS = (
     Group(
         "refused",
@@ -122,6 +126,8 @@ GROUPS = (
         (
             "learner.lr",
             "learner.warmup_steps",
+            "learner.warmup_batches",
+            "learner.match_kl",
             "learner.weight_decay",
             "learner.grad_clip",
             "learner.minibatches_per_batch",
@@ -131,17 +137,14 @@ GROUPS = (
             "algorithm.kl",
             "algorithm.entropy",
             "algorithm.dynamic_sampling",
-            "algorithm.importance.mode",
-            "algorithm.importance.cap",
-            "algorithm.llds.lambda",
-            "algorithm.llds.gate",
-            "algorithm.llds.denominator",
-            "algorithm.llds.preserve",
-            "algorithm.llds.anchor",
-            "algorithm.llds.snapshot_every",
-            "algorithm.llds.answer_weight",
-            "algorithm.llds.answer_lambda",
-            "algorithm.llds.min_drop",
+            "algorithm.negatives",
+            *_keys("algorithm", "cov_share", "cov_low", "cov_high", "cov_kl"),
+            *_keys("algorithm.importance", "mode", "cap", "geometric_band", "token_band", "outlier_band"),
+            *_keys("algorithm.batch_kl", "weight", "over"),
+            *_keys("algorithm.supervised", "every", "data", "updates", "rows", "lr_scale"),
+            *_keys("algorithm.llds", "lambda", "form", "ratio_below", "gate", "denominator", "preserve"),
+            *_keys("algorithm.llds", "anchor", "snapshot_every", "min_drop"),
+            *_keys("algorithm.llds", "answer_weight", "answer_lambda"),
             "rollout.max_staleness",
         ),
         "holds from the next step on",

@@ -39,7 +39,7 @@ from trainer.learner.group import LearnerGroup
 from trainer.loop.run_folder import RunFolder
 from trainer.loop.system import Serving, System
 from trainer.rewards import make_reward
-from trainer.session.preflight import check_prompts, check_retrievers, check_room
+from trainer.session.preflight import check_learner_files, check_prompts, check_retrievers, check_room
 from trainer.session.ray_watch import RECONNECT_SECONDS
 from trainer.session.resume_rules import Resumed
 from trainer.session.waits import told
@@ -367,6 +367,7 @@ async def start_system(
     resumed: the checkpoint to go on from; its questions are compared before anything slow starts."""
     train = questions_of(config, config.data.train, say)
     reward = make_reward(config.reward.kind)
+    await asyncio.to_thread(check_learner_files, config)
     check_room(config, model)
     tokenizer = load_tokenizer(model)
     await asyncio.to_thread(check_prompts, "data.train", train, tokenizer, config.rollout)

@@ -26,6 +26,7 @@ from services.likelihood.metrics.step_metrics import (
     search_metrics,
     tool_round_metrics,
     unrewarded_share,
+    update_divergence,
 )
 from services.likelihood.metrics.text_metrics import control_logp, text_metrics
 from services.likelihood.metrics.verdicts import Verdict, verdicts
@@ -86,6 +87,7 @@ class ScoredStep:
         out = likelihood_metrics(table, self.verdict)
         if self.logp_new is not None:
             out |= displacement_metrics(table, self.advantages, self.verdict)
+            out |= update_divergence(tokens, self.logp_old, self.logp_new)
         if self.entropy is not None and (value := leak(tokens, self.logp_old, self.entropy)) is not None:
             out["leak/logp_entropy"] = value
         if self.control is not None:

@@ -27,7 +27,7 @@ CLASSES = {"right": Verdict.RIGHT, "untrained": Verdict.UNTRAINED, "wrong": Verd
 
 def likelihood_metrics(table: ActionTable, verdict: np.ndarray) -> dict[str, float]:
     """`logp/right|untrained|wrong` and `logp/right_action_0..`, `logp/wrong_action_0..`: mean log-prob a
-    token before the update.
+    token before the update. `logp/wrong_p10|p50|p90`: quantiles over wrong answers of their mean.
 
     verdict: int [B], of `Verdict`.
     """
@@ -40,6 +40,10 @@ def likelihood_metrics(table: ActionTable, verdict: np.ndarray) -> dict[str, flo
             continue
         for k in range(min(int(table.index.max(initial=-1)) + 1, MAX_ACTION_CURVES)):
             out[f"logp/{name}_action_{k}"] = table.mean_per_token(table.before, chosen & (table.index == k))
+    wrong = of_action == Verdict.WRONG
+    tokens = table.per_row(np.where(wrong, table.tokens, 0))
+    sums = table.per_row(np.where(wrong, table.before, 0.0))
+    out |= _quantiles("logp/wrong_p", sums[tokens > 0] / tokens[tokens > 0], (10, 50, 90))
     return _known(out)
 
 
@@ -51,14 +55,18 @@ def displacement_metrics(table: ActionTable, advantages: np.ndarray, verdict: np
     log-prob fell; `displacement/share_negative_actions`: the same of actions; `.._action_0..` the two by
     action index;
     `displacement/p10|p50|p90`: quantiles over responses of the mean change per token; `displacement/wrong`:
-    mean over wrong answers. Trajectories that were not scored again, or have no reward, are left out.
+    mean over wrong answers; `displacement/positive` and `displacement/share_negative_positive`: mean and
+    share over those with advantage > 0 alone. Trajectories that were not scored again, or have no reward,
+    are left out.
     """
     change = table.change
     scored = ~np.isnan(change)
     whole = np.bincount(table.row, ~scored, minlength=table.rows) == 0  # every action scored
     seen = scored & whole[table.row] & (verdict != Verdict.UNKNOWN)[table.row]
     kept = seen & (np.asarray(advantages) >= 0)[table.row]
+    above = seen & (np.asarray(advantages) > 0)[table.row]
     out = {
+        "displacement/positive": table.mean_per_token(change, above),
         "displacement/mean": table.mean_per_token(change, kept),
         "displacement/wrong": table.mean_per_token(change, seen & (verdict == Verdict.WRONG)[table.row]),
         "displacement/share_negative_actions": _share(change[kept] < 0),
@@ -70,12 +78,21 @@ def displacement_metrics(table: ActionTable, advantages: np.ndarray, verdict: np
     tokens = table.per_row(np.where(kept, table.tokens, 0))
     response = table.per_row(np.where(kept, change, 0.0))[tokens > 0]
     out["displacement/share_negative"] = _share(response < 0)
-    if len(response):
-        for q, value in zip(
-            (10, 50, 90), np.quantile(response / tokens[tokens > 0], (0.1, 0.5, 0.9)), strict=True
-        ):
-            out[f"displacement/p{q}"] = float(value)
+    rose = (np.asarray(advantages) > 0)[tokens > 0]
+    out["displacement/share_negative_positive"] = _share(response[rose] < 0)
+    out |= _quantiles("displacement/p", response / tokens[tokens > 0], (10, 50, 90))
     return _known(out)
+
+
+def update_divergence(batch: TokenBatch, logp_old: np.ndarray, logp_new: np.ndarray) -> dict[str, float]:
+    """How far the update moved the policy on the action tokens that were scored again (arrays [sum T], NaN
+    elsewhere): `kl/old`, the k3 estimate of KL(old || new), which is unbiased since the old policy sampled
+    them; `ratio/p1|p50|p99`, quantiles of new / old."""
+    seen = (batch.action_ids >= 0) & np.isfinite(logp_new) & np.isfinite(logp_old)
+    d = np.clip(np.asarray(logp_new, np.float64)[seen] - np.asarray(logp_old, np.float64)[seen], -10, 10)
+    if not len(d):
+        return {}
+    return {"kl/old": float((np.expm1(d) - d).mean()), **_quantiles("ratio/p", np.exp(d), (1, 50, 99))}
 
 
 def lag_probe(batch: TokenBatch, logp_now: np.ndarray, rows: Sequence[int] | None = None) -> float | None:
@@ -313,6 +330,14 @@ def record_metrics(trajectories: Sequence[TrajectoryRecord]) -> dict[str, float]
 
 def _share(flags: np.ndarray) -> float | None:
     return float(flags.mean()) if len(flags) else None
+
+
+def _quantiles(name: str, values: np.ndarray, percent: Sequence[int]) -> dict[str, float]:
+    """`NAME10` and so on; none without values."""
+    if not len(values):
+        return {}
+    found = np.quantile(values, [p / 100 for p in percent])
+    return {f"{name}{p}": float(value) for p, value in zip(percent, found, strict=True)}
 
 
 def _known(values: Mapping[str, float | None]) -> dict[str, float]:

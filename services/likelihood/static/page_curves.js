@@ -28,8 +28,8 @@
     {
       title: "Displacement: what each update did to answers with advantage ≥ 0",
       charts: [
-        { title: "Change per token", unit: "nats", note: "Mean, and the middle 80 % of responses as a band. Wrong answers are meant to fall.", lines: named(["displacement/mean", "mean", "a"], ["displacement/p50", "median", "b"], ["displacement/wrong", "wrong answers", "wrong"]), spread: ["displacement/p10", "displacement/p90"], zero: true },
-        { title: "Share that lost likelihood", unit: "share", note: "Above one half with LLDS off is a sign of acceleration.", lines: named(["displacement/share_negative", "responses", "a"], ["displacement/share_negative_actions", "actions", "b"]), limit: [0.5, "half"], zero: true },
+        { title: "Change per token", unit: "nats", note: "Mean, and the middle 80 % of responses as a band. Wrong answers are meant to fall.", lines: named(["displacement/mean", "mean", "a"], ["displacement/p50", "median", "b"], ["displacement/wrong", "wrong answers", "wrong"], ["displacement/positive", "advantage > 0", "right"]), spread: ["displacement/p10", "displacement/p90"], zero: true },
+        { title: "Share that lost likelihood", unit: "share", note: "Above one half with LLDS off is a sign of acceleration.", lines: named(["displacement/share_negative", "responses", "a"], ["displacement/share_negative_actions", "actions", "b"], ["displacement/share_negative_positive", "advantage > 0", "right"]), limit: [0.5, "half"], zero: true },
         { title: "Change by action", unit: "nats per token", lines: numbered("displacement/mean_action_", "action"), zero: true },
         { title: "Share that lost likelihood, by action", unit: "share", lines: numbered("displacement/share_negative_action_", "action"), zero: true },
       ],
@@ -47,7 +47,7 @@
       charts: [
         { title: "Entropy", unit: "nats per token", lines: named(["entropy", "entropy", "a"]), zero: true },
         { title: "Gradient norm", unit: "before clipping", lines: named(["grad_norm", "mean", "a"], ["grad_norm/max", "largest", "b"]), log: true, zero: true },
-        { title: "Largest ratio", unit: "π / π old", lines: named(["ratio/max", "largest", "a"], ["ratio/p99", "99 %", "b"]), log: true },
+        { title: "Largest ratio", unit: "π / π old", lines: named(["ratio/max", "largest", "a"], ["ratio/p99", "99 %", "b"], ["ratio/p1", "1 %", "c"]), log: true },
         { title: "Clipped tokens", unit: "share", lines: named(["policy/clip_fraction", "clipped", "a"]), zero: true },
         { title: "Policy loss", unit: "per token", lines: named(["policy/loss", "loss", "a"]) },
         { title: "Optimiser steps skipped", unit: "of a batch", note: "Gradient norm not finite.", lines: named(["learner/skipped", "skipped", "wrong"]), zero: true },
