@@ -6,14 +6,16 @@ import pytest
 from command_line import run  # noqa: F401
 from rollout_fakes import ScriptedEngine, byte_bpe, chat_bpe
 from rollout_text import check_hostile_text
+from suite_rows import asked
 
 from services.common.errors import UserError
-from services.contracts import Question, TrajectoryRequest
+from services.contracts import Action, Question, Trajectory, TrajectoryRequest
 from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.templates import make_template
 from services.settings import RolloutSettings
 from trainer.suite.methods import METHODS, PROMPTED, method_of
 from trainer.suite.protocol import protocol_of
+from trainer.suite.rows import row_of
 
 TOKENIZER = byte_bpe(["Question: who is it? <answer> Beijing </answer> Doc 1(Title: x) "] * 3)
 QUESTION = Question(
@@ -74,6 +76,26 @@ async def test_a_method_without_search_takes_one_turn():
     assert len(done.actions) == 1 and done.searches == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "untagged", "answer", "em"),
+    [
+        ("The Rome.", True, "The Rome.", 1.0),
+        ("The Rome.", False, None, 0.0),
+        ("It is <answer> Rome </answer>", True, "Rome", 1.0),
+        ("It is in Rome", True, "It is in Rome", 0.0),
+        ("  ", True, None, 0.0),
+    ],
+)
+def test_a_text_without_tags_is_an_answer_for_methods_that_ask_for_nothing_else(text, untagged, answer, em):
+    one = asked("nq", 0)
+    action = Action([1], [-0.5], 0, "invalid", text)
+    row = row_of(
+        one, Trajectory("u", "g", one.item.question, [1], [action], "turns"), None, untagged=untagged
+    )
+    assert (row["answer"], row["scores"]["em"], row["text"]) == (answer, em, text)
+    assert [m.name for m in METHODS.values() if m.untagged] == ["direct", "rag"]
+
+
 def test_a_word_level_model_is_asked_by_its_own_template_alone():
     with pytest.raises(UserError, match="--method rag: its prompt is English"):
         method_of("rag", RolloutSettings(template="lab"))
@@ -91,6 +113,7 @@ def facts(settings, tokenizer=TOKENIZER, question=QUESTION):
         given_prompts=0,
         retriever=retriever,
         retrieves=False,
+        untagged=False,
         seed=0,
         versions={},
     )

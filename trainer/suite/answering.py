@@ -44,6 +44,8 @@ class Sampling:
     there are, so that the answers are the same to the letter."""
     retriever_url: str | None = None
     """Another retriever than the workers' own."""
+    untagged: bool = False
+    """Whether a text without tags is an answer as a whole."""
 
 
 class Asking:
@@ -150,7 +152,7 @@ class Asking:
 
     def _keep(self, asked: Asked, trajectory: Trajectory, hits: list[Hit] | None) -> None:
         documents = None if hits is None else [hit.id for hit in hits]
-        row = row_of(asked, trajectory, documents)
+        row = row_of(asked, trajectory, documents, untagged=self._sampling.untagged)
         self._answers.add(row)
         self.done += 1
         self._left -= 1

@@ -17,7 +17,15 @@ from trainer.suite.rows import ANSWERS_FILE, GREEDY, METRICS, Row, read_rows
 from trainer.suite.sets import SETS, drawn
 from trainer.suite.statistics import Estimates, sign_test
 
-OF_A_METHOD = {"template", "prompt_digest", "stop", "max_turns", "max_prompt_tokens", "prompts_of_the_data"}
+OF_A_METHOD = {
+    "template",
+    "prompt_digest",
+    "stop",
+    "max_turns",
+    "max_prompt_tokens",
+    "prompts_of_the_data",
+    "untagged_text_is_an_answer",
+}
 """Facts that another method changes by what it is."""
 OF_SEARCHING = {"top_k", "max_obs_tokens", "retriever"}
 """Facts that a method without search has not."""

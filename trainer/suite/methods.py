@@ -21,6 +21,9 @@ class Method:
     """The run's rollout settings as the method has them."""
     retrieves: bool = False
     """Whether one search for the question itself comes before the prompt."""
+    untagged: bool = False
+    """Whether a text without tags is an answer as a whole: these methods ask for nothing else, and models
+    that were never taught the tags write none."""
 
 
 def _unchanged(settings: RolloutSettings) -> RolloutSettings:
@@ -49,9 +52,9 @@ METHODS = {
     method.name: method
     for method in (
         Method("agent", _unchanged),
-        Method("direct", _alone("DirectTemplate")),
+        Method("direct", _alone("DirectTemplate"), untagged=True),
         Method("cot", _alone("ChainOfThoughtTemplate")),
-        Method("rag", _with_documents, retrieves=True),
+        Method("rag", _with_documents, retrieves=True, untagged=True),
         Method("search-o1", _prompted_search),
     )
 }

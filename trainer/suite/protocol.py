@@ -35,6 +35,7 @@ def protocol_of(
     given_prompts: int,
     retriever: dict[str, Any],
     retrieves: bool,
+    untagged: bool,
     seed: int,
     versions: dict[str, str],
 ) -> dict[str, Any]:
@@ -50,6 +51,7 @@ def protocol_of(
         "stop": list(template.stop),
         "stop_handling": STOP_HANDLING,
         "normalisation": NORMALISATION,
+        "untagged_text_is_an_answer": untagged,
         "max_turns": settings.max_turns,
         "top_k": settings.topk if searches else None,
         "max_response_tokens": settings.max_response_tokens,

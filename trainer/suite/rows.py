@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,10 +43,13 @@ def planned(items: Iterable[Item], samples: int) -> list[Asked]:
     return [Asked(item, sample) for sample in range(samples + 1) for item in items]
 
 
-def row_of(asked: Asked, trajectory: Trajectory, documents: list[str] | None) -> Row:
+def row_of(
+    asked: Asked, trajectory: Trajectory, documents: list[str] | None, *, untagged: bool = False
+) -> Row:
     """The row of a finished trajectory. documents: ids of those in the prompt, where the method retrieved
-    some."""
+    some; untagged: whether a text without tags is an answer as a whole."""
     question = asked.item.question
+    scored = _as_answer(trajectory) if untagged and final_answer(trajectory) is None else trajectory
     first = [] if documents is None else [{"query": question.text, "documents": documents}]
     searches = [
         {"query": action.query, "documents": action.document_ids}
@@ -60,14 +63,22 @@ def row_of(asked: Asked, trajectory: Trajectory, documents: list[str] | None) ->
         "id": question.id,
         "question": question.text,
         "golden_answers": list(question.golden_answers),
-        "answer": final_answer(trajectory),
-        "scores": {metric: make_reward(metric)(trajectory) for metric in METRICS},
+        "answer": final_answer(scored),
+        "scores": {metric: make_reward(metric)(scored) for metric in METRICS},
         "finish": trajectory.finish,
         "searches": first + searches,
         "text": trajectory.model_text,
         "tokens": sum(len(action.token_ids) for action in trajectory.actions),
         "prompt_tokens": len(trajectory.prompt_ids),
     }
+
+
+def _as_answer(trajectory: Trajectory) -> Trajectory:
+    """The same with all of its text as the answer; unchanged where that is blank."""
+    (action,) = trajectory.actions
+    text = action.text.strip()
+    answer = replace(action, text=f"<answer>{text}</answer>", kind="answer")
+    return replace(trajectory, segments=[answer]) if text else trajectory
 
 
 def read_rows(path: Path) -> list[Row]:
