@@ -7,20 +7,33 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from services.common.errors import UserError
 from services.common.files import write_atomically
-from trainer.commands.lazy import load
+from services.common.lazy import LazyModule
 from trainer.commands.options import ConfigFile, Overrides
 from trainer.config.schema import Config, load_config
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
 from trainer.learner.checkpoint import export_checkpoint, find
 from trainer.session.output import last_words, non_blocking
 from trainer.suite.tables import markdown
+
+if TYPE_CHECKING:
+    from trainer.commands import evaluate as evaluating
+    from trainer.commands import evaluate_suite as suites
+    from trainer.commands import warm_start as warming
+    from trainer.lab import show
+    from trainer.session import run as running
+else:  # they need torch and Ray
+    evaluating = LazyModule("trainer.commands.evaluate")
+    suites = LazyModule("trainer.commands.evaluate_suite")
+    show = LazyModule("trainer.lab.show")
+    running = LazyModule("trainer.session.run")
+    warming = LazyModule("trainer.commands.warm_start")
 
 
 def train(
@@ -36,8 +49,7 @@ def train(
 ) -> None:
     """Train a policy. The run's files go to run.dir/run.name."""
     settings = load_config(config, overrides or [])
-    run = load("trainer.session.run:train")
-    summary = run(settings, resume=resume, allow_changed=allow_changed or [])
+    summary = running.train(settings, resume=resume, allow_changed=allow_changed or [])
     last_words(f"{json.dumps(summary)}\nreport: {(settings.run_dir / 'report.html').resolve()}")
 
 
@@ -55,8 +67,7 @@ def warm_start(
     """Teach a model the search and answer tags, on demonstrations composed with the retriever. Then train
     from --out."""
     settings = load_config(config, overrides or [])
-    run = load("trainer.commands.warm_start:run_warm_start")
-    done = run(
+    done = warming.run_warm_start(
         settings,
         out,
         questions=questions,
@@ -124,7 +135,7 @@ def evaluate(
         return
     if (method, split, limit_per_source, samples) != ("agent", "auto", None, 0):
         raise UserError("eval: --method, --split, --limit-per-source and --samples go with --suite search7")
-    run_eval = load("trainer.commands.evaluate:run_eval")
+    run_eval = evaluating.run_eval
     if out:  # before the scoring, which takes minutes
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -153,9 +164,8 @@ def _evaluate_suite(settings: Config, limit: int | None, **asked: Any) -> None:
         raise UserError(
             "eval: --limit takes the first rows of one file; with --suite give --limit-per-source"
         )
-    options = load("trainer.commands.evaluate_suite:SuiteOptions")(**asked)
-    run = load("trainer.commands.evaluate_suite:run_suite")
-    result = run(settings, options, say=lambda text: typer.echo(text, err=True))
+    options = suites.SuiteOptions(**asked)
+    result = suites.run_suite(settings, options, say=lambda text: typer.echo(text, err=True))
     typer.echo(markdown(result), nl=False)
     typer.echo(f"written to {options.folder(settings)}")
 
@@ -184,11 +194,11 @@ def demo(
     console = Console()
     with non_blocking(console):
         if collapse:
-            run_collapse = load("trainer.lab.show:run_collapse")
-            run_collapse(folder, list(range(seed, seed + seeds)), steps=steps, fresh=fresh, console=console)
+            show.run_collapse(
+                folder, list(range(seed, seed + seeds)), steps=steps, fresh=fresh, console=console
+            )
         else:
-            run_demo = load("trainer.lab.show:run_demo")
-            run_demo(folder, seed, steps=steps, fresh=fresh, console=console)
+            show.run_demo(folder, seed, steps=steps, fresh=fresh, console=console)
 
 
 def export(
