@@ -54,6 +54,10 @@ def test_the_averages_of_a_made_file_are_those_computed_by_hand(tmp_path):
     table = (folder / "table.md").read_text()
     assert "| EM | .750 (" in table and ".450 (" in table and ".471 (" in table
     assert ".450" in (folder / "table.tex").read_text()
+    row = (
+        "| Qwen2.5-7B-Instruct, GRPO + LLDS (arXiv 2512.04220 v2) | .518 | .676 | .486 | .560 | .492 | .490 "
+    )
+    assert row + "| .228 | .492 | .426 | .483 | - |" in table.split("## As papers print it")[1]
 
 
 def test_the_interval_of_a_share_is_that_of_the_binomial():

@@ -126,7 +126,9 @@ async def _scored(
                 config.rollout,
                 tokenizer,
                 questions[0],
-                given_prompts=sum(question.prompt is not None for question in questions),
+                given_prompts=sum(
+                    question.prompt is not None and method.name == "agent" for question in questions
+                ),
                 retriever=await _retriever_facts(config, serving),
                 retrieves=method.retrieves,
                 untagged=method.untagged,

@@ -17,7 +17,7 @@ from services.common.errors import UserError
 from services.common.files import write_atomically, write_json
 from trainer.suite.protocol import differing
 from trainer.suite.result import RESULT_FILE
-from trainer.suite.tables import latex, markdown
+from trainer.suite.tables import as_printed, latex, markdown
 
 PLAN_FILE = "plan.json"
 
@@ -57,7 +57,7 @@ def _other(folder: Path, difference: str) -> str:
 def finish(folder: Path, result: dict[str, Any]) -> None:
     """Write the result, and its tables."""
     write_json(folder / RESULT_FILE, result, indent=1, ensure_ascii=False)
-    write_atomically(folder / "table.md", markdown(result))
+    write_atomically(folder / "table.md", f"{markdown(result)}\n{as_printed()}")
     write_atomically(folder / "table.tex", latex(result))
 
 

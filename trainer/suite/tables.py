@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from trainer.suite.published import PUBLISHED
 from trainer.suite.rows import METRICS
 from trainer.suite.sets import GENERAL, MULTI_HOP, TITLES
 
@@ -49,9 +50,35 @@ def title_of(result: dict[str, Any]) -> str:
     return f"{result['suite']}, method {result['method']}, {result['model']['name']}"
 
 
+def as_printed() -> str:
+    """The papers' own rows, as Markdown. Averages that a paper does not print are absent."""
+    lines = []
+    for row in PUBLISHED:
+        printed = row.by_set | {"general": row.general, "multi_hop": row.multi_hop, "macro": row.macro}
+        cells = (printed.get(name) for name in COLUMNS)
+        numbers = " | ".join(ABSENT if value is None else _short(value) for value in cells)
+        lines.append(f"| {row.model}, {row.method} ({row.paper}) | {numbers} |")
+    return "\n".join(
+        [
+            "## As papers print it",
+            "",
+            "Exact match from the papers, not measured here; their protocols differ from this one and from "
+            "each other (docs/evaluation.md).",
+            "",
+            *_head(),
+            *lines,
+            "",
+        ]
+    )
+
+
+def _head() -> list[str]:
+    heads = " | ".join(HEADS[name] for name in COLUMNS)
+    return [f"| | {heads} |", f"| --- |{' --- |' * len(COLUMNS)}"]
+
+
 def _markdown_table(lines: Iterable[Line]) -> Iterator[str]:
-    yield f"| | {' | '.join(HEADS[name] for name in COLUMNS)} |"
-    yield f"| --- |{' --- |' * len(COLUMNS)}"
+    yield from _head()
     for label, cells in lines:
         yield f"| {label} | {' | '.join(_cell(cells.get(name)) for name in COLUMNS)} |"
 
