@@ -72,6 +72,8 @@ class Action:
     """Documents that the search returned, best first; None where none was carried out."""
     thinking: bool = False
     """It began inside a think block that the prompt had opened."""
+    search_failures: int = 0
+    """Tries of its search that failed before it was answered."""
 
 
 @dataclass
