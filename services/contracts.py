@@ -35,6 +35,8 @@ class Question:
     it."""
     system: str | None = None
     """The system turn that stands before `prompt` in the data file, if any."""
+    context: tuple[str, ...] = ()
+    """Passages that were retrieved for it beforehand, best first; templates of agents show none."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from trainer.learner.checkpoint import find, written_aside
 
 LAB = Path(__file__).parent / "data" / "lab"
 VERBS = {
-    "Ask", "Begin", "Check", "Convert", "Copy", "Forget", "Go", "Index", "Let", "List", "Make", "Print",
-    "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train", "Write",
+    "Ask", "Begin", "Check", "Compare", "Convert", "Copy", "Forget", "Go", "Index", "Let", "List", "Make",
+    "Print", "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train", "Write",
 }  # fmt: skip
 
 
@@ -29,6 +29,8 @@ def leaves(command, path=()):
     if hasattr(command, "commands"):
         for name, child in command.commands.items():
             yield from leaves(child, (*path, name))
+            if hasattr(command.commands, "below"):
+                yield from (((*path, name, sub), one) for sub, one in command.commands.below(name).items())
     else:
         yield path, command
 

@@ -28,7 +28,11 @@ COMMANDS = {
     "resume": Entry("Go on after a pause.", "services.control.cli:resume"),
     "train": Entry("Train a policy. The run's files go to run.dir/run.name.", "trainer.commands.runs:train"),
     "warm-start": Entry("Teach a model the search and answer tags.", "trainer.commands.runs:warm_start"),
-    "eval": Entry("Score held-out questions: exact match and F1.", "trainer.commands.runs:evaluate"),
+    "eval": Entry(
+        "Score held-out questions: exact match and F1.",
+        "trainer.commands.runs:evaluate",
+        commands={"compare": Entry("Compare evaluations.", "trainer.suite.cli:compare_command")},
+    ),
     "demo": Entry("Run the whole system on this machine, with no other input.", "trainer.commands.runs:demo"),
     "export": Entry("Write a checkpoint as a plain Hugging Face folder.", "trainer.commands.runs:export"),
     "doctor": Entry("Check this machine, and say what to do.", "trainer.commands.doctor:doctor"),

@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from services.common import signals
 from services.common.errors import UserError
@@ -16,10 +17,13 @@ from trainer.config.schema import Config
 from trainer.data import models
 from trainer.learner.checkpoint import export_checkpoint, find
 from trainer.loop.held_out import evaluate
+from trainer.loop.system import Serving
 from trainer.rewards import make_reward, right_at
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resume_rules import differing
 from trainer.session.startup import start_serving
+
+Scores = TypeVar("Scores")
 
 
 def run_eval(
@@ -48,33 +52,55 @@ def run_eval(
         reward = None
 
     async def score(model: Path, scratch: Path | None = None) -> dict[str, Any]:
-        def ray_has_died(lost: RayLost) -> None:
-            if scratch is not None:
-                shutil.rmtree(scratch, ignore_errors=True)
-            leave_without_ray(lost)
+        async with served(config, model, scratch, say) as serving:
+            say(f"scoring {len(serving.eval_questions)} questions")
+            scores, _ = await evaluate(
+                serving.pool,
+                serving.eval_questions,
+                tag="eval",
+                temperature=0.0,
+                seed=config.seed,
+                reward=reward,
+                right_at=right_at(reward, config.reward.right_at),
+                retriever_url=serving.eval_retriever_url,
+            )
+            return scores
 
-        async with (
-            signals.cancelled(say),
-            start_serving(config, model, say, lambda event: None) as serving,
-        ):
-            with ray_watched(ray_has_died):
-                say("starting rollout workers")
-                await serving.pool.start()
-                say(f"scoring {len(serving.eval_questions)} questions")
-                scores, _ = await evaluate(
-                    serving.pool,
-                    serving.eval_questions,
-                    tag="eval",
-                    temperature=0.0,
-                    seed=config.seed,
-                    reward=reward,
-                    right_at=right_at(reward, config.reward.right_at),
-                    retriever_url=serving.eval_retriever_url,
-                )
-                return scores
+    return with_weights(config, checkpoint, say, score)
 
+
+@asynccontextmanager
+async def served(
+    config: Config, model: Path, scratch: Path | None, say: Callable[[str], None]
+) -> AsyncIterator[Serving]:
+    """Everything that sampling needs, its workers started. scratch: a folder to remove where Ray dies, which
+    ends the process. Raises Stopped after a signal."""
+
+    def ray_has_died(lost: RayLost) -> None:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+        leave_without_ray(lost)
+
+    async with (
+        signals.cancelled(say),
+        start_serving(config, model, say, lambda event: None) as serving,
+    ):
+        with ray_watched(ray_has_died):
+            say("starting rollout workers")
+            await serving.pool.start()
+            yield serving
+
+
+def with_weights(
+    config: Config,
+    checkpoint: str | Path | None,
+    say: Callable[[str], None],
+    score: Callable[[Path, Path | None], Coroutine[Any, Any, Scores]],
+) -> Scores:
+    """The result of `score(model, scratch)` on a checkpoint's weights, exported to the folder `scratch`; on
+    model.path without one."""
     if checkpoint is None:
-        return asyncio.run(score(models.resolve(config.model.path)))
+        return asyncio.run(score(models.resolve(config.model.path), None))
     with tempfile.TemporaryDirectory(prefix="unspiral-eval-") as folder:
         with signals.raised():
             found = find(checkpoint, config.run_dir)
@@ -82,4 +108,4 @@ def run_eval(
             for line in differing(found, config):
                 say(line)
             export_checkpoint(found, Path(folder) / "model")
-        return asyncio.run(score(Path(folder) / "model", scratch=Path(folder)))
+        return asyncio.run(score(Path(folder) / "model", Path(folder)))

@@ -8,6 +8,7 @@ EXAMPLES = {
     "train": "unspiral train --config examples/demo.yaml run.name=first",
     "warm-start": "unspiral warm-start --config mine.yaml --out models/taught",
     "eval": "unspiral eval --config mine.yaml --checkpoint latest --limit 50",
+    "eval compare": "unspiral eval compare runs/plain/eval runs/llds/eval",
     "demo": "unspiral demo --steps 4",
     "export": "unspiral export runs/demo-0 model/",
     "doctor": "unspiral doctor --config examples/demo.yaml",

@@ -27,15 +27,16 @@ class Entry:
     """`package.module:name` of its function, or of the Typer app of a group. `load` raises
     ModuleNotFoundError where the module needs a package that is not installed."""
     commands: Mapping[str, Entry] = field(default_factory=dict)
-    """Commands of a group that has no module of its own."""
+    """Commands of a group that has no module of its own; with a target, commands below a command, whose names
+    are never its first argument."""
 
     def load(self, path: str) -> Any:
         """The command of Typer, ready to run. path: all names, such as `serve retriever`."""
-        if self.commands:
-            found = lazy_app(self.commands, self.help, path)
-        else:
+        if self.target:
             module, _, name = self.target.partition(":")
             found = getattr(LazyModule(module), name)
+        else:
+            found = lazy_app(self.commands, self.help, path)
         if isinstance(found, typer.Typer):
             give_examples(found, f"{path} ")
             group = typer.main.get_group(found)
@@ -62,6 +63,11 @@ class LazyCommands(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.entries)
 
+    def below(self, name: str) -> LazyCommands:
+        """The commands below a command, such as `eval compare` below `eval`."""
+        entry = self.entries[name]
+        return LazyCommands(entry.commands if entry.target else {}, f"{self.path} {name}".strip())
+
 
 class LazyGroup(TyperGroup):
     """A group that imports the command that is run, and none for its list of commands."""
@@ -79,7 +85,12 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that is about to run."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, self.commands[name] if name else command, rest
+        if name is None:
+            return name, command, rest
+        below = self.commands.below(name)
+        if rest and rest[0] in below:
+            return f"{name} {rest[0]}", below[rest[0]], rest[1:]
+        return name, self.commands[name], rest
 
 
 def lazy_app(entries: Mapping[str, Entry], help: str, path: str = "") -> typer.Typer:

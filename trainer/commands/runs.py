@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,18 +16,21 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.lazy import LazyModule
 from trainer.commands.options import ConfigFile, Overrides
-from trainer.config.schema import load_config
+from trainer.config.schema import Config, load_config
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
 from trainer.learner.checkpoint import export_checkpoint, find
 from trainer.session.output import last_words, non_blocking
+from trainer.suite.tables import markdown
 
 if TYPE_CHECKING:
     from trainer.commands import evaluate as evaluating
+    from trainer.commands import evaluate_suite as suites
     from trainer.commands import warm_start as warming
     from trainer.lab import show
     from trainer.session import run as running
 else:  # they need torch and Ray
     evaluating = LazyModule("trainer.commands.evaluate")
+    suites = LazyModule("trainer.commands.evaluate_suite")
     show = LazyModule("trainer.lab.show")
     running = LazyModule("trainer.session.run")
     warming = LazyModule("trainer.commands.warm_start")
@@ -85,14 +88,53 @@ def evaluate(
         typer.Option(help="A checkpoint, a run's folder, or latest (of this run). Default: model.path."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Question file. Default: data.eval of the configuration.")
+        Path | None,
+        typer.Option(help="Question file; with --suite a folder. Default: data.eval of the configuration."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Score only the first N questions.")] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the scores. Default: print them.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file for the scores. Default: print them. With --suite a folder; default: the run's."
+        ),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(help="search7: the papers' seven sets, with averages, intervals and kept answers."),
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="With --suite: agent, direct, cot, rag or search-o1.")
+    ] = "agent",
+    split: Annotated[
+        str, typer.Option(help="With --suite: test, dev or train. Default: test, dev where there is none.")
+    ] = "auto",
+    limit_per_source: Annotated[
+        int | None, typer.Option(min=1, help="With --suite: N questions of each set, drawn by seed.")
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option(min=0, help="With --suite: N answers more per question, for sampled mean and pass@k."),
+    ] = 0,
 ) -> None:
     """Score held-out questions by greedy decoding: exact match and F1 for each data source, every row
-    once."""
+    once. `unspiral eval compare A B` compares what --suite has written."""
     settings = load_config(config, overrides or [])
+    if suite is not None:
+        _evaluate_suite(
+            settings,
+            limit,
+            suite=suite,
+            method=method,
+            data=data,
+            split=split,
+            limit_per_source=limit_per_source,
+            samples=samples,
+            checkpoint=checkpoint,
+            out=out,
+        )
+        return
+    if (method, split, limit_per_source, samples) != ("agent", "auto", None, 0):
+        raise UserError("eval: --method, --split, --limit-per-source and --samples go with --suite search7")
     run_eval = evaluating.run_eval
     if out:  # before the scoring, which takes minutes
         try:
@@ -114,6 +156,18 @@ def evaluate(
         )
     else:
         typer.echo(text)
+
+
+def _evaluate_suite(settings: Config, limit: int | None, **asked: Any) -> None:
+    """`eval --suite`: the table on standard output, progress on standard error."""
+    if limit is not None:
+        raise UserError(
+            "eval: --limit takes the first rows of one file; with --suite give --limit-per-source"
+        )
+    options = suites.SuiteOptions(**asked)
+    result = suites.run_suite(settings, options, say=lambda text: typer.echo(text, err=True))
+    typer.echo(markdown(result), nl=False)
+    typer.echo(f"written to {options.folder(settings)}")
 
 
 def demo(

@@ -10,6 +10,7 @@ import typer
 from services.common.errors import UserError
 from trainer.data.convert import convert
 from trainer.data.models import KNOWN, cached, fetch
+from trainer.data.overlap import NEAR, twins
 from trainer.data.questions import validate
 
 data_app = typer.Typer(help="Check and convert question files.", no_args_is_help=True)
@@ -21,9 +22,15 @@ SHOWN_PROBLEMS = 10
 @data_app.command("validate")
 def validate_command(
     path: Annotated[Path, typer.Argument(help="Question file or folder, of any layout in docs/data.md.")],
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Questions that must not stand in PATH, such as the training set's. Lists those that do."
+        ),
+    ] = None,
 ) -> None:
     """Read every row and count the questions of each data source. Malformed rows are listed, and make the
-    exit status 2."""
+    exit status 2; so do questions of --against."""
     report = validate(path)
     _list(report.problems)
     _list(report.emptied)
@@ -41,8 +48,32 @@ def validate_command(
             f"{len(report.emptied):,} rows have a golden answer of which scoring by em, f1 and subem leaves "
             "nothing"
         )
+    same = _list_twins(path, against) if against is not None else 0
     if report.problems:
         raise UserError(f"{path}: {report.total_line}")
+    if same:
+        raise UserError(f"{path}: {same:,} of {report.good:,} questions stand in {against} too")
+
+
+def _list_twins(path: Path, against: Path) -> int:
+    """Print the questions that are in both files, or nearly; how many are the same."""
+    found = twins(path, against)
+    same = [twin for twin in found if twin.similarity == 1]
+    near = [twin for twin in found if twin.similarity < 1]
+    _list([f"same: {twin.question.id}: {twin.question.text}" for twin in same])
+    _list(
+        [
+            f"near ({twin.similarity:.2f}): {twin.question.id}: {twin.question.text} | {twin.other.id}: "
+            f"{twin.other.text}"
+            for twin in near
+        ]
+    )
+    agree = sum(twin.answers_agree for twin in near)
+    typer.echo(
+        f"against {against}: {len(same):,} questions are the same, {len(near):,} are near "
+        f"(at least {NEAR:.0%} of the words; {agree:,} of these with an answer in common)"
+    )
+    return len(same)
 
 
 def _list(lines: list[str]) -> None:

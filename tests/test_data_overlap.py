@@ -1,0 +1,76 @@
+"""Questions that stand in two files."""
+
+import itertools
+import json
+import random
+
+import pytest
+from command_line import run  # noqa: F401
+
+from trainer.data.overlap import NEAR, twins
+from trainer.rewards import normalize
+
+TEN = "one two three four five six seven eight nine ten"
+
+
+def write(file, questions):
+    rows = [
+        {"id": f"{file.stem}{i}", "question": text, "golden_answers": [answer]}
+        for i, (text, answer) in enumerate(questions)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def files(tmp_path):
+    held_out = [
+        ("Who wrote the Iliad?", "Homer"),
+        (TEN, "a"),
+        (TEN.replace("ten", "eleven"), "b"),
+        ("What is the capital of Peru?", "Lima"),
+    ]
+    train = [
+        ("who wrote  iliad", "Homer"),
+        (TEN.replace("one", "zero"), "a"),
+        ("What is the capital of Chad?", "N'Djamena"),
+    ]
+    return write(tmp_path / "test.jsonl", held_out), write(tmp_path / "train.jsonl", train)
+
+
+def test_the_same_question_and_near_ones_are_found_and_questions_of_one_form_are_not(files):
+    found = twins(*files)
+    assert [(t.question.id, t.other.id, t.answers_agree) for t in found] == [
+        ("test0", "train0", True),
+        ("test1", "train1", True),
+    ]
+    assert found[0].similarity == 1 and found[1].similarity == pytest.approx(9 / 11)
+
+
+def test_the_command_lists_them_and_ends_with_2_for_the_same_ones_alone(run, files, tmp_path):
+    status, out, err = run("data", "validate", str(files[0]), "--against", str(files[1]))
+    assert status == 2 and err == f"unspiral: {files[0]}: 1 of 4 questions stand in {files[1]} too\n"
+    assert "same: test0: Who wrote the Iliad?" in out
+    assert "1 questions are the same, 1 are near (at least 80% of the words; 1 of these" in out
+    clean = write(tmp_path / "clean.jsonl", [(TEN.replace("two", "zero"), "x")])
+    status, out, _ = run("data", "validate", str(clean), "--against", str(files[1]))
+    assert status == 0 and "0 questions are the same, 1 are near" in out
+
+
+def test_no_near_pair_is_missed(tmp_path):
+    """Against all pairs, on questions of few words, of which many are near."""
+    rng = random.Random(0)
+    made = [
+        [(" ".join(rng.choices("abcdefghijklm", k=rng.randint(3, 12))), "x") for _ in range(120)]
+        for _ in range(2)
+    ]
+    ours, theirs = (
+        write(tmp_path / name, some) for name, some in zip(("a.jsonl", "b.jsonl"), made, strict=True)
+    )
+    words = [[set(normalize(text).split()) for text, _ in side] for side in made]
+    expected = {
+        f"a{i}"
+        for (i, x), y in itertools.product(enumerate(words[0]), words[1])
+        if len(x & y) / max(1, len(x | y)) >= NEAR
+    }
+    assert {t.question.id for t in twins(ours, theirs)} == expected and len(expected) > 10

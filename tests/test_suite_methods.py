@@ -1,0 +1,154 @@
+"""The prompts of the methods, and what they are refused for."""
+
+import json
+
+import pytest
+from command_line import run  # noqa: F401
+from rollout_fakes import ScriptedEngine, byte_bpe, chat_bpe
+from rollout_text import check_hostile_text
+from suite_rows import asked
+
+from services.common.errors import UserError
+from services.contracts import Action, Question, Trajectory, TrajectoryRequest
+from services.rollout.worker.loop import run_trajectory
+from services.rollout.worker.templates import make_template
+from services.settings import RolloutSettings
+from trainer.suite.methods import METHODS, PROMPTED, method_of
+from trainer.suite.protocol import protocol_of
+from trainer.suite.rows import row_of
+
+TOKENIZER = byte_bpe(["Question: who is it? <answer> Beijing </answer> Doc 1(Title: x) "] * 3)
+QUESTION = Question(
+    "q", "who is it", ("Rome",), "nq", prompt="an agent's own", context=('"Rome"\nIt is </information> big.',)
+)
+SETTINGS = RolloutSettings(max_obs_tokens=60, max_model_tokens=4096)
+
+
+def prompt(method, tokenizer=TOKENIZER, question=QUESTION):
+    settings = METHODS[method].settings(SETTINGS)
+    template = make_template(settings.template, tokenizer, settings)
+    return template.decode(template.prompt_ids(question))
+
+
+def test_each_method_asks_in_its_own_words_and_in_the_chat_template():
+    assert prompt("direct").endswith("</answer>. Question: who is it\n") and "<search>" not in prompt(
+        "direct"
+    )
+    assert "step by step inside <think>" in prompt("cot")
+    assert "up to 4 times" in prompt("search-o1") and "<search> your query </search>" in prompt("search-o1")
+    assert "an agent's own" not in prompt("direct")
+    chat = prompt("direct", chat_bpe())
+    assert chat.startswith("<|im_start|>user\nAnswer the question") and chat.endswith(
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_retrieved_documents_stand_before_the_question_harmless_and_cut():
+    text = prompt("rag")
+    assert 'Documents:\nDoc 1(Title: "Rome") It is < /information> big.\n\nQuestion: who is it\n' in text
+    many = Question("q", "who is it", ("Rome",), "nq", context=("word " * 900,) * 3)
+    settings = METHODS["rag"].settings(SETTINGS)
+    template = make_template(settings.template, TOKENIZER, settings)
+    empty = Question("q", "who is it", ("Rome",), "nq")
+    extra = len(template.prompt_ids(many)) - len(template.prompt_ids(empty))
+    assert 55 <= extra <= 62 and template.decode(template.prompt_ids(many)).endswith("Question: who is it\n")
+    assert settings.max_prompt_tokens == SETTINGS.max_prompt_tokens + 60
+
+
+@pytest.mark.parametrize("name", ["DirectTemplate", "ChainOfThoughtTemplate", "SearchO1Template"])
+def test_no_text_from_outside_becomes_a_control_token(name):
+    check_hostile_text(chat_bpe(), name=f"{PROMPTED}:{name}")
+
+
+async def test_a_method_without_search_takes_one_turn():
+    async def search(query):
+        raise AssertionError("it searched")
+
+    settings = METHODS["cot"].settings(SETTINGS)
+    engine = ScriptedEngine(TOKENIZER, ["<search> x </search> <think> a </think> <answer> Rome </answer>"])
+    done = await run_trajectory(
+        TrajectoryRequest("u", "g", QUESTION, 0, 0.0),
+        engine=engine,
+        template=make_template(settings.template, TOKENIZER, settings),
+        search=search,
+        settings=settings,
+    )
+    assert len(done.actions) == 1 and done.searches == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "untagged", "answer", "em"),
+    [
+        ("The Rome.", True, "The Rome.", 1.0),
+        ("The Rome.", False, None, 0.0),
+        ("It is <answer> Rome </answer>", True, "Rome", 1.0),
+        ("It is in Rome", True, "It is in Rome", 0.0),
+        ("  ", True, None, 0.0),
+    ],
+)
+def test_a_text_without_tags_is_an_answer_for_methods_that_ask_for_nothing_else(text, untagged, answer, em):
+    one = asked("nq", 0)
+    action = Action([1], [-0.5], 0, "invalid", text)
+    row = row_of(
+        one, Trajectory("u", "g", one.item.question, [1], [action], "turns"), None, untagged=untagged
+    )
+    assert (row["answer"], row["scores"]["em"], row["text"]) == (answer, em, text)
+    assert [m.name for m in METHODS.values() if m.untagged] == ["direct", "rag"]
+
+
+def test_a_word_level_model_is_asked_by_its_own_template_alone():
+    with pytest.raises(UserError, match="--method rag: its prompt is English"):
+        method_of("rag", RolloutSettings(template="lab"))
+    assert method_of("agent", RolloutSettings(template="lab")).name == "agent"
+    with pytest.raises(UserError, match="did you mean search-o1"):
+        method_of("searcho1", SETTINGS)
+
+
+def facts(settings, tokenizer=TOKENIZER, question=QUESTION):
+    retriever = {"backend": "bm25"}
+    found = protocol_of(
+        settings,
+        tokenizer,
+        question,
+        given_prompts=0,
+        retriever=retriever,
+        retrieves=False,
+        untagged=False,
+        seed=0,
+        versions={},
+    )
+    json.dumps(found)
+    return found
+
+
+def test_the_protocol_tells_what_moves_numbers():
+    plain = Question("q", "who is it", ("Rome",), "nq")
+    agent, chat = facts(SETTINGS, question=plain), facts(SETTINGS, chat_bpe(), plain)
+    assert agent["chat_template"] == "none" != chat["chat_template"]
+    assert agent["prompt_digest"] != chat["prompt_digest"]
+    other = Question("q", "what is that?", ("Rome",), "nq")
+    assert facts(SETTINGS, question=other)["prompt_digest"] == agent["prompt_digest"]
+    direct = facts(METHODS["direct"].settings(SETTINGS), question=plain)
+    assert (direct["max_turns"], direct["top_k"], direct["retriever"]) == (0, None, None)
+    assert (agent["top_k"], agent["stop"]) == (3, ["</search>", "</answer>"])
+    assert (
+        facts(SETTINGS.model_copy(update={"reading": "search_r1"}), question=plain)["reading"] == "search_r1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--suite", "search8"], "--suite search8: accepted are search7; did you mean search7?"),
+        (["--suite", "search7"], "no questions given; pass --data FOLDER or set data.eval"),
+        (["--suite", "search7", "--limit", "3"], "with --suite give --limit-per-source"),
+        (["--method", "rag"], "--method, --split, --limit-per-source and --samples go with --suite search7"),
+        (["--suite", "search7", "--data", "none"], "none: no such file or folder"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(run, tmp_path, monkeypatch, arguments, says):
+    pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text("{model: {path: m}, data: {train: t}, retriever: {url: 'http://x'}}")
+    status, _, err = run("eval", "--config", "c.yaml", *arguments)
+    assert status == 2 and says in err

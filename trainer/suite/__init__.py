@@ -1,0 +1,1 @@
+"""The papers' tables: seven question sets, methods, averages, answers that are kept, and their comparison."""

@@ -1,0 +1,75 @@
+"""`unspiral eval compare`: evaluations beside each other, on a terminal or as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from services.common.errors import UserError
+from trainer.suite.compare import compare, load
+from trainer.suite.tables import COLUMNS, HEADS
+
+
+def compare_command(
+    results: Annotated[
+        list[Path],
+        typer.Argument(metavar="A B...", help="Folders of `eval --suite`. Each is compared with the first."),
+    ],
+    metric: Annotated[
+        str, typer.Option(help="Score to compare: em, f1, subem, em_strict or em_search_r1.")
+    ] = "em",
+    flips: Annotated[
+        int, typer.Option(min=0, help="Questions of each set to print whose score differs.")
+    ] = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, with all questions whose score differs.")
+    ] = False,
+) -> None:
+    """Compare evaluations question by question: paired differences with intervals, an exact test, and the
+    questions whose score differs."""
+    if len(results) < 2:
+        raise UserError("eval compare: one evaluation given; expected `eval compare A B`")
+    first, *others = map(load, results)
+    found = [compare(first, other, metric) for other in others]
+    if as_json:
+        typer.echo(json.dumps(found, indent=1, ensure_ascii=False))
+        return
+    for one in found:
+        for line in report(one, flips):
+            typer.echo(line)
+
+
+def report(found: dict[str, Any], flips: int) -> list[str]:
+    """The lines of one comparison."""
+    lines = [f"{found['second']} minus {found['first']}, {found['metric']}, {found['n']:,} questions"]
+    lines += [f"warning: {warning}" for warning in found["warnings"]]
+    heads = f"{'':10} {'n':>7} {'first':>7} {'second':>7} {'difference, interval':>24}"
+    lines.append(f"{heads} {'better':>7} {'worse':>6} {'p':>7}")
+    entries = found["sets"] | found["averages"]
+    lines += [_line(HEADS[name], entries[name]) for name in COLUMNS if name in entries]
+    for name in found["sets"]:
+        of_set = [flip for flip in found["flipped"] if flip["set"] == name]
+        if of_set and flips:
+            lines += ["", f"{HEADS[name]}: {len(of_set):,} differ"]
+            lines += [text for flip in of_set[:flips] for text in _flip(flip)]
+            if len(of_set) > flips:
+                lines.append(f"  ... and {len(of_set) - flips:,} more (--flips, --json)")
+    return [*lines, ""]
+
+
+def _line(name: str, entry: dict[str, Any]) -> str:
+    difference = entry["difference"]
+    interval = f"{difference['mean']:+.3f} ({difference['low']:+.3f} to {difference['high']:+.3f})"
+    tested = f" {entry['better']:7} {entry['worse']:6} {entry['p']:7.3g}" if "p" in entry else ""
+    n = f"{entry['n']:,}" if "n" in entry else ""
+    return f"{name:10} {n:>7} {entry['first']:7.3f} {entry['second']:7.3f} {interval:>24}{tested}"
+
+
+def _flip(flip: dict[str, Any]) -> list[str]:
+    better = "+" if flip["scores"][1] > flip["scores"][0] else "-"
+    golden = " | ".join(flip["golden_answers"])
+    answers = " -> ".join("(none)" if answer is None else answer for answer in flip["answers"])
+    return [f"  {better} {flip['key']}: {flip['question']}", f"      {answers}   golden: {golden}"]

@@ -1,0 +1,72 @@
+"""The folder of an evaluation: its plan, its answers, its result and the tables made of it.
+
+plan.json       suite, method, model and protocol; written before the first answer
+answers.jsonl   one row for each question and sample
+result.json     scores, intervals and the plan
+table.md, table.tex
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from services.common.errors import UserError
+from services.common.files import write_atomically, write_json
+from trainer.suite.protocol import differing
+from trainer.suite.result import RESULT_FILE
+from trainer.suite.tables import as_printed, latex, markdown
+
+PLAN_FILE = "plan.json"
+
+
+def begin(folder: Path, plan: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Make the folder, or go on in one of the same plan. Raises UserError where its answers came by another
+    plan, naming the first difference: rows of two protocols must not meet in one table."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder}: is a file; expected a folder for the answers and tables")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"--out {folder}: cannot be made: {e.strerror}") from e
+    file = folder / PLAN_FILE
+    if file.is_file():
+        before = read_json(file)
+        for part in ("suite", "method"):
+            if before.get(part) != plan[part]:
+                raise UserError(_other(folder, f"{part}: {before.get(part)} | {plan[part]}"))
+        for part in ("model", "protocol"):
+            ignored = ("name",) if part == "model" else ("versions", "prompt_example")
+            if changed := differing(before.get(part, {}), plan[part], ignored):
+                raise UserError(_other(folder, changed[0]))
+        for line in differing(before["protocol"].get("versions", {}), plan["protocol"]["versions"]):
+            say(f"another version than that of the answers there: {line}")
+    elif any(folder.glob("answers.jsonl")):
+        raise UserError(
+            f"{folder}: holds answers without {PLAN_FILE}, so their protocol is unknown; give another --out"
+        )
+    write_json(file, plan, indent=1, ensure_ascii=False)
+
+
+def _other(folder: Path, difference: str) -> str:
+    return f"{folder}: its answers came by another plan ({difference}); give another --out"
+
+
+def finish(folder: Path, result: dict[str, Any]) -> None:
+    """Write the result, and its tables."""
+    write_json(folder / RESULT_FILE, result, indent=1, ensure_ascii=False)
+    write_atomically(folder / "table.md", f"{markdown(result)}\n{as_printed()}")
+    write_atomically(folder / "table.tex", latex(result))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Raises UserError."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise UserError(f"{file}: cannot be read: {e}") from e
+    if not isinstance(found, dict):
+        raise UserError(f"{file}: expected an object that `unspiral eval --suite` writes")
+    return found

@@ -1,0 +1,150 @@
+"""Results as Markdown and LaTeX: one line for each result, in the papers' columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from trainer.suite.published import PUBLISHED
+from trainer.suite.rows import METRICS
+from trainer.suite.sets import GENERAL, MULTI_HOP, TITLES
+
+COLUMNS = (*GENERAL, "general", *MULTI_HOP, "multi_hop", "macro", "micro")
+HEADS = TITLES | {"general": "General", "multi_hop": "Multi-hop", "macro": "Average", "micro": "Micro"}
+METRIC_TITLES = {
+    "em": "EM",
+    "f1": "F1",
+    "subem": "Sub-EM",
+    "em_strict": "Strict EM",
+    "em_search_r1": "EM (Search-R1)",
+}
+ABSENT = "-"
+Line = tuple[str, dict[str, dict[str, float]]]
+"""A label, and the estimate of each column."""
+
+
+def lines_of(result: dict[str, Any]) -> list[Line]:
+    """One line for each metric, then the sampled ones."""
+    lines: list[Line] = [
+        (
+            METRIC_TITLES[metric],
+            {name: one[metric] for part in ("sources", "averages") for name, one in result[part].items()},
+        )
+        for metric in METRICS
+    ]
+    for name, part in result.get("sampled", {}).items():
+        if name != "samples":
+            title = "Sampled mean EM" if name == "mean" else f"{name} (EM)"
+            lines.append((title, part["sources"] | part["averages"]))
+    return lines
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table of a result, with intervals, and the lines that say what it is of."""
+    return "\n".join(
+        [f"# {title_of(result)}", "", *_markdown_table(lines_of(result)), "", *notes(result), ""]
+    )
+
+
+def title_of(result: dict[str, Any]) -> str:
+    return f"{result['suite']}, method {result['method']}, {result['model']['name']}"
+
+
+def as_printed() -> str:
+    """The papers' own rows, as Markdown. Averages that a paper does not print are absent."""
+    lines = []
+    for row in PUBLISHED:
+        printed = row.by_set | {"general": row.general, "multi_hop": row.multi_hop, "macro": row.macro}
+        cells = (printed.get(name) for name in COLUMNS)
+        numbers = " | ".join(ABSENT if value is None else _short(value) for value in cells)
+        lines.append(f"| {row.model}, {row.method} ({row.paper}) | {numbers} |")
+    return "\n".join(
+        [
+            "## As papers print it",
+            "",
+            "Exact match from the papers, not measured here; their protocols differ from this one and from "
+            "each other (docs/evaluation.md).",
+            "",
+            *_head(),
+            *lines,
+            "",
+        ]
+    )
+
+
+def _head() -> list[str]:
+    heads = " | ".join(HEADS[name] for name in COLUMNS)
+    return [f"| | {heads} |", f"| --- |{' --- |' * len(COLUMNS)}"]
+
+
+def _markdown_table(lines: Iterable[Line]) -> Iterator[str]:
+    yield from _head()
+    for label, cells in lines:
+        yield f"| {label} | {' | '.join(_cell(cells.get(name)) for name in COLUMNS)} |"
+
+
+def _cell(estimate: dict[str, float] | None) -> str:
+    if estimate is None:
+        return ABSENT
+    return f"{_short(estimate['mean'])} ({_short(estimate['low'])}-{_short(estimate['high'])})"
+
+
+def _short(value: float) -> str:
+    """Three digits without the 0 in front, as the papers print them."""
+    text = f"{value:.3f}"
+    return text[1:] if text.startswith("0.") else text
+
+
+def notes(result: dict[str, Any]) -> Iterator[str]:
+    """What the table is of: rows, subsets, sets that are missing."""
+    level = round(100 * result["interval"]["level"])
+    yield f"- {result['n']:,} questions, greedy; in brackets the {level} % bootstrap interval."
+    described = (
+        f"{TITLES[name]} {one['split']}, {one['subset']} ({one['digest']})"
+        for name, one in result["sets"].items()
+    )
+    yield f"- Rows: {'; '.join(described)}."
+    if result["missing_sets"]:
+        names = ", ".join(TITLES[name] for name in result["missing_sets"])
+        yield f"- No rows of {names}: averages that need them are absent."
+    searches = ", ".join(f"{TITLES[name]} {one['searches']:.2f}" for name, one in result["sources"].items())
+    yield f"- Searches per question: {searches}."
+    if "sampled" in result:
+        yield f"- {result['sampled']['samples']} samples per question at the run's temperature."
+
+
+def latex(result: dict[str, Any]) -> str:
+    """The EM line as a `booktabs` table, intervals as small type below each number."""
+    cells = dict(lines_of(result))[METRIC_TITLES["em"]]
+    label = _escaped(f"{result['model']['name']}, {result['method']}")
+    numbers = " & ".join(_latex_cell(cells.get(name), top=True) for name in COLUMNS)
+    intervals = " & ".join(_latex_cell(cells.get(name), top=False) for name in COLUMNS)
+    heads = " & ".join(_escaped(HEADS[name]) for name in COLUMNS)
+    rows = "; ".join(f"{TITLES[name]} {one['subset']}" for name, one in result["sets"].items())
+    return "\n".join(
+        [
+            f"% {_escaped(title_of(result))}; EM, greedy; rows: {_escaped(rows)}",
+            rf"\begin{{tabular}}{{l{'c' * len(COLUMNS)}}}",
+            r"\toprule",
+            rf"Method & {heads} \\",
+            r"\midrule",
+            rf"{label} & {numbers} \\",
+            rf" & {intervals} \\",
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def _latex_cell(estimate: dict[str, float] | None, *, top: bool) -> str:
+    if estimate is None:
+        return "--" if top else ""
+    if top:
+        return _short(estimate["mean"])
+    return rf"{{\scriptsize {_short(estimate['low'])}--{_short(estimate['high'])}}}"
+
+
+def _escaped(text: str) -> str:
+    named = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(named.get(c, rf"\{c}" if c in "&%$#_{}" else c) for c in text)
