@@ -7,6 +7,7 @@ import asyncio
 import importlib.util
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +18,7 @@ from services.common.extras import not_installed
 from services.common.stacks import answer_stack_requests, task_stacks
 from services.contracts import (
     Observation,
+    Span,
     Trajectory,
     TrajectoryRequest,
     WeightsReceiver,
@@ -30,6 +32,7 @@ from services.rollout.errors import TrajectoryTimeoutError, WorkerUnavailableErr
 from services.rollout.worker.barrier import TurnBarrier
 from services.rollout.worker.loop import Search, prompt_of, run_trajectory
 from services.rollout.worker.templates import Template, make_template
+from services.rollout.worker.timing import TimedSampler, timed_search
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.rollout.worker.watching import Watch, WatchedSampler, watched_search
 from services.settings import RolloutSettings, WeightSyncSettings
@@ -338,13 +341,16 @@ class RolloutWorker:
         self._running += 1
         self._idle.clear()
         limit = self._settings.trajectory_timeout_seconds
+        spans: list[Span] = []
+        began = time.monotonic()
         try:
             async with asyncio.timeout(limit):
+                search = search or self._search(request.retriever_url or self._retriever_url)
                 trajectory = await run_trajectory(
                     request,
-                    engine=engine,
+                    engine=TimedSampler(engine, spans),
                     template=template,
-                    search=search or self._search(request.retriever_url or self._retriever_url),
+                    search=timed_search(search, spans),
                     settings=settings or self._settings,
                     observe=self._observe,
                 )
@@ -358,6 +364,7 @@ class RolloutWorker:
             if not self._running:
                 self._idle.set()
         trajectory.worker = self.id
+        trajectory.spans = [Span("trajectory", began, time.monotonic() - began), *spans]
         return trajectory
 
     def _search(self, url: str) -> Callable[[str], Awaitable[list[Hit]]]:
