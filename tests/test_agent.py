@@ -160,7 +160,7 @@ def test_a_completion_holds_the_answer_the_reasoning_and_each_search(served, sti
     assert still.asked == [("who wrote Hamlet?", 0.5, 70)]
     (choice,) = answer["choices"]
     assert choice["message"]["content"] == "Shakespeare"
-    assert choice["message"]["reasoning_content"] == FIRST + "<think> found </think> "
+    assert choice["message"]["reasoning_content"] == FIRST + "\n<think> found </think> "
     assert choice["message"]["searches"] == [
         {
             "id": "search_1",

@@ -3,6 +3,7 @@ those of training."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -96,3 +97,5 @@ class Agent:
     async def close(self) -> None:
         """End the engine and its processes."""
         await self._worker.close()
+        # vLLM's object is part of a cycle: left to the interpreter's exit, its end fails and says so.
+        gc.collect()

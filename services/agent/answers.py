@@ -107,6 +107,7 @@ class Told:
         elif isinstance(event, Searching | Observed):
             yield from self._reasoning(len(self._text))
             if isinstance(event, Observed):
+                yield {"reasoning_content": "\n"}
                 self._text = ""
                 self._sent = 0
         elif isinstance(event, Found):

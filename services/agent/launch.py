@@ -59,11 +59,12 @@ def serve_forever(
         app = create_app(agent, name, token, limits)
         made.append(app.state.service)
         made[0].on_failure = lambda: app.state.end()
+        made[0].on_ready = lambda: announce(f"{WHAT}: the model is loaded")
         return app, sock
 
     status = run_until_signal(
         assembled,
-        lambda sock: announce(f"{WHAT}: {url_of(host, sock)}/v1 (model {name}; API at /docs)"),
+        lambda sock: announce(f"{WHAT}: {url_of(host, sock)}/v1 (model {name}; API at /docs); loading"),
         _manner(connections),
     )
     if made and made[0].failure is not None:

@@ -81,6 +81,7 @@ class Service:
         self.failure: Exception | None = None
         """Why nothing will be answered any more."""
         self.on_failure: Callable[[], None] = lambda: None
+        self.on_ready: Callable[[], None] = lambda: None
 
     async def load(self) -> None:
         """Start the agent; a failure is kept, and `on_failure` told."""
@@ -90,6 +91,7 @@ class Service:
             self.fail(e)
         else:
             self.ready = True
+            self.on_ready()
 
     def fail(self, error: Exception) -> None:
         """Nothing will be answered any more."""

@@ -23,12 +23,14 @@ COMMANDS = {
     "report": Entry(
         "Write one HTML page with the curves, phases and alarms of runs.", "services.likelihood.cli:report"
     ),
+    "trace": Entry("Write a step's timeline as a Perfetto trace file.", "trainer.commands.look.cli:trace"),
     "status": Entry("Show what the running system is doing.", "services.control.cli:status"),
     "pause": Entry("Begin no further step; the step in hand ends.", "services.control.cli:pause"),
     "resume": Entry("Go on after a pause.", "services.control.cli:resume"),
     "train": Entry("Train a policy. The run's files go to run.dir/run.name.", "trainer.commands.runs:train"),
     "warm-start": Entry("Teach a model the search and answer tags.", "trainer.commands.runs:warm_start"),
     "eval": Entry("Score held-out questions: exact match and F1.", "trainer.commands.runs:evaluate"),
+    "ask": Entry("Ask a trained agent, and watch it search.", "trainer.commands.agent.cli:ask"),
     "demo": Entry("Run the whole system on this machine, with no other input.", "trainer.commands.runs:demo"),
     "export": Entry("Write a checkpoint as a plain Hugging Face folder.", "trainer.commands.runs:export"),
     "doctor": Entry("Check this machine, and say what to do.", "trainer.commands.doctor:doctor"),
@@ -38,6 +40,10 @@ COMMANDS = {
             "retriever": Entry("Serve an index over HTTP.", "retriever_service.cli:serve_retriever"),
             "likelihood": Entry(
                 "Serve a likelihood store, and the live page.", "services.likelihood.cli:serve_likelihood"
+            ),
+            "agent": Entry(
+                "Serve a trained agent as an OpenAI-compatible chat endpoint.",
+                "trainer.commands.agent.cli:serve_agent",
             ),
             "control": Entry(
                 "Serve the control plane of a Ray cluster's run.", "services.control.cli:serve_control"
