@@ -101,7 +101,7 @@ class GoldenAnswer(Record):
 class Scoring(Record):
     """Why a trajectory earned its reward."""
 
-    reward: str | None = Field(None, max_length=200)
+    function: str | None = Field(None, max_length=200)
     """The reward function's name."""
     answer: Text | None = None
     """The answer that was scored; null where the model wrote none."""
