@@ -16,6 +16,8 @@ import numpy as np
 
 from services.worker_state import WorkerState
 
+MAX_DOCUMENT_CHARS = 20_000
+"""Most characters of a document that a trajectory carries along, for people to read."""
 ActionKind = Literal["search", "answer", "invalid"]
 FinishReason = Literal["answer", "turns", "length"]
 Reading = Literal["innermost", "search_r1"]
@@ -78,6 +80,12 @@ class Action:
     """Documents that the search returned, best first; None where none was carried out."""
     thinking: bool = False
     """It began inside a think block that the prompt had opened."""
+    documents: list[str] | None = field(default=None, compare=False)
+    """Texts of those documents as the search returned them, cut at MAX_DOCUMENT_CHARS."""
+    seconds: float | None = field(default=None, compare=False)
+    """Duration of its generation."""
+    search_seconds: float | None = field(default=None, compare=False)
+    """Duration of its search; None where none was carried out."""
 
 
 @dataclass

@@ -156,6 +156,12 @@ class StoreSettings(Settings):
     `likelihood.db` in the run's folder."""
     token_steps: int = Field(8, ge=1)
     """Number of latest steps whose token arrays are kept for the probes."""
+    trajectory_groups: Annotated[int, Field(ge=0)] | Literal["all"] = 4
+    """Number of groups per step whose trajectories are kept token by token, for the page of the step: those
+    that weigh most in an alarm and mixed ones first. "all" keeps every group, 0 none."""
+    trajectory_steps: int = Field(1000, ge=1)
+    """Number of latest steps of which such trajectories are kept, beside the first one and those at which an
+    alarm was raised."""
 
     @field_validator("url")
     @classmethod

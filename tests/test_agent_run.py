@@ -44,9 +44,7 @@ def test_the_spans_of_each_step_add_up(trained, folder):
             assert parts[name].seconds == pytest.approx(step[f"time/{key}"], abs=0.05)
         top = ("wait for rollouts", "advantages", "update", "sync", "score", "record")
         assert sum(parts[name].seconds for name in top) == pytest.approx(whole, rel=0.05, abs=0.05)
-        assert (
-            len(spans.trajectories) == step["rollout/trajectories"] if "rollout/trajectories" in step else 12
-        )
+        assert len(spans.trajectories) == 12
         wait = parts["wait for rollouts"]
         for t in spans.trajectories:
             first, *inner = t.spans

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from services.common.errors import UnspiralError
-from services.contracts import Action, FinishReason, Trajectory, TrajectoryRequest
+from services.contracts import MAX_DOCUMENT_CHARS, Action, FinishReason, Trajectory, TrajectoryRequest
 from services.rollout.errors import NonFiniteLogprobError, PromptTooLongError
 from services.rollout.worker.templates import Template, reading_of
 
@@ -151,8 +151,11 @@ async def _observation(
     if room <= template.min_observation_tokens:
         return None
     action.query = template.parse(_as_read(action)).content
+    began = time.monotonic()
     hits = await search(action.query)
+    action.search_seconds = time.monotonic() - began
     action.document_ids = [hit.id for hit in hits]
+    action.documents = [hit.contents[:MAX_DOCUMENT_CHARS] for hit in hits]
     budget = min(settings.max_obs_tokens, room - 1)
     if observe is None:
         return template.observation_ids(hits, budget)
@@ -179,6 +182,7 @@ async def _act(call: _Call, ids: list[int], budget: int) -> Action:
     template = call.template
     ends = getattr(template, "ends", None) or partial(_holds_any, template.stop)
     opener = THINK if call.thinking else ""
+    began = time.monotonic()
     written: list[int] = []
     logprobs: list[float] = []
     versions: list[int] = []
@@ -204,6 +208,7 @@ async def _act(call: _Call, ids: list[int], budget: int) -> Action:
     written = written[:keep]
     text = template.decode(written[: len(written) - written_eos])
     action = Action(written, logprobs[: len(written)], min(versions), "invalid", text, thinking=call.thinking)
+    action.seconds = time.monotonic() - began
     action.kind = template.parse(_as_read(action)).kind
     return action
 
