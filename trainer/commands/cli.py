@@ -23,6 +23,7 @@ COMMANDS = {
     "report": Entry(
         "Write one HTML page with the curves, phases and alarms of runs.", "services.likelihood.cli:report"
     ),
+    "trajectories": Entry("Look at the trajectories of a run.", "trainer.commands.look.cli:trajectories_app"),
     "trace": Entry("Write a step's timeline as a Perfetto trace file.", "trainer.commands.look.cli:trace"),
     "status": Entry("Show what the running system is doing.", "services.control.cli:status"),
     "pause": Entry("Begin no further step; the step in hand ends.", "services.control.cli:pause"),
