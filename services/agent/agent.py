@@ -3,8 +3,9 @@ those of training."""
 
 from __future__ import annotations
 
-import gc
 import itertools
+import os
+import sys
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -74,6 +75,10 @@ class Agent:
 
     async def start(self) -> None:
         """Load the model; takes seconds to a minute. Raises UserError, EnvironmentLacks."""
+        # Of vLLM's process groups, which ask nobody for a token: on no other network than this machine's.
+        if sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
         await self._worker.start()
 
     async def ask(
@@ -97,5 +102,3 @@ class Agent:
     async def close(self) -> None:
         """End the engine and its processes."""
         await self._worker.close()
-        # vLLM's object is part of a cycle: left to the interpreter's exit, its end fails and says so.
-        gc.collect()

@@ -309,6 +309,8 @@ class VllmEngine:
         if llm is None:
             return
         await asyncio.to_thread(llm.shutdown, 1.0)
+        # Its `__del__` calls it once more, at the interpreter's exit even, where that fails and says so.
+        llm.shutdown = lambda *_: None
         for process in psutil.wait_procs(self._processes, timeout=2)[1]:
             process.kill()
 
