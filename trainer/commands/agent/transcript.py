@@ -119,7 +119,7 @@ class Transcript:
         width = self._console.width if self._console.is_terminal else _WIDTH
         for place, hit in enumerate(found.hits, 1):
             title, text = title_and_text(hit.contents)
-            line = f"  {place}. {title}: {text}" if title else f"  {place}. {text}"
+            line = f"{place}. {title}: {text}" if title else f"{place}. {text}"
             self._line("  " + in_one_line(line, max(20, width - 2)), "magenta")
 
     def _line(self, text: str, style: str) -> None:
