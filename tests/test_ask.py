@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import pty
 import subprocess
 import sys
+import termios
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -125,7 +127,7 @@ def test_a_question_is_answered_on_the_terminal_and_as_json(run, model, search, 
     assert (status, err) == (2, "unspiral: ask: the question is empty\n")
 
 
-def test_on_a_terminal_it_asks_for_question_after_question_in_colours(model, search):
+def test_on_a_terminal_it_asks_for_question_after_question_until_ctrl_c(model, search):
     """By a terminal of the system's own."""
     leader, follower = pty.openpty()
     words = [sys.executable, "-m", "trainer", "ask", "--checkpoint", model, "--retriever", search.url, *SET]
@@ -133,7 +135,14 @@ def test_on_a_terminal_it_asks_for_question_after_question_in_colours(model, sea
     environment = os.environ | {"PYTHONPATH": f"{root}", "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
     environment.pop("NO_COLOR", None)
     process = subprocess.Popen(
-        words, stdin=follower, stdout=follower, stderr=follower, cwd=root, env=environment
+        words,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        cwd=root,
+        env=environment,
+        # The terminal's own, which Ctrl-C reaches.
+        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(follower, termios.TIOCSCTTY, 0)),
     )
     os.close(follower)
     seen = ""
@@ -144,8 +153,10 @@ def test_on_a_terminal_it_asks_for_question_after_question_in_colours(model, sea
             os.write(leader, f"{QUESTION}\n".encode())
             while seen.count("answer: ") < answers:
                 seen += os.read(leader, 4096).decode(errors="replace")
-        os.write(leader, b"\x04")
-        assert process.wait(60) == 0
+        while "\n? " not in seen.rpartition("answer: ")[2]:
+            seen += os.read(leader, 4096).decode(errors="replace")
+        os.write(leader, b"\x03")
+        assert process.wait(60) == 130
     finally:
         process.kill()
         process.wait()

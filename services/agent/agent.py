@@ -3,12 +3,14 @@ those of training."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import sys
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from services.common.errors import EnvironmentLacks
 from services.contracts import Question, Trajectory, TrajectoryRequest
 from services.rollout.worker.watching import Watch, token_texts
 from services.rollout.worker.worker import RolloutWorker
@@ -79,7 +81,14 @@ class Agent:
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
-        await self._worker.start()
+        seconds = self.spec.settings.start_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._worker.start()
+        except TimeoutError as e:
+            raise EnvironmentLacks(
+                f"the engine did not start within rollout.start_timeout_seconds={seconds:g}"
+            ) from e
 
     async def ask(
         self, question: str, watch: Watch, *, temperature: float = 0.0, most_tokens: int | None = None

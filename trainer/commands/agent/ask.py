@@ -73,13 +73,25 @@ async def _questions(question: str | None) -> AsyncIterator[str]:
         return
     on_terminal = sys.stdin.isatty()
     while True:
-        if on_terminal:
-            print(PROMPT, end="", file=sys.stderr, flush=True)
-        line = await asyncio.to_thread(sys.stdin.readline)
+        line = await (_typed_line() if on_terminal else asyncio.to_thread(sys.stdin.readline))
         if not line:
             return
         if line.strip():
             yield line.strip()
+
+
+async def _typed_line() -> str:
+    """A line from the terminal, asked for. No thread waits for it: a thread that reads would hold up the end
+    after Ctrl-C."""
+    print(PROMPT, end="", file=sys.stderr, flush=True)
+    loop = asyncio.get_running_loop()
+    typed = asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), typed.set)
+    try:
+        await typed.wait()
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+    return sys.stdin.readline()
 
 
 async def _show(agent: Agent, question: str, temperature: float, logprobs: bool, console: Console) -> None:
