@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+import heapq
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -78,40 +80,70 @@ def run_find(
     asked."""
     run = Run(given)
     sources = [run.source(step)] if step is not None else run.sources()
-    out = console()
-    found = [t for source in sources for t in run.read(source) if wanted.takes(run, t)]
-    tokens: dict[tuple[str, str], SampledTrajectory] = {}
+    matches = _Matches(run, sources, wanted, with_change=falls)
+    # A long run has gigabytes of them: no more than `limit` are kept.
+    chosen: Iterable[Match] = matches
     if falls:
-        tokens = dict(_sampled(run, found))
-        found = [t for t in found if _fall(tokens, t) is not None]
-        found.sort(key=lambda t: _fall(tokens, t) or 0.0)
-        if not found:
-            raise UserError(
-                f"{run.folder}: its store holds no such trajectory token by token "
-                "(store.trajectory_groups sets how many it keeps)"
-            )
+        chosen = heapq.nsmallest(limit, matches, key=lambda m: m.change)
     elif longest:
-        found.sort(key=lambda t: -len(t.model_text))
-    for t in found[:limit]:
+        chosen = heapq.nlargest(limit, matches, key=lambda m: len(m.trajectory.model_text))
+    out = console()
+    for m in itertools.islice(chosen, limit):
         if as_json:
-            print(t.line)
+            print(m.trajectory.line)
             continue
-        line = head_line(run, t, tokens.get((t.source, t.uid)))
-        if not t.source.startswith(STEP):
-            line = Text.assemble((f"{t.source}: ", "dim"), line)
+        line = head_line(run, m.trajectory, m.tokens)
+        if not m.trajectory.source.startswith(STEP):
+            line = Text.assemble((f"{m.trajectory.source}: ", "dim"), line)
         out.print(line, soft_wrap=True)
+    if falls and not matches.count:
+        raise UserError(
+            f"{run.folder}: its store holds no such trajectory token by token "
+            "(store.trajectory_groups sets how many it keeps)"
+        )
+    if not as_json and not falls and not longest:
+        deque(chosen, maxlen=0)  # counts the rest
     if not as_json:
-        _say_more(out, len(found), limit)
+        _say_more(out, matches.count, limit)
 
 
-def _sampled(run: Run, found: list[StoredTrajectory]) -> Iterator[tuple[tuple[str, str], SampledTrajectory]]:
-    for source in dict.fromkeys(t.source for t in found):
-        yield from (((source, uid), t) for uid, t in run.tokens(source).items())
+@dataclass(frozen=True)
+class Match:
+    """A trajectory that is wanted."""
+
+    trajectory: StoredTrajectory
+    tokens: SampledTrajectory | None = None
+    change: float = 0.0
+    """Of its log-prob by the update, in nats per token, where that is asked for."""
 
 
-def _fall(tokens: dict[tuple[str, str], SampledTrajectory], t: StoredTrajectory) -> float | None:
-    sampled = tokens.get((t.source, t.uid))
-    return None if sampled is None else change_of(sampled)
+class _Matches(Iterator[Match]):
+    """The trajectories that are wanted, one after another, and how many there were. with_change: those alone
+    that the store holds token by token, scored again."""
+
+    def __init__(self, run: Run, sources: list[str], wanted: Wanted, *, with_change: bool) -> None:
+        self.count = 0
+        self._found = self._find(run, sources, wanted, with_change)
+
+    def __next__(self) -> Match:
+        found = next(self._found)
+        self.count += 1
+        return found
+
+    def _find(self, run: Run, sources: list[str], wanted: Wanted, with_change: bool) -> Iterator[Match]:
+        for source in sources:
+            tokens = run.tokens(source) if with_change else {}
+            if with_change and not tokens:
+                continue
+            for t in run.read(source):
+                if not wanted.takes(run, t):
+                    continue
+                sampled = tokens.get(t.uid)
+                change = change_of(sampled) if sampled is not None else None
+                if change is not None:
+                    yield Match(t, sampled, change)
+                elif not with_change:
+                    yield Match(t)
 
 
 def run_diff(given: str, before: str, after: str, *, question: str | None, limit: int) -> None:
