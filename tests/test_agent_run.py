@@ -52,7 +52,7 @@ def test_the_spans_of_each_step_add_up(trained, folder):
             assert wait.began - 0.01 <= first.began and t.received <= wait.began + wait.seconds + 0.01
             assert inner[0].name == "generate" and sum(s.seconds for s in inner) <= first.seconds + 1e-5
     code, out = finish(command("trace", trained, 2, "-o", folder / "t.json"))
-    assert code == 0 and "12 trajectories on 1 workers" in out, out
+    assert code == 0 and "12 trajectories on 1 worker" in out, out
     trace = json.loads((folder / "t.json").read_text())
     complete = check_events(trace)
     assert set(trace["otherData"]["clocks"].values()) == {"as the driver's"}

@@ -192,7 +192,7 @@ def test_a_transcript_shows_notices_restarts_and_no_escape_codes():
     assert "\x1b" not in shown and "[2J hm" in shown
     assert shown.count("Shakespeare") == 2 and "answer: Shakespeare  (0 searches, 2 tokens, 1.00 s)" in shown
     unfinished = Trajectory("u", "u", question, [7], [bad], "turns", seconds=1.0)
-    assert "no answer: no turn is left (0 searches, 1 tokens" in told([Writing(bad.text)], unfinished)
+    assert "no answer: no turn is left (0 searches, 1 token," in told([Writing(bad.text)], unfinished)
 
 
 def test_a_transcript_prints_text_once_whatever_the_pieces():

@@ -80,7 +80,7 @@ def test_show_prints_documents_scores_and_the_tokens_that_fell_most(run, recorde
     status, out, _ = run("trajectories", "show", recorded, "--group", "000002-0000")
     assert status == 0 and "\x1b" not in out  # no terminal, no colours
     first, second = out.split("000002-0000-01")
-    assert "right 1  answer, 1 searches  -0.2" in first and "golden answers: Ines Tobar" in first
+    assert "right 1  answer, 1 search  -0.2" in first and "golden answers: Ines Tobar" in first
     assert SEARCH in first and "<answer> Ines Tobar </answer>" in first
     assert f"1. d7 Arl: {DOCUMENT['text']}" in first
     assert "scored answer: 'ines tobar', which equals 'ines tobar'" in first

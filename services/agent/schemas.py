@@ -66,7 +66,7 @@ class ResponseFormat(Wire):
 
 
 _HAS_TEXT = {"type": "string", "pattern": r"\S"}
-_QUESTION = {
+_QUESTION: dict[str, Any] = {
     "type": "object",
     "required": ["role", "content"],
     "properties": {

@@ -11,7 +11,7 @@ from rich.text import Text
 from services.agent.answers import answer_pair, title_and_text
 from services.contracts import Trajectory
 from services.rollout.worker.watching import Event, Found, Observed, Restarted, Searching, Writing
-from trainer.commands.terminal import harmless, in_one_line
+from trainer.commands.terminal import counted, harmless, in_one_line
 
 STYLES = {"think": "dim", "search": "cyan", "answer": "bold green"}
 _TAG = re.compile(r"<(/?)(think|search|answer)>")
@@ -62,9 +62,9 @@ class Transcript:
         self._text = trajectory.actions[-1].text
         self._end_action()
         pair = answer_pair(trajectory)
-        many = "1 search" if trajectory.searches == 1 else f"{trajectory.searches} searches"
-        written = sum(len(a.token_ids) for a in trajectory.actions)
-        about = f"{many}, {written} tokens, {trajectory.seconds:.2f} s"
+        many = counted(trajectory.searches, "search", "searches")
+        written = counted(sum(len(a.token_ids) for a in trajectory.actions), "token", "tokens")
+        about = f"{many}, {written}, {trajectory.seconds:.2f} s"
         if pair is None:
             why = "no turn is left" if trajectory.finish == "turns" else "no room is left for more tokens"
             self._line(f"no answer: {why} ({about})", "yellow")
@@ -114,7 +114,7 @@ class Transcript:
             self._console.print(Text(harmless(text), style), end="", soft_wrap=True)
 
     def _print_found(self, found: Found) -> None:
-        number = "1 document" if len(found.hits) == 1 else f"{len(found.hits)} documents"
+        number = counted(len(found.hits), "document", "documents")
         self._line(f"  {number} in {found.seconds:.2f} s for {in_one_line(found.query, _WIDTH)!r}", "dim")
         width = self._console.width if self._console.is_terminal else _WIDTH
         for place, hit in enumerate(found.hits, 1):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trainer.commands.lazy import load
+from trainer.commands.terminal import counted
 
 Run = Annotated[str, typer.Argument(help="A run's folder, a file or checkpoint in it, or latest.")]
 
@@ -96,6 +97,7 @@ def trace(
     file, spans = write_trace(run, step, out)
     workers = {t.worker for t in spans.trajectories}
     typer.echo(
-        f"{file}: step {spans.step}, {spans.ended - spans.began:.2f} s, {len(spans.trajectories)} "
-        f"trajectories on {len(workers)} workers"
+        f"{file}: step {spans.step}, {spans.ended - spans.began:.2f} s, "
+        f"{counted(len(spans.trajectories), 'trajectory', 'trajectories')} on "
+        f"{counted(len(workers), 'worker', 'workers')}"
     )

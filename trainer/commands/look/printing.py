@@ -11,7 +11,7 @@ from rich.text import Text
 
 from services.likelihood.microscope.record import Document, SampledTrajectory, Written
 from trainer.commands.look.stored import Run, StoredTrajectory, change_of, changes_of
-from trainer.commands.terminal import harmless, in_one_line
+from trainer.commands.terminal import counted, harmless, in_one_line
 
 FELL = ((-0.5, "bold white on red"), (-0.1, "bold red"), (-0.01, "red"))
 """Styles of a token by the least change of its log-prob, in nats."""
@@ -32,7 +32,7 @@ def head_line(run: Run, t: StoredTrajectory, tokens: SampledTrajectory | None = 
     line = Text.assemble(
         (f"{harmless(t.uid)}  ", "bold"),
         (f"{'right' if right else 'wrong'} {reward}", "green" if right else "red"),
-        f"  {t.finish}, {t.searches} searches",
+        f"  {t.finish}, {counted(t.searches, 'search', 'searches')}",
         "  invalid" if t.invalid else "",
         "" if change is None else f"  {change:+.4f} nats per token",
         "  ",
