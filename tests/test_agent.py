@@ -19,9 +19,9 @@ from services.agent.agent import Agent
 from services.agent.answers import Told
 from services.agent.launch import serve_in_thread
 from services.agent.server import ServiceLimits
-from services.common.errors import EnvironmentLacks
+from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import Question, TrajectoryRequest
-from services.rollout.errors import EngineDeadError, PromptTooLongError
+from services.rollout.errors import EngineDeadError
 from services.rollout.worker.watching import Found, Observed, Searching, Writing, token_texts
 from services.rollout.worker.worker import RolloutWorker
 from tests.agent_world import CHAT, FIRST, NAME, StillAgent, spec_of
@@ -99,7 +99,7 @@ async def test_a_limit_on_tokens_ends_the_trajectory_for_length(model, search):
         assert cut.finish == "length" and len(cut.actions[0].token_ids) == 2
         whole = await agent.ask(QUESTION, lambda event: None, most_tokens=100)
         assert whole.finish == "answer"
-        with pytest.raises(PromptTooLongError, match="max_model_tokens=128"):
+        with pytest.raises(UserError, match="max_model_tokens=128"):
             await agent.ask(QUESTION * 40, lambda event: None)
     finally:
         await agent.close()
