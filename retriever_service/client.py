@@ -17,7 +17,7 @@ import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from retriever_service.answer import Answer, Hit, read_answer
-from retriever_service.errors import RequestRefused, RetrieverUnavailable
+from retriever_service.errors import RetrieverUnavailable
 from services.common.errors import UserError
 
 __all__ = ["MAX_QUERY_CHARS", "Hit", "RetrieverClient", "clean_query"]
@@ -92,7 +92,7 @@ class RetrieverClient:
         text is left out where the query has others; the queries without any are asked again. Whatever a model
         wrote is a query: NUL characters and lone surrogates are replaced, and more than 8192 characters cut
         off.
-        Raises RetrieverUnavailable when no answer came within `timeout_seconds`, RequestRefused when the
+        Raises RetrieverUnavailable when no answer came within `timeout_seconds`, UserError when the
         request itself is wrong.
         """
         if not queries:
@@ -222,7 +222,7 @@ class RetrieverClient:
         except TimeoutError:
             raise _Transient(f"no whole answer within {left:.3g} s") from None
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
-            raise RequestRefused(f"retriever at {self.url}: {type(error).__name__}: {error}") from None
+            raise UserError(f"retriever at {self.url}: {type(error).__name__}: {error}") from None
         except httpx.DecodingError as error:
             raise _Transient(f"{type(error).__name__}: {error}", lacks="no usable answer") from None
         except httpx.TransportError as error:
@@ -230,7 +230,7 @@ class RetrieverClient:
         if answer.status_code in _AGAIN or answer.status_code >= 500:
             raise _Transient(_detail(answer), _retry_after(answer))
         if answer.status_code != 200:
-            raise RequestRefused(f"retriever at {self.url}: {_detail(answer)}")
+            raise UserError(f"retriever at {self.url}: {_detail(answer)}")
         content = answer.content
         charset = answer.charset_encoding
         if len(content) > _ON_THE_LOOP_BYTES:

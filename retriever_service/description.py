@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import orjson
 
 from retriever_service.documents import OFFSETS_FILE, TEXT_FILE
-from retriever_service.errors import IndexInvalid, OtherFormat
+from retriever_service.errors import IndexInvalid
 from retriever_service.indexing.corpus import checksum, corpus_bytes
 from services.common.errors import UserError
 
@@ -112,7 +112,7 @@ def read_info(folder: str | Path) -> IndexInfo:
     try:
         meta = orjson.loads(path.read_bytes())
         if meta.get("format") != FORMAT:
-            raise OtherFormat(
+            raise IndexInvalid(
                 f"index {folder}: format {meta.get('format')}, this version reads {FORMAT}; "
                 "build it again, with --overwrite"
             )

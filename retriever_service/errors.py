@@ -9,16 +9,8 @@ class IndexInvalid(UserError):
     """An index folder that is missing, torn, of another version, or of another corpus than the given one."""
 
 
-class OtherFormat(IndexInvalid):
-    """An index folder in the format of another version."""
-
-
 class RetrieverUnavailable(EnvironmentLacks):
     """The retriever did not answer by the deadline; the message names its address."""
-
-
-class RequestRefused(UserError):
-    """The retriever refused the request itself (4xx): trying again would not help."""
 
 
 class QueueFull(UnspiralError):

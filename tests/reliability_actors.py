@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from services.contracts import WorkerInfo
-from services.rollout.errors import EngineDeadError
+from services.rollout.errors import WorkerLostError
 from services.rollout.worker.worker import RolloutWorker
 
 
@@ -15,7 +15,7 @@ class DeadEngineWorker(RolloutWorker):
 
     def info(self) -> WorkerInfo:
         if (Path(self._model_path) / f"dead-{self.id}").exists():
-            raise EngineDeadError("the engine's process has ended")
+            raise WorkerLostError("the engine's process has ended")
         return super().info()
 
 

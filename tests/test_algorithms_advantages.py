@@ -3,11 +3,13 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.likelihood.metrics.verdicts import Verdict, verdicts
 from trainer.algorithms import (
     answer_beta,
     group_advantages,
@@ -15,6 +17,7 @@ from trainer.algorithms import (
     overlong_penalty,
     zero_variance,
 )
+from trainer.loop.batches import advantages_of
 
 KINDS = ("grpo", "dr_grpo", "rloo")
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -168,3 +171,12 @@ def test_overlong_penalty_falls_in_a_line_over_the_soft_zone():
     assert (overlong_penalty(lengths, max_tokens=100, zone_tokens=0) == 0).all()
     with pytest.raises(ValueError, match=r"zone_tokens must lie in 0..max_tokens=100"):
         overlong_penalty(lengths, max_tokens=100, zone_tokens=101)
+
+
+@each_kind
+def test_a_trajectory_lacks_a_verdict_exactly_where_its_reward_is_not_finite(kind):
+    """The rows that have left the losses (`TrainBatch.valid`) are those that no likelihood metric counts."""
+    rewards = np.array([1, np.nan, 0, np.inf, -np.inf, 1, 1, np.nan, 0.5, np.nan, np.nan, 1e-9])
+    groups = ["a", "a", "a", "b", "b", "c", "c", "d", "e", "f", "f", "f"]
+    known = verdicts(rewards, advantages_of(rewards, groups, kind)) != Verdict.UNKNOWN
+    assert known.tolist() == np.isfinite(rewards).tolist()

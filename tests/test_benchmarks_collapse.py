@@ -129,6 +129,7 @@ def test_the_page_states_the_design_that_the_code_runs():
         assert part in PLAN
 
 
+@pytest.mark.slow
 def test_the_page_states_the_simulated_power():
     assert paragraph(len(contrasts())) in " ".join(PLAN.split())
 

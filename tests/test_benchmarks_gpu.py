@@ -38,6 +38,7 @@ def test_made_up_trajectories_look_like_those_of_search_agents():
     assert all(batch.action_ids[batch.row(b)][0] == -1 for b in range(64))
 
 
+@pytest.mark.slow
 def test_the_learner_benchmark_prints_ratios_of_one_run(capsys):
     parser = argparse.ArgumentParser()
     gpu_learner.arguments(parser)

@@ -14,15 +14,13 @@ from services.common.http.faults import install_faults
 from services.common.lazy import LazyModule
 from services.common.signals import Stopped
 from services.control.records import NoRun
-from services.rollout.errors import EngineDeadError, NonFiniteLogprobError, WorkerLostError
+from services.rollout.errors import NonFiniteLogprobError, WorkerLostError
 from services.weight_sync import WeightSyncError
 from trainer.commands.cli import line_of
-from trainer.learner.group import LearnerError
+from trainer.learner.group import LearnerError, no_room
 
 
-@pytest.mark.parametrize(
-    "kind", [UnspiralError, EngineDeadError, NonFiniteLogprobError, WorkerLostError, RuntimeError]
-)
+@pytest.mark.parametrize("kind", [UnspiralError, NonFiniteLogprobError, WorkerLostError, RuntimeError])
 def test_a_fault_of_ours_keeps_its_traceback(kind):
     assert line_of(kind("the engine returned 5 tokens with 4 log-probs")) is None
 
@@ -35,7 +33,9 @@ def test_a_fault_of_ours_keeps_its_traceback(kind):
         (NoRun("x"), 3),
         (WeightSyncError("x"), 1),
         (LearnerError("x"), 1),
+        (no_room("x"), 3),
         (UnspiralError("x", explained=True), 1),
+        (UnspiralError("x", exit_code=4, explained=True), 4),
     ],
 )
 def test_what_a_line_explains_is_one_line(error, status):

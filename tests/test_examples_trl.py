@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 CHILD = Path(__file__).with_name("trl_child.py")
 
 
+@pytest.mark.slow
 def test_two_processes_of_trl_store_all_their_rows_under_groups_that_they_share(tmp_path):
     with serving(tmp_path) as server:
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

@@ -93,6 +93,7 @@ def test_a_head_of_64_kib_is_refused_by_name_and_a_smaller_one_is_answered(hasty
     assert small.startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.slow
 def test_a_head_that_does_not_come_is_given_up_in_time(hasty):
     began = time.monotonic()
     assert hasty.raw(HEAD).startswith(b"HTTP/1.1 408 ")

@@ -170,12 +170,11 @@ def test_no_module_imports_itself_by_way_of_others():
 
 OURS = ("services", "trainer", "retriever_service")
 BY_NAME = {
-    "trainer/commands/lazy.py",
     "services/common/lazy.py",
     "services/common/user_code.py",
     "services/rollout/engines/vllm_engine.py",
 }
-"""The tables of what is imported when it is used, code of users, and the engine, whose extension of vLLM must
+"""Modules that are imported when they are used, code of users, and the engine, whose extension of vLLM must
 not be imported without it."""
 
 
@@ -195,7 +194,7 @@ def own_imports_in_functions(file):
             yield from (f"{node.lineno}: {name}" for name in names if name.split(".")[0].split()[0] in OURS)
 
 
-def test_no_function_imports_our_own_packages_but_the_table_of_commands():
+def test_no_function_imports_our_own_packages():
     found = {}
     for room in OURS:
         for file in sorted((ROOT / room).rglob("*.py")):

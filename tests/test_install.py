@@ -96,6 +96,7 @@ def pip_would_install(world, command, tmp_path, **more):
     }
 
 
+@pytest.mark.slow
 def test_without_pytorchs_index_the_cpu_stack_cannot_be_resolved(world):
     """Why the command names an index at all."""
     done = call(world, [*PIP, "install", ".[cpu]", "--dry-run", "--ignore-installed"])

@@ -62,6 +62,7 @@ def test_lora_starts_as_the_base_model_and_gives_workers_merged_weights(model):
 
 
 @pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.slow
 def test_lora_exports_merged_and_checkpoints_hold_the_adapters_alone(model, tmp_path, stage):
     rank = start_rank(make_config(model, learner=LORA | {"zero_stage": stage}), model)
     rank.update(make_batch(8), **STEP)
@@ -123,6 +124,7 @@ def test_lora_targets_that_the_model_lacks_are_named(model):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.slow
 def test_an_optimiser_in_host_memory_takes_the_same_steps_and_resumes(model, tmp_path, stage, dtype):
     ranks = []
     for offload in (False, True):
@@ -141,6 +143,7 @@ def test_an_optimiser_in_host_memory_takes_the_same_steps_and_resumes(model, tmp
     assert relative_difference(fresh.master(), ranks[1].master()) < 1e-6
 
 
+@pytest.mark.slow
 def test_compiled_layers_give_the_same_gradient(model):
     batch, gradients = given_old(make_batch(8)), []
     for compiled in (False, True):

@@ -36,6 +36,7 @@ def assert_same_steps(got, expected):
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.slow
 def test_a_resumed_learner_takes_the_very_same_steps(model, tmp_path, stage, dtype):
     config = make_config(
         model,
@@ -80,6 +81,7 @@ def test_a_checkpoint_before_the_first_step_can_be_resumed(model, tmp_path):
     assert_same_steps(update(again, 1), update(rank, 1))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_can_go_on_under_another_zero_stage(model, tmp_path):
     rank = start_rank(make_config(model, learner={"zero_stage": 3}), model)
     update(rank, 1)
@@ -119,6 +121,7 @@ def test_a_checkpoint_of_another_model_is_refused(model, tmp_path):
 
 @pytest.mark.parametrize("stage", [1, 3])
 @pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.slow
 def test_exports_load_in_transformers_with_the_learners_log_probs(tmp_path, tied, stage):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.filterwarnings(
 )  # of torch, at DeepSpeed's collective operations
 STEP = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0}
 PROBE = {"betas": (0.0, 0.999), "grad_clip": 1e9}  # Adam's first moment is then the gradient
-STAGES = pytest.mark.parametrize("stage", [0, 1, 2, 3])
+SHARDED = [pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2, 3)]
+STAGES = pytest.mark.parametrize("stage", [0, *SHARDED])
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,10 @@ def test_scores_are_those_of_transformers_at_the_sampling_temperature(tmp_path, 
 
 @pytest.mark.parametrize(
     ("stage", "loss"),
-    [(0, "grpo"), (2, "grpo"), (3, "grpo"), *((1, loss) for loss in get_args(PolicyLossKind))],
+    [
+        *((0, loss) for loss in get_args(PolicyLossKind)),
+        *(pytest.param(stage, "grpo", marks=pytest.mark.slow) for stage in (1, 2, 3)),
+    ],
 )
 def test_the_gradient_does_not_depend_on_the_microbatch_size(model, stage, loss):
     batch = given_old(make_batch(8))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.http.serving import CannotServe
 from services.contracts import TokenBatch
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.launch import ServeSettings, serve_in_thread
@@ -150,7 +149,7 @@ def test_a_superseded_attempt_in_the_spool_does_not_block_the_new_one(tmp_path):
 
 def test_a_port_in_use_and_a_spool_in_use_are_one_line_errors(tmp_path):
     server = serve_in_thread(ServeSettings(store=str(tmp_path / "l.db"), port=0))
-    with pytest.raises(CannotServe, match="in use") as caught:
+    with pytest.raises(EnvironmentLacks, match="in use") as caught:
         serve_in_thread(ServeSettings(store=str(tmp_path / "m.db"), port=int(server.url.rsplit(":")[-1])))
     assert caught.value.exit_code == 3 and "\n" not in str(caught.value)
     client = LikelihoodClient(server.url, spool_dir=tmp_path / "spool")

@@ -204,7 +204,7 @@ def test_the_names_of_a_run_and_the_trajectories_of_a_step_are_bounded(client, m
     )
     assert (
         answer.status_code == 422
-        and "names of metrics; at most 5000 a run accepted" in answer.json()["detail"]
+        and "names of metrics; at most 5000 per run accepted" in answer.json()["detail"]
     )
     assert client.post("/v1/runs/run/steps", json={"step": 2, "metrics": {"m0.1": 2.0}}).status_code == 200
     monkeypatch.setattr("services.likelihood.store.base.MAX_STEP_TRAJECTORIES", 3)

@@ -76,6 +76,19 @@ def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_pat
     stands.click()
     page.locator("figure.pointed", has_text="Lag probe").wait_for(timeout=4_000)
     assert page.locator("figure.pointed", has_text="Lag probe").count() == 1
+    post(server, "falls", fall[40])
+    row.locator(f"td:text-is('{fall[40]['step']}')").first.wait_for()
+    assert page.locator("figure.pointed").count() == 1  # a redraw leaves the mark where it was
+    page.wait_for_selector("figure.pointed", state="detached", timeout=8_000)
+
+    stands = page.locator("#lanes .lane.rule", has_text="likelihood").locator("button").last
+    stands.hover()
+    page.mouse.down()
+    post(server, "falls", fall[41])
+    row.locator(f"td:text-is('{fall[41]['step']}')").first.wait_for()
+    page.mouse.up()  # the click counts, though the lanes were due to be drawn anew within it
+    page.locator("figure.pointed", has_text="Lag probe").wait_for(timeout=4_000)
+    page.wait_for_selector(f"#lanes button[aria-label*='to {fall[41]['step']}:']")  # and then they are
     assert page.locator("#alarms details[open]", has_text="likelihood").count() >= 1
     assert "not recorded: " in page.locator("#lane-key").inner_text()
     bar = page.locator("#timeline .bar").first.get_attribute("aria-label")

@@ -184,6 +184,17 @@ def test_mismatch_between_sampler_and_learner():
     assert m["kl/sampler"] == pytest.approx(np.exp(0.1) - 1.1, abs=1e-6)
 
 
+def test_the_mismatch_leaves_out_a_row_without_a_reward():
+    trajectories, batch, logp, rewards, advantages = step()
+    there = batch.action_ids >= 0
+    batch = replace(batch, logp_sampler=np.where(there, logp - 0.5, 7.0).astype(np.float32))
+    batch.logp_sampler[batch.row(1)] = -99.0
+    rewards[1], advantages[1] = None, 0.0
+    m = step_metrics(batch, logp, rewards, advantages, trajectories)
+    assert m["mismatch/abs_logp"] == pytest.approx(0.5, abs=1e-5)
+    assert m["kl/sampler"] == pytest.approx(np.exp(0.5) - 1.5, abs=1e-5)
+
+
 def test_a_step_without_trajectories_or_right_ones_gives_no_metric_rather_than_a_wrong_one():
     assert record_metrics([]) == {}
     trajectories, batch, logp, _, _ = step()

@@ -28,7 +28,7 @@ from services.likelihood.records import (
     StepRecord,
     TrajectoryRecord,
 )
-from services.likelihood.store.base import NotStored, Superseded
+from services.likelihood.store.base import NotStored
 from services.likelihood.store.opening import open_store
 from services.likelihood.store.sqlite_store import SQLiteStore
 
@@ -129,9 +129,9 @@ def test_a_higher_attempt_takes_the_place_of_later_steps_everywhere(store):
     assert [t.uid for t in store.trajectories("run", 3)] == ["new"] and store.trajectories("run", 4) == []
     assert store.get_tokens("run", 5) is None and store.load_monitor("run", 99) is None
     assert store.info("run").trajectories == 4 and store.info("run").attempt == 1
-    with pytest.raises(Superseded, match="attempt 1, which began at step 3"):
+    with pytest.raises(UserError, match="attempt 1, which began at step 3"):
         store.put_step("run", record(4))
-    with pytest.raises(Superseded):
+    with pytest.raises(UserError, match="is superseded by attempt"):
         store.put_tokens("run", 3, 0, b"late")
     assert store.put_step("run", record(1, uids=("late",))).stored == 1
 
@@ -148,7 +148,7 @@ def test_steps_of_a_new_attempt_may_arrive_out_of_order(store):
 def test_a_refused_write_changes_nothing(store):
     store.put_step("run", record(5, attempt=2))
     before = store.info("run")
-    with pytest.raises(Superseded):
+    with pytest.raises(UserError, match="is superseded by attempt"):
         store.put_step("run", record(7, attempt=1))
     with pytest.raises(UserError, match="letters"):
         store.put_step("no/slash", record(0))
@@ -236,7 +236,7 @@ def test_any_order_of_posts_leaves_what_a_plain_model_says(store, posts):
     held, began = {}, {}
     for step, attempt, uids in posts:
         if any(a > attempt and first <= step for a, first in began.items()):
-            with pytest.raises(Superseded):
+            with pytest.raises(UserError, match="is superseded by attempt"):
                 store.put_step("run", record(step, attempt, sorted(uids), x=float(attempt)))
             continue
         began[attempt] = min(step, began.get(attempt, step))

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from retriever_service.client import Hit, RetrieverClient
-from retriever_service.errors import RequestRefused, RetrieverUnavailable
+from retriever_service.errors import RetrieverUnavailable
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
 from services.common.errors import UserError
@@ -131,7 +131,7 @@ async def test_a_refused_request_is_an_error_at_once(scripted, status, detail):
     url, answers, seen = scripted
     answers.append((status, {"detail": detail}, {}))
     async with RetrieverClient(url, timeout_seconds=5) as client:
-        with pytest.raises(RequestRefused, match=f"^retriever at {url}: {status} {detail}$"):
+        with pytest.raises(UserError, match=f"^retriever at {url}: {status} {detail}$"):
             await client.retrieve(["q"], 3)
     assert len(seen) == 1
 
@@ -238,7 +238,7 @@ async def test_the_token_is_sent(small_index):
         async with RetrieverClient(guarded.url, token="s3cret") as client:
             assert len(await client.retrieve(["river"], 2)) == 1
         async with RetrieverClient(guarded.url) as client:
-            with pytest.raises(RequestRefused, match="401 a token is needed"):
+            with pytest.raises(UserError, match="401 a token is needed"):
                 await client.retrieve(["river"], 2)
 
 

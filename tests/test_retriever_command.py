@@ -24,8 +24,7 @@ from pydantic import ValidationError
 from retriever_service.__main__ import main
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.settings import ServerSettings
-from services.common.errors import UserError
-from services.common.http.serving import CannotServe
+from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
@@ -142,7 +141,7 @@ def test_a_port_in_use_is_one_line_and_exit_status_3(small_index, command):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(CannotServe, match=f"port {port} of 127.0.0.1 is in use") as error:
+        with pytest.raises(EnvironmentLacks, match=f"port {port} of 127.0.0.1 is in use") as error:
             serve_in_thread(ServerSettings(index=str(small_index), port=port))
         assert error.value.exit_code == 3
         status, _, text = command("serve", "--index", small_index, "--port", port)

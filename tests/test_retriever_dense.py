@@ -272,6 +272,7 @@ def test_the_wrong_encoder_a_missing_one_and_a_wrong_type_are_refused(
     ).search(["Mina Frost"], 1)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_one_line_without_those_of_the_loader(small_index):
     command = [
         sys.executable,

@@ -322,6 +322,7 @@ def test_parquet_gives_the_same_index_and_a_broken_build_of_it_goes_on(tmp_path,
         build_index(path, tmp_path / "j")
 
 
+@pytest.mark.slow
 def test_pruning_changes_no_result_on_skewed_postings(tmp_path):
     """Short and long queries over common and rare words, in several ranges of rows, against adding everything
     up."""

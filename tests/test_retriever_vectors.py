@@ -224,6 +224,7 @@ def killed_and_gone_on_with(tmp_path, where, when, **options):
         ("os:rename", "after"),
     ],
 )
+@pytest.mark.slow
 def test_a_build_killed_in_its_later_stages_goes_on_to_the_same_bytes(tmp_path, small_index, where, when):
     assert killed_and_gone_on_with(tmp_path, where, when) == verify(small_index).files
 
@@ -236,6 +237,7 @@ def test_a_build_killed_in_its_later_stages_goes_on_to_the_same_bytes(tmp_path, 
         ("retriever_service.indexing.build:_put", "after"),
     ],
 )
+@pytest.mark.slow
 def test_an_index_that_is_replaced_is_there_until_another_one_is(tmp_path, small_index, where, when):
     """Killed between the one and the other, and with the same command given again."""
     out = tmp_path / "i"
@@ -251,6 +253,7 @@ def test_an_index_that_is_replaced_is_there_until_another_one_is(tmp_path, small
 
 
 @pytest.mark.parametrize("when", ["after", pytest.param("before", marks=pytest.mark.chaos)])
+@pytest.mark.slow
 def test_so_does_a_build_of_vectors(tmp_path, tiny_encoder, when):
     pytest.importorskip("sentence_transformers")
     options = {"backend": "dense", "model": tiny_encoder, "family": "e5"}

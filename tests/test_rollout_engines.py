@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from services.common.errors import UnspiralError
 from services.rollout.engines.base import GenerateCall
 from services.rollout.engines.transformers_engine import TransformersEngine
-from services.rollout.errors import EngineDeadError, WorkerUnavailableError
+from services.rollout.errors import WorkerLostError, WorkerUnavailableError
 from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.templates import make_template
 from services.rollout.worker.tokenizer import load_tokenizer
@@ -243,8 +243,8 @@ async def test_a_dead_engine_process_is_an_error_at_once(asynchronous):
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     ended = await asyncio.wait_for(asyncio.gather(*running.values(), return_exceptions=True), 30)
-    assert any(isinstance(e, EngineDeadError) for e in ended)
-    with pytest.raises(EngineDeadError):
+    assert any(isinstance(e, WorkerLostError) for e in ended)
+    with pytest.raises(WorkerLostError):
         asynchronous.check()
     await asynchronous.close()
     await asynchronous.close()

@@ -14,7 +14,7 @@ from rollout_fakes import Hit, ScriptedEngine, byte_bpe, request, words
 
 from services.common.errors import UserError
 from services.contracts import Observation, Question
-from services.rollout.errors import NonFiniteLogprobError, PromptTooLongError
+from services.rollout.errors import NonFiniteLogprobError
 from services.rollout.worker.loop import (
     run_trajectory,
     tokens_through_end,
@@ -189,7 +189,7 @@ async def test_seeds_come_from_the_request_only_in_deterministic_mode():
 
 async def test_a_prompt_without_room_is_refused_with_its_lengths():
     template, settings = lab(max_prompt_tokens=3)
-    with pytest.raises(PromptTooLongError, match=r"has 5 tokens; rollout.max_prompt_tokens=3"):
+    with pytest.raises(UserError, match=r"has 5 tokens; rollout.max_prompt_tokens=3"):
         await run(["n1"], template=template, settings=settings)
 
 
@@ -324,7 +324,20 @@ def test_a_template_of_ones_own_is_taken_by_import_path():
         (
             "from services.rollout.worker.templates.base import TagTemplate\n"
             "class T(TagTemplate):\n    head, tail, invalid = '<information>', '</information>', 'no'\n",
-            "lacks prompt_ids; see services.rollout.worker.templates.base.Template",
+            "lacks prompt_ids, documents; see services.rollout.worker.templates.base.Template",
+        ),
+        (
+            "from services.rollout.worker.templates.base import TagTemplate\n"
+            "class T(TagTemplate):\n    head, tail, invalid = '<information>', '</information>', 'no'\n"
+            "    def prompt_ids(self, question):\n        return []\n",
+            "lacks documents; see",
+        ),
+        (
+            "from services.rollout.worker.templates.base import TagTemplate\n"
+            "class T(TagTemplate):\n    head, tail, invalid = '<information>', '</information>', 'no'\n"
+            "    def prompt_ids(self, question):\n        return []\n"
+            "    def observation_ids(self, hits, budget):\n        return self.notice()\n",
+            None,
         ),
         ("from services.rollout.worker.templates.lab import LabTemplate as T\n", None),
     ],

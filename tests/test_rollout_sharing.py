@@ -301,7 +301,7 @@ def test_a_run_in_turns_trains_and_ends_like_any_other(files, tmp_path):
 
 
 def test_two_ranks_on_one_gpu_are_named():
-    from trainer.learner.group import LearnerGroup, LearnerPlacementError
+    from trainer.learner.group import LearnerError, LearnerGroup
     from trainer.learner.results import RankInfo
 
     def at(host, uuid):
@@ -309,7 +309,7 @@ def test_two_ranks_on_one_gpu_are_named():
 
     group = LearnerGroup(parse_config(raw(learner={"ranks": 3})), model_path="m")
     group.where = [at("a", uuid) for uuid in ("GPU-1", "GPU-2", "GPU-1")]
-    with pytest.raises(LearnerPlacementError, match="learner ranks 0 and 2 are both on GPU GPU-1 of a"):
+    with pytest.raises(LearnerError, match="learner ranks 0 and 2 are both on GPU GPU-1 of a"):
         group._check_devices()
     group.where = [at("a", "GPU-1"), at("b", "GPU-1"), at("a", "")]
     group._check_devices()

@@ -20,7 +20,7 @@ from services.weight_sync import (
     GroupBrokenError,
     GroupMismatchError,
     HalfWrittenError,
-    WeightMismatchError,
+    WeightSyncError,
     choose_backend,
 )
 from services.weight_sync import group as group_module
@@ -213,6 +213,7 @@ def test_a_worker_that_fails_to_load_ends_the_group_at_once_and_the_next_sync_wo
     assert good.same(sent)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_in_mid_broadcast_leaves_the_others_half_written_and_no_longer_than_the_timeout():
     sent = Model(1)
     source, offer = source_of(sent, timeout=2)
@@ -300,7 +301,7 @@ def test_weights_of_another_model_or_type_are_refused_by_all_ranks():
     errors = together(
         lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", model, problem)
     )
-    assert [(type(e), str(e)) for e in errors] == [(WeightMismatchError, f"worker w0.1: {problem}")] * 2
+    assert [(type(e), str(e)) for e in errors] == [(WeightSyncError, f"worker w0.1: {problem}")] * 2
     ticket = offer(1, "w0.1").payload
     errors = together(
         lambda: source.send(iter(sent.items())), taking(WeightReceiver(), ticket, "w0.1", model)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from checkpoint_files import fill
 
+from services.common.errors import UnspiralError
 from services.contracts import WeightUpdate
 from services.likelihood.monitor.actions import MonitorAction
 from services.weight_sync.base import WeightSyncError
@@ -17,7 +18,6 @@ from trainer.config.schema import parse_config
 from trainer.learner.checkpoint import drop_after, latest, step_folder, written_aside
 from trainer.loop.driver import Driver
 from trainer.loop.run_folder import RunFolder
-from trainer.loop.system import StoppedByMonitor
 from trainer.session.stopping import StopSignals
 
 
@@ -188,7 +188,7 @@ def test_without_a_checkpoint_from_before_the_fall_the_run_goes_on_and_says_so(t
 def test_stop_saves_a_checkpoint_and_ends_with_4(tmp_path):
     made = system(tmp_path, monitor={"action": "stop"})
     driver = Scripted(made, {5: MonitorAction(5, "stop", False, 1.0, None, "phase collapsed: reward")})
-    with pytest.raises(StoppedByMonitor, match="step 5: phase collapsed") as caught:
+    with pytest.raises(UnspiralError, match="step 5: phase collapsed") as caught:
         asyncio.run(driver.run())
     assert caught.value.exit_code == 4 and latest(made.folder.path) == step_folder(made.folder.path, 5)
 

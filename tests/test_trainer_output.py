@@ -14,7 +14,8 @@ import time
 import pytest
 from rich.console import Console
 
-from trainer.loop.progress import Progress
+from services.likelihood.monitor.alarms import PHASES
+from trainer.loop.progress import PHASE_STYLE, Progress
 from trainer.session.output import NonBlockingStream, complain, non_blocking
 
 PIPE_BYTES = 4096
@@ -138,3 +139,7 @@ def test_what_a_run_says_is_printed_as_it_is_with_its_brackets(terminal):
         progress.say(text)
     printed = re.sub(r"\x1b\[[0-9;]*m", "", progress.console.file.getvalue())
     assert printed.splitlines() == said
+
+
+def test_each_phase_has_a_style_in_the_table_of_steps():
+    assert set(PHASE_STYLE) == set(PHASES)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from trainer.learner.results import RankInfo
-from trainer.loop.performance import of_run, performance, table
+from trainer.loop.performance import of_run, performance, rendered
 
 STEP = {
     "time/step": 10.0,
@@ -112,7 +112,7 @@ def test_the_table_shows_what_is_known(tmp_path):
         "".join(json.dumps(m) + "\n" for m in [SLOW_START, STEP | {"learner/tokens": None}])
     )
     text = io.StringIO()
-    Console(file=text, width=80).print(table(of_run(tmp_path / "metrics.jsonl")))
+    Console(file=text, width=80).print(rendered(of_run(tmp_path / "metrics.jsonl")))
     lines = [line.rsplit(maxsplit=1) for line in text.getvalue().splitlines()[1:]]
     assert {what.strip(): figure for what, figure in lines} == {
         "seconds per step": "10.00",

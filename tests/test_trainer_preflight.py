@@ -12,11 +12,10 @@ import pytest
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import Question
-from services.rollout.errors import PromptTooLongError
 from services.settings import RolloutSettings
 from trainer.commands.cli import main
 from trainer.config.schema import parse_config
-from trainer.session import system
+from trainer.session import startup
 from trainer.session.preflight import check_prompts, check_retrievers
 
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
@@ -40,7 +39,7 @@ def test_a_prompt_that_is_too_long_is_named_with_its_tokens_and_the_key():
     ]
     settings = RolloutSettings(template="lab", max_prompt_tokens=8, max_obs_tokens=16)
     check_prompts("data.train", questions[:1], Words(), settings)
-    with pytest.raises(PromptTooLongError) as e:
+    with pytest.raises(UserError) as e:
         check_prompts("data.train", questions, Words(), settings)
     assert str(e.value).startswith("data.train: question long: its prompt has ")
     assert "rollout.max_prompt_tokens=8" in str(e.value)
@@ -68,7 +67,7 @@ def test_malformed_rows_that_are_left_out_are_counted_aloud(tmp_path):
         }
     )
     said = []
-    assert len(system.questions_of(config, str(file), said.append)) == 1
+    assert len(startup.questions_of(config, str(file), said.append)) == 1
     assert said == [f"{file}: 1 malformed rows left out (data.skip_bad)"]
 
 
@@ -88,12 +87,12 @@ def rooms(monkeypatch, *supplies, address):
         asked.append(1)
         return {"CPU": left.pop(0) if len(left) > 1 else left[0]}
 
-    monkeypatch.setattr(system.ray, "cluster_resources", resources)
-    monkeypatch.setattr(system.placement, "SCHEDULE_SECONDS", 1.2)
-    monkeypatch.setattr(system, "LOCAL_SECONDS", 0.0)
+    monkeypatch.setattr(startup.ray, "cluster_resources", resources)
+    monkeypatch.setattr(startup.placement, "SCHEDULE_SECONDS", 1.2)
+    monkeypatch.setattr(startup, "LOCAL_SECONDS", 0.0)
     monkeypatch.setenv("RAY_ADDRESS", address)
     config = parse_config(BASE | {"retriever": {"url": "http://x"}, "rollout": {"workers": 2}})
-    asyncio.run(system.wait_for_room(config, Ranks()))
+    asyncio.run(startup.wait_for_room(config, Ranks()))
     return len(asked)
 
 
@@ -106,7 +105,7 @@ def test_a_cluster_that_stays_too_small_is_one_line_and_a_local_one_is_not_waite
     monkeypatch, address, seconds
 ):
     said = rf"ask for CPU 3; the cluster has CPU 2, also after {seconds} s"
-    with pytest.raises(system.placement.UnschedulableError, match=said):
+    with pytest.raises(startup.placement.UnschedulableError, match=said):
         rooms(monkeypatch, 2, address=address)
 
 
@@ -115,21 +114,21 @@ def test_a_local_ray_without_room_is_told_before_anything_is_indexed_or_started(
         raise AssertionError("a service was started")
 
     for name in ("connect_ray", "leave_ray", "check_room", "check_prompts", "load_tokenizer"):
-        monkeypatch.setattr(system, name, lambda *arguments, **options: None)
-    monkeypatch.setattr(system, "questions_of", lambda *arguments: [])
-    monkeypatch.setattr(system, "PromptCursor", lambda *arguments: None)
-    monkeypatch.setattr(system, "LearnerGroup", lambda *arguments, **options: Ranks())
-    monkeypatch.setattr(system, "start_services", start)
-    monkeypatch.setattr(system, "LOCAL_SECONDS", 0.0)
-    monkeypatch.setattr(system.ray, "cluster_resources", lambda: {"CPU": 2})
+        monkeypatch.setattr(startup, name, lambda *arguments, **options: None)
+    monkeypatch.setattr(startup, "questions_of", lambda *arguments: [])
+    monkeypatch.setattr(startup, "PromptCursor", lambda *arguments: None)
+    monkeypatch.setattr(startup, "LearnerGroup", lambda *arguments, **options: Ranks())
+    monkeypatch.setattr(startup, "start_services", start)
+    monkeypatch.setattr(startup, "LOCAL_SECONDS", 0.0)
+    monkeypatch.setattr(startup.ray, "cluster_resources", lambda: {"CPU": 2})
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     config = parse_config(BASE | {"retriever": {"url": "http://x"}, "rollout": {"workers": 2}})
 
     async def run():
-        async with system.start_system(config, "m", None, lambda text: None, identity={}):
+        async with startup.start_system(config, "m", None, lambda text: None, identity={}):
             raise AssertionError("it started")
 
-    with pytest.raises(system.placement.UnschedulableError, match="ask for CPU 3; the cluster has CPU 2"):
+    with pytest.raises(startup.placement.UnschedulableError, match="ask for CPU 3; the cluster has CPU 2"):
         asyncio.run(run())
 
 
@@ -159,21 +158,21 @@ def test_records_are_flushed_before_workers_and_retrievers_are_ended(monkeypatch
     async def start_services(config, stack, say, *, records):
         stack.callback(ended.append, "retrievers")
         records.callback(ended.append, "records")
-        return system.Services("http://x", None, SimpleNamespace())
+        return startup.Services("http://x", None, SimpleNamespace())
 
     for name in ("connect_ray", "check_room", "check_prompts", "load_tokenizer"):
-        monkeypatch.setattr(system, name, lambda *arguments, **options: None)
-    monkeypatch.setattr(system, "leave_ray", lambda: ended.append("Ray"))
-    monkeypatch.setattr(system, "questions_of", lambda *arguments: [])
-    monkeypatch.setattr(system, "PromptCursor", lambda *arguments: None)
-    monkeypatch.setattr(system, "LearnerGroup", lambda *arguments, **options: Learner())
-    monkeypatch.setattr(system, "start_services", start_services)
-    monkeypatch.setattr(system, "_pool", lambda *arguments, **options: Pool())
-    monkeypatch.setattr(system.ray, "cluster_resources", lambda: {"CPU": 8})
+        monkeypatch.setattr(startup, name, lambda *arguments, **options: None)
+    monkeypatch.setattr(startup, "leave_ray", lambda: ended.append("Ray"))
+    monkeypatch.setattr(startup, "questions_of", lambda *arguments: [])
+    monkeypatch.setattr(startup, "PromptCursor", lambda *arguments: None)
+    monkeypatch.setattr(startup, "LearnerGroup", lambda *arguments, **options: Learner())
+    monkeypatch.setattr(startup, "start_services", start_services)
+    monkeypatch.setattr(startup, "_pool", lambda *arguments, **options: Pool())
+    monkeypatch.setattr(startup.ray, "cluster_resources", lambda: {"CPU": 8})
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
     async def run():
-        async with system.start_system(
+        async with startup.start_system(
             parse_config(BASE | {"retriever": {"url": "http://x"}}), "m", None, lambda text: None, identity={}
         ):
             assert ended == []
@@ -208,9 +207,9 @@ def services(monkeypatch, tmp_path, log, *, fails=None):
     async def ready(self, *arguments, **options):
         pass
 
-    monkeypatch.setattr(system, "start_retriever", lambda index, *, name, **_: start(name.split("-")[-1]))
-    monkeypatch.setattr(system, "start_likelihood", lambda store, **_: start("likelihood"))
-    monkeypatch.setattr(system.RetrieverClient, "wait_ready", ready)
+    monkeypatch.setattr(startup, "start_retriever", lambda index, *, name, **_: start(name.split("-")[-1]))
+    monkeypatch.setattr(startup, "start_likelihood", lambda store, **_: start("likelihood"))
+    monkeypatch.setattr(startup.RetrieverClient, "wait_ready", ready)
     config = parse_config(
         BASE
         | {
@@ -222,7 +221,7 @@ def services(monkeypatch, tmp_path, log, *, fails=None):
 
     async def run():
         async with AsyncExitStack() as stack, AsyncExitStack() as records:
-            return await system.start_services(config, stack, lambda text: None, records=records)
+            return await startup.start_services(config, stack, lambda text: None, records=records)
 
     return asyncio.run(run())
 
@@ -257,14 +256,14 @@ def test_a_corpus_that_cannot_be_indexed_is_told_before_another_is_indexed(monke
         indexed.append(folder.name)
         raise UserError(f"{corpus}:3: not JSON")
 
-    monkeypatch.setattr(system, "index_corpus", index)
-    monkeypatch.setattr(system.models, "resolve_file", lambda name: name)
+    monkeypatch.setattr(startup, "index_corpus", index)
+    monkeypatch.setattr(startup.models, "resolve_file", lambda name: name)
     run = {"run": {"dir": str(tmp_path), "name": "r"}}
     corpora = {"retriever": {"corpus": "bad"}, "evaluation": {"retriever": {"corpus": "large"}}}
 
     async def start():
         async with AsyncExitStack() as stack:
-            await system.start_services(parse_config(BASE | run | corpora), stack, lambda text: None)
+            await startup.start_services(parse_config(BASE | run | corpora), stack, lambda text: None)
 
     with pytest.raises(UserError, match=r"^bad:3: not JSON$"):
         asyncio.run(start())
@@ -272,7 +271,7 @@ def test_a_corpus_that_cannot_be_indexed_is_told_before_another_is_indexed(monke
 
 
 def test_a_start_that_is_cut_short_waits_a_bounded_time_for_a_service(monkeypatch):
-    monkeypatch.setattr(system, "CANCEL_SECONDS", 0.05)
+    monkeypatch.setattr(startup, "CANCEL_SECONDS", 0.05)
     over = threading.Event()
     log = []
 
@@ -282,7 +281,7 @@ def test_a_start_that_is_cut_short_waits_a_bounded_time_for_a_service(monkeypatc
 
     async def cut(seconds):
         async with AsyncExitStack() as stack:
-            starting = asyncio.create_task(system._started(lambda: start(seconds), stack))
+            starting = asyncio.create_task(startup._started(lambda: start(seconds), stack))
             await asyncio.sleep(0.01)
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -292,7 +291,7 @@ def test_a_start_that_is_cut_short_waits_a_bounded_time_for_a_service(monkeypatc
     asyncio.run(cut(30))
     assert log == []  # it is left behind
     over.clear()
-    monkeypatch.setattr(system, "CANCEL_SECONDS", 30.0)
+    monkeypatch.setattr(startup, "CANCEL_SECONDS", 30.0)
     asyncio.run(cut(0.02))
     assert log == ["slow stopped"]
 
@@ -302,11 +301,11 @@ def test_a_cluster_that_cannot_be_joined_is_one_line_and_signal_handlers_stay(mo
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise ConnectionError("ray client\nconnection timeout")
 
-    monkeypatch.setattr(system.ray, "init", refuse)
+    monkeypatch.setattr(startup.ray, "init", refuse)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(EnvironmentLacks) as e:
-        system.connect_ray(lambda text: None)
+        startup.connect_ray(lambda text: None)
     assert (
         str(e.value) == "RAY_ADDRESS=10.0.0.9:6379: cannot join that cluster: ray client connection timeout"
     )
@@ -321,13 +320,13 @@ def test_a_local_ray_that_is_not_up_in_time_is_one_line_that_says_what_helps(mon
             "the raylet failed to startup."
         )
 
-    monkeypatch.setattr(system.ray, "init", late)
+    monkeypatch.setattr(startup.ray, "init", late)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(
         EnvironmentLacks,
         match=r"^a local Ray did not start \(on a busy machine: .*timed out during startup",
     ) as e:
-        system.connect_ray(lambda text: None)
+        startup.connect_ray(lambda text: None)
     assert e.value.exit_code == 3 and "\n" not in str(e.value)
 
 

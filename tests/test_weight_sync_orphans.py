@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from services.weight_sync import shared_memory
-from services.weight_sync.base import WeightMismatchError, WeightSyncError
+from services.weight_sync.base import WeightSyncError
 
 
 def test_folders_of_dead_processes_alone_are_removed(tmp_path, monkeypatch):
@@ -39,7 +39,7 @@ def test_folders_of_dead_processes_alone_are_removed(tmp_path, monkeypatch):
 
 
 def test_weights_that_do_not_arrive_are_one_line_of_exit_status_1():
-    assert WeightSyncError.exit_code == WeightMismatchError.exit_code == 1
+    assert WeightSyncError.exit_code == 1
 
 
 def test_a_bucket_that_is_no_safetensors_file_leaves_the_worker_its_old_version(tmp_path):

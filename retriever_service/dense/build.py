@@ -1,5 +1,5 @@
-"""Writing FAISS indexes: a flat one straight to disk while passages are encoded, any other type from that,
-and the recall it costs."""
+"""Writes FAISS indexes: a flat one straight to disk while passages are encoded, and any other type from the
+flat one, with the recall that it costs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ _TRAIN_ROWS_PER_LIST = 64
 
 
 def flat_header(dimension: int, vectors: int) -> bytes:
-    """The bytes before the vectors in a FAISS file of type flat, inner product: so it can be written while
-    vectors come in."""
+    """The header of a flat FAISS file with inner product. The vectors follow it as they come in."""
     faiss = import_faiss()
     header = bytearray(faiss.serialize_index(faiss.IndexFlatIP(dimension)).tobytes())
     struct.pack_into("<q", header, 8, vectors)
@@ -57,8 +56,8 @@ def write_dense(
 
 
 def make_type(dimension: int, kind: str, vectors: int):
-    """An empty FAISS index of a type, e.g. Flat, SQfp16, SQ8, `IVF,SQ8` (number of lists from the number of
-    vectors), HNSW32."""
+    """An empty FAISS index of a type such as Flat, SQfp16, SQ8, HNSW32 or `IVF,SQ8`, whose number of lists
+    follows from the number of vectors. Raises UserError for a type that FAISS does not know."""
     faiss = import_faiss()
     lists = max(1, min(int(4 * math.sqrt(vectors)), vectors // 39 or 1))
     spelled = kind.replace("IVF,", f"IVF{lists},")
@@ -70,7 +69,7 @@ def make_type(dimension: int, kind: str, vectors: int):
 
 
 def stored_bytes(dimension: int, kind: str) -> int:
-    """Bytes on disk of one vector in a type; about, for graphs. Raises UserError for a type that FAISS does
+    """Bytes on disk per vector of a type; an estimate for graphs. Raises UserError for a type that FAISS does
     not know."""
     made = make_type(dimension, kind, 100_000)
     faiss = import_faiss()

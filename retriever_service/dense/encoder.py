@@ -149,9 +149,9 @@ def _encoded(model: Any, texts: list[str], batch: int) -> Any:
 
 
 class _Workers:
-    """Batches side by side on a CPU, a core each. Faster than all cores on one batch after the other, and
-    much faster beside other work: threads that share a batch wait for one another a hundred times in it, each
-    time for whichever has no core just then."""
+    """Encodes batches side by side on a CPU, one per core. That is faster than all cores on one batch after
+    the other, and much faster beside other work: threads that share a batch wait for one another about a
+    hundred times per batch, each time for the one that has no core."""
 
     def __init__(self, model: Any, cores: int) -> None:
         import torch

@@ -1,5 +1,5 @@
-"""Models by folder or hub name: a wrong one is one line, not the Hugging Face libraries' own account of
-it."""
+"""Models by folder or hub name. A wrong name gives one line, and not the tracebacks of the Hugging Face
+libraries."""
 
 from __future__ import annotations
 

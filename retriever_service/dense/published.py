@@ -98,8 +98,8 @@ def line_offsets(path: Path) -> array[int]:
 
 
 def _kept(offsets: array[int], place: Path) -> bool:
-    """Write a file that is there whole or not at all; other processes may be at it. False where it can't be
-    written."""
+    """Write a file whole or not at all, though other processes may write it too. Returns False where it
+    cannot be written."""
     try:
         with written_aside(place) as aside, aside.open("wb") as file:
             offsets.tofile(file)

@@ -50,8 +50,8 @@ def faiss_reason(error: RuntimeError) -> str:
 
 
 def set_search_effort(index, nprobe: int | None, ef_search: int | None) -> None:
-    """How many lists (IVF) or how wide a front (HNSW) a search visits; ignored by indexes that have
-    neither."""
+    """Set the number of lists (IVF) or the width of the front (HNSW) that a search visits. Other indexes
+    ignore both."""
     faiss = import_faiss()
     inner = faiss.downcast_index(index)
     if nprobe and isinstance(inner, faiss.IndexIVF):
@@ -109,7 +109,7 @@ class DenseRanker:
         return ranked
 
     def normalise(self, query: str) -> str:
-        """The query itself: some tokenizers see every space."""
+        """The query unchanged, because some tokenizers see every space."""
         return query
 
 

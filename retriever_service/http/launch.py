@@ -59,8 +59,9 @@ def serve_in_thread(
     """Start the server in a thread of this process and return once its index is loaded (`settings.workers` is
     not looked at).
 
-    Raises IndexInvalid for an index that is missing or torn, CannotServe for a port in use or a server that
-    is not ready in time, UserError for a wider host without token. `open_index` is for `create_app`.
+    Raises IndexInvalid for an index that is missing or torn, EnvironmentLacks for a port in use or a
+    server that is not ready in time, UserError for a wider host without token. `open_index` is for
+    `create_app`.
     """
     _check_host(settings)
     app = create_app(settings, open_index)
@@ -81,7 +82,7 @@ def run(settings: ServerSettings, on_start: Callable[[str, str], None] = lambda 
     """Serve in this process, or under it, until SIGINT or SIGTERM, and return the exit status (130, 143).
 
     `on_start` is told the address and what is searched, when it listens. Raises UserError, IndexInvalid
-    and CannotServe before it listens, or later if the index turns out not to open.
+    and EnvironmentLacks before it listens, or later if the index turns out not to open.
     """
     _check_host(settings)
     what = check_settings(settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,16 +51,21 @@ class Passage:
 
 def corpus_files(path: str | Path) -> list[Path]:
     """The files of a corpus. Raises UserError where there is none."""
-    try:
+    with _refused():
         return data_files(Path(path))
-    except ValueError as error:
-        raise UserError(f"corpus {error}") from None
 
 
 def layout(path: Path) -> Layout:
     """The layout of one file of a corpus. Raises UserError."""
-    try:
+    with _refused():
         return layout_of(path)
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Around a question about the files of a corpus: a form that is not read is the user's mistake."""
+    try:
+        yield
     except ValueError as error:
         raise UserError(f"corpus {error}") from None
 

@@ -24,9 +24,18 @@ class UnspiralError(Exception):
     status = 500
     explained = False
 
-    def __init__(self, line: str = "", *, status: int | None = None, explained: bool | None = None) -> None:
+    def __init__(
+        self,
+        line: str = "",
+        *,
+        exit_code: int | None = None,
+        status: int | None = None,
+        explained: bool | None = None,
+    ) -> None:
         super().__init__(line)
         # Set on the instance alone, and only if given: pickling keeps them, and class defaults stay visible.
+        if exit_code is not None:
+            self.exit_code = exit_code
         if status is not None:
             self.status = status
         if explained is not None:

@@ -9,9 +9,9 @@ from contextlib import ExitStack, closing
 
 from fastapi import FastAPI
 
+from services.common.errors import EnvironmentLacks
 from services.common.http.auth import required_token
 from services.common.http.serving import (
-    CannotServe,
     RunningServer,
     bind,
     run_in_thread,
@@ -32,8 +32,8 @@ def serve_in_thread(
     """Serve a run's own control plane. Where the port is taken, by another run mostly, a free one serves, and
     `say` is told.
 
-    id: what the health check gives back. Raises CannotServe for any other fault of the address, UserError
-    for one beyond this machine without UNSPIRAL_API_TOKEN.
+    id: what the health check gives back. Raises EnvironmentLacks for any other fault of the address,
+    UserError for one beyond this machine without UNSPIRAL_API_TOKEN.
     """
     token = required_token(settings.host)
 
@@ -46,7 +46,7 @@ def serve_in_thread(
 def _bind_or_free(settings: ControlSettings, say: Callable[[str], None]) -> socket.socket:
     try:
         return bind(settings.host, settings.port, WHAT)
-    except CannotServe as e:
+    except EnvironmentLacks as e:
         if not isinstance(e.__cause__, OSError) or e.__cause__.errno != errno.EADDRINUSE:
             raise
     sock = bind(settings.host, 0, WHAT)

@@ -51,8 +51,8 @@ class ServeSettings(Settings):
 
 
 def serve_in_thread(settings: ServeSettings) -> RunningServer:
-    """Start the service and return once it answers. Raises CannotServe, TokenRequired, and
-    EnvironmentLacks for a store or a tracker that cannot be used."""
+    """Start the service and return once it answers. Raises UserError where a token is missing,
+    EnvironmentLacks for an address, a store or a tracker that cannot be used."""
     return run_in_thread(
         lambda parts: _assembled(settings, parts), settings.host, WHAT, settings.start_timeout_seconds, MANNER
     )

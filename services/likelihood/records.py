@@ -41,8 +41,8 @@ NUMBERS: dict[str, tuple[type, ...]] = {
     ),
     "reward": (str,),
 }
-"""What is not taken for a number, by key: a reward and a metric may be true or false, and nothing is a
-text."""
+"""Types that are not taken for a number, by key. A reward and a metric may be true or false; text is never a
+number."""
 MAX_KEYS = 64
 """Most keys of one object, beside the metrics: a mistake is kept for each wrong one until all are read."""
 MAX_INTEGER = 2**63 - 1
@@ -79,7 +79,7 @@ def _finite(value: float) -> float:
 
 def _metrics(values: dict[str, float | None]) -> dict[str, float | None]:
     if len(values) > MAX_METRICS:
-        raise ValueError(f"{len(values)} metrics; at most {MAX_METRICS} a step")
+        raise ValueError(f"{len(values)} metrics; at most {MAX_METRICS} per step")
     for name in values:
         if not METRIC_NAME.fullmatch(name):
             raise ValueError(f"metric name {name[:40]!r}: expected 1 to 200 printable characters")
@@ -115,32 +115,37 @@ class ActionRecord(Record):
     """One contiguous run of tokens that the model wrote."""
 
     tokens: int = Field(ge=0, le=MAX_COUNT)
-    """Tokens of the action."""
+    """Number of tokens in the action."""
     logp_before: LogProb
-    """Summed log-prob under the weights before the update, in nats."""
+    """The action's summed log-prob under the weights before the update, in nats."""
     logp_after: LogProb | None = None
-    """The same after the update; null where it was not scored again."""
+    """The action's summed log-prob after the update, in nats. It is null where the action was not scored
+    again."""
     documents: list[str] | None = Field(None, max_length=MAX_DOCUMENTS, fail_fast=True)
-    """Ids of the documents that its search returned, best first; null where it did not search."""
+    """The ids of the documents that its search returned, best first. It is null where the action did not
+    search."""
 
 
 class TrajectoryRecord(Record):
     """One sampled trajectory."""
 
     uid: str = Field(min_length=1, max_length=200)
-    """Unique in the run; the same uid posted twice for a step and attempt is stored once."""
+    """The trajectory's name, unique in the run. The same uid posted twice for a step and attempt is stored
+    once."""
     group: str = Field(min_length=1, max_length=200)
-    """Shared by the samples of one prompt occurrence."""
+    """The name that the samples of one prompt share. A prompt that comes again has another group."""
     reward: Finite | None = Field(
         None, json_schema_extra={"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "null"}]}
     )
-    """Null where it is not known; true and false are 1 and 0. With an advantage of 0 the trajectory is then
-    in no likelihood metric."""
+    """The reward; true and false count as 1 and 0. It is null where it is not known: a trajectory of
+    advantage 0 is then in no likelihood metric."""
     advantage: Finite
+    """The advantage that the losses used."""
     right: StrictBool | None = None
-    """Whether the reward function calls its answer right; null: a reward of at least 1."""
+    """Whether the reward function calls the answer right. Where it is null, a reward of at least 1 is
+    right."""
     tool_rounds: int = Field(0, ge=0, le=MAX_COUNT)
-    """Searches (or other tool calls) that were carried out."""
+    """Number of searches (or other tool calls) that were carried out."""
     actions: list[ActionRecord] = Field(max_length=MAX_ACTIONS, fail_fast=True)
 
 
@@ -150,10 +155,10 @@ class StepRecord(Record):
 
     step: int = Field(ge=0, le=MAX_STEP)
     attempt: int = Field(0, ge=0, le=MAX_COUNT)
-    """0, and one more each time the run is resumed: it supersedes all steps of lower attempts from its own
-    first step on."""
+    """0 at first, and one more each time the run is resumed. An attempt supersedes all steps of lower
+    attempts from its own first step on."""
     policy_version: int | None = Field(None, ge=0, le=MAX_COUNT)
-    """Version of the weights that the step started from."""
+    """The version of the weights that the step started from."""
     metrics: Annotated[dict[str, float | None], AfterValidator(_metrics)] = Field(
         default_factory=dict,
         json_schema_extra={
@@ -162,7 +167,7 @@ class StepRecord(Record):
             "additionalProperties": {"type": ["number", "boolean", "null"]},
         },
     )
-    """By name. A value that is not finite is stored as null."""
+    """The metrics by name. A value that is not finite is stored as null."""
     trajectories: list[TrajectoryRecord] = Field(
         default_factory=list, max_length=MAX_TRAJECTORIES, fail_fast=True
     )
@@ -176,7 +181,7 @@ class EventRecord(Record):
     text: str = Field(max_length=2000)
     """One line for people."""
     data: Annotated[dict[str, Any], AfterValidator(_json_data)] = Field(default_factory=dict)
-    """Whatever belongs to it; integers of 64 bits at most."""
+    """Further facts about the event. Integers have at most 64 bits."""
 
 
 class StepReceipt(Record):
@@ -186,9 +191,9 @@ class StepReceipt(Record):
     step: int
     attempt: int
     stored: int
-    """Trajectories that were new."""
+    """Number of trajectories that were new."""
     superseded: int = 0
-    """Stored steps of lower attempts that this post replaced."""
+    """Number of stored steps of lower attempts that this post replaced."""
 
 
 class RunInfo(Record):
@@ -200,7 +205,7 @@ class RunInfo(Record):
     updated: float
     """Unix seconds of the latest post."""
     attempt: int
-    """Highest attempt."""
+    """The highest attempt that posted a step."""
     first_step: int | None
     last_step: int | None
     steps: int
@@ -245,7 +250,7 @@ def _check_shape(raw: Any) -> None:
     metrics = raw.get("metrics")
     if isinstance(metrics, dict):
         if len(metrics) > MAX_METRICS:
-            raise UserError(f"metrics: {len(metrics)} given; at most {MAX_METRICS} a step accepted")
+            raise UserError(f"metrics: {len(metrics)} given; at most {MAX_METRICS} per step accepted")
         for name, value in metrics.items():
             if isinstance(value, str):
                 raise UserError(f"metrics.{name[:40]}: expected a number or null (got {value[:60]!r})")

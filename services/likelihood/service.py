@@ -176,7 +176,7 @@ class LikelihoodService:
                 known = set()
         names = known | record.metrics.keys()
         if len(names) > MAX_NAMES and len(names) > len(known):
-            raise UserError(f"run {run}: {len(names)} names of metrics; at most {MAX_NAMES} a run accepted")
+            raise UserError(f"run {run}: {len(names)} names of metrics; at most {MAX_NAMES} per run accepted")
         return names
 
     # ---- the monitor

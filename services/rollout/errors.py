@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.common.errors import EnvironmentLacks, UnspiralError, UserError
+from services.common.errors import EnvironmentLacks, UnspiralError
 
 
 class NoWorkersError(EnvironmentLacks):
@@ -14,24 +14,12 @@ class UnschedulableError(EnvironmentLacks):
 
 
 class WorkerLostError(UnspiralError):
-    """A worker has died, hangs, or its engine is dead."""
+    """A worker has died, hangs, or its engine is dead; it must be replaced."""
 
 
 class WorkerUnavailableError(UnspiralError):
     """This worker runs no trajectory now, or gave one up; another worker may run it."""
 
 
-class TrajectoryTimeoutError(UnspiralError):
-    """A trajectory ran past `rollout.trajectory_timeout_seconds`."""
-
-
-class EngineDeadError(UnspiralError):
-    """The engine can serve no more; its worker must be replaced."""
-
-
 class NonFiniteLogprobError(UnspiralError):
     """The sampler reported a log-prob that is not finite: the trajectory must not be trained on."""
-
-
-class PromptTooLongError(UserError):
-    """The question's prompt leaves no room to write."""

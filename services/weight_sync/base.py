@@ -25,14 +25,10 @@ ENVIRONMENT_PREFIXES = ("NCCL_", "GLOO_")
 
 
 class WeightSyncError(UnspiralError):
-    """Weights did not reach a worker, which holds its old version, whole."""
+    """Weights did not reach a worker, which holds its old version, whole. Raised as it is, they are not those
+    of this model: the message names the first that differ."""
 
     explained = True
-
-
-class WeightMismatchError(WeightSyncError):
-    """The weights sent are not those of this model; the message names the first that differ. The engine was
-    not touched."""
 
 
 class WeightsGoneError(WeightSyncError):
@@ -92,8 +88,8 @@ class Receiver(Protocol):
     """The worker's side of a Publisher."""
 
     def receive(self, update: WeightUpdate) -> Path:
-        """Take delivery, check it, and return a folder of safetensors files. Raises WeightMismatchError,
-        WeightSyncError."""
+        """Take delivery, check it, and return a folder of safetensors files. Raises WeightSyncError,
+        WeightsGoneError."""
         ...
 
     def release(self, folder: Path) -> None:

@@ -22,7 +22,6 @@ from services.weight_sync.base import (
     GroupBrokenError,
     GroupMismatchError,
     HalfWrittenError,
-    WeightMismatchError,
     WeightSyncError,
 )
 from services.weight_sync.group import Group, Ticket, host_store
@@ -179,7 +178,7 @@ class WeightReceiver:
         """Take a version. load: whole weights by their Hugging Face names; load_raw: the engine's own
         parameters, which are `own`.
 
-        Raises WeightMismatchError, GroupMismatchError, GroupBrokenError (the model was not touched),
+        Raises WeightSyncError, GroupMismatchError, GroupBrokenError (the model was not touched),
         HalfWrittenError, what `load` raises.
         """
         group = self._group
@@ -308,9 +307,7 @@ def listed(tensors: Iterable[tuple[str, Tensor]]) -> list[Weight]:
 
 LEND_POLL_SECONDS = 0.05
 """Time between two looks at whether a loan of weights is over."""
-_ERRORS = {
-    e.__name__: e for e in (WeightMismatchError, GroupMismatchError, GroupBrokenError, HalfWrittenError)
-}
+_ERRORS = {e.__name__: e for e in (WeightSyncError, GroupMismatchError, GroupBrokenError, HalfWrittenError)}
 
 
 class Outcome(TypedDict, total=False):

@@ -31,7 +31,7 @@ from services.weight_sync.base import (
     ENVIRONMENT_PREFIXES,
     GroupBrokenError,
     GroupMismatchError,
-    WeightMismatchError,
+    WeightSyncError,
 )
 from services.weight_sync.gloo import GlooCommunicator
 from services.weight_sync.layout import Layout, Weight
@@ -136,11 +136,11 @@ def facts_of(
 
 
 def check_facts(names: Sequence[str], facts: Sequence[dict[str, Any]]) -> None:
-    """Raises WeightMismatchError, GroupMismatchError with the first difference between ranks; the same error
+    """Raises WeightSyncError, GroupMismatchError with the first difference between ranks; the same error
     on all ranks."""
     for name, its in zip(names, facts, strict=True):
         if its["problem"]:
-            raise WeightMismatchError(f"{name}: {its['problem']}")
+            raise WeightSyncError(f"{name}: {its['problem']}")
     first = facts[0]
     for name, its in zip(names[1:], facts[1:], strict=True):
         for variable in sorted(first["environment"].keys() | its["environment"].keys()):
@@ -156,7 +156,7 @@ def check_facts(names: Sequence[str], facts: Sequence[dict[str, Any]]) -> None:
                 f"NCCL is {its.get('nccl')} on {name} and {first.get('nccl')} on {names[0]}"
             )
         if first["weights"] != its["weights"]:
-            raise WeightMismatchError(f"the weights of {name} are not laid out as those of {names[0]}")
+            raise WeightSyncError(f"the weights of {name} are not laid out as those of {names[0]}")
     devices: dict[str, str] = {}
     for name, its in zip(names, facts, strict=True):
         if (device := its.get("device")) and (other := devices.setdefault(device, name)) != name:
@@ -196,7 +196,7 @@ class Group:
 
     def join(self, problem: str | None = None) -> None:
         """Meet the others, compare, connect. problem: why this rank can't take part. Raises GroupBrokenError,
-        GroupMismatchError, WeightMismatchError."""
+        GroupMismatchError, WeightSyncError."""
         from torch.distributed import PrefixStore
 
         backend = self._ticket.backend
@@ -277,7 +277,7 @@ class Group:
         try:
             yield
         except BaseException as e:
-            of_all = isinstance(e, GroupBrokenError | GroupMismatchError | WeightMismatchError)
+            of_all = isinstance(e, WeightSyncError)
             self.leave(str(e) if of_all else f"{self.names[self.rank]}: {type(e).__name__}: {e}")
             raise
         finally:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from services.contracts import WeightUpdate
-from services.weight_sync.base import WeightMismatchError, WeightsGoneError, WeightSyncError
+from services.weight_sync.base import WeightsGoneError, WeightSyncError
 from services.weight_sync.manifest import model_shapes, shape_problem
 
 if TYPE_CHECKING:
@@ -208,14 +208,14 @@ class SharedMemoryReceiver:
 
     def receive(self, update: WeightUpdate) -> Path:
         if update.backend != BACKEND:
-            raise WeightMismatchError(
+            raise WeightSyncError(
                 f"weights of version {update.version} came by {update.backend}; this worker takes {BACKEND}"
             )
         if self._shapes is None:
             self._shapes = model_shapes(self._model_path)
         sent = {name: shape for bucket in update.payload for name, _, shape in bucket.tensors}
         if problem := shape_problem(sent, *self._shapes, update.version):
-            raise WeightMismatchError(problem)
+            raise WeightSyncError(problem)
         deadline = time.monotonic() + self._timeout_seconds
         place = _place(update.nbytes)
         try:
@@ -323,7 +323,7 @@ def _write(bucket: Bucket, path: Path, version: int, deadline: float) -> None:
         ) from e
     for name, dtype, shape in bucket.tensors:
         if held.get(name) != tuple(shape):
-            raise WeightMismatchError(
+            raise WeightSyncError(
                 f"weights of version {version}: {name} ({dtype}) was announced as {list(shape)}, "
                 f"sent as {held.get(name)}"
             )

@@ -19,7 +19,7 @@ from trainer.loop.held_out import evaluate
 from trainer.rewards import make_reward, right_at
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resume_rules import differing
-from trainer.session.system import start_serving
+from trainer.session.startup import start_serving
 
 
 def run_eval(

@@ -1,13 +1,11 @@
 """Commands that are imported when they are called.
 
 `unspiral --help` then lists all of them in a fraction of a second, and a plain install, without torch and
-Ray, shows every help page and runs the commands that need neither. This is the one place that imports our own
-packages inside a function.
+Ray, shows every help page and runs the commands that need neither.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,14 +13,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from services.common.lazy import LazyModule
 from trainer.commands.examples import example_of, give_examples
-
-
-def load(target: str) -> Any:
-    """The object at `package.module:name`. Raises ModuleNotFoundError where its module needs a package that
-    is not installed."""
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 @dataclass(frozen=True)
@@ -32,13 +24,18 @@ class Entry:
     help: str
     """Its help text, as the list of commands shows it."""
     target: str = ""
-    """`package.module:name` of its function, or of the Typer app of a group."""
+    """`package.module:name` of its function, or of the Typer app of a group. `load` raises
+    ModuleNotFoundError where the module needs a package that is not installed."""
     commands: Mapping[str, Entry] = field(default_factory=dict)
     """Commands of a group that has no module of its own."""
 
     def load(self, path: str) -> Any:
         """The command of Typer, ready to run. path: all names, such as `serve retriever`."""
-        found = lazy_app(self.commands, self.help, path) if self.commands else load(self.target)
+        if self.commands:
+            found = lazy_app(self.commands, self.help, path)
+        else:
+            module, _, name = self.target.partition(":")
+            found = getattr(LazyModule(module), name)
         if isinstance(found, typer.Typer):
             give_examples(found, f"{path} ")
             group = typer.main.get_group(found)

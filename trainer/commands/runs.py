@@ -7,19 +7,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from services.common.errors import UserError
 from services.common.files import write_atomically
-from trainer.commands.lazy import load
+from services.common.lazy import LazyModule
 from trainer.commands.options import ConfigFile, Overrides
 from trainer.config.schema import load_config
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
 from trainer.learner.checkpoint import export_checkpoint, find
 from trainer.session.output import last_words, non_blocking
+
+if TYPE_CHECKING:
+    from trainer.commands import evaluate as evaluating
+    from trainer.commands import warm_start as warming
+    from trainer.lab import show
+    from trainer.session import run as running
+else:  # they need torch and Ray
+    evaluating = LazyModule("trainer.commands.evaluate")
+    show = LazyModule("trainer.lab.show")
+    running = LazyModule("trainer.session.run")
+    warming = LazyModule("trainer.commands.warm_start")
 
 
 def train(
@@ -35,8 +46,7 @@ def train(
 ) -> None:
     """Train a policy. The run's files go to run.dir/run.name."""
     settings = load_config(config, overrides or [])
-    run = load("trainer.session.run:train")
-    summary = run(settings, resume=resume, allow_changed=allow_changed or [])
+    summary = running.train(settings, resume=resume, allow_changed=allow_changed or [])
     last_words(f"{json.dumps(summary)}\nreport: {(settings.run_dir / 'report.html').resolve()}")
 
 
@@ -54,8 +64,7 @@ def warm_start(
     """Teach a model the search and answer tags, on demonstrations composed with the retriever. Then train
     from --out."""
     settings = load_config(config, overrides or [])
-    run = load("trainer.commands.warm_start:run_warm_start")
-    done = run(
+    done = warming.run_warm_start(
         settings,
         out,
         questions=questions,
@@ -84,7 +93,7 @@ def evaluate(
     """Score held-out questions by greedy decoding: exact match and F1 for each data source, every row
     once."""
     settings = load_config(config, overrides or [])
-    run_eval = load("trainer.commands.evaluate:run_eval")
+    run_eval = evaluating.run_eval
     if out:  # before the scoring, which takes minutes
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -131,11 +140,11 @@ def demo(
     console = Console()
     with non_blocking(console):
         if collapse:
-            run_collapse = load("trainer.lab.show:run_collapse")
-            run_collapse(folder, list(range(seed, seed + seeds)), steps=steps, fresh=fresh, console=console)
+            show.run_collapse(
+                folder, list(range(seed, seed + seeds)), steps=steps, fresh=fresh, console=console
+            )
         else:
-            run_demo = load("trainer.lab.show:run_demo")
-            run_demo(folder, seed, steps=steps, fresh=fresh, console=console)
+            show.run_demo(folder, seed, steps=steps, fresh=fresh, console=console)
 
 
 def export(

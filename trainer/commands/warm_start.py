@@ -46,7 +46,7 @@ from trainer.learner.group import LearnerGroup
 from trainer.rewards import normalize
 from trainer.session.preflight import check_prompts, check_retrievers
 from trainer.session.ray_watch import leave_without_ray, ray_watched
-from trainer.session.system import connect_ray, leave_ray, retriever_address
+from trainer.session.startup import connect_ray, leave_ray, retriever_address
 
 Search = Callable[[str], Awaitable[list[Hit]]]
 SEARCHES_AT_ONCE = 32

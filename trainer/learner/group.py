@@ -11,7 +11,6 @@ Each call goes to all ranks at once. The first rank that fails fails the call, w
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import time
 from pathlib import Path
@@ -23,7 +22,6 @@ from ray.exceptions import RayError, RayTaskError
 
 from services.common.errors import EnvironmentLacks, UnspiralError, explains
 from services.contracts import TokenBatch, TrainBatch, WeightsReceiver, WeightUpdate
-from services.likelihood.metrics.step_metrics import sampler_mismatch
 from services.rollout.pool.placement import SHARED
 from services.weight_sync.base import ENVIRONMENT_PREFIXES
 from trainer.config.schema import Config
@@ -46,11 +44,9 @@ class LearnerError(UnspiralError):
     explained = True
 
 
-class LearnerPlacementError(LearnerError, EnvironmentLacks):
-    """The cluster has no room for the ranks."""
-
-    exit_code = EnvironmentLacks.exit_code
-    status = EnvironmentLacks.status
+def no_room(line: str) -> LearnerError:
+    """The cluster has no room for the ranks: of the exit and HTTP status of EnvironmentLacks."""
+    return LearnerError(line, exit_code=EnvironmentLacks.exit_code, status=EnvironmentLacks.status)
 
 
 class LearnerGroup:
@@ -81,8 +77,8 @@ class LearnerGroup:
         self._handles: list[RankHandle] = []
 
     def start(self) -> None:
-        """Place the ranks, load the model, join them. Raises LearnerError (LearnerPlacementError without room
-        for them), or what a rank raised for a mistake of the user's (UserError of
+        """Place the ranks, load the model, join them. Raises LearnerError (of exit status 3 without room for
+        them), or what a rank raised for a mistake of the user's (UserError of
         `trainer.learner.model_folder`)."""
         limit = self.config.learner.start_timeout_seconds
         deadline = time.monotonic() + limit
@@ -113,13 +109,13 @@ class LearnerGroup:
             raise
 
     def _check_devices(self) -> None:
-        """Raises LearnerPlacementError where two ranks are on one GPU, which NCCL refuses with a message that
+        """Raises LearnerError where two ranks are on one GPU, which NCCL refuses with a message that
         does not say so."""
         seen: dict[tuple[str, str], int] = {}
         for rank, where in enumerate(self.where):
             uuid = where.device_uuid
             if uuid and (other := seen.setdefault((where.host, uuid), rank)) != rank:
-                raise LearnerPlacementError(
+                raise no_room(
                     f"learner ranks {other} and {rank} are both on GPU {uuid} of {where.host}; unset "
                     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES, so that Ray gives each process its own"
                 )
@@ -241,7 +237,7 @@ class LearnerGroup:
     def _late(self, waiting: list[Pending[T]], limit: float, demand: dict[str, float] | None) -> NoReturn:
         ranks = ", ".join(str(p.rank) for p in waiting)
         if demand and (lacking := self._lacking(demand)):
-            raise LearnerPlacementError(
+            raise no_room(
                 f"learner rank {ranks} of {self.ranks} found no place within {limit:g} s: {lacking}"
             )
         raise LearnerError(
@@ -263,7 +259,7 @@ class LearnerGroup:
             raise LearnerError(f"{name} died ({pending.doing}): {type(e).__name__}: {line}") from e
 
     def demand(self) -> dict[str, float]:
-        """Resources that one rank asks of the cluster. Raises LearnerPlacementError where the cluster can
+        """Resources that one rank asks of the cluster. Raises LearnerError where the cluster can
         never hold all ranks."""
         have = ray.cluster_resources()
         demand = {"CPU": 1.0}
@@ -273,7 +269,7 @@ class LearnerGroup:
         if lacking := [k for k, v in demand.items() if v * self.ranks > have.get(k, 0.0)]:
             asked = ", ".join(f"{v * self.ranks:g} {k}" for k, v in demand.items())
             there = ", ".join(f"{have.get(k, 0.0):g} {k}" for k in demand)
-            raise LearnerPlacementError(
+            raise no_room(
                 f"learner.ranks={self.ranks} asks for {asked}; the cluster has {there} "
                 f"(too little {lacking[0]})"
             )
@@ -322,11 +318,9 @@ def gathered(batch: TokenBatch, ranks: list[RankScores]) -> Scores:
 
 
 def batch_metrics(batch: TrainBatch, old: Scores) -> dict[str, float]:
-    """Entropy, and the mismatch of sampler and learner, over the action tokens of valid trajectories. old:
-    under the weights before the update."""
+    """Mean entropy over the action tokens of valid trajectories, in nats. old: under the weights before the
+    update."""
     mask = (batch.action_ids >= 0) & np.repeat(batch.valid.astype(bool), np.diff(batch.offsets))
     if not mask.any():
         return {}
-    counted = dataclasses.replace(batch, action_ids=np.where(mask, batch.action_ids, -1))
-    entropy = float(old.entropy[mask].mean(dtype=np.float64))
-    return {"entropy": entropy, **sampler_mismatch(counted, old.logp)}
+    return {"entropy": float(old.entropy[mask].mean(dtype=np.float64))}

@@ -85,7 +85,7 @@ class LearnerRank(RankWeights):
         head = policy.hf.get_output_embeddings().weight
         ends = {id(w): w.numel() for w in (embedding.weight, head)}  # one and the same where they are tied
         parameters = sum(p.numel() for p in policy.hf.parameters()) - sum(ends.values())
-        self.engine = zero.Engine(
+        self.engine = zero.ZeroEngine(
             policy, self.settings, dtype=self.dtype, device=self.device, world_size=self.world_size
         )
         if self.settings.lora:
@@ -189,6 +189,7 @@ class LearnerRank(RankWeights):
         left_out = [b for b in range(len(batch)) if not valid[b]]
         self._refresh_snapshot()
         micros = [self._score_old(batch, packs) for packs in parts]
+        # These are scored too: the step's records hold the log-probs of every row.
         unused = self._score_old(batch, self._deal(left_out, batch)) if left_out else []
         self._score_kept(micros)
 
@@ -196,6 +197,8 @@ class LearnerRank(RankWeights):
         # others in their next collective operation.
         anchored = self.snapshot is not None and self.snapshot_batch != self.batches
         acts = can_act(self.algorithm, batch, llds_lambda=llds_lambda, anchored=anchored)
+        # Before the first backward pass: a micro-batch's loss is divided by what its whole step counts, or
+        # the gradient would depend on the split.
         counts = self._global_counts(micros, Objective(self.algorithm, llds_lambda, answer_beta))
         min_drop = 0.0 if self.algorithm.llds.min_drop == "auto" else self.algorithm.llds.min_drop
         steps: list[StepStats] = []

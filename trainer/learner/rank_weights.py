@@ -25,7 +25,7 @@ class RankWeights:
     """What a rank holds between two batches: the engine, counters, LLDS's snapshot. `LearnerRank` builds the
     engine, scores and updates."""
 
-    engine: zero.Engine
+    engine: zero.ZeroEngine
 
     def __init__(self, config: Config, *, model_path: str, rank: int) -> None:
         self.config = config

@@ -65,7 +65,7 @@ class GuardedAdamW(torch.optim.AdamW):
             super().step(closure)
 
 
-class Engine:
+class ZeroEngine:
     """The DeepSpeed engine of one rank. `weights` are those of the policy that are trained."""
 
     def __init__(

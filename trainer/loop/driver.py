@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from services.common.errors import UnspiralError
 from services.contracts import TokenBatch, TrainBatch
 from services.likelihood.monitor.actions import MonitorAction
 from services.likelihood.records import EventRecord
@@ -39,10 +40,12 @@ from trainer.loop.restore import restore_learner, roll_back
 from trainer.loop.run_state import RunState
 from trainer.loop.sampling import BatchSampler, RolloutBatch
 from trainer.loop.sync import run_with_resync, sync_weights
-from trainer.loop.system import StoppedByMonitor, StopRequests, System
+from trainer.loop.system import StopRequests, System
 
 T = TypeVar("T")
 
+STOPPED_BY_MONITOR = 4
+"""Exit status of a run that the monitor ended (monitor.action=stop)."""
 KEEP_SECONDS = 60.0
 """Longest wait for the store before a checkpoint: the steps before it are not taken again. What the store has
 not got by then goes to the disk."""
@@ -200,8 +203,10 @@ class Driver(RunState):
         if settings.checkpoint_every and self.step % settings.checkpoint_every == 0:
             await self.checkpoint()
         if action and action.kind == "stop":
-            raise StoppedByMonitor(
-                f"stopped by the monitor at step {self.step}: {action.why} (monitor.action=stop)"
+            raise UnspiralError(
+                f"stopped by the monitor at step {self.step}: {action.why} (monitor.action=stop)",
+                exit_code=STOPPED_BY_MONITOR,
+                explained=True,
             )
 
     def evaluation_due(self) -> bool:

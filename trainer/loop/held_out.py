@@ -16,7 +16,7 @@ from trainer.loop.sampling import seed_of
 from trainer.rewards import Reward, make_reward
 
 
-def table(trajectories: list[Trajectory], reward: Reward | None, right_at: float) -> dict[str, Any]:
+def scores_of(trajectories: list[Trajectory], reward: Reward | None, right_at: float) -> dict[str, Any]:
     """`{"overall": {"em", "f1", "right", "n"}, "sources": {name: the same}}`. right: share of those with a
     reward that earned at least `right_at`."""
     scores = {"em": make_reward("em"), "f1": make_reward("f1"), "right": reward or _unknown}
@@ -54,11 +54,11 @@ async def evaluate(
     retriever_url: str | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> tuple[dict[str, Any], list[Trajectory]]:
-    """One trajectory for each question (temperature 0 is greedy); the table of scores, and the trajectories.
+    """One trajectory for each question (temperature 0 is greedy): their `scores_of`, and the trajectories.
     right_at: the least reward of a right answer (`trainer.rewards.right_at`)."""
     requests = []
     for i, question in enumerate(questions):
         uid = f"eval-{tag}-{i:06d}"
         requests.append(TrajectoryRequest(uid, uid, question, seed_of(seed, uid), temperature, retriever_url))
     trajectories = await pool.rollout(requests, on_done=on_done)
-    return await asyncio.to_thread(table, trajectories, reward, right_at), trajectories
+    return await asyncio.to_thread(scores_of, trajectories, reward, right_at), trajectories

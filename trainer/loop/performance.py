@@ -112,7 +112,7 @@ def of_run(metrics_file: Path, ranks: Sequence[RankInfo] = ()) -> dict[str, Any]
     return performance(json_lines(metrics_file), ranks)
 
 
-def table(numbers: dict[str, Any]) -> Table:
+def rendered(numbers: dict[str, Any]) -> Table:
     """What the terminal shows at the end of a run."""
     out = Table(
         title=f"where the time went ({numbers['steps']} steps)",

@@ -52,6 +52,7 @@ ABSENT = {
 """Why a metric may be missing at a step."""
 SHOWN_STEPS = 12
 PHASE_STYLE = {
+    "unknown": "dim",
     "healthy": "green",
     "recovering": "cyan",
     "stagnation": "yellow",
@@ -161,7 +162,7 @@ class Progress:
     def performance(self, summary: dict[str, Any]) -> None:
         """The table of where the time went, if the run took a step."""
         if numbers := summary.get("performance"):
-            self.console.print(performance.table(numbers), highlight=False)
+            self.console.print(performance.rendered(numbers), highlight=False)
 
     def _left(self, step: int) -> str:
         """Time for the steps that are left, by what one typically takes: a step that waited for a worker or a

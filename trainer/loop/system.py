@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.common.errors import UnspiralError
 from services.contracts import Question
 from services.likelihood.client import LikelihoodClient
 from services.rollout.pool.pool import RolloutPool
@@ -16,13 +15,6 @@ from trainer.data import PromptCursor
 from trainer.learner.group import LearnerGroup
 from trainer.loop.run_folder import RunFolder
 from trainer.rewards import Reward
-
-
-class StoppedByMonitor(UnspiralError):
-    """The monitor ended the run (monitor.action=stop)."""
-
-    exit_code = 4
-    explained = True
 
 
 class StopRequests(Protocol):

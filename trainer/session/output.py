@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 KEPT = 10_000
-"""Most pieces of text that wait to be printed. Further ones are left out, and counted."""
+"""Largest number of pieces of text that wait to be printed. Further ones are left out, and counted."""
 DRAIN_SECONDS = 5.0
 """Longest wait, at the end of a run, for its output to be printed."""
 

@@ -13,7 +13,6 @@ import psutil
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import Question
-from services.rollout.errors import PromptTooLongError
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import make_template
 from services.settings import RolloutSettings
@@ -39,14 +38,14 @@ def check_retrievers(config: Config) -> None:
 
 
 def check_prompts(key: str, questions: list[Question], tokenizer: Any, settings: RolloutSettings) -> None:
-    """Raises PromptTooLongError for the first question whose prompt is too long, UserError. `key` says
-    where questions are from."""
+    """Raises UserError for the first question whose prompt is too long. `key` says where questions are
+    from."""
     template = make_template(settings.template, tokenizer, settings)
     for question in questions:
         try:
             prompt_of(question, template, settings)
-        except PromptTooLongError as e:
-            raise PromptTooLongError(f"{key}: {e}") from None
+        except UserError as e:
+            raise UserError(f"{key}: {e}") from None
 
 
 def parameter_count(model: Path) -> int:

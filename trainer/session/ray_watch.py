@@ -28,7 +28,7 @@ LOCAL_GCS_SECONDS, JOINED_GCS_SECONDS = 2.0, 20.0
 """Time without an answer after which the GCS is lost. That of a cluster may be started again by whoever runs
 it."""
 RECONNECT_SECONDS = 600
-"""Longest that a local Ray lives on without its GCS: a large checkpoint takes minutes to write."""
+"""Longest time that a local Ray lives on without its GCS: a large checkpoint takes minutes to write."""
 
 
 class RayLost(EnvironmentLacks):

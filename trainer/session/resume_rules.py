@@ -24,7 +24,7 @@ Change = Literal["free", "warns", "on request", "refused"]
 
 
 class Group(NamedTuple):
-    """Keys of the configuration with the same rule. why: what a change does to the run."""
+    """Keys of the configuration that share a rule. `why` says what a change does to the run."""
 
     change: Change
     keys: tuple[str, ...]
@@ -231,7 +231,7 @@ WORDS = {
     "refused": "refused",
 }
 _UNKNOWN = object()
-"""Of a key that the version which wrote the checkpoint did not have."""
+"""The value of a key that the version which wrote the checkpoint did not have."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from trainer.session.control import announced, served
 from trainer.session.output import non_blocking
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resume_rules import Resumed, check_allowed, go_on_from, identity_of
+from trainer.session.startup import questions_of, start_system
 from trainer.session.stopping import StopSignals
-from trainer.session.system import questions_of, start_system
 from trainer.session.waits import progress_of, told, waits_of
 from trainer.session.watchdog import watched
 
@@ -73,8 +73,7 @@ def train(
     allow_changed: Iterable[str] = (),
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Run it. Returns the summary; raises signals.Stopped, StoppedByMonitor, or an error that has an
-    `exit_code`.
+    """Run it. Returns the summary; raises signals.Stopped, or an error that has an `exit_code`.
 
     allow_changed: settings that may differ from the checkpoint's though a resumed run should keep them."""
     folder = RunFolder(config)

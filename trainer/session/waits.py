@@ -73,7 +73,7 @@ def waits_of(driver: Driver) -> str:
 
 
 def progress_of(driver: Driver) -> tuple[Any, ...]:
-    """Changes whenever the run gets further."""
+    """A value that changes whenever the run gets further."""
     return (
         driver.system.pool.trajectories,
         driver.learner_calls,

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from trainer.loop.driver import Driver
 
 LOOKS = 20
-"""Looks per `stall_timeout_seconds`."""
+"""Number of looks per `stall_timeout_seconds`."""
 STACK_SECONDS = 10.0
 """Longest wait for the actors' stacks."""
 LEAVE_SECONDS = 60.0
 """Longest wait for a clean end, before the process ends as it is."""
 SLACK_SECONDS = 60.0
-"""Beyond the learner's own timeout."""
+"""Time that the learner gets beyond its own timeout."""
 
 
 class Watchdog:

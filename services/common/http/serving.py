@@ -24,10 +24,6 @@ Assembled = Callable[[ExitStack], tuple[FastAPI, socket.socket]]
 """Makes an application and its bound socket; what must be closed in the end goes onto the stack."""
 
 
-class CannotServe(EnvironmentLacks):
-    """The address cannot be bound, or the server did not come up or end in time."""
-
-
 @dataclass(frozen=True)
 class Manner:
     """How an application is served."""
@@ -84,8 +80,8 @@ class RunningServer:
     def stop(self, timeout: float | None = None) -> None:
         """Answer what is in flight, end the server, then close what it holds. Safe to call twice.
 
-        timeout: seconds; by default twice the time to drain, and 10 more. Raises CannotServe where the server
-        goes on past it.
+        timeout: seconds; by default twice the time to drain, and 10 more. Raises EnvironmentLacks where the
+        server goes on past it.
         """
         timeout = 2 * self._drain + 10 if timeout is None else timeout
         self._server.should_exit = True
@@ -95,7 +91,7 @@ class RunningServer:
             self._thread.join(timeout / 2)
         self._parts.close()
         if self._thread.is_alive():
-            raise CannotServe(f"{self._what} at {self.url}: did not stop within {timeout:g} s")
+            raise EnvironmentLacks(f"{self._what} at {self.url}: did not stop within {timeout:g} s")
 
     def __enter__(self) -> RunningServer:
         return self
@@ -105,7 +101,7 @@ class RunningServer:
 
 
 def bind(host: str, port: int, what: str) -> socket.socket:
-    """A listening socket for `what`. Raises CannotServe with one line."""
+    """A listening socket for `what`. Raises EnvironmentLacks with one line."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -118,7 +114,7 @@ def bind(host: str, port: int, what: str) -> socket.socket:
         why = f"not one to listen on ({e.strerror or e})"
         if e.errno == errno.EADDRINUSE:
             why = "in use; choose another with --port, 0 for any free one"
-        raise CannotServe(f"{what}: port {port} of {host} is {why}") from e
+        raise EnvironmentLacks(f"{what}: port {port} of {host} is {why}") from e
     sock.setblocking(False)
     return sock
 
@@ -140,7 +136,7 @@ def run_in_thread(
 ) -> RunningServer:
     """Assemble a service, run it in a thread, and return once it answers and `is_ready` says so.
 
-    Raises CannotServe, and what assembling and `is_ready` raise.
+    Raises EnvironmentLacks, and what assembling and `is_ready` raise.
     """
     manner = manner or Manner()
     parts = ExitStack()
@@ -155,7 +151,7 @@ def run_in_thread(
         deadline = time.monotonic() + timeout_seconds
         while not (server.started and is_ready()):
             if not thread.is_alive() or time.monotonic() > deadline:
-                raise CannotServe(f"{what} at {running.url}: not up within {timeout_seconds:g} s")
+                raise EnvironmentLacks(f"{what} at {running.url}: not up within {timeout_seconds:g} s")
             time.sleep(0.01)
     except BaseException:
         parts.close() if running is None else running.stop()

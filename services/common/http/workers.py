@@ -12,7 +12,8 @@ import uvicorn
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
-from services.common.http.serving import CannotServe, Manner
+from services.common.errors import EnvironmentLacks
+from services.common.http.serving import Manner
 
 ANSWER_SECONDS = 60
 """Seconds without a sign of life after which a worker is killed: one that loads ten million terms gives none
@@ -105,7 +106,7 @@ def run_workers(
     """Serve what `factory` (`module:function`) makes in `count` processes with these variables. Returns the
     signals that ended them.
 
-    Raises CannotServe where a process cannot start.
+    Raises EnvironmentLacks where a process cannot start.
     """
     os.environ.update(environment)
     config = manner.config(factory, factory=True, workers=count, timeout_worker_healthcheck=ANSWER_SECONDS)
@@ -116,5 +117,5 @@ def run_workers(
         for name in environment:
             os.environ.pop(name, None)
     if not workers.ended_by:
-        raise CannotServe(f"{what}: a worker could not start; its reason is in the lines above")
+        raise EnvironmentLacks(f"{what}: a worker could not start; its reason is in the lines above")
     return workers.ended_by

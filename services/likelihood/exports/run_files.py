@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,12 +189,18 @@ def read_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
     return [(number, _with_step(row)) for number, row in rows]
 
 
-def _csv_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+@contextmanager
+def _reading(path: Path, form: str) -> Iterator[None]:
+    """Around the reading of a whole file: what is wrong with it becomes one line that names it."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, ValueError, csv.Error) as e:
-        raise UserError(f"{path}: not CSV ({e})") from e
+        yield
+    except (OSError, ValueError, RecursionError, csv.Error) as e:
+        raise UserError(f"{path}: not {form} ({e})") from e
+
+
+def _csv_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    with _reading(path, "CSV"), path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
     # An empty cell was not measured; a null would say that it was, and had no value.
     return [(n, {k: _of_text(v) for k, v in row.items() if k and v}) for n, row in enumerate(rows, 2)]
 
@@ -218,21 +226,16 @@ def _json_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 def _is_json_lines(path: Path) -> bool:
     """Whether the first line is a step by itself: some trainers call their JSON Lines `.json`."""
-    try:
-        with path.open("rb") as file:
-            first = _lenient(next((line for line in file if line.strip()), b""))
-    except OSError as e:
-        raise UserError(f"{path}: not JSON ({e})") from e
+    with _reading(path, "JSON"), path.open("rb") as file:
+        first = _lenient(next((line for line in file if line.strip()), b""))
     if not isinstance(first, dict) or "log_history" in first:
         return False
     return _with_step(first).get("step") is not None
 
 
 def _read_json(path: Path) -> Any:
-    try:
+    with _reading(path, "JSON"):
         return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as e:
-        raise UserError(f"{path}: not JSON ({e})") from e
 
 
 def _with_step(row: dict[str, Any]) -> dict[str, Any]:

@@ -101,6 +101,7 @@ class PhaseMonitor:
             return "collapsed"
         if self.signs.falling:
             self.calm = 0
+            # A fall stays fast for some steps after its last fast one, or the phase would flicker.
             self.fast = r.clear_patience if self.signs.fast else max(0, self.fast - 1)
             return "acceleration" if self.fast else "decay"
         self.fast = 0
@@ -109,6 +110,7 @@ class PhaseMonitor:
             if self.calm <= r.recover_steps or slow.active:
                 return "recovering"
         slips = slow.active and self.collapse.reward_holds
+        # Counted down, not set to 0: one step without a slip may be noise.
         self.flat = min(self.flat + 1, r.patience) if slips else max(self.flat - 1, 0)
         if self.flat >= r.patience or (self.phase == "stagnation" and self.flat > 0):
             return "stagnation"

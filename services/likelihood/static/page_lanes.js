@@ -45,11 +45,39 @@
   function show(run, alarm) {
     const card = $(`alarm-${run.run}-${alarm.rule}-${alarm.step}`);
     for (let box = card; box; box = box.parentElement?.closest("details")) box.open = true;
-    const figure = U.app.figureOf(alarm.metric);
     card?.scrollIntoView({ block: "center" });
-    figure?.classList.add("pointed");
-    setTimeout(() => figure?.classList.remove("pointed"), 4000);
+    point(alarm.metric);
   }
+
+  // One curve is marked at a time, for 4 s from the last click; each redraw sets the mark again.
+  let pointed = null;
+  let unmark;
+  function point(metric) {
+    clearTimeout(unmark);
+    pointed = metric;
+    mark();
+    if (metric !== null) unmark = setTimeout(() => point(null), 4000);
+  }
+
+  function mark() {
+    const figure = pointed === null ? null : U.app.figureOf(pointed);
+    for (const other of document.querySelectorAll("figure.pointed")) if (other !== figure) other.classList.remove("pointed");
+    figure?.classList.add("pointed");
+  }
+
+  // A redraw between press and release would take the pressed button away, and with it the click.
+  let pressed = false;
+  let waiting = null;
+  document.addEventListener("pointerdown", (e) => {
+    pressed = $("lanes").contains(e.target);
+  });
+  function released() {
+    pressed = false;
+    const last = waiting;
+    waiting = null;
+    if (last) setTimeout(() => U.drawLanes(...last)); // after the click that follows
+  }
+  for (const end of ["pointerup", "pointercancel"]) document.addEventListener(end, released);
 
   function lane(run, rule, [low, high], title) {
     const at = (step) => ((Math.min(Math.max(step, low), high + 1) - low) / (high + 1 - low)) * 100;
@@ -67,6 +95,11 @@
   }
 
   U.drawLanes = (runs, range) => {
+    mark();
+    if (pressed) {
+      waiting = [runs, range];
+      return;
+    }
     const lanes = [];
     const unread = [];
     for (const [rule, metrics] of Object.entries(U.RULES)) {

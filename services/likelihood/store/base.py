@@ -27,12 +27,6 @@ class NotStored(UserError):
     status = 404
 
 
-class Superseded(UserError):
-    """A higher attempt has taken over the step; nothing was stored."""
-
-    status = 409
-
-
 MONITOR_SPACING = 500
 """Steps between monitor states that are kept for good (the newest is kept besides): a superseded step replays
 at most so many."""
@@ -56,11 +50,12 @@ def refuse_overfull(run: str, step: int, trajectories: int, packed: int) -> None
         )
 
 
-def superseded_message(run: str, step: int, attempt: int, later: int, began: int) -> str:
-    """The one line of Superseded."""
-    return (
+def superseded_error(run: str, step: int, attempt: int, later: int, began: int) -> UserError:
+    """The error of a write to a step that a higher attempt has taken over; nothing was stored."""
+    return UserError(
         f"run {run}: step {step} of attempt {attempt} is superseded by attempt {later}, which began at step "
-        f"{began}; nothing stored"
+        f"{began}; nothing stored",
+        status=409,
     )
 
 
@@ -69,8 +64,8 @@ class LikelihoodStore(Protocol):
     steps.
 
     Thread-safe. A write that has returned survives `kill -9` of the process. Methods raise
-    EnvironmentLacks when the store is away, NotStored for reads of a run that was never written, Superseded
-    for writes that a higher attempt has overtaken.
+    EnvironmentLacks when the store is away, NotStored for reads of a run that was never written, UserError
+    (409) for writes that a higher attempt has overtaken.
     """
 
     token_steps: int

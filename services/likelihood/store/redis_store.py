@@ -51,9 +51,8 @@ from services.likelihood.store.base import (
     MONITOR_SPACING,
     SAMPLE_STEPS,
     NotStored,
-    Superseded,
     refuse_overfull,
-    superseded_message,
+    superseded_error,
 )
 from services.likelihood.store.redis_samples import RedisSamples
 from services.likelihood.store.redis_values import NAN_BITS, decoded, pack, unpack
@@ -213,12 +212,12 @@ class RedisStore(RedisSamples):
             pipe.execute()
 
     def _enter(self, pipe: Pipeline, run: str, step: int, attempt: int) -> Replaced:
-        """What of lower attempts this write replaces. Raises Superseded."""
+        """What of lower attempts this write replaces. Raises `superseded_error`."""
         at = self._keys(run)
         attempts = {int(a): int(s) for a, s in pipe.hgetall(at("attempts")).items()}
         later = [(a, s) for a, s in attempts.items() if a > attempt and s <= step]
         if later:
-            raise Superseded(superseded_message(run, step, attempt, *max(later)))
+            raise superseded_error(run, step, attempt, *max(later))
         first = min(step, attempts.get(attempt, step))
         if not any(a < attempt for a in attempts):
             return Replaced(first, {}, set(), set())

@@ -38,9 +38,8 @@ from services.likelihood.store.base import (
     MONITOR_SPACING,
     SAMPLE_STEPS,
     NotStored,
-    Superseded,
     refuse_overfull,
-    superseded_message,
+    superseded_error,
 )
 from services.likelihood.store.kept_samples import steps_to_drop
 from services.likelihood.store.sqlite_file import SQLiteFile
@@ -226,7 +225,7 @@ class SQLiteStore:
         return self._id(db, run)
 
     def _enter(self, db: sqlite3.Connection, run: str, step: int, attempt: int) -> tuple[int, int]:
-        """The run's id (made if new) and how many steps of lower attempts went. Raises Superseded."""
+        """The run's id (made if new) and how many steps of lower attempts went. Raises `superseded_error`."""
         run_id = self._touch(db, run)
         later = db.execute(
             "SELECT attempt, first_step FROM attempt WHERE run=? AND attempt>? AND first_step<=? "
@@ -234,7 +233,7 @@ class SQLiteStore:
             (run_id, attempt, step),
         ).fetchone()
         if later:
-            raise Superseded(superseded_message(run, step, attempt, *later))
+            raise superseded_error(run, step, attempt, *later)
         db.execute(
             "INSERT INTO attempt (run, attempt, first_step) VALUES (?,?,?) "
             "ON CONFLICT (run, attempt) DO UPDATE SET first_step=min(first_step, excluded.first_step)",

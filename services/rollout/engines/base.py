@@ -98,7 +98,7 @@ class Sampler(Protocol):
         stop: tuple[str, ...],
     ) -> Generation:
         """Continue `token_ids`. Temperature 0 is greedy. Stop strings stay in the output. Raises
-        EngineDeadError."""
+        WorkerLostError."""
         ...
 
 
@@ -145,7 +145,7 @@ class Engine(Sampler, Protocol):
         ...
 
     def check(self) -> None:
-        """Raises EngineDeadError where the engine has died."""
+        """Raises WorkerLostError where the engine has died."""
         ...
 
     def pids(self) -> list[int]:

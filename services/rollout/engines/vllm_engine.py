@@ -25,7 +25,7 @@ from services.common.quick_transformers import skip_scikit_learn
 from services.rollout.engines.base import Finish, GenerateCall, Generation, check_may_serve
 from services.rollout.engines.own_thread import OwnThread
 from services.rollout.engines.owner import OWNER_VARIABLE
-from services.rollout.errors import EngineDeadError, WorkerUnavailableError
+from services.rollout.errors import WorkerLostError, WorkerUnavailableError
 from services.weight_sync.base import WeightSyncError, untouched
 from services.weight_sync.broadcast import loan_ended, raise_failed
 
@@ -221,7 +221,7 @@ class VllmEngine:
                 if output.finished:
                     return output
         except VllmDead as e:
-            raise EngineDeadError("vLLM's engine process is dead") from e
+            raise WorkerLostError("vLLM's engine process is dead") from e
         raise WorkerUnavailableError(f"request {request_id}: vLLM ended it without an output")
 
     async def logprobs(self, token_ids: list[list[int]], temperature: float) -> list[list[float]]:
@@ -293,7 +293,7 @@ class VllmEngine:
 
     def check(self) -> None:
         if self._llm is not None and self._llm.errored:
-            raise EngineDeadError("vLLM's engine process is dead")
+            raise WorkerLostError("vLLM's engine process is dead")
 
     def pids(self) -> list[int]:
         return [p.pid for p in self._processes]

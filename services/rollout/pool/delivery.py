@@ -167,6 +167,7 @@ class Delivery:
         else:  # where all refuse, the weights are to blame and not the workers
             lost = [m for m, e in failed.items() if not isinstance(e, WeightSyncError)]
         refused = [m for m in failed if m not in lost and m not in broken]
+        # In force even where every taker was lost: their successors take it before they join.
         if took or not (refused or broken):
             self.update = update
             roster.version = update.version

@@ -22,7 +22,6 @@ from retriever_service.client import RetrieverUnavailable
 from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
 from services.rollout.errors import (
     NoWorkersError,
-    TrajectoryTimeoutError,
     WorkerLostError,
     WorkerUnavailableError,
 )
@@ -48,7 +47,6 @@ TIMEOUTS = 3
 _ELSEWHERE = (
     WorkerLostError,
     WorkerUnavailableError,
-    TrajectoryTimeoutError,
     RetrieverUnavailable,
     TimeoutError,
 )
@@ -199,7 +197,7 @@ class RolloutPool:
         """Sample all requests; trajectories in their order. `on_done` is told of each as it finishes.
 
         Raises NoWorkersError, a trajectory's own error, and errors of the place or moment that came ATTEMPTS
-        times (RetrieverUnavailable, TrajectoryTimeoutError, ...).
+        times (RetrieverUnavailable, TimeoutError, ...).
         """
         repeated = [uid for uid, n in Counter(r.uid for r in requests).items() if n > 1]
         if repeated:
@@ -369,7 +367,7 @@ class RolloutPool:
             )
         if isinstance(error, WorkerLostError):
             self._roster.lose(member, error)
-        elif isinstance(error, TrajectoryTimeoutError | TimeoutError):
+        elif isinstance(error, TimeoutError):
             member.timeouts += 1
             if member.timeouts >= TIMEOUTS:
                 said = f"worker {member.id}: {TIMEOUTS} trajectories in a row timed out; replacing it"

@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
 from services.contracts import Trajectory, TrajectoryRequest, WeightsReceiver, WeightUpdate, WorkerInfo
-from services.rollout.errors import EngineDeadError, WorkerLostError
+from services.rollout.errors import WorkerLostError
 
 
 class WorkerHandle(Protocol):
@@ -138,7 +138,7 @@ class RayWorkerHandle:
         if not isinstance(error, RayTaskError):
             return WorkerLostError(f"worker {self.id}: {one_line(error)}")
         cause: Exception = error.cause
-        if isinstance(cause, EngineDeadError):
+        if isinstance(cause, WorkerLostError):
             return WorkerLostError(f"worker {self.id}: {cause}")
         return cause
 

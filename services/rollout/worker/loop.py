@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from services.common.errors import UnspiralError
+from services.common.errors import UnspiralError, UserError
 from services.contracts import MAX_DOCUMENT_CHARS, Action, FinishReason, Trajectory, TrajectoryRequest
-from services.rollout.errors import NonFiniteLogprobError, PromptTooLongError
+from services.rollout.errors import NonFiniteLogprobError
 from services.rollout.worker.templates import Template, reading_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ async def run_trajectory(
     the last turn) or `length` (no room left in `max_model_tokens`).
 
     Raises NonFiniteLogprobError after SAMPLING_ATTEMPTS samples with non-finite log-probs,
-    PromptTooLongError, and whatever `search` and the engine raise.
+    UserError, and whatever `search` and the engine raise.
     """
     started = time.monotonic()
     for attempt in range(SAMPLING_ATTEMPTS):
@@ -71,10 +71,10 @@ async def run_trajectory(
 
 
 def prompt_of(question: Question, template: Template, settings: RolloutSettings) -> list[int]:
-    """The question's prompt as token ids. Raises PromptTooLongError."""
+    """The question's prompt as token ids. Raises UserError."""
     prompt = template.prompt_ids(question)
     if len(prompt) > min(settings.max_prompt_tokens, settings.max_model_tokens - 1):
-        raise PromptTooLongError(
+        raise UserError(
             f"question {question.id}: its prompt has {len(prompt)} tokens; "
             f"rollout.max_prompt_tokens={settings.max_prompt_tokens}, "
             f"rollout.max_model_tokens={settings.max_model_tokens}"

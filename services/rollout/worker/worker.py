@@ -26,7 +26,7 @@ from services.contracts import (
 from services.rollout.engines import vllm_engine
 from services.rollout.engines.base import Engine, Sampler
 from services.rollout.engines.transformers_engine import TransformersEngine
-from services.rollout.errors import TrajectoryTimeoutError, WorkerUnavailableError
+from services.rollout.errors import WorkerUnavailableError
 from services.rollout.worker.barrier import TurnBarrier
 from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.templates import Template, make_template
@@ -121,7 +121,7 @@ class RolloutWorker:
         return await loop.run_in_executor(self._reading, reader.observation_ids, hits, budget)
 
     def info(self) -> WorkerInfo:
-        """Raises EngineDeadError where the engine has died under a living worker."""
+        """Raises WorkerLostError where the engine has died under a living worker."""
         if self._engine is not None:
             self._engine.check()
         draining = self._draining and self._state is WorkerState.READY
@@ -143,7 +143,7 @@ class RolloutWorker:
         return self._ready().pids()
 
     async def rollout(self, request: TrajectoryRequest) -> Trajectory:
-        """Sample one trajectory. Raises WorkerUnavailableError, TrajectoryTimeoutError, RetrieverUnavailable,
+        """Sample one trajectory. Raises WorkerUnavailableError, TimeoutError, RetrieverUnavailable,
         and what `run_trajectory` raises."""
         return await self._one(request, self._ready())
 
@@ -177,7 +177,7 @@ class RolloutWorker:
     async def update_weights(self, update: WeightUpdate) -> int:
         """Take a whole version of the weights; sampling is held meanwhile. Returns the version now held.
 
-        Raises WeightSyncError for a version that is not newer; WeightMismatchError, GroupMismatchError and
+        Raises WeightSyncError for a version that is not newer or not this model's, GroupMismatchError and
         GroupBrokenError before the engine is touched. Any other error, HalfWrittenError among them, leaves a
         worker that is refused by `rollout` until a whole version arrives.
         """
@@ -313,7 +313,7 @@ class RolloutWorker:
                     observe=self._observe,
                 )
         except TimeoutError as e:
-            raise TrajectoryTimeoutError(
+            raise TimeoutError(
                 f"trajectory {request.uid} on worker {self.id}: not finished within "
                 f"rollout.trajectory_timeout_seconds={limit:g}"
             ) from e

@@ -155,8 +155,11 @@ class Channel:
         limit = self.threshold(self.baseline) if self.baseline.ready and judged else None
         if limit is not None:
             usual = self.baseline.median
+            # 0 at the usual level and 1 at the threshold: one scale for metrics that are bad above it and for
+            # those that are bad below. Capped, or one wild value would fill the mean of its whole window.
             way = 0.0 if excused or limit == usual else (value - usual) / (limit - usual)
             self.watch.update(step, max(-CAP, min(CAP, way)))
+        # While the alarm stands, the level that it complains of must not become the usual one.
         self.baseline.add(value, may_renew=not self.watch.active)
 
     @property

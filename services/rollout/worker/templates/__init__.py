@@ -41,7 +41,10 @@ def make_template(name: str, tokenizer: Any, settings: RolloutSettings) -> Templ
         raise UserError(
             f"rollout.template={name}: cannot be made from a tokenizer and the settings ({_what(e)})"
         ) from e
-    missing = [m for m in _MEMBERS if not hasattr(template, m)]
+    needed: tuple[str, ...] = _MEMBERS
+    if getattr(type(template), "observation_ids", None) is TagTemplate.observation_ids:
+        needed += ("documents",)  # which it calls at the first search
+    missing = [m for m in needed if not hasattr(template, m)]
     if missing:
         raise UserError(
             f"rollout.template={name}: lacks {', '.join(missing)}; "

@@ -135,13 +135,12 @@ class TagTemplate:
         return contents
 
     if TYPE_CHECKING:
-        # Declared, not defined: `make_template` refuses a subclass that lacks it before the first prompt.
+        # Declared, not defined: `make_template` refuses a subclass that lacks one before the first prompt.
         def prompt_ids(self, question: Question) -> list[int]:
             """The question's prompt."""
 
-    def documents(self, hits: Sequence[Hit]) -> str:
-        """The text between `head` and `tail`; the hits' own tags are harmless already."""
-        raise NotImplementedError
+        def documents(self, hits: Sequence[Hit]) -> str:
+            """The text between `head` and `tail`; the hits' own tags are harmless already."""
 
     def observation_ids(self, hits: Sequence[Hit], budget: int) -> Observation:
         documents = Outside(

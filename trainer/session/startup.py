@@ -101,8 +101,8 @@ def connect_ray(say: Say) -> None:
 
 
 def _silence_ray() -> None:
-    """What Ray prints of its own accord (that a process died, with its last 20 lines and escape codes) is in
-    its session's logs. What it means for the run is said by the run."""
+    """Keep Ray's own messages (a process died, with its last 20 lines and escape codes) in its session's
+    logs. The run itself says what they mean for it."""
     worker._worker_logs_enabled = False
     log = logging.getLogger("ray")
     log.addHandler(logging.NullHandler())
@@ -323,7 +323,7 @@ async def wait_for_room(config: Config, learner: LearnerGroup) -> None:
     before this run.
 
     Raises UnschedulableError with demand and supply after SCHEDULE_SECONDS (LOCAL_SECONDS in our own local
-    Ray), LearnerPlacementError.
+    Ray), LearnerError.
     """
     workers = config.rollout.workers
     ranks = config.learner.ranks
@@ -363,7 +363,7 @@ async def start_system(
     identity: dict[str, Any],
     resumed: Resumed | None = None,
 ) -> AsyncIterator[System]:
-    """Start everything, on the model's folder; on leaving, end everything that was started here.
+    """Start everything, with the model of a folder. On leaving, end everything that was started here.
 
     resumed: the checkpoint to go on from; its questions are compared before anything slow starts."""
     train = questions_of(config, config.data.train, say)
