@@ -124,7 +124,8 @@ class Recorder:
         }
         store.post_step(run, StepRecord.model_construct(**fields))
         store.put_tokens(run, result.step, result.scored.tokens, result.attempt)
-        slide = self.microscope.slide(result.scored, result.llds_lambda, rules)
+        min_drop = result.update.metrics.get("llds/min_drop", 0.0)
+        slide = self.microscope.slide(result.scored, result.llds_lambda, min_drop, rules)
         if slide:
             store.post_samples(run, result.step, slide, self.microscope.lens, result.attempt)
 
