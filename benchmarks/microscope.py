@@ -170,13 +170,14 @@ def hold_up(folder: Path, rounds: int) -> dict[str, float]:
                 scored.metrics()
                 sampled = bool(step % 2)
                 began = time.perf_counter()
+                rows = chosen_rows(scored, 4, ["likelihood"]) if sampled else []
+                slide = Slide.of(scored, rows, None, None) if rows else None
                 record = StepRecord.model_construct(
                     step=step, attempt=0, policy_version=0, metrics={}, trajectories=scored.records()
                 )
                 client.post_step("run", record)
                 client.put_tokens("run", step, tokens)
-                if sampled:
-                    slide = Slide.of(scored, chosen_rows(scored, 4, ["likelihood"]), None, None)
+                if slide:
                     client.post_samples("run", step, slide, LENS)
                 took[sampled].append(time.perf_counter() - began)
                 client.flush(60)
