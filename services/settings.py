@@ -205,7 +205,8 @@ class ProbeSettings(Settings):
     fixed_size: int = Field(64, ge=0)
     """Number of right trajectories from the start of the run that the fixed probe scores; 0 turns it off."""
     displacement_size: int = Field(256, ge=0)
-    """Trajectories of the batch that are scored again after the update, for the displacement; 0 means all."""
+    """Trajectories of the batch that are scored again after the update, for the displacement, in whole
+    groups; 0 means all."""
     every: int = Field(1, ge=1)
     """Probe once per so many steps; 1 probes after every step."""
 

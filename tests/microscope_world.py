@@ -14,6 +14,7 @@ def trajectory(uid: str, **changes: Any) -> dict[str, Any]:
     answer = changes.pop("answer", "Ines Tobar")
     right = changes.pop("right", True)
     after = changes.pop("after", True)
+    golden = answer if right else "Ines Tobar"
     words = ["<answer>", *(f" {word}" for word in answer.split()), " </answer>"]
     before = [[-0.1 * (k + 1) for k in range(len(part))] for part in (SHARED, words)]
     falls = [[fall + 0.01 * k for k in range(len(part))] for part in before]
@@ -46,7 +47,7 @@ def trajectory(uid: str, **changes: Any) -> dict[str, Any]:
             "function": "em",
             "answer": answer,
             "normalized": answer.lower(),
-            "golden": [{"text": "Ines Tobar", "normalized": "ines tobar", "equal": right}],
+            "golden": [{"text": golden, "normalized": golden.lower(), "equal": right}],
         },
         "segments": [
             written(0, SHARED, kind="search", query="who founded Arl", documents=[DOCUMENT], seconds=0.5),
@@ -55,3 +56,28 @@ def trajectory(uid: str, **changes: Any) -> dict[str, Any]:
         ],
     }
     return made | changes
+
+
+TOWNS = ("Arl", "Brune", "Corva")
+OTHERS = ("Ines Tobar", "Oda Merl", "Arl", "the guild of weavers of Arl")
+
+
+def collapsing_step(step: int, fall: float) -> list[dict[str, Any]]:
+    """Twelve trajectories of three towns, whose right answers lose `fall` nats per token on the average, the
+    first town's most; two groups mix right and wrong answers."""
+    made = []
+    for g, town in enumerate(TOWNS):
+        for i, answer in enumerate(OTHERS):
+            right = i == 0 or (g == 1 and i == 3)
+            lost = (fall if right else 1.5 * fall) * (1.3 - 0.3 * g) + 0.004 * i
+            one = trajectory(
+                f"{step}-{g}-{i}", fall=lost, right=right and g < 2, answer=answer, group=f"{step}-{g}"
+            )
+            one["question"] = f"Who founded {town}?"
+            one["data_source"] = "towns" if g < 2 else "guilds"
+            one["segments"][0]["logp_sampler"] = [b - 0.01 for b in one["segments"][0]["logp_before"]]
+            one["segments"][2]["logp_sampler"] = [b + 0.01 for b in one["segments"][2]["logp_before"]]
+            made.append(one)
+    made[3]["finish"] = "length"
+    made[7]["valid"] = False
+    return made

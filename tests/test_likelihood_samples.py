@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 from redis_server import RedisServer
 
+from services.common.errors import UserError
+from services.likelihood.exports.upkeep import export_parquet, prune
 from services.likelihood.microscope.record import SampledTrajectory
 from services.likelihood.records import StepRecord
 from services.likelihood.server import create_app
-from services.likelihood.store.base import Superseded
 from services.likelihood.store.opening import open_store
 from tests.microscope_world import trajectory
 
@@ -75,7 +77,7 @@ def test_a_higher_attempt_supersedes_and_pruning_takes_them_too(store):
     store.put_step("run", StepRecord(step=1, attempt=1))
     assert store.sampled_steps("run") == {0: 1}
     store.put_samples("run", 1, 1, [sample("x")])
-    with pytest.raises(Superseded):
+    with pytest.raises(UserError, match="superseded"):
         store.put_samples("run", 1, 0, [sample("late")])
     store.delete_trajectories("run", 1)
     assert store.sampled_steps("run") == {1: 1} and store.samples("run", 0) == []
@@ -97,6 +99,21 @@ def test_both_stores_give_the_same_answers(request, tmp_path):
         store.close()
     assert said[0] == said[1]
     assert said[0][0] == [{"step": 7, "trajectories": 3}]
+
+
+def test_pruned_and_exported_with_the_rest(store_of_a_step, tmp_path):
+    for step in (1, 3, 9):
+        store_of_a_step.put_step("run", StepRecord(step=step))
+    files = export_parquet(store_of_a_step, "run", tmp_path / "out")
+    assert [f.name for f in files] == [f"run-{kind}.parquet" for kind in ("steps", "actions", "samples")]
+    rows = pq.read_table(files[2]).to_pylist()
+    assert len(rows) == 3 * (1 + 6 + 1)
+    words = [row for row in rows if row["step"] == 3 and row["uid"] == "a"]
+    assert [row["by"] for row in words] == ["model", "environment", "model"]
+    assert words[2]["text"] == "<answer> Ines Tobar </answer>" and words[0]["documents"] == ["d7"]
+    assert words[0]["logp_after"][4] == pytest.approx(-0.64)
+    prune(store_of_a_step, ["run"], keep_steps=1)
+    assert list(store_of_a_step.sampled_steps("run")) == [9]
 
 
 def test_filters_order_and_what_weighs_most(client, store_of_a_step):

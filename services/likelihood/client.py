@@ -111,7 +111,8 @@ class LikelihoodClient:
         """Hand over the trajectories of a step that are to be kept token by token. Their records are made in
         the background, in parts. slide, lens: services.likelihood.microscope.building."""
         for first in range(0, len(slide.trajectories), SAMPLES_PART):
-            part = slide.part(first, first + SAMPLES_PART)
+            whole = len(slide.trajectories) <= SAMPLES_PART
+            part = slide if whole else slide.part(first, first + SAMPLES_PART)
             make = partial(_samples, part, lens, attempt)
             size = SAMPLE_TOKEN_BYTES * len(part.tokens.token_ids)
             self._add("samples", run, step, "POST", f"steps/{step}/samples", make, size)

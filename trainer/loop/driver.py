@@ -61,7 +61,13 @@ class Driver(RunState):
         self.stop = stop
         self.sampler = BatchSampler(self.config, system.pool, system.cursor, system.reward)
         self.ahead = BatchesAhead(self.config, self.sampler, progress.trajectory)
-        self.probes = Probes(self.config.probe, system.store, self.config.run.name, system.folder.path)
+        self.probes = Probes(
+            self.config.probe,
+            system.store,
+            self.config.run.name,
+            system.folder.path,
+            self.config.rollout.group_size,
+        )
         self.recorder = Recorder(system, self.monitor, progress)
         self.notices = Notices(progress.say)
         self.clock = StepClock()

@@ -28,14 +28,17 @@ class Microscope:
     def __post_init__(self) -> None:
         self.lens = Lens(self._decode, self._explain)
 
-    def slide(self, scored: ScoredStep, llds_lambda: float, rules: Sequence[str]) -> Slide | None:
-        """The chosen trajectories of a step; None where none is kept. rules: of the alarms that stand."""
+    def slide(
+        self, scored: ScoredStep, llds_lambda: float, min_drop: float, rules: Sequence[str]
+    ) -> Slide | None:
+        """The chosen trajectories of a step; None where none is kept. min_drop: what the update took for
+        `algorithm.llds.min_drop`. rules: of the alarms that stand."""
         groups = self.system.config.store.trajectory_groups
         rows = chosen_rows(scored, sys.maxsize if groups == "all" else groups, rules)
         if not rows:
             return None
         llds = self.system.config.algorithm.llds
-        gate = LldsGate(llds.gate, llds.min_drop) if llds_lambda > 0 else None
+        gate = LldsGate(llds.gate, min_drop) if llds_lambda > 0 else None
         preserved = scored.tokens.preserved if isinstance(scored.tokens, TrainBatch) else None
         return Slide.of(scored, rows, preserved, gate)
 

@@ -114,6 +114,9 @@ class Recorder:
     def _store(self, result: StepResult, numbers: dict[str, float | None], rules: list[str]) -> None:
         store = self.system.store
         run = self.system.config.run.name
+        # First: once the store's thread writes the step out, this one would wait for it.
+        min_drop = result.update.metrics.get("llds/min_drop", 0.0)
+        slide = self.microscope.slide(result.scored, result.llds_lambda, min_drop, rules)
         fields: dict[str, Any] = {
             "step": result.step,
             "attempt": result.attempt,
@@ -124,7 +127,6 @@ class Recorder:
         }
         store.post_step(run, StepRecord.model_construct(**fields))
         store.put_tokens(run, result.step, result.scored.tokens, result.attempt)
-        slide = self.microscope.slide(result.scored, result.llds_lambda, rules)
         if slide:
             store.post_samples(run, result.step, slide, self.microscope.lens, result.attempt)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -120,7 +121,7 @@ class Slide:
             if isinstance(segment, Observation):
                 segments.append(_observed(segment))
                 continue
-            columns = {
+            columns: dict[str, Any] = {
                 "logp_before": _listed(before[index]),
                 "logp_after": None if after is None else _listed(after[index]),
                 "logp_sampler": None if sampler is None else _listed(sampler[index]),
@@ -177,7 +178,7 @@ def _observed(observation: Observation) -> Observed:
     )
 
 
-def _written(action: Action, decode: Decode, columns: dict[str, list[float] | list[int] | None]) -> Written:
+def _written(action: Action, decode: Decode, columns: dict[str, Any]) -> Written:
     documents = None
     if action.document_ids is not None:
         texts: Sequence[str | None] = action.documents or [None] * len(action.document_ids)

@@ -9,7 +9,7 @@ import numpy as np
 
 from services.contracts import Trajectory
 from services.likelihood.metrics.scored_step import ScoredStep
-from services.likelihood.metrics.verdicts import known_rewards
+from services.likelihood.metrics.verdicts import BEST_REWARD, known_rewards
 from services.likelihood.microscope.weights import fall, weights_of
 
 
@@ -79,13 +79,12 @@ def chosen_rows(step: ScoredStep, groups: int, rules: Sequence[str] = ()) -> lis
     """
     if groups <= 0 or not step.trajectories:
         return []
-    names = list(dict.fromkeys(t.group for t in step.trajectories))
+    names: dict[str, int] = {}
+    of_row = np.asarray([names.setdefault(t.group, len(names)) for t in step.trajectories])
     if len(names) <= groups:
         return list(range(len(step.trajectories)))
-    number = {name: i for i, name in enumerate(names)}
-    of_row = np.asarray([number[t.group] for t in step.trajectories])
     columns = StepColumns(step)
-    right = np.asarray([bool(r) for r in step.right] if step.right else columns.reward >= 1)
+    right = columns.reward >= BEST_REWARD if step.right is None else np.asarray(step.right, bool)
     most = np.bincount(of_row, minlength=len(names))
     good = np.bincount(of_row, right, len(names))
     scored = np.bincount(of_row, np.isfinite(columns.change), len(names)) / most

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -93,7 +94,6 @@ def step_samples(store: LikelihoodStore, run: str, step: int, filters: Filters) 
         and (filters.which is None or is_such(head, filters.which))
     ]
     groups = _in_order(_grouped(left), filters)
-    most = heaviest(left, filters.rule)
     return StepSamples(
         run=run,
         step=step,
@@ -103,14 +103,20 @@ def step_samples(store: LikelihoodStore, run: str, step: int, filters: Filters) 
         groups=groups[: filters.limit],
         more_groups=max(0, len(groups) - filters.limit),
         sources=sorted({head.data_source for head in heads if head.data_source is not None}),
-        heaviest=Heaviest(group=most.group, uid=most.uid, place=place_of(most, filters.rule))
-        if most
-        else None,
+        heaviest=heaviest_of(left, filters.rule),
         first=min(steps, default=None),
         previous=max((s for s in steps if s < step), default=None),
         next=min((s for s in steps if s > step), default=None),
         last=max(steps, default=None),
     )
+
+
+def heaviest_of(heads: Sequence[SampleHead], rule: str | None) -> Heaviest | None:
+    """What weighs most of some trajectories; None of none."""
+    most = heaviest(heads, rule)
+    if most is None:
+        return None
+    return Heaviest(group=most.group, uid=most.uid, place=place_of(most, rule))
 
 
 def is_such(head: SampleHead, which: Which) -> bool:

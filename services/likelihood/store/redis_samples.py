@@ -34,7 +34,7 @@ class HeldStep(NamedTuple):
     """The trajectories that are kept of a step."""
 
     attempt: int
-    count: int
+    trajectories: int
     size: int
     """Bytes of their heads and bodies."""
 
@@ -80,12 +80,12 @@ class RedisSamples(ABC):
             held = {s: h for s, h in self._held_samples(pipe, at).items() if s not in gone.samples}
             old = held.get(step, HeldStep(attempt, 0, 0))
             names = list(rows)
-            there = pipe.hmget(place, [HEAD + uid for uid in names]) if names and old.count else []
+            there = pipe.hmget(place, [HEAD + uid for uid in names]) if names and old.trajectories else []
             known = {uid for uid, head in zip(names, there, strict=False) if head is not None}
             new = [row for uid, row in rows.items() if uid not in known]
             size = old.size + sum(row.size for row in new)
-            refuse_overfull(run, step, old.count + len(new), size)
-            held[step] = HeldStep(attempt, old.count + len(new), size)
+            refuse_overfull(run, step, old.trajectories + len(new), size)
+            held[step] = HeldStep(attempt, old.trajectories + len(new), size)
             alarms = orjson.loads(pipe.get(at("alarms")) or b"[]")
             pipe.multi()
             self._replace(pipe, run, step, attempt, gone)
@@ -122,7 +122,7 @@ class RedisSamples(ABC):
         with self._talking():
             self._known(run)
             held = self._held_samples(self._redis, self._keys(run))
-        return {step: held[step].count for step in sorted(held)}
+        return {step: held[step].trajectories for step in sorted(held)}
 
     @staticmethod
     def _held_samples(pipe: Any, at: Keys) -> dict[int, HeldStep]:
