@@ -21,7 +21,7 @@ from services.agent.launch import serve_in_thread
 from services.agent.server import ServiceLimits
 from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import Question, TrajectoryRequest
-from services.rollout.errors import EngineDeadError
+from services.rollout.errors import WorkerLostError
 from services.rollout.worker.watching import Found, Observed, Searching, Writing, token_texts
 from services.rollout.worker.worker import RolloutWorker
 from tests.agent_world import CHAT, FIRST, NAME, StillAgent, spec_of
@@ -304,7 +304,7 @@ def test_beyond_the_places_a_429_and_a_client_that_leaves_gives_its_place_back(s
 
 def test_after_its_engine_has_died_an_agent_is_not_ready():
     dead = StillAgent()
-    dead.fault = EngineDeadError("dead")
+    dead.fault = WorkerLostError("dead")
     with serve_in_thread(dead, NAME) as running:
         with httpx.Client(base_url=running.url, trust_env=False, timeout=30) as client:
             answer = post(client)

@@ -51,7 +51,7 @@ class Asked(Protocol):
         ...
 
     def check(self) -> None:
-        """Raises EngineDeadError where nothing will be answered any more."""
+        """Raises WorkerLostError where nothing will be answered any more."""
         ...
 
     async def close(self) -> None:
@@ -93,7 +93,7 @@ class Agent:
     async def ask(
         self, question: str, watch: Watch, *, temperature: float = 0.0, most_tokens: int | None = None
     ) -> Trajectory:
-        """As of `Asked`. Raises UserError, TrajectoryTimeoutError, RetrieverUnavailable, and what
+        """As of `Asked`. Raises UserError, TimeoutError, RetrieverUnavailable, and what
         the engine raises."""
         uid = f"ask-{next(self._numbers):06d}"
         asked = Question(uid, question, (), "ask")

@@ -38,7 +38,7 @@ from services.common.http.app import new_app
 from services.common.http.bodies import json_body, read_body
 from services.common.http.faults import described, text_answer
 from services.contracts import Trajectory
-from services.rollout.errors import EngineDeadError, TrajectoryTimeoutError
+from services.rollout.errors import WorkerLostError
 from services.rollout.worker.watching import Event, Restarted
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Service:
         if self.ready:
             try:
                 self.agent.check()
-            except EngineDeadError as e:
+            except WorkerLostError as e:
                 self.fail(e)
         if self.failure is not None:
             # Its own text may name files, which are no client's business.
@@ -125,10 +125,10 @@ class Service:
                 temperature=asked.temperature or 0.0,
                 most_tokens=asked.most_tokens(),
             )
-        except EngineDeadError as e:
+        except WorkerLostError as e:
             self.fail(e)
             raise EnvironmentLacks("the engine has died, and its service ends") from e
-        except TrajectoryTimeoutError as e:
+        except TimeoutError as e:
             raise UnspiralError(str(e), status=504, explained=True) from e
         self.metrics.answered(trajectory, time.monotonic() - began)
         return trajectory
