@@ -3,12 +3,19 @@ imported when they are called."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainer.commands.lazy import load
+from services.common.lazy import LazyModule
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models (lab:0)
+
+if TYPE_CHECKING:
+    from trainer.commands.agent import ask as asking
+    from trainer.commands.agent import serve as serving
+else:  # they need torch and an engine
+    asking = LazyModule("trainer.commands.agent.ask")
+    serving = LazyModule("trainer.commands.agent.serve")
 
 Checkpoint = Annotated[
     str,
@@ -60,8 +67,7 @@ def ask(
 ) -> None:
     """Ask a trained agent, and watch it think, search and answer: the loop, template and engine of
     training."""
-    run = load("trainer.commands.agent.ask:run_ask")
-    run(
+    asking.run_ask(
         checkpoint,
         question,
         retriever=retriever,
@@ -93,9 +99,8 @@ def serve_agent(
     ] = 1000,
 ) -> None:
     """Serve a trained agent as an OpenAI-compatible chat endpoint: /v1/models, /v1/chat/completions."""
-    run = load("trainer.commands.agent.serve:run_serve_agent")
     raise typer.Exit(
-        run(
+        serving.run_serve_agent(
             checkpoint,
             retriever=retriever,
             overrides=overrides or [],

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainer.commands.lazy import load
+from services.common.lazy import LazyModule
 from trainer.commands.terminal import counted
+
+if TYPE_CHECKING:
+    from trainer.commands.look import trace as tracing
+    from trainer.commands.look import trajectories
+else:  # pydantic and the stores take time, which a page of help need not wait for
+    tracing = LazyModule("trainer.commands.look.trace")
+    trajectories = LazyModule("trainer.commands.look.trajectories")
 
 Run = Annotated[str, typer.Argument(help="A run's folder, a file or checkpoint in it, or latest.")]
 
@@ -36,9 +43,7 @@ def show_trajectories(
 ) -> None:
     """Print trajectories whole. Where the store has their tokens, each is coloured by what the update did to
     it: red ones fell, blue ones rose, LLDS holds the underlined ones."""
-    load("trainer.commands.look.trajectories:run_show")(
-        run, step, group=group, uid=uid, limit=limit, as_json=as_json
-    )
+    trajectories.run_show(run, step, group=group, uid=uid, limit=limit, as_json=as_json)
 
 
 @trajectories_app.command("find")
@@ -64,10 +69,8 @@ def find_trajectories(
     as_json: AsJson = False,
 ) -> None:
     """List trajectories by text, outcome or loss of likelihood, one line each."""
-    wanted = load("trainer.commands.look.trajectories:Wanted")(text, right, invalid, truncated, source)
-    load("trainer.commands.look.trajectories:run_find")(
-        run, wanted, step=step, falls=falls, longest=longest, limit=limit, as_json=as_json
-    )
+    wanted = trajectories.Wanted(text, right, invalid, truncated, source)
+    trajectories.run_find(run, wanted, step=step, falls=falls, longest=longest, limit=limit, as_json=as_json)
 
 
 @trajectories_app.command("diff")
@@ -80,7 +83,7 @@ def diff_trajectories(
 ) -> None:
     """Show how the trajectories of the same prompts differ between two steps or evaluations. The prompts
     whose reward changed most come first."""
-    load("trainer.commands.look.trajectories:run_diff")(run, before, after, question=question, limit=limit)
+    trajectories.run_diff(run, before, after, question=question, limit=limit)
 
 
 def trace(
@@ -93,8 +96,7 @@ def trace(
 ) -> None:
     """Write a step's timeline as a trace-event file. It holds rollouts by worker, searches, update and sync;
     open it in ui.perfetto.dev or chrome://tracing."""
-    write_trace = load("trainer.commands.look.trace:write_trace")
-    file, spans = write_trace(run, step, out)
+    file, spans = tracing.write_trace(run, step, out)
     workers = {t.worker for t in spans.trajectories}
     typer.echo(
         f"{file}: step {spans.step}, {spans.ended - spans.began:.2f} s, "
