@@ -267,7 +267,7 @@ def test_a_failed_search_is_a_503_and_a_fault_of_ours_tells_no_file(served, stil
             assert answer.status_code == status
         assert error["type"] == "server_error" and says in error["message"]
         assert "secret" not in answer.text
-    assert "unspiral_agent_running 0.0" in served.get("/metrics").text
+    until(lambda: "unspiral_agent_running 0.0" in served.get("/metrics").text)
 
 
 def until(condition, seconds=20):
