@@ -23,14 +23,14 @@ def post(path: str, body: dict) -> bytes:
     """A POST request with a JSON body."""
     payload = json.dumps(body).encode()
     return (
-        f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(payload)}\r\n\r\n"
     ).encode() + payload
 
 
 def get(path: str) -> bytes:
     """A GET request."""
-    return f"GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
 
 
 class _Connection(asyncio.Protocol):

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from retriever_service import backends, client, remote
     from retriever_service.http import launch, mcp
     from retriever_service.indexing import build as building
+    from retriever_service.indexing import changes as changing
     from retriever_service.indexing import convert as converting
+    from retriever_service.indexing import merge as merging
 else:  # FastAPI, numba and httpx take seconds, which `unspiral --help` need not wait for
     backends = LazyModule("retriever_service.backends")
     client = LazyModule("retriever_service.client")
@@ -37,7 +39,9 @@ else:  # FastAPI, numba and httpx take seconds, which `unspiral --help` need not
     launch = LazyModule("retriever_service.http.launch")
     mcp = LazyModule("retriever_service.http.mcp")
     building = LazyModule("retriever_service.indexing.build")
+    changing = LazyModule("retriever_service.indexing.changes")
     converting = LazyModule("retriever_service.indexing.convert")
+    merging = LazyModule("retriever_service.indexing.merge")
 
 
 @contextmanager
@@ -139,6 +143,13 @@ def build(
     stop_words: Annotated[bool, typer.Option(help="Leave out stop words.")] = True,
     k1: Annotated[float, typer.Option(help="Saturation of term frequency.")] = 0.9,
     b: Annotated[float, typer.Option(help="Weight of the passage's length, 0 to 1.")] = 0.4,
+    postings: Annotated[
+        str,
+        typer.Option(
+            help="bm25s (the format of that library), packed (compressed, can be added to), or auto: packed "
+            "from two million passages on."
+        ),
+    ] = "auto",
     model: Model = None,
     family: Family = None,
     vector_type: VectorType = "Flat",
@@ -151,11 +162,50 @@ def build(
     with _progress() as tell:
         info = building.build_index(
             corpus, out, backend=backend, skip_bad=skip_bad, language=language, stem=stem,
-            stop_words=stop_words, k1=k1, b=b, model=model, family=family, vector_type=vector_type,
-            nprobe=nprobe, ef_search=ef_search, encoder_dtype=encoder_dtype, overwrite=overwrite,
-            progress=tell,
+            stop_words=stop_words, k1=k1, b=b, postings=postings, model=model, family=family,
+            vector_type=vector_type, nprobe=nprobe, ef_search=ef_search, encoder_dtype=encoder_dtype,
+            overwrite=overwrite, progress=tell,
         )  # fmt: skip
     _report(out, info)
+
+
+@index_app.command("add")
+def add(
+    corpus: Corpus,
+    place: IndexPlace = None,
+    index: IndexOption = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Add passages to an index of packed postings. An interrupted addition goes on where it was."""
+    folder = Path(_one_index("index add", place, index))
+    with _progress() as tell:
+        info = changing.add_to_index(folder, corpus, skip_bad=skip_bad, progress=tell)
+    _report(folder, info)
+
+
+@index_app.command("delete")
+def delete(
+    place: IndexPlace = None,
+    index: IndexOption = None,
+    identity: Annotated[
+        list[str] | None, typer.Option("--id", help="Id of a passage; may be repeated.")
+    ] = None,
+    ids: Annotated[Path | None, typer.Option(help="File of ids, one a line.")] = None,
+) -> None:
+    """Delete passages from an index of packed postings: all that are named, or none if one is not there."""
+    folder = Path(_one_index("index delete", place, index))
+    wanted = [*(identity or []), *(changing.read_ids(ids) if ids else [])]
+    if not wanted:
+        raise UserError("index delete: no id; expected --id ID, or --ids FILE with one a line")
+    _report(folder, changing.delete_from_index(folder, wanted))
+
+
+@index_app.command("merge")
+def merge(place: IndexPlace = None, index: IndexOption = None) -> None:
+    """Make one index of all that was built and added, less what was deleted. Interrupted, it goes on."""
+    folder = Path(_one_index("index merge", place, index))
+    with _progress() as tell:
+        _report(folder, merging.merge_index(folder, progress=tell))
 
 
 @index_app.command("convert")

@@ -84,14 +84,16 @@ class RetrieverClient:
         self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=None, trust_env=False)
         self._back_off = wait_random_exponential(multiplier=0.1, max=_MOST_BACK_OFF_SECONDS)
 
-    async def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+    async def retrieve(
+        self, queries: Sequence[str], topk: int, *, on_failure: Callable[[str], None] | None = None
+    ) -> list[list[Hit]]:
         """Hits of each query, in order, best first; fewer than `topk` where fewer passages match, none for a
         blank query.
 
         A hit needs text alone: id and score may be missing, odd characters are replaced, and a hit without
         text is left out where the query has others; the queries without any are asked again. Whatever a model
         wrote is a query: NUL characters and lone surrogates are replaced, and more than 8192 characters cut
-        off.
+        off. on_failure is told of each try that failed and is followed by another.
         Raises RetrieverUnavailable when no answer came within `timeout_seconds`, UserError when the
         request itself is wrong.
         """
@@ -111,7 +113,7 @@ class RetrieverClient:
                 raise _Transient(f"its answer is not Search-R1's: {answer.fault}", lacks="no usable answer")
             return [hits for hits in found if hits is not None]  # none is, where there is no fault
 
-        return await self._patiently(ask)
+        return await self._patiently(ask, on_failure)
 
     def waits(self) -> str:
         """One line about searches that take long and the reason; empty where none does."""
@@ -172,7 +174,11 @@ class RetrieverClient:
         # Search-R1's own server and its forks have no health route: one that answers 404 is up.
         return None if answer.status_code in (200, 404) else _detail(answer)
 
-    async def _patiently(self, attempt: Callable[[float], Awaitable[list[list[Hit]]]]) -> list[list[Hit]]:
+    async def _patiently(
+        self,
+        attempt: Callable[[float], Awaitable[list[list[Hit]]]],
+        on_failure: Callable[[str], None] | None = None,
+    ) -> list[list[Hit]]:
         """The result of `attempt`, which gets the seconds that are left and is repeated while it may help."""
         started = time.monotonic()
         key = object()
@@ -187,7 +193,10 @@ class RetrieverClient:
             return state.upcoming_sleep >= left()
 
         def note(state: RetryCallState) -> None:
-            self._searches[key] = (started, str(_failure(state)))
+            reason = str(_failure(state))
+            self._searches[key] = (started, reason)
+            if on_failure:
+                on_failure(reason)
 
         def give_up(state: RetryCallState) -> list[list[Hit]]:
             reason = _failure(state)

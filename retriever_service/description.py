@@ -19,7 +19,12 @@ from retriever_service.indexing.corpus import checksum, corpus_bytes
 from services.common.errors import UserError
 
 FORMAT = 2
+PACKED_FORMAT = 3
+"""The format of an index with packed postings. Others stay in the format before, which older versions
+read."""
 META_FILE = "meta.json"
+REPLACED = "replaced"
+"""Name of the index that another one replaces, inside that one's folder, until it has its place."""
 BACKENDS: dict[str, tuple[str, ...]] = {
     "bm25": ("bm25",),
     "dense": ("dense",),
@@ -37,6 +42,8 @@ class IndexSettings(TypedDict, total=False):
     """BM25: the fields of AnalyzerSettings."""
     k1: float
     b: float
+    postings: str
+    """BM25: `packed` where the postings are compressed and in segments; absent where bm25s can read them."""
     encoder: dict[str, Any]
     """Dense: the fields of EncoderSettings."""
     fingerprint: str | None
@@ -72,12 +79,27 @@ class IndexInfo:
     skipped_reasons: list[str] = field(default_factory=list)
     settings: IndexSettings
     files: dict[str, FileEntry] = field(default_factory=dict)
+    segments: list[str] = field(default_factory=list)
+    """Packed postings: folders of passages that were added, each an index of its own. Their rows follow those
+    of the index itself."""
+    deletions: str = ""
+    """Packed postings: the file that lists the rows which are deleted and not merged away yet."""
     bytes: int = 0
     """Size on disk."""
 
 
-RECORDED = {f.name for f in fields(IndexInfo)} - {"bytes"}
-"""Keys of `meta.json`, all required there. The defaults above are for indexes that have no such file."""
+RECORDED = {f.name for f in fields(IndexInfo)} - {"bytes", "segments", "deletions"}
+"""Keys of `meta.json` that are required there. The defaults above are for indexes that have no such file."""
+
+
+def format_of(settings: IndexSettings) -> int:
+    """The format of an index with these settings."""
+    return PACKED_FORMAT if settings.get("postings") == "packed" else FORMAT
+
+
+def work_of(folder: Path) -> Path:
+    """The folder in which an index is built or changed, beside it."""
+    return folder.with_name(folder.name + ".building")
 
 
 def file_digest(path: Path) -> str:
@@ -99,6 +121,10 @@ def read_info(folder: str | Path) -> IndexInfo:
     folder = Path(folder)
     path = folder / META_FILE
     if not folder.is_dir():
+        if (work_of(folder) / REPLACED / META_FILE).is_file():
+            raise IndexInvalid(
+                f"index {folder}: the command that was replacing it was killed; give that command again"
+            )
         raise IndexInvalid(
             f"index {folder}: no such folder; `unspiral index build --corpus FILE --out {folder}` makes one"
         )
@@ -111,16 +137,19 @@ def read_info(folder: str | Path) -> IndexInfo:
         )
     try:
         meta = orjson.loads(path.read_bytes())
-        if meta.get("format") != FORMAT:
+        if meta.get("format") not in (FORMAT, PACKED_FORMAT):
             raise IndexInvalid(
-                f"index {folder}: format {meta.get('format')}, this version reads {FORMAT}; "
+                f"index {folder}: format {meta.get('format')}, this version reads {FORMAT} and "
+                f"{PACKED_FORMAT}; "
                 "build it again, with --overwrite"
             )
         if absent := RECORDED - meta.keys():
             raise IndexInvalid(
                 f"{path}: damaged (it lacks {', '.join(sorted(absent))}); build the index again"
             )
-        return IndexInfo(**meta, bytes=sum(f["bytes"] for f in meta["files"].values()))
+        size = sum(f["bytes"] for f in meta["files"].values())
+        size += sum(read_info(folder / segment).bytes for segment in meta.get("segments", []))
+        return IndexInfo(**meta, bytes=size)
     except (orjson.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
         raise IndexInvalid(f"{path}: damaged ({error}); build the index again") from None
 
@@ -153,6 +182,8 @@ def verify(folder: str | Path, corpus: str | Path | None = None) -> IndexInfo:
             raise IndexInvalid(
                 f"{path}: its checksum does not match {META_FILE}, so it is damaged; build the index again"
             )
+    for segment in info.segments:
+        verify(folder / segment)
     if corpus is not None:
         _require_corpus(Path(corpus), folder, info)
     return info

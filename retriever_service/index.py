@@ -14,13 +14,16 @@ from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents
 from retriever_service.ranking import HybridRanker, Ranker, Reranker
 from retriever_service.rows import Rows
 from retriever_service.search_index import RankedIndex
+from retriever_service.segments import SegmentedDocuments, SegmentedRows, folders_of, read_deletions
 from services.common.lazy import LazyModule
 
 if TYPE_CHECKING:
     from retriever_service.bm25 import search as bm25
+    from retriever_service.bm25.packed import search as packed
 else:
     # A server over vectors or Qdrant needs no numba.
     bm25 = LazyModule("retriever_service.bm25.search")
+    packed = LazyModule("retriever_service.bm25.packed.search")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,18 @@ class _Part:
 
 
 def _open_bm25(part: _Part) -> Ranker:
-    return bm25.BM25Ranker(part.folder, AnalyzerSettings(**part.info.settings["analyzer"]))
+    settings = part.info.settings
+    analyzer = AnalyzerSettings(**settings["analyzer"])
+    if settings.get("postings") != "packed":
+        return bm25.BM25Ranker(part.folder, analyzer)
+    deletions = read_deletions(part.folder, part.info)
+    return packed.PackedRanker(
+        folders_of(part.folder, part.info),
+        analyzer,
+        k1=settings["k1"],
+        b=settings["b"],
+        deleted=packed.Deleted(deletions["rows"], deletions["tokens"], deletions["frequencies"]),
+    )
 
 
 def _open_dense(part: _Part) -> Ranker:
@@ -53,6 +67,15 @@ def _open_dense(part: _Part) -> Ranker:
 
 OPENERS: dict[str, Callable[[_Part], Ranker]] = {"bm25": _open_bm25, "dense": _open_dense}
 """The parts that an index folder may have. `retriever_service.indexing.parts` builds them."""
+
+
+def _open_passages(folder: Path, info: IndexInfo) -> tuple[Documents, Rows | None]:
+    if not info.segments and not info.deletions:
+        documents = Documents(folder / TEXT_FILE, folder / OFFSETS_FILE)
+        return documents, Rows.of(folder, documents)
+    folders = folders_of(folder, info)
+    segmented = SegmentedDocuments(folders)
+    return segmented, SegmentedRows(folders, segmented, read_deletions(folder, info)["rows"])
 
 
 class Index(RankedIndex):
@@ -77,14 +100,14 @@ class Index(RankedIndex):
     ) -> None:
         folder = Path(folder)
         info = verify(folder, corpus)
-        documents = Documents(folder / TEXT_FILE, folder / OFFSETS_FILE)
+        documents, rows = _open_passages(folder, info)
         part = _Part(folder, info, name, model, gpu, dtype)
         rankers = [OPENERS[kind](part) for kind in BACKENDS[info.backend]]
         super().__init__(
             info,
             documents,
             rankers[0] if len(rankers) == 1 else HybridRanker(rankers),
-            rows=Rows.of(folder, documents),
+            rows=rows,
             reranker=reranker,
             rerank_depth=rerank_depth,
         )

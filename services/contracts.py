@@ -86,6 +86,8 @@ class Action:
     """Duration of its generation."""
     search_seconds: float | None = field(default=None, compare=False)
     """Duration of its search; None where none was carried out."""
+    search_failures: int = 0
+    """Tries of its search that failed before it was answered."""
 
 
 @dataclass

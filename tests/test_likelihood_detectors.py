@@ -57,6 +57,27 @@ def test_each_sickness_is_named_by_its_rule_alone(kind):
         assert all(a.step >= BEGINS and a.since <= a.step for a in found)
 
 
+def test_tags_that_are_no_longer_written_are_seen_in_frozen_answers():
+    """Those that are still written are the likely ones."""
+    run = [
+        {"step": s, "logp/control": -0.05, "probe/control": -0.05 if s < 40 else -2.0} for s in range(1, 61)
+    ]
+    (alarm,) = alarms_of(run)
+    assert (alarm.rule, alarm.metric) == ("control_tokens", "probe/control") and 42 <= alarm.step <= 45
+
+
+def test_a_state_from_before_a_rule_had_a_second_metric_is_taken_up():
+    monitor = PhaseMonitor()
+    for step in range(1, 35):
+        monitor.update({"step": step, "logp/control": -0.05})
+    kept = json.loads(json.dumps(monitor.state_dict()))
+    kept["detectors"]["control_tokens"]["channels"].pop()
+    resumed = PhaseMonitor()
+    resumed.load_state_dict(kept)
+    alarms = [a for s in range(35, 50) for a in resumed.update({"step": s, "logp/control": -2.0}).alarms]
+    assert [a.rule for a in alarms] == ["control_tokens"]
+
+
 @pytest.mark.parametrize("name", BEFORE)
 def test_recorded_runs_raise_the_same_alarms_as_before_there_were_detectors(name):
     opened = gzip.open if name.endswith(".gz") else open

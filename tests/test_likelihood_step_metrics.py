@@ -150,6 +150,8 @@ def test_records_alone_give_the_same_likelihood_metrics():
         "rollout/finished",
         "rollout/truncated",
         "rollout/at_turn_limit",
+        "retrieval/errors",
+        "text/non_words",
         "text/repetition",
     }
     assert set(alone) == shared

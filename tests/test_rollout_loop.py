@@ -16,6 +16,7 @@ from services.common.errors import UserError
 from services.contracts import Observation, Question
 from services.rollout.errors import NonFiniteLogprobError
 from services.rollout.worker.loop import (
+    Found,
     run_trajectory,
     tokens_through_end,
 )
@@ -51,6 +52,15 @@ async def run(script, *, tokenizer=LAB, template=None, settings=None, search=sea
     return await run_trajectory(
         request(), engine=engine, template=template, search=search, settings=settings
     ), engine
+
+
+async def test_a_search_that_needed_other_tries_is_noted_in_its_action():
+    async def second_try(query):
+        return Found(HITS, 1)
+
+    trajectory, _ = await run(["<search> n1 </search>", "<answer> n4 </answer>"], search=second_try)
+    assert [a.search_failures for a in trajectory.actions] == [1, 0]
+    assert trajectory.actions[0].document_ids == ["d1", "d2"]
 
 
 async def test_a_trajectory_searches_then_answers():

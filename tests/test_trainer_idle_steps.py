@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rollout_fakes import words as tokenizer
 from test_trainer_monitor_actions import Learner, Pool, events, system
 
 from services.contracts import Action, Question, Trajectory
@@ -93,7 +94,7 @@ def ran(tmp_path, reward, steps, action="none"):
         Scoring(),
         Kept(),
         reward,
-        None,
+        tokenizer(),
     )
     made.learner.config, made.learner.scored = made.config, []
     made.cursor.take = lambda n: QUESTIONS[:n]

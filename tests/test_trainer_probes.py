@@ -139,6 +139,18 @@ def test_the_fixed_set_closes_after_some_steps_however_small(store, tmp_path):
     assert len(after["fixed"]) == FREEZE_BY_STEP
 
 
+def test_the_tags_of_the_fixed_set_are_looked_at_under_the_weights_of_now(store, tmp_path):
+    pieces = ["<think>", " Po ", "</think>", "<answer>"]
+    for decode, expected in ((lambda ids: "".join(pieces[i] for i in ids), -2.0), (lambda ids: "x", None)):
+        probes = Probes(ProbeSettings(fixed_size=2), store, "r", tmp_path, decode)
+        b = batch(1, [3, 1], [True, True])
+        parts = {"fixed": probes.parts(1, b)["fixed"]}
+        read = probes.read(b, parts, np.asarray([-1.0, -9.0, -3.0, -2.0], np.float32))
+        assert read.metrics == {"probe/fixed": -3.75} | (
+            {} if expected is None else {"probe/control": expected}
+        )
+
+
 def test_no_probe_between_its_steps(store, tmp_path):
     probes = Probes(ProbeSettings(every=2), store, "r", tmp_path)
     b = batch(1, [1], [True])

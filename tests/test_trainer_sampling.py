@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from rollout_fakes import words
 
 from services.common.errors import UserError
 from services.contracts import Action, Question, Trajectory
@@ -73,7 +74,7 @@ def scored_by(function, per_question=2, **sections):
     rollout = {"prompts_per_step": 2, "group_size": per_question, "max_response_tokens": 4, "max_turns": 0}
     config = parse_config({**RAW, "rollout": rollout, "data": {"train": "t", "shuffle": False}} | sections)
     batch = asyncio.run(BatchSampler(config, Pool(), PromptCursor(QUESTIONS, 0, False), function).sample(1))
-    return batch, prepare(batch, config, None)
+    return batch, prepare(batch, config, words())
 
 
 def by_place(*values):
@@ -90,6 +91,12 @@ def test_the_best_reward_is_right_and_part_of_it_is_not():
     assert prepared.right == [False, False, True, None]
     tokens = prepared.tokens
     assert tokens.right.tolist() == tokens.preserved.tolist() == [False, False, True, False]
+
+
+def test_the_tag_tokens_of_the_batch_are_marked_for_the_metrics():
+    _, prepared = scored_by(by_place(1.0, 0.0, 1.0, 0.0))
+    assert words().convert_ids_to_tokens([5, 6]) == ["</think>", "<search>"]
+    assert prepared.control.tolist() == [False, False, True, True] * 4  # a prompt of two tokens, then those
 
 
 def test_a_shaped_reward_without_any_exact_match_makes_no_answer_right():

@@ -5,42 +5,43 @@ All of it happens in a folder aside, which is renamed at the end.
 
 from __future__ import annotations
 
-import errno
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import orjson
 
 from retriever_service.description import (
     BACKENDS,
-    FORMAT,
     META_FILE,
+    REPLACED,
     IndexInfo,
     IndexSettings,
-    file_digest,
+    format_of,
     read_info,
     verify,
 )
 from retriever_service.errors import IndexInvalid
 from retriever_service.indexing.corpus import checksum, corpus_bytes, estimate, extent
-from retriever_service.indexing.parts import BM25Part, DensePart, Part, Progress
-from retriever_service.indexing.scan import PROGRESS_FILE, SCRATCH_FILES, Scanner, ScanState
+from retriever_service.indexing.parts import BM25Part, DensePart, PackedPart, Part, Progress
+from retriever_service.indexing.scan import Scanner, ScanState
 from retriever_service.indexing.sinks import Sink
-from retriever_service.rows import BLOCKS_FILE, PLACES_FILE
+from retriever_service.indexing.workplace import (
+    Key,
+    full_disk_said,
+    locked,
+    put,
+    seal_folder,
+    sealed,
+    work_folder,
+)
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.files import lock, put_folder, write_atomically
 from services.common.names import accepted
 
 _ROW_BYTES = 64
 """Of each passage beside its text: its place, the hash of its id, its line, and JSON's own signs."""
-Key = dict[str, Any]
-"""What makes two builds the same, as JSON: format, backend, corpus, settings, and the way of building."""
-REPLACED = "replaced"
-"""Name of the index that another one replaces, until that one has its place."""
+POSTINGS = ("auto", "bm25s", "packed")
+AUTO_PACKED = 2_000_000
+"""Passages from which on the postings of an index are packed by default."""
 
 
 def build_index(
@@ -54,6 +55,7 @@ def build_index(
     stop_words: bool = True,
     k1: float = 0.9,
     b: float = 0.4,
+    postings: str = "auto",
     model: str | None = None,
     family: str | None = None,
     vector_type: str = "Flat",
@@ -67,8 +69,9 @@ def build_index(
 
     A build that was interrupted goes on where it was; an index that is already there with the same corpus and
     settings is kept as it is. Memory is bounded by the vocabulary, not by the passages. The options from
-    `language` to `b` are for `bm25` and `hybrid`, those from `model` to `encoder_dtype` for `dense` and
-    `hybrid`.
+    `language` to `postings` are for `bm25` and `hybrid`, those from `model` to `encoder_dtype` for `dense`
+    and `hybrid`. `postings`: `bm25s` is the format of that library, `packed` a compressed one for many
+    passages, which can be added to; `auto` is `packed` from AUTO_PACKED passages on.
 
     Raises UserError for a wrong option or a malformed line (file, line, what was expected; `skip_bad` leaves
     such lines out and counts them), IndexInvalid where `out` holds something else and `overwrite` is not set,
@@ -78,7 +81,8 @@ def build_index(
         raise UserError(f"backend {backend!r}: {accepted(backend, BACKENDS)}")
     parts: list[Part] = []
     if "bm25" in BACKENDS[backend]:
-        parts.append(BM25Part(language, stem, stop_words, k1, b))
+        part = PackedPart if _packed(postings, corpus, Path(out), overwrite) else BM25Part
+        parts.append(part(language, stem, stop_words, k1, b))
     if "dense" in BACKENDS[backend]:
         if not model:
             raise UserError(
@@ -87,8 +91,8 @@ def build_index(
         parts.append(DensePart(model, family, vector_type, nprobe, ef_search, encoder_dtype))
     out = Path(out)
     settings: IndexSettings = {}
-    for part in parts:
-        settings.update(part.settings)
+    for one in parts:
+        settings.update(one.settings)
     if "dtype" in settings and encoder_dtype == "auto" and not overwrite and (out / META_FILE).is_file():
         # The index may come from a machine where `auto` was another type: it counts as the same index.
         settings["dtype"] = read_info(out).settings.get("dtype")
@@ -110,6 +114,17 @@ def build_index(
             part.write(build.work, passages, plan.tell)
 
     return make_index(plan, write)
+
+
+def _packed(postings: str, corpus: str | Path, out: Path, overwrite: bool) -> bool:
+    """Whether an index gets packed postings."""
+    if postings not in POSTINGS:
+        raise UserError(f"postings {postings!r}: {accepted(postings, POSTINGS)}")
+    if postings != "auto":
+        return postings == "packed"
+    if not overwrite and (out / META_FILE).is_file():  # whichever it has, it counts as the same index
+        return read_info(out).settings.get("postings") == "packed"
+    return estimate(Path(corpus))[1] >= AUTO_PACKED
 
 
 def silent(stage: str, share: float, text: str) -> None:
@@ -160,16 +175,10 @@ class Build:
 
     def seal(self) -> None:
         """Write the description of the index: all but what only the build needed."""
-        work = self.work
         key = self.key
         state = self.state
-        left_out = {"lock", META_FILE, *SCRATCH_FILES, *(name for sink in self._sinks for name in sink.files)}
-        found = {str(p.relative_to(work)): p for p in sorted(work.rglob("*")) if p.is_file()}
-        if not (work / BLOCKS_FILE).stat().st_size:  # no row has other fields
-            left_out |= {BLOCKS_FILE, PLACES_FILE}
-        files = {name: p for name, p in found.items() if name not in left_out and not name.endswith(".tmp")}
-        meta = {
-            "format": FORMAT,
+        description = {
+            "format": format_of(key["settings"]),
             "backend": key["backend"],
             "corpus": str(self.corpus.resolve()),
             "corpus_sha256": key["corpus_sha256"],
@@ -178,11 +187,8 @@ class Build:
             "skipped": state.skipped,
             "skipped_reasons": state.reasons,
             "settings": key["settings"],
-            "files": {
-                name: {"bytes": p.stat().st_size, "sha256": file_digest(p)} for name, p in files.items()
-            },
         }
-        write_atomically(work / META_FILE, orjson.dumps(meta, option=orjson.OPT_INDENT_2), durable=True)
+        seal_folder(self.work, description, [name for sink in self._sinks for name in sink.files])
         self._tell("done", 1.0, f"{state.passages:,} passages")
 
 
@@ -200,7 +206,7 @@ def make_index(
     size = corpus_bytes(corpus)
     sha256 = checksum(corpus, lambda done: plan.tell("checksum", done / max(size, 1), corpus.name))
     key = {
-        "format": FORMAT,
+        "format": format_of(plan.settings),
         "backend": plan.backend,
         "corpus_sha256": sha256,
         "settings": plan.settings,
@@ -214,63 +220,17 @@ def make_index(
         return read_info(out)
     if out.exists():
         _require_replaceable(out)
-    work = _work_folder(out)
-    with _locked(work):
-        if not _sealed(work, key):
-            _require_disk(work, corpus, plan.backend != "dense", plan.vector_bytes)
-            try:
+    work = work_folder(out)
+    with locked(work):
+        if not sealed(work, key):
+            require_disk(work, corpus, plan.backend != "dense", plan.vector_bytes)
+            with full_disk_said(work):
                 build = Build(corpus, work, key, plan.skip_bad, plan.tell)
                 write(build)
                 build.seal()
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                    raise
-                raise EnvironmentLacks(
-                    f"disk of {work}: {error.strerror}; make room and give the same command again, which "
-                    "goes on where it was"
-                ) from None
         examine(work)
-        _put(work, out)
+        put(work, out)
     return read_info(out)
-
-
-def _work_folder(out: Path) -> Path:
-    """The folder to build in, beside `out`. Raises UserError, and IndexInvalid for one with other files."""
-    if not out.name:
-        raise UserError(f"--out {out}: expected a folder that can be renamed, such as index/")
-    work = out.with_name(out.name + ".building")
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--out {out}: the folder {work} cannot be made ({error.strerror}); give another place"
-        ) from None
-    if any(work.iterdir()) and not (work / "lock").is_file():
-        raise IndexInvalid(f"{work}: holds files that are of no build; remove it, or give another --out")
-    return work
-
-
-def _sealed(work: Path, key: Key) -> bool:
-    """Whether a build with this key came to its end there, and only was not given its place."""
-    try:
-        verify(work)
-        return orjson.loads((work / PROGRESS_FILE).read_bytes())["key"] == key
-    except (IndexInvalid, OSError, orjson.JSONDecodeError, KeyError):
-        return False
-
-
-def _put(work: Path, out: Path) -> None:
-    """Give a sealed build its place. What stands there goes into it first, so that at every moment a whole
-    index is there to go on with."""
-    sealed = read_info(work).files
-    replaced = work / REPLACED
-    if out.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
-    put_folder(work, out, earlier=replaced)
-    for path in [*out.iterdir()]:
-        if path.is_file() and path.name not in (META_FILE, *sealed):
-            path.unlink()
-    shutil.rmtree(out / REPLACED, ignore_errors=True)
 
 
 def _require_replaceable(out: Path) -> None:
@@ -296,7 +256,7 @@ def _require_same(out: Path, key: Key) -> None:
         raise IndexInvalid(f"{out}: holds an index of {other}; give another folder, or --overwrite")
 
 
-def _require_disk(work: Path, corpus: Path, postings: bool, vector_bytes: int) -> None:
+def require_disk(work: Path, corpus: Path, postings: bool, vector_bytes: int) -> None:
     """Raise EnvironmentLacks where the disk is too small for what the start of the corpus promises: its text,
     three times that with postings, and vectors. What an interrupted build left there counts as free, since it
     is used or removed."""
@@ -313,13 +273,3 @@ def _require_disk(work: Path, corpus: Path, postings: bool, vector_bytes: int) -
             f"build ({passages:,} passages, {text / 2**30:.1f} GiB of text, {vectors / 2**30:.1f} GiB of "
             "vectors, estimated)"
         )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    try:
-        held = lock(folder / "lock")
-    except BlockingIOError:
-        raise EnvironmentLacks(f"{folder}: another build is at work in it") from None
-    with held:
-        yield

@@ -12,10 +12,11 @@ from typing import Protocol
 
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.bm25.build import write_bm25
+from retriever_service.bm25.packed.build import write_packed
 from retriever_service.dense.build import stored_bytes, write_dense
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
 from retriever_service.description import IndexSettings
-from retriever_service.indexing.sinks import PostingsSink, Sink, VectorSink
+from retriever_service.indexing.sinks import PostingsSink, RunsSink, Sink, VectorSink
 from services.common.errors import UserError
 
 Progress = Callable[[str, float, str], None]
@@ -62,6 +63,25 @@ class BM25Part:
             tell("invert", done / of, "")
 
         write_bm25(work, work, self.sink.vocabulary, k1=self._k1, b=self._b, progress=note)
+
+
+class PackedPart:
+    """Packed postings: as BM25Part otherwise."""
+
+    vector_bytes = 0
+
+    def __init__(self, language: str, stem: bool, stop_words: bool, k1: float, b: float) -> None:
+        plain = BM25Part(language, stem, stop_words, k1, b)
+        self.settings: IndexSettings = {**plain.settings, "postings": "packed"}
+        self.sink = RunsSink(Analyzer(AnalyzerSettings(language, stem, stop_words)))
+
+    def write(self, work: Path, passages: int, tell: Progress) -> None:
+        """As Part."""
+
+        def note(done: int, of: int) -> None:
+            tell("merge", done / of, f"{done:,} postings")
+
+        write_packed(work, k1=self.settings["k1"], b=self.settings["b"], progress=note)
 
 
 class DensePart:

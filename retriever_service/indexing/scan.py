@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ import orjson
 
 from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
 from retriever_service.indexing.corpus import Passage, Skipped, read_corpus
-from retriever_service.indexing.sinks import Sink
+from retriever_service.indexing.sinks import RunsSink, Sink
 from retriever_service.rows import BLOCKS_FILE, PLACES_FILE, hash_of, write_fields, write_lookup
 from services.common.errors import UserError
 from services.common.files import write_atomically
@@ -51,8 +51,17 @@ class Scanner:
     """Scans one corpus into a build folder."""
 
     def __init__(
-        self, corpus: Path, folder: Path, sinks: Sequence[Sink], key: dict[str, Any], *, skip_bad: bool
+        self,
+        corpus: Path,
+        folder: Path,
+        sinks: Sequence[Sink],
+        key: dict[str, Any],
+        *,
+        skip_bad: bool,
+        passages: Callable[[int], Iterator[Passage]] | None = None,
     ) -> None:
+        """`passages` gives the passages from `Passage.end` on; None reads them from the corpus."""
+        self._passages = passages
         self.corpus = corpus
         self.folder = folder
         self.sinks = sinks
@@ -62,7 +71,7 @@ class Scanner:
         if found is None:
             self._clear()
         self.state = found or ScanState(key)
-        self._chunk = min((sink.chunk_passages for sink in sinks), default=20_000)
+        self._chunk = min((sink.chunk_passages for sink in sinks), default=RunsSink.chunk_passages)
         self._files: dict[str, BinaryIO] = {}
         for name in names:
             path = folder / name
@@ -87,8 +96,16 @@ class Scanner:
         state = self.state
         if not state.read:
             skipped = Skipped(state.skipped, list(state.reasons))
-            passages = read_corpus(
-                self.corpus, skip_bad=self.skip_bad, skipped=skipped, line=state.line, start=state.position
+            passages = (
+                self._passages(state.position)
+                if self._passages
+                else read_corpus(
+                    self.corpus,
+                    skip_bad=self.skip_bad,
+                    skipped=skipped,
+                    line=state.line,
+                    start=state.position,
+                )
             )
             while chunk := list(islice(passages, self._chunk)):
                 self._write(chunk)

@@ -9,6 +9,7 @@ from typing import BinaryIO, Protocol
 import numpy as np
 
 from retriever_service.bm25.analysis import Analyzer, TermIds
+from retriever_service.bm25.packed import build as runs
 from retriever_service.dense.build import flat_header
 from retriever_service.dense.encoder import Encoder
 
@@ -27,6 +28,38 @@ class Sink(Protocol):
         """Add one chunk of passages."""
 
 
+class _Vocabulary:
+    """Numbers of terms, in the order of their first sight. The terms stand one a line in a file that is only
+    appended to."""
+
+    def __init__(self, analyzer: Analyzer, path: Path, file: BinaryIO) -> None:
+        self.terms = path.read_text("utf-8").split("\n")[:-1]
+        self._known = {term: i for i, term in enumerate(self.terms)}
+        self._term_ids = TermIds(analyzer, self._number)
+        self._file = file
+        self._written = len(self.terms)
+
+    def _number(self, term: str) -> int:
+        number = self._known.get(term)
+        if number is None:
+            number = self._known[term] = len(self.terms)
+            self.terms.append(term)
+        return number
+
+    def numbers(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """(numbers of the terms of all texts, int64, with repeats; how many are of each text). New terms are
+        written."""
+        flat: list[int] = []
+        lengths = []
+        for text in texts:
+            ids = self._term_ids(text)
+            lengths.append(len(ids))
+            flat += ids
+        self._file.write("".join(term + "\n" for term in self.terms[self._written :]).encode())
+        self._written = len(self.terms)
+        return np.array(flat, np.int64), np.array(lengths, np.int64)
+
+
 class PostingsSink:
     """Arrays by passage: `terms` uint32 and `tfs` uint16 (one for each passage and term), `counts` uint32
     (terms of each passage), `lengths` uint32 (tokens of each passage), and the `vocabulary`, one term a line
@@ -40,35 +73,56 @@ class PostingsSink:
 
     def open(self, folder: Path, files: dict[str, BinaryIO]) -> None:
         self._files = files
-        self.vocabulary = (folder / "vocabulary").read_text("utf-8").split("\n")[:-1]
-        self._known = {term: i for i, term in enumerate(self.vocabulary)}
-        self._term_ids = TermIds(self._analyzer, self._number)
+        self._vocabulary = _Vocabulary(self._analyzer, folder / "vocabulary", files["vocabulary"])
 
-    def _number(self, term: str) -> int:
-        number = self._known.get(term)
-        if number is None:
-            number = self._known[term] = len(self.vocabulary)
-            self.vocabulary.append(term)
-        return number
+    @property
+    def vocabulary(self) -> list[str]:
+        """All terms so far, by their numbers."""
+        return self._vocabulary.terms
 
     def write(self, texts: list[str]) -> None:
-        flat: list[int] = []
-        lengths = []
-        first_new = len(self.vocabulary)
-        for text in texts:
-            ids = self._term_ids(text)
-            lengths.append(len(ids))
-            flat += ids
+        flat, lengths = self._vocabulary.numbers(texts)
         width = max(len(self.vocabulary), 1)
         owner = np.repeat(np.arange(len(texts), dtype=np.int64), lengths)
-        keys, tfs = np.unique(owner * width + np.array(flat, np.int64), return_counts=True)
+        keys, tfs = np.unique(owner * width + flat, return_counts=True)
         counts = np.bincount(keys // width, minlength=len(texts))
         files = self._files
         files["terms"].write((keys % width).astype(np.uint32).tobytes())
         files["tfs"].write(np.minimum(tfs, 65535).astype(np.uint16).tobytes())
         files["counts"].write(counts.astype(np.uint32).tobytes())
-        files["lengths"].write(np.array(lengths, np.uint32).tobytes())
-        files["vocabulary"].write("".join(term + "\n" for term in self.vocabulary[first_new:]).encode())
+        files["lengths"].write(lengths.astype(np.uint32).tobytes())
+
+
+class RunsSink:
+    """A sorted run of postings per chunk, for `retriever_service.bm25.packed.build`."""
+
+    files: tuple[str, ...] = runs.RUN_FILES
+    chunk_passages = 20_000
+
+    def __init__(self, analyzer: Analyzer) -> None:
+        self._analyzer = analyzer
+
+    def open(self, folder: Path, files: dict[str, BinaryIO]) -> None:
+        self._files = files
+        self._vocabulary = _Vocabulary(
+            self._analyzer, folder / runs.RUN_VOCABULARY, files[runs.RUN_VOCABULARY]
+        )
+        self._rows = files[runs.RUN_LENGTHS].tell() // 4
+
+    def write(self, texts: list[str]) -> None:
+        flat, lengths = self._vocabulary.numbers(texts)
+        size = len(texts)
+        owner = np.repeat(np.arange(size, dtype=np.int64), lengths)
+        keys, tfs = np.unique(flat * size + owner, return_counts=True)
+        terms, counts = np.unique(keys // size, return_counts=True)
+        files = self._files
+        files[runs.RUN_TERMS].write(terms.astype(np.uint32).tobytes())
+        files[runs.RUN_COUNTS].write(counts.astype(np.uint32).tobytes())
+        files[runs.RUN_ROWS].write((self._rows + keys % size).astype(np.uint32).tobytes())
+        files[runs.RUN_TFS].write(np.minimum(tfs, 65535).astype(np.uint16).tobytes())
+        files[runs.RUN_SIZES].write(np.array([len(terms), len(keys)], np.uint64).tobytes())
+        files[runs.RUN_LENGTHS].write(lengths.astype(np.uint32).tobytes())
+        self._rows += size
 
 
 class VectorSink:

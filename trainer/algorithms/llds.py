@@ -41,7 +41,7 @@ def llds_loss(
 
     The gradient of loss_sum is -w on each active token, however small the drop, and exactly 0 elsewhere: at
     drop = 0, on other trajectories, outside the mask. stats: `active_tokens`, `active_actions` (with at least
-    one active token), `preserved_tokens`, `action_tokens`.
+    one active token), `preserved_tokens`, `preserved_actions`, `action_tokens`.
     """
     if gate not in get_args(Gate):
         raise ValueError(f"unknown LLDS gate {gate!r}; known: {', '.join(get_args(Gate))}")
@@ -87,6 +87,7 @@ def llds_loss(
         # needed.
         "active_actions": ((fallen if fallen is not None else by_action(active)) > 0).sum(),
         "preserved_tokens": preserved_tokens,
+        "preserved_actions": (by_action(held) > 0).sum(),
         "action_tokens": tokens,
     }
     return LossTerm(term.sum(), preserved_tokens if denominator == "preserved" else tokens, stats)

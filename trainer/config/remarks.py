@@ -24,7 +24,24 @@ def remarks(config: Config) -> list[str]:
         if key == "dynamic_sampling" and config.rollout.max_staleness:
             why = f" (rollout.max_staleness={config.rollout.max_staleness} excludes it)"
         lines.append(f"algorithm.loss={a.loss} runs with algorithm.{key}={mine}{why}; its own is {value}")
-    return [*lines, *_without_effect(config)]
+    return [*lines, *_garbage_preserved(config), *_without_effect(config)]
+
+
+FEW_SAMPLES = 4
+"""Groups smaller than this are often all wrong, also where the policy is often right."""
+
+
+def _garbage_preserved(config: Config) -> Iterator[str]:
+    """A line where LLDS would hold many answers that nobody has called right: the advantages of a group that
+    is all wrong are 0, and 0 is not negative."""
+    size = config.rollout.group_size
+    llds = config.algorithm.llds
+    if llds.lambda_ and llds.preserve == "nonnegative" and size < FEW_SAMPLES:
+        yield (
+            f"rollout.group_size={size} with algorithm.llds.preserve=nonnegative: many groups will be "
+            "all wrong, and LLDS preserves their answers too (llds/preserved_unrewarded shows how many); set "
+            f"algorithm.llds.preserve=right, or groups of {FEW_SAMPLES} or more"
+        )
 
 
 def _without_effect(section: BaseModel, path: str = "") -> Iterator[str]:

@@ -24,11 +24,12 @@ from services.common.errors import EnvironmentLacks, UnspiralError, explains
 from services.contracts import TokenBatch, TrainBatch, WeightsReceiver, WeightUpdate
 from services.rollout.pool.placement import SHARED
 from services.weight_sync.base import ENVIRONMENT_PREFIXES
+from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.schema import Config
 from trainer.learner.model_folder import check_model_folder
 from trainer.learner.objective import StepStats, update_metrics
 from trainer.learner.rank_handle import Pending, RankActor, RankHandle
-from trainer.learner.results import RankInfo, RankScores, Scores, UpdateResult
+from trainer.learner.results import RankInfo, RankScores, RankUpdate, Scores, UpdateResult
 
 T = TypeVar("T")
 
@@ -160,16 +161,7 @@ class LearnerGroup:
                 for h in handles
             ]
         )
-        scores = gathered(batch, [result.scores for result in results])
-        # Every rank takes the same steps: the n-th entries of all ranks are one step.
-        steps = [StepStats.merged(list(step)) for step in zip(*(r.steps for r in results), strict=True)]
-        metrics = (
-            update_metrics(steps, kl=bool(self.config.algorithm.kl))
-            | results[0].metrics
-            | batch_metrics(batch, scores)
-        )
-        metrics["time/update_compute"] = max(r.metrics["time/update_compute"] for r in results)
-        return UpdateResult(scores.logp, scores.entropy, metrics, sum(s.skipped for s in steps))
+        return joined(batch, results, self.config.algorithm, llds_lambda, answer_beta)
 
     def offer_weights(self, version: int, receivers: list[WeightsReceiver]) -> WeightUpdate:
         """Offer the current weights to rollout workers as `version`. The result goes to the pool's `sync`,
@@ -300,6 +292,24 @@ class LearnerGroup:
         return fixed | {
             k: v for k, v in os.environ.items() if k in _FORWARDED or k.startswith(ENVIRONMENT_PREFIXES)
         }
+
+
+def joined(
+    batch: TrainBatch,
+    results: list[RankUpdate],
+    algorithm: AlgorithmSettings,
+    llds_lambda: float,
+    answer_beta: float,
+) -> UpdateResult:
+    """One batch's update, from what all ranks did with it."""
+    scores = gathered(batch, [result.scores for result in results])
+    # Every rank takes the same steps: the n-th entries of all ranks are one step.
+    steps = [StepStats.merged(list(step)) for step in zip(*(r.steps for r in results), strict=True)]
+    metrics = update_metrics(steps, kl=bool(algorithm.kl)) | results[0].metrics | batch_metrics(batch, scores)
+    metrics["time/update_compute"] = max(r.metrics["time/update_compute"] for r in results)
+    if llds_lambda and algorithm.llds.answer_weight != "off":
+        metrics["llds/beta"] = answer_beta
+    return UpdateResult(scores.logp, scores.entropy, metrics, sum(s.skipped for s in steps))
 
 
 def gathered(batch: TokenBatch, ranks: list[RankScores]) -> Scores:

@@ -190,6 +190,7 @@ def update_metrics(steps: list[StepStats], *, kl: bool) -> dict[str, float]:
     metrics["llds/active_tokens"] = total("llds/active_tokens")
     metrics["llds/active_actions"] = total("llds/active_actions")
     share("llds/active_share", "llds/active_tokens", "llds/preserved_tokens")
+    share("llds/active_action_share", "llds/active_actions", "llds/preserved_actions")
     for i, s in enumerate(steps):
         metrics[f"llds/active_tokens_step_{i}"] = s.sums["llds/active_tokens"]
     metrics["learner/optimiser_steps"] = float(len(taken))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from services.contracts import TokenBatch, TrainBatch
 from services.likelihood.metrics.scored_step import ScoredStep
+from services.likelihood.metrics.text_metrics import control_mask
 from trainer.algorithms import AdvantageKind, group_advantages
 from trainer.config.schema import Config
 from trainer.learner.results import UpdateResult
@@ -28,6 +30,8 @@ class Prepared:
     """float64 [B]."""
     right: list[bool | None]
     """What the reward function says of each trajectory; None where it gave no reward."""
+    control: np.ndarray
+    """The tag tokens: bool [sum T]."""
 
 
 def advantages_of(rewards: np.ndarray, groups: list[str], kind: AdvantageKind) -> np.ndarray:
@@ -49,6 +53,8 @@ def scored_step(
         right=prepared.right,
         entropy=update.entropy_old,
         logp_new=rescored.logp_new if rescored.rows else None,
+        control=prepared.control,
+        preserved=prepared.tokens.preserved,
     )
 
 
@@ -73,4 +79,10 @@ def prepare(batch: RolloutBatch, config: Config, tokenizer: Any) -> Prepared:
         answer_mask=spans,
     )
     said = [bool(right) if known else None for right, known in zip(batch.right, valid, strict=True)]
-    return Prepared(tokens, advantages, said)
+    return Prepared(tokens, advantages, said, control_mask(tokens, partial(text_of, tokenizer)))
+
+
+def text_of(tokenizer: Any, token_ids: list[int]) -> str:
+    """Some tokens as they stand, special ones included."""
+    text: str = tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text

@@ -30,7 +30,7 @@ from trainer.learner.group import LearnerError
 from trainer.learner.results import UpdateResult
 from trainer.loop import performance
 from trainer.loop.ahead import BatchesAhead
-from trainer.loop.batches import Prepared, prepare, scored_step
+from trainer.loop.batches import Prepared, prepare, scored_step, text_of
 from trainer.loop.held_out import evaluate
 from trainer.loop.notices import Notices
 from trainer.loop.probes import Probes, Rescored
@@ -66,6 +66,7 @@ class Driver(RunState):
             system.store,
             self.config.run.name,
             system.folder.path,
+            self.decode,
             self.config.rollout.group_size,
         )
         self.recorder = Recorder(system, self.monitor, progress)
@@ -88,6 +89,10 @@ class Driver(RunState):
         self.learner_calls = 0
         """Calls of the learner that have returned."""
         self.learner_ranks = list(system.learner.where)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of some tokens."""
+        return text_of(self.system.tokenizer, token_ids)
 
     @property
     def rewards(self) -> deque[float | None]:
@@ -331,6 +336,7 @@ class Driver(RunState):
         # the step's line in metrics.jsonl, without which a resumed run forgets them.
         batch = result.batch
         metrics = await asyncio.to_thread(result.metrics)
+        metrics |= self.held_out(result.step - 1)  # of the weights that this step began with
         await asyncio.to_thread(
             self.system.folder.trajectories, result.step, batch.trajectories, batch.rewards.tolist()
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from services.common.files import write_atomically
 from services.contracts import TokenBatch
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.metrics.step_metrics import fixed_probe, lag_probe
+from services.likelihood.metrics.text_metrics import control_logp, control_mask
 from services.likelihood.metrics.verdicts import probe_rows
 from services.likelihood.tokens import pack_tokens, unpack_tokens
 from services.settings import ProbeSettings
@@ -48,15 +50,26 @@ class Probes:
     folder."""
 
     def __init__(
-        self, settings: ProbeSettings, store: LikelihoodClient, run: str, folder: Path, group_size: int = 1
+        self,
+        settings: ProbeSettings,
+        store: LikelihoodClient,
+        run: str,
+        folder: Path,
+        decode: Callable[[list[int]], str] | None = None,
+        group_size: int = 1,
     ) -> None:
+        """decode: the text of some tokens, by which the tags of the fixed set are found; None: they are not
+        looked at."""
         self.settings = settings
+        self.decode = decode
         self.store = store
         self.run = run
         self.group_size = group_size
         """Rows that follow each other and are scored together, or not at all: a group can be compared."""
         self._file = folder / "fixed_probe.npz"
         self.fixed: TokenBatch | None = None
+        self._tags: np.ndarray | None = None
+        """The tag tokens of the fixed set, once they have been looked for."""
         self.missing: str | None = None
         """Why the last step had no lag probe, where it should have had one."""
         self.missed = 0
@@ -73,6 +86,7 @@ class Probes:
             assert saved.step is not None, "written by _freeze"
             rows = np.flatnonzero(saved.step <= step).tolist()
             self.fixed = saved.take(rows) if rows else None
+            self._tags = None
 
     def parts(self, step: int, batch: TokenBatch, *, moved: bool = True) -> dict[str, TokenBatch]:
         """The trajectories to score, by purpose: a spread of the batch, the lag probe, the fixed probe. Empty
@@ -107,6 +121,11 @@ class Probes:
             metrics["probe/lag_missed"] = float(self.missed)
         if "fixed" in parts:
             metrics["probe/fixed"] = fixed_probe(parts["fixed"], scored["fixed"])
+            if self.decode:
+                if self._tags is None:
+                    self._tags = control_mask(parts["fixed"], self.decode)
+                if (value := control_logp(parts["fixed"], scored["fixed"], self._tags)) is not None:
+                    metrics["probe/control"] = value
         return Rescored(rows, logp_new, metrics)
 
     def _sample(self, n: int) -> list[int]:
@@ -134,6 +153,7 @@ class Probes:
             step=np.full(len(rows), step, np.int64),
         )
         self.fixed = TokenBatch.joined([self.fixed, part]) if self.fixed else part
+        self._tags = None
         write_atomically(self._file, pack_tokens(self.fixed))
 
     def _fixed(self, step: int) -> TokenBatch | None:

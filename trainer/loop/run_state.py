@@ -42,6 +42,13 @@ class RunState:
         self.base_step = 0
         """Step of that checkpoint."""
 
+    def held_out(self, step: int) -> dict[str, float]:
+        """Held-out scores of the evaluation after a step (0: before the first), as metrics; empty where there
+        was none."""
+        when = f"step{step}" if step else "before"
+        scores = {mode: self.scores.get(f"{when}/{mode}") for mode in ("greedy", "sampled")}
+        return {f"eval/em_{mode}": score["em"] for mode, score in scores.items() if score}
+
     def state_dict(self) -> dict[str, Any]:
         """The driver's part of a checkpoint, JSON-able."""
         return {

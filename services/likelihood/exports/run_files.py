@@ -67,8 +67,12 @@ class RunFiles:
 
     def add_evaluations(self) -> None:
         """Held-out scores are events; they become the metrics `eval/em_greedy` and `eval/em_sampled` of their
-        steps."""
+        steps. The line of the step after an evaluation repeats its scores, which count once."""
         by_step = {m["step"]: m for m in self.metrics}
+        for event in self.events:
+            step = event.get("step") or 0
+            if event.get("event") == "evaluation" and isinstance(step, int) and (m := by_step.get(step + 1)):
+                m.pop(f"eval/em_{event.get('mode', 'greedy')}", None)
         for event in self.events:
             step = event.get("step") or 0
             overall = event.get("overall")

@@ -15,15 +15,19 @@ from services.contracts import TokenBatch, Trajectory
 from services.likelihood.metrics.action_table import ActionTable
 from services.likelihood.metrics.step_metrics import (
     displacement_metrics,
+    largest_drop,
     leak,
     likelihood_metrics,
     retrieval_metrics,
     reward_metrics,
     rollout_metrics,
     sampler_mismatch,
+    search_errors,
     search_metrics,
     tool_round_metrics,
+    unrewarded_share,
 )
+from services.likelihood.metrics.text_metrics import control_logp, text_metrics
 from services.likelihood.metrics.verdicts import Verdict, verdicts
 
 
@@ -46,6 +50,10 @@ class ScoredStep:
     """Entropy of each position before the update, [sum T], or its mean over the action tokens; nats."""
     logp_new: np.ndarray | None = None
     """Log-probs after the update, [sum T], NaN on the rows that were not scored again. None: no row was."""
+    control: np.ndarray | None = None
+    """The tag tokens (`control_mask`), bool [sum T]. None: not known."""
+    preserved: np.ndarray | None = None
+    """The trajectories that LLDS holds, bool [B]. None: a run that has no such set."""
 
     @property
     def logp_old(self) -> np.ndarray:
@@ -80,15 +88,32 @@ class ScoredStep:
             out |= displacement_metrics(table, self.advantages, self.verdict)
         if self.entropy is not None and (value := leak(tokens, self.logp_old, self.entropy)) is not None:
             out["leak/logp_entropy"] = value
+        if self.control is not None:
+            value = control_logp(tokens, self.logp_old, self.control)
+            out |= {} if value is None else {"logp/control": value}
         return {
             **out,
+            **self._preserved_metrics(tokens, table),
             **sampler_mismatch(tokens, self.logp_old),
             **reward_metrics(groups, self.rewards),
             **tool_round_metrics(table, [t.searches for t in self.trajectories]),
             **retrieval_metrics(groups, self.verdict, [_first_documents(t) for t in self.trajectories]),
             **search_metrics(self.documents),
+            **search_errors(self.trajectories),
+            **text_metrics(self.trajectories),
             **rollout_metrics(self.trajectories, rollout_seconds),
         }
+
+    def _preserved_metrics(self, tokens: TokenBatch, table: ActionTable) -> dict[str, float]:
+        """tokens, table: without the trajectories that have left the losses."""
+        held = self.preserved
+        if held is None:
+            return {}
+        groups = [t.group for t in self.trajectories]
+        share = unrewarded_share(table, groups, self.rewards, self.right, held)
+        drop = None if self.logp_new is None else largest_drop(tokens, self.logp_old, self.logp_new, held)
+        found = {"llds/preserved_unrewarded": share, "llds/largest_drop": drop}
+        return {name: value for name, value in found.items() if value is not None}
 
     def records(self) -> list[dict[str, Any]]:
         """The REST records of the step (`TrajectoryRecord`) as plain dicts, which cost the learner a tenth of

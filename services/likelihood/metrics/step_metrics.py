@@ -16,7 +16,7 @@ import numpy as np
 
 from services.contracts import TokenBatch, Trajectory
 from services.likelihood.metrics.action_table import ActionTable
-from services.likelihood.metrics.verdicts import Verdict, known_rewards, verdicts
+from services.likelihood.metrics.verdicts import Verdict, is_right, known_rewards, verdicts
 from services.likelihood.records import TrajectoryRecord
 
 MAX_ACTION_CURVES = 8
@@ -205,6 +205,50 @@ def search_metrics(documents: Sequence[Sequence[Sequence[str] | None]]) -> dict[
             "retrieval/repeated": _share(np.asarray(repeated, bool)),
         }
     )
+
+
+def search_errors(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """`retrieval/errors`: share of the searches that were answered after at least one try had failed. An
+    agent sees no error: a search that gets no answer at all fails its trajectory, which is run again."""
+    failed = [a.search_failures > 0 for t in trajectories for a in t.actions if a.document_ids is not None]
+    return _known({"retrieval/errors": _share(np.asarray(failed, bool))})
+
+
+def unrewarded_share(
+    table: ActionTable,
+    groups: Sequence[str],
+    rewards: Sequence[float | None],
+    right: Sequence[bool | None] | None,
+    preserved: np.ndarray,
+) -> float | None:
+    """Share of the tokens that LLDS holds (preserved: bool [B]) that come from groups without any right
+    answer and without two different rewards: all their advantages are 0, which counts as not negative. The
+    metric `llds/preserved_unrewarded`; None where no token is held."""
+    values = known_rewards(rewards)
+    good = is_right(rewards)
+    if right is not None:
+        good = np.asarray([g if r is None else r for g, r in zip(good, right, strict=True)], bool)
+    earned: dict[str, set[float]] = {}
+    taught = set()
+    for group, value, is_good in zip(groups, values, good, strict=True):
+        earned.setdefault(group, set()).update([float(value)] if np.isfinite(value) else [])
+        if is_good:
+            taught.add(group)
+    idle = np.asarray([g not in taught and len(earned[g]) < 2 for g in groups], bool)
+    held = np.asarray(preserved, bool)[table.row]
+    tokens = int(table.tokens[held].sum())
+    return float(table.tokens[held & idle[table.row]].sum() / tokens) if tokens else None
+
+
+def largest_drop(
+    batch: TokenBatch, logp_old: np.ndarray, logp_new: np.ndarray, preserved: np.ndarray
+) -> float | None:
+    """The largest drop of one preserved token over the whole update, in nats; 0 where none dropped. The
+    metric `llds/largest_drop`; None where no preserved row (bool [B]) was scored again."""
+    held = np.repeat(np.asarray(preserved, bool), np.diff(batch.offsets)) & (batch.action_ids >= 0)
+    drops = (np.asarray(logp_old, np.float64) - np.asarray(logp_new, np.float64))[held]
+    drops = drops[~np.isnan(drops)]
+    return max(0.0, float(drops.max())) if len(drops) else None
 
 
 def repetition(token_ids: Sequence[int], size: int = 4) -> float | None:

@@ -25,9 +25,9 @@
     length: ["rollout/length"],
     retrieval: ["retrieval/empty", "retrieval/repeated", "retrieval/errors"],
     garbage: ["text/repetition", "text/non_words", "reward/mean"],
-    control_tokens: ["logp/control"],
+    control_tokens: ["logp/control", "probe/control"],
     reward_gap: ["eval/em_greedy", "eval/em_sampled", "reward/mean"],
-    silent_llds: ["llds/active_tokens", "llds/lambda", "llds/min_drop", "learner/optimiser_steps", "groups/zero_variance"],
+    silent_llds: ["llds/active_tokens", "llds/lambda", "llds/min_drop", "llds/largest_drop", "learner/optimiser_steps", "groups/zero_variance"],
   };
 
   // From the first sign to the alarm it is watched; from the alarm to its end (or the run's last step) it stands.

@@ -13,7 +13,7 @@ import hashlib
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from services.settings import RolloutSettings
 
 Search = Callable[[str], Awaitable[list["Hit"]]]
-"""Hits of one query, best first."""
+"""Hits of one query, best first; `Found` where the failed tries were counted."""
 Observe = Callable[[list["Hit"], int], Awaitable["Observation"]]
 """An observation of hits in at most so many tokens."""
 SAMPLING_ATTEMPTS = 3
@@ -38,6 +38,14 @@ SAMPLING_ATTEMPTS = 3
 THINK = "<think>"
 PROMPT_END_TOKENS = 16
 """Newest tokens of a prompt in which a chat template may have opened a think block."""
+
+
+class Found(list["Hit"]):
+    """Hits of one query, best first, and how many tries failed before they came."""
+
+    def __init__(self, hits: Iterable[Hit], failures: int) -> None:
+        super().__init__(hits)
+        self.failures = failures
 
 
 async def run_trajectory(
@@ -156,6 +164,7 @@ async def _observation(
     action.search_seconds = time.monotonic() - began
     action.document_ids = [hit.id for hit in hits]
     action.documents = [hit.contents[:MAX_DOCUMENT_CHARS] for hit in hits]
+    action.search_failures = hits.failures if isinstance(hits, Found) else 0
     budget = min(settings.max_obs_tokens, room - 1)
     if observe is None:
         return template.observation_ids(hits, budget)

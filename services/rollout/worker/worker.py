@@ -30,7 +30,7 @@ from services.rollout.engines.base import Engine, Sampler
 from services.rollout.engines.transformers_engine import TransformersEngine
 from services.rollout.errors import WorkerUnavailableError
 from services.rollout.worker.barrier import TurnBarrier
-from services.rollout.worker.loop import Search, prompt_of, run_trajectory
+from services.rollout.worker.loop import Found, Search, prompt_of, run_trajectory
 from services.rollout.worker.templates import Template, make_template
 from services.rollout.worker.timing import TimedSampler, timed_search
 from services.rollout.worker.tokenizer import load_tokenizer
@@ -373,6 +373,8 @@ class RolloutWorker:
         client = self._clients[url]
 
         async def search(query: str) -> list[Hit]:
-            return (await client.retrieve([query], self._settings.topk))[0]
+            failures: list[str] = []
+            [hits] = await client.retrieve([query], self._settings.topk, on_failure=failures.append)
+            return Found(hits, len(failures))
 
         return search

@@ -223,7 +223,8 @@ class FromBaseline(Rising):
         return {"channels": [c.state_dict() for c in self.channels]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        for channel, kept in zip(self.channels, state["channels"], strict=True):
+        # A channel that an earlier version did not have stands at the end, and begins anew.
+        for channel, kept in zip(self.channels, state["channels"], strict=False):
             channel.load_state_dict(kept)
 
 

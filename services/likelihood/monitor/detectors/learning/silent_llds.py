@@ -17,6 +17,7 @@ class SilentLLDS(Rising):
         "llds/active_tokens",
         "llds/lambda",
         "llds/min_drop",
+        "llds/largest_drop",
         "learner/optimiser_steps",
         "groups/zero_variance",
     )
@@ -49,9 +50,10 @@ class SilentLLDS(Rising):
             return "there is one optimiser step per batch, and before the first nothing has dropped"
         if number(metrics.get("groups/zero_variance")) == 1.0:
             return "all advantages are 0, so that the weights hardly move"
-        drop = number(metrics.get("llds/min_drop")) or 0.0
-        if drop > 0:
-            return f"every drop is below min_drop, {drop:g} nats"
+        least = number(metrics.get("llds/min_drop")) or 0.0
+        largest = number(metrics.get("llds/largest_drop"))
+        if least > 0 and (largest is None or 0 < largest <= least):
+            return f"every drop is below min_drop, {least:g} nats"
         return "no preserved answer loses likelihood, or no answer is preserved"
 
     def stands(self) -> bool:

@@ -7,7 +7,7 @@ from services.likelihood.monitor.detectors.base import Channel, FromBaseline, be
 
 class ControlTokens(FromBaseline):
     rule = "control_tokens"
-    reads = ("logp/control",)
+    reads = ("logp/control", "probe/control")
     advice = (
         "The form goes before the content does: look at rollout/valid, at how the tags are tokenized, and at "
         "whether wrong trajectories push the tags down (algorithm.llds holds them). Lower learner.lr or go "
@@ -17,7 +17,11 @@ class ControlTokens(FromBaseline):
     def made_channels(self) -> list[Channel]:
         r = self.rules
         words = (
-            "tag tokens have a log-prob of {value:.2f} nats (mean of {window}; usually {usual:.3g}; alarm at "
+            "have a log-prob of {value:.2f} nats (mean of {window}; usually {usual:.3g}; alarm at "
+            "{threshold:.3g})"
         )
-        words += "{threshold:.3g})"
-        return [Channel("logp/control", words, r, below(r.control_drop_nats, r))]
+        limit = below(r.control_drop_nats, r)
+        return [
+            Channel("logp/control", f"tag tokens {words}", r, limit),
+            Channel("probe/control", f"the tag tokens of frozen right answers {words}", r, limit),
+        ]

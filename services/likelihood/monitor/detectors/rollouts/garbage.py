@@ -21,8 +21,8 @@ class Garbage(WhileRewardHolds):
         )
         again += "usually {usual:.0%}; alarm at {threshold:.0%})"
         words = (
-            "{value:.0%} of the words are in no dictionary (mean of {window}; usually {usual:.0%}; alarm at "
+            "{value:.0%} of the words stand in neither questions nor documents (mean of {window}; usually "
         )
-        words += "{threshold:.0%})"
+        words += "{usual:.0%}; alarm at {threshold:.0%})"
         limit = above(r.share_rise, r)
         return [Channel("text/repetition", again, r, limit), Channel("text/non_words", words, r, limit)]

@@ -1,0 +1,123 @@
+"""The barometer: run its cells, collect them, print how the monitor does on them. Its plan is PLAN.md, beside
+this."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.barometer.cells import Cell, cells, run_grid, status_table
+from benchmarks.barometer.collected import RESULTS, collect, read_all
+from benchmarks.barometer.plan import HELD_OUT_SEEDS, KINDS, LOOKED_AT, STEPS, chosen, configuration, split_of
+from benchmarks.barometer.tables import everything, write_page
+from services.common.errors import UnspiralError
+from services.common.files import write_json
+from services.common.lazy import LazyModule
+from services.common.signals import Stopped
+from trainer.config.schema import parse_config
+
+one_process = LazyModule("benchmarks.barometer.one_process")
+FOLDER = Path("runs/barometer")
+
+
+def seeds(text: str) -> list[int]:
+    """`FIRST:END` (END not included), a list, `held_out` or `looked_at`."""
+    if text in ("held_out", "looked_at"):
+        return list(HELD_OUT_SEEDS if text == "held_out" else LOOKED_AT)
+    first, colon, end = text.partition(":")
+    found = list(range(int(first), int(end))) if colon else [int(part) for part in text.split(",")]
+    if not found:
+        raise ValueError(text)
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m benchmarks.barometer", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True)
+    for name, says in (
+        ("grid", "run the cells that have not ended"),
+        ("status", "print the state of all cells"),
+        ("collect", "write the compressed metrics of ended cells"),
+    ):
+        command = commands.add_parser(name, help=says)
+        command.add_argument("--folder", type=Path, default=FOLDER, help="folder of the run folders")
+        command.add_argument(
+            "--kinds", nargs="+", default=["all"], help=f"all, or some of {', '.join(KINDS)}"
+        )
+        command.add_argument(
+            "--seeds",
+            type=seeds,
+            default=list(HELD_OUT_SEEDS),
+            help="held_out, looked_at, FIRST:END or a list",
+        )
+        command.add_argument("--steps", type=int, default=STEPS, help="training steps of a cell")
+        if name == "grid":
+            command.add_argument("--lock", type=Path, help="a file whose lock each cell holds while it runs")
+        if name == "collect":
+            command.add_argument("--out", type=Path, default=RESULTS, help="folder of the compressed metrics")
+            command.add_argument("--replace", action="store_true", help="write over files with other bits")
+    tables = commands.add_parser("tables", help="print the tables from the compressed metrics")
+    tables.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
+    tables.add_argument("--page", type=Path, help="write them into this page, between its two marks")
+    one = commands.add_parser("cell", help="run one cell in this process (the grid does this itself)")
+    one.add_argument("--folder", type=Path, default=FOLDER)
+    one.add_argument("--kind", required=True, choices=KINDS)
+    one.add_argument("--seed", type=int, required=True)
+    one.add_argument("--steps", type=int, default=STEPS)
+    return top
+
+
+def run_cell(cell: Cell) -> int:
+    began = time.monotonic()
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    config = parse_config(configuration(cell.kind, cell.seed, cell.folder, cell.steps))
+    summary = one_process.train(config, KINDS[cell.kind].fault(cell.seed))
+    summary["seconds"] = round(time.monotonic() - began, 1)
+    summary["cpu_seconds"] = round(time.process_time(), 1)
+    write_json(cell.run / "summary.json", summary, indent=1)
+    return int(summary["exit"])
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.command == "tables":
+        results = read_all(arguments.results)
+        if arguments.page:
+            write_page(results, arguments.page)
+        else:
+            print(everything(results))
+        return 0
+    if arguments.command == "cell":
+        split_of(arguments.seed)
+        return run_cell(Cell(arguments.kind, arguments.seed, arguments.folder, arguments.steps))
+    for seed in arguments.seeds:
+        split_of(seed)
+    found = cells(arguments.folder, chosen(arguments.kinds), arguments.seeds, arguments.steps)
+    if arguments.command == "grid":
+        return run_grid(found, arguments.folder, console, arguments.lock)
+    if arguments.command == "status":
+        console.print(status_table(found), width=max(console.width, 200), soft_wrap=False, crop=False)
+        return 0
+    words = {cell.name: collect(cell, arguments.out, replace=arguments.replace) for cell in found}
+    for name, word in words.items():
+        if word != "not ended":
+            console.print(f"{name}: {word}", markup=False)
+    return int("other bits" in words.values())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """A mistake of the user's is one line on stderr and its exit status."""
+    arguments = parser().parse_args(argv)
+    try:
+        return run(arguments, Console(highlight=False))
+    except (UnspiralError, Stopped) as error:
+        print(f"benchmarks.barometer: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

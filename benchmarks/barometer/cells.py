@@ -1,0 +1,177 @@
+"""The cells of the grid as run folders, and running those that have not ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.barometer.plan import STEPS
+from services.common import signals
+from services.common.errors import EnvironmentLacks, UserError
+from services.common.files import json_lines, lock, write_json
+
+CELL_SECONDS = 2 * 3600.0
+"""Longest time of a cell, whose process computes for about a minute and a half."""
+LOCK_SECONDS = 24 * 3600
+"""Longest wait for other work that holds `--lock`."""
+MOST_FAILURES = 2
+"""Times that a cell may fail; then it is left out, and named."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind with one seed. folder: of the whole grid."""
+
+    kind: str
+    seed: int
+    folder: Path
+    steps: int = STEPS
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.seed}"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / self.kind / str(self.seed)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "logs" / f"{self.name}.log"
+
+    @property
+    def _failures(self) -> Path:
+        return self.folder / "failures" / f"{self.name}.json"
+
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`; empty where the run has not ended."""
+        with suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads((self.run / "summary.json").read_text(encoding="utf-8"))
+            return found
+        return {}
+
+    def step(self) -> int:
+        """The last whole step."""
+        return max((row["step"] for row in json_lines(self.run / "metrics.jsonl")), default=0)
+
+    def failures(self) -> int:
+        with suppress(OSError, ValueError):
+            return int(json.loads(self._failures.read_text(encoding="utf-8"))["failures"])
+        return 0
+
+    def failed(self, status: int) -> int:
+        """Count a failure. Returns how many there were."""
+        self._failures.parent.mkdir(parents=True, exist_ok=True)
+        count = self.failures() + 1
+        write_json(self._failures, {"failures": count, "exit": status})
+        return count
+
+    @property
+    def ended(self) -> bool:
+        summary = self.summary()
+        return summary.get("exit") == 0 and summary.get("steps") == self.steps
+
+    def state(self) -> str:
+        """`ended`, `failed`, `at N` or `-`."""
+        if self.ended:
+            return "ended"
+        if self.failures() >= MOST_FAILURES:
+            return "failed"
+        return f"at {self.step()}" if self.run.exists() else "-"
+
+
+def cells(folder: Path, kinds: list[str], seeds: list[int], steps: int = STEPS) -> list[Cell]:
+    """All kinds of a seed before the next seed: a grid that is cut short holds as many of each kind."""
+    return [Cell(kind, seed, folder, steps) for seed in seeds for kind in kinds]
+
+
+def command_of(cell: Cell) -> list[str]:
+    return [
+        sys.executable, "-m", "benchmarks.barometer", "cell", "--folder", str(cell.folder),
+        "--kind", cell.kind, "--seed", str(cell.seed), "--steps", str(cell.steps),
+    ]  # fmt: skip
+
+
+def taking_turns(command: list[str], file: Path) -> list[str]:
+    """The command under a file's lock, so that cells and other heavy work take turns. Raises EnvironmentLacks
+    without `flock`."""
+    if shutil.which("flock") is None:
+        raise EnvironmentLacks("--lock: needs the program flock (util-linux)")
+    return ["flock", "--no-fork", "--timeout", str(LOCK_SECONDS), str(file), *command]
+
+
+def run_grid(found: list[Cell], folder: Path, console: Console, turns: Path | None = None) -> int:
+    """Run all cells that have not ended, one after the other; a cell that was cut begins anew. Returns the
+    exit status: 1 where a cell failed.
+
+    turns: a file whose lock each cell holds while it runs. Raises UserError where another grid has the
+    folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        held = lock(folder / ".lock")
+    except BlockingIOError as error:
+        raise UserError(f"--folder {folder}: another grid runs in it; choose another folder") from error
+    bad = 0
+    with held, signals.raised():  # a signal ends the cell's process too
+        todo = [cell for cell in found if not cell.ended and cell.failures() < MOST_FAILURES]
+        console.print(f"{len(found)} cells, {len(todo)} to run; logs in {folder / 'logs'}", markup=False)
+        for place, cell in enumerate(todo, 1):
+            command = taking_turns(command_of(cell), turns) if turns else command_of(cell)
+            status = _run(cell, command, CELL_SECONDS + (LOCK_SECONDS if turns else 0))
+            if cell.ended:
+                seconds = cell.summary()["seconds"]
+                console.print(f"{cell.name}: {seconds:.0f} s; {place} of {len(todo)}", markup=False)
+                continue
+            bad += 1
+            count = cell.failed(status)
+            console.print(
+                f"{cell.name}: exit status {status}, failure {count} (log: {cell.log})", markup=False
+            )
+    return int(bad > 0)
+
+
+def _run(cell: Cell, command: list[str], seconds: float) -> int:
+    """Exit status of a cell's process; -1 where it took too long and was ended."""
+    cell.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(cell.log, "wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return -1
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
+                process.kill()
+                process.wait()
+
+
+def status_table(found: list[Cell]) -> Table:
+    """A row per kind, a column per seed."""
+    table = Table(box=None, title="cells", title_justify="left")
+    table.add_column("kind")
+    seeds = list(dict.fromkeys(cell.seed for cell in found))
+    for seed in seeds:
+        table.add_column(str(seed), justify="right")
+    for kind in dict.fromkeys(cell.kind for cell in found):
+        mine = {cell.seed: cell for cell in found if cell.kind == kind}
+        table.add_row(kind, *(mine[seed].state() for seed in seeds))
+    return table

@@ -1,0 +1,102 @@
+"""The files of packed postings in `bm25/` of an index folder, memory-mapped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from retriever_service.bm25.search import FOLDER
+from retriever_service.errors import IndexInvalid
+
+WORDS_FILE = "postings.words"
+"""uint32: the bits of all blocks, and one word more, since a value may be read with the word behind it."""
+FIRSTS_FILE = "blocks.first"
+"""uint32 [blocks]: the first row of each block."""
+PLACES_FILE = "blocks.place"
+"""uint32 [blocks]: the word where it begins."""
+WIDTHS_FILE = "blocks.widths"
+"""uint16 [blocks]: bits of a distance of rows (low byte) and of a term frequency (high byte)."""
+MAXIMA_FILE = "blocks.maximum"
+"""float32 [blocks]: the highest tf / (tf + norm) of its postings."""
+FIRST_BLOCK_FILE = "terms.block"
+"""uint32 [terms]: the first block of each term."""
+FREQUENCIES_FILE = "terms.frequency"
+"""uint32 [terms]: rows that have the term."""
+TEXT_FILE = "terms.text"
+"""The terms in UTF-8, one a line, in the order of their first sight..."""
+OFFSETS_FILE = "terms.offsets"
+"""... where each line begins, and the end, uint64 [terms + 1]..."""
+ORDER_FILE = "terms.order"
+"""... and the numbers of the terms in the order of their bytes, uint32 [terms]."""
+LENGTHS_FILE = "rows.length"
+"""uint32 [rows]: terms of each passage, with repeats."""
+MEAN_FILE = "mean.length"
+"""float64: the mean of the lengths, by which the maxima were computed."""
+
+
+@dataclass(frozen=True)
+class PackedFiles:
+    """One segment's postings, as the kernel takes them."""
+
+    words: np.ndarray
+    firsts: np.ndarray
+    places: np.ndarray
+    widths: np.ndarray
+    maxima: np.ndarray
+    first_block: np.ndarray
+    frequencies: np.ndarray
+    text: np.ndarray
+    offsets: np.ndarray
+    order: np.ndarray
+    lengths: np.ndarray
+    mean: float
+
+    @property
+    def blocks(self) -> tuple[np.ndarray, ...]:
+        """The arrays of the posting lists."""
+        return (self.words, self.firsts, self.places, self.widths, self.maxima, self.first_block,
+                self.frequencies)  # fmt: skip
+
+
+def open_packed(index: Path) -> PackedFiles:
+    """Map the packed postings of an index folder. Raises IndexInvalid."""
+    folder = index / FOLDER
+    try:
+        found = PackedFiles(
+            words=mapped(folder / WORDS_FILE, np.uint32),
+            firsts=mapped(folder / FIRSTS_FILE, np.uint32),
+            places=mapped(folder / PLACES_FILE, np.uint32),
+            widths=mapped(folder / WIDTHS_FILE, np.uint16),
+            maxima=mapped(folder / MAXIMA_FILE, np.float32),
+            first_block=mapped(folder / FIRST_BLOCK_FILE, np.uint32),
+            frequencies=mapped(folder / FREQUENCIES_FILE, np.uint32),
+            text=mapped(folder / TEXT_FILE, np.uint8),
+            offsets=mapped(folder / OFFSETS_FILE, np.uint64),
+            order=mapped(folder / ORDER_FILE, np.uint32),
+            lengths=mapped(folder / LENGTHS_FILE, np.uint32),
+            mean=float(np.fromfile(folder / MEAN_FILE, np.float64)[0]),
+        )
+    except (OSError, ValueError, IndexError) as error:
+        raise IndexInvalid(f"{folder}: not a readable BM25 index ({error}); build it again") from None
+    blocks = len(found.firsts)
+    terms = len(found.frequencies)
+    same = (
+        blocks == len(found.places) == len(found.widths) == len(found.maxima)
+        and terms == len(found.first_block) == len(found.order) == len(found.offsets) - 1
+        and len(found.lengths) > 0
+    )
+    if not same:
+        raise IndexInvalid(f"{folder}: its files are not of one index; build it again")
+    return found
+
+
+def mapped(path: Path, dtype: type) -> np.ndarray:
+    """A file as a read-only array, memory-mapped. It is a plain array: the kernel would be compiled once more
+    for numpy's memmap."""
+    if path.stat().st_size:
+        return np.asarray(np.memmap(path, dtype, "r"))
+    empty: np.ndarray = np.zeros(0, dtype)
+    empty.setflags(write=False)
+    return empty

@@ -1,0 +1,167 @@
+"""BM25 over packed postings in one or several segments, which give the scores of one index of all their
+passages.
+
+Scores are those of `retriever_service.bm25.search`; number of passages, mean length and document frequencies
+are summed over the segments, and less what was deleted. A row's score is summed up from the rarest term to
+the most frequent one, so that it does not depend on how the passages lie in segments.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
+from retriever_service.bm25.packed.blocks import find_term
+from retriever_service.bm25.packed.files import PackedFiles, open_packed
+from retriever_service.bm25.packed.kernel import WINDOW, search_batch
+
+_MEMO_WORDS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """Passages that are deleted and not merged away yet, and their share of the statistics."""
+
+    rows: Sequence[int] = ()
+    """Rows of the whole index, ascending."""
+    tokens: int = 0
+    """Sum of their lengths."""
+    frequencies: Mapping[str, int] = field(default_factory=dict)
+    """How many of them have each term."""
+
+
+NOTHING_DELETED = Deleted()
+
+
+class _Segment:
+    """One segment, with what the statistics of the whole index make of it."""
+
+    def __init__(self, files: PackedFiles, base: int) -> None:
+        self.files = files
+        self.base = base
+        self.rows = len(files.lengths)
+
+    def prepare(self, k1: float, b: float, mean: float, deleted: Sequence[int]) -> None:
+        longest = int(self.files.lengths.max())
+        self.norm = k1 * (1 - b + b * np.arange(longest + 1, dtype=np.uint32) / mean)
+        # With the mean length grown by a factor, tf / (tf + norm) grows by that factor at most.
+        self.drift = max(1.0, mean / max(self.files.mean, 1e-9))
+        own = np.array([row - self.base for row in deleted if 0 <= row - self.base < self.rows], np.int64)
+        self.dead = np.zeros((self.rows + 7) // 8 if len(own) else 0, np.uint8)
+        np.bitwise_or.at(self.dead, own >> 3, (1 << (own & 7)).astype(np.uint8))
+
+
+class PackedRanker:
+    """Ranks the rows of an index with packed postings: row numbers go on from segment to segment. For one
+    thread at a time: the stemmer keeps state."""
+
+    quick = True
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        analyzer: AnalyzerSettings,
+        *,
+        k1: float,
+        b: float,
+        deleted: Deleted = NOTHING_DELETED,
+    ) -> None:
+        self._analyzer = Analyzer(analyzer)
+        self._segments: list[_Segment] = []
+        rows = 0
+        tokens = -deleted.tokens
+        for folder in folders:
+            files = open_packed(folder)
+            self._segments.append(_Segment(files, rows))
+            rows += len(files.lengths)
+            tokens += int(files.lengths.sum(dtype=np.int64))
+        self._rows = rows
+        self._passages = rows - len(deleted.rows)
+        self._deleted = deleted
+        mean = max(tokens / max(self._passages, 1), 1e-9)
+        for segment in self._segments:
+            segment.prepare(k1, b, mean, deleted.rows)
+        self._sums = np.zeros(WINDOW, np.float32)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._of_word: dict[str, int] = {}
+        self._of_term: dict[str, int] = {}
+        self._numbers: list[tuple[int, ...]] = []
+        self._idfs: list[float] = []
+
+    def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
+        """(row, score) of the best passages of each query, best first; fewer than `topk` where fewer
+        match."""
+        topk = max(1, min(topk, self._passages))
+        size = len(queries)
+        known: list[int] = []
+        weights: list[int] = []
+        starts = [0]
+        if len(self._of_word) > _MEMO_WORDS:
+            self._forget()
+        for query in queries:
+            found = Counter(self._terms(query))
+            for term in sorted(found, key=lambda term: -found[term] * self._idfs[term]):
+                known.append(term)
+                weights.append(found[term])
+            starts.append(len(known))
+        numbers = [self._numbers[term] for term in known]
+        idfs = np.array([self._idfs[term] for term in known], np.float64)
+        scores = np.empty((size, topk), np.float32)
+        rows = np.empty((size, topk), np.int64)
+        counts = np.zeros(size, np.int64)
+        of_segment = np.array(numbers, np.int64).reshape(len(numbers), len(self._segments))
+        for i, segment in enumerate(self._segments):
+            search_batch(
+                *segment.files.blocks, segment.files.lengths, segment.dead, segment.norm, segment.drift,
+                segment.base, np.ascontiguousarray(of_segment[:, i]), np.array(weights, np.float32), idfs,
+                np.array(starts, np.int64), scores, rows, counts, self._sums,
+            )  # fmt: skip
+        ranked = zip(rows.tolist(), scores.tolist(), counts.tolist(), strict=True)
+        return [list(zip(r[:n], s[:n], strict=True)) for r, s, n in ranked]
+
+    def _terms(self, query: str) -> list[int]:
+        """Numbers of the terms of a query that some passage has."""
+        known = self._of_word
+        terms = []
+        for word in self._analyzer.words(query):
+            number = known.get(word)
+            if number is None:
+                number = known[word] = self._number(self._analyzer.term(word))
+            if number >= 0:
+                terms.append(number)
+        return terms
+
+    def _number(self, term: str | None) -> int:
+        """Number of a term, given at its first look-up, or -1 where no passage has it."""
+        if term is None:
+            return -1
+        number = self._of_term.get(term)
+        if number is None:
+            number = self._of_term[term] = self._look_up(term)
+        return number
+
+    def _look_up(self, term: str) -> int:
+        wanted = np.frombuffer(term.encode(), np.uint8)
+        numbers = []
+        frequency = -self._deleted.frequencies.get(term, 0)
+        for segment in self._segments:
+            files = segment.files
+            number = int(find_term(files.text, files.offsets, files.order, wanted))
+            numbers.append(number)
+            frequency += int(files.frequencies[number]) if number >= 0 else 0
+        if frequency <= 0:
+            return -1
+        self._numbers.append(tuple(numbers))
+        self._idfs.append(float(np.log(1 + (self._passages - frequency + 0.5) / (frequency + 0.5))))
+        return len(self._numbers) - 1
+
+    def normalise(self, query: str) -> str:
+        """Queries of the same form get the same answer."""
+        return " ".join(self._analyzer.lower(query).split())

@@ -1,0 +1,227 @@
+"""Adding passages to an index of packed postings and deleting some of them: by segments, without touching a
+file that is there.
+
+An addition is built aside as an index of its own, moved into `segments/`, and counts once `meta.json` names
+it; a deletion is a new file that `meta.json` names. So a process that is killed leaves the index as it was,
+or as it was to become. `retriever_service.indexing.merge` makes one index of the segments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
+from retriever_service.bm25.packed.build import write_packed
+from retriever_service.description import META_FILE, IndexInfo, read_info, verify
+from retriever_service.errors import IndexInvalid
+from retriever_service.indexing.build import Build, require_disk, silent
+from retriever_service.indexing.corpus import checksum, corpus_bytes
+from retriever_service.indexing.parts import Progress
+from retriever_service.indexing.sinks import RunsSink
+from retriever_service.indexing.workplace import (
+    Key,
+    full_disk_said,
+    locked,
+    sealed,
+    tidy,
+    work_folder,
+)
+from retriever_service.rows import KEYS_FILE
+from retriever_service.segments import (
+    Deletions,
+    SegmentedDocuments,
+    SegmentedRows,
+    folders_of,
+    read_deletions,
+)
+from services.common.errors import UserError
+from services.common.files import put_folder, sync, write_atomically
+
+MOST_SEGMENTS = 32
+"""Additions that an index holds before it must be merged: each costs every search a little."""
+
+
+def add_to_index(
+    index: str | Path, corpus: str | Path, *, skip_bad: bool = False, progress: Progress | None = None
+) -> IndexInfo:
+    """Add the passages of a corpus to an index of packed postings. The same command goes on where it was
+    killed.
+
+    Raises UserError for a malformed line, as a build does, and for an id that the index has; IndexInvalid for
+    an index that takes no additions; EnvironmentLacks as a build does.
+    """
+    index = Path(index)
+    corpus = Path(corpus)
+    tell = progress or silent
+    read_info(index)  # before a folder is made beside it
+    work = work_folder(index)
+    with locked(work):
+        info = packed_info(index)
+        if len(info.segments) >= MOST_SEGMENTS:
+            raise UserError(
+                f"index {index}: holds {MOST_SEGMENTS} additions; `unspiral index merge {index}` makes one "
+                "index of them"
+            )
+        size = corpus_bytes(corpus)
+        sha256 = checksum(corpus, lambda done: tell("checksum", done / max(size, 1), corpus.name))
+        key: Key = {
+            "format": info.format,
+            "backend": info.backend,
+            "corpus_sha256": sha256,
+            "settings": info.settings,
+            "skip_bad": skip_bad,
+            "by": "add",
+            "to": info.corpus_sha256,
+        }
+        if not sealed(work, key):
+            require_disk(work, corpus, True, 0)
+            with full_disk_said(work):
+                build = Build(corpus, work, key, skip_bad, tell)
+                sink = RunsSink(Analyzer(AnalyzerSettings(**info.settings["analyzer"])))
+                build.scan([sink])
+                _refuse_known_ids(index, info, corpus, work)
+                write_packed(
+                    work,
+                    k1=info.settings["k1"],
+                    b=info.settings["b"],
+                    progress=lambda done, of: tell("merge", done / max(of, 1), f"{done:,} postings"),
+                )
+                build.seal()
+        added = read_info(work)
+        name = f"segments/{1 + max([0, *(int(Path(s).name) for s in info.segments)]):04d}"
+        place = index / name
+        place.parent.mkdir(exist_ok=True)
+        _remove_unnamed(index, info)
+        put_folder(work, place, earlier=place.with_suffix(".old"))
+        tidy(place)
+        sync(place.parent)
+        changed = replace(
+            info,
+            corpus=f"{info.corpus} + {added.corpus}",
+            corpus_sha256=_digest(info.corpus_sha256, sha256),
+            corpus_bytes=info.corpus_bytes + added.corpus_bytes,
+            passages=info.passages + added.passages,
+            skipped=info.skipped + added.skipped,
+            skipped_reasons=(info.skipped_reasons + added.skipped_reasons)[:3],
+            segments=[*info.segments, name],
+        )
+        _commit(index, changed)
+    return read_info(index)
+
+
+def delete_from_index(index: str | Path, ids: Sequence[str]) -> IndexInfo:
+    """Delete the passages with these ids: all of them, or none where one is not there (UserError)."""
+    index = Path(index)
+    read_info(index)  # before a folder is made beside it
+    work = work_folder(index)
+    with locked(work):
+        info = packed_info(index)
+        folders = folders_of(index, info)
+        before = read_deletions(index, info)
+        documents = SegmentedDocuments(folders)
+        rows = SegmentedRows(folders, documents, before["rows"])
+        analyzer = Analyzer(AnalyzerSettings(**info.settings["analyzer"]))
+        found: dict[int, list[str]] = {}
+        for wanted in ids:
+            own = [row for row in rows.find(wanted) if documents.get(row)[0] == wanted]
+            if not own:
+                raise UserError(f"index {index}: has no passage with the id {wanted!r}; nothing was deleted")
+            found[own[0]] = analyzer.terms(documents.get(own[0])[1])
+        documents.close()
+        if len(found) >= info.passages:
+            raise UserError(f"index {index}: these are all its passages; remove the folder instead")
+        frequencies = Counter(before["frequencies"])
+        for terms in found.values():
+            frequencies.update(set(terms))
+        after = Deletions(
+            rows=sorted([*before["rows"], *found]),
+            tokens=before["tokens"] + sum(map(len, found.values())),
+            frequencies=dict(frequencies),
+        )
+        content = orjson.dumps(after)
+        name = f"deletions.{len(after['rows'])}.json"
+        write_atomically(index / name, content, durable=True)
+        files = {file: entry for file, entry in info.files.items() if file != info.deletions}
+        files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        changed = replace(
+            info,
+            corpus_sha256=_digest(info.corpus_sha256, hashlib.sha256(content).hexdigest()),
+            passages=info.passages - len(found),
+            files=files,
+            deletions=name,
+        )
+        _commit(index, changed)
+        _remove_unnamed(index, changed)
+        if [path.name for path in work.iterdir()] == ["lock"]:
+            shutil.rmtree(work)
+    return read_info(index)
+
+
+def read_ids(path: Path) -> list[str]:
+    """The ids of a file, one a line. Raises UserError."""
+    try:
+        return [line for line in path.read_text("utf-8").splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--ids {path}: cannot be read ({error})") from None
+
+
+def packed_info(index: Path) -> IndexInfo:
+    """The description of an index that can be changed. Raises IndexInvalid for another one."""
+    info = verify(index)
+    if info.backend != "bm25" or info.settings.get("postings") != "packed":
+        raise IndexInvalid(
+            f"index {index}: only bm25 indexes of packed postings are added to, deleted from and merged; "
+            "build it with --postings packed"
+        )
+    return info
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _commit(index: Path, info: IndexInfo) -> None:
+    """Make a change count."""
+    meta = asdict(info)
+    del meta["bytes"]
+    write_atomically(index / META_FILE, orjson.dumps(meta, option=orjson.OPT_INDENT_2), durable=True)
+
+
+def _remove_unnamed(index: Path, info: IndexInfo) -> None:
+    """Remove what a change that was killed left, or one that another change replaced."""
+    for path in (index / "segments").glob("*"):
+        if f"segments/{path.name}" not in info.segments:
+            shutil.rmtree(path)
+    for path in index.glob("deletions.*.json"):
+        if path.name != info.deletions:
+            path.unlink()
+
+
+def _refuse_known_ids(index: Path, info: IndexInfo, corpus: Path, work: Path) -> None:
+    """Raise UserError where a passage to be added has an id that the index has."""
+    hashes = np.fromfile(work / "hashes", np.uint64)
+    folders = folders_of(index, info)
+    known = SegmentedDocuments(folders)
+    rows = SegmentedRows(folders, known, read_deletions(index, info)["rows"])
+    added = SegmentedDocuments([work])
+    lines = np.fromfile(work / "lines", np.uint64)
+    for folder in folders:
+        keys = np.memmap(folder / KEYS_FILE, np.uint64, "r")
+        places = np.minimum(np.searchsorted(keys, hashes), len(keys) - 1)
+        for row in np.flatnonzero(keys[places] == hashes).tolist():
+            identity = added.get(row)[0]
+            if any(known.get(found)[0] == identity for found in rows.find(identity)):
+                raise UserError(
+                    f"{corpus}:{lines[row]}: id {identity!r} is in the index {index} already; `unspiral "
+                    "index delete` takes it out"
+                )
+    known.close()
+    added.close()

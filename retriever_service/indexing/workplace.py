@@ -1,0 +1,107 @@
+"""The folder in which an index is built, beside its own, and how it takes that one's place."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from retriever_service.bm25.packed.build import MERGE_FILE
+from retriever_service.description import META_FILE, REPLACED, file_digest, read_info, verify, work_of
+from retriever_service.errors import IndexInvalid
+from retriever_service.indexing.scan import PROGRESS_FILE, SCRATCH_FILES
+from retriever_service.rows import BLOCKS_FILE, PLACES_FILE
+from services.common.errors import EnvironmentLacks, UserError
+from services.common.files import lock, put_folder, write_atomically
+
+Key = dict[str, Any]
+"""What makes two builds the same, as JSON: format, backend, corpus, settings, and the way of building."""
+
+
+def work_folder(out: Path) -> Path:
+    """The folder to build in, beside `out`. Raises UserError, and IndexInvalid for one with other files."""
+    if not out.name:
+        raise UserError(f"--out {out}: expected a folder that can be renamed, such as index/")
+    work = work_of(out)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {out}: the folder {work} cannot be made ({error.strerror}); give another place"
+        ) from None
+    if any(work.iterdir()) and not (work / "lock").is_file():
+        raise IndexInvalid(f"{work}: holds files that are of no build; remove it, or give another --out")
+    return work
+
+
+def sealed(work: Path, key: Key) -> bool:
+    """Whether a build with this key came to its end there, and only was not given its place."""
+    try:
+        verify(work)
+        return orjson.loads((work / PROGRESS_FILE).read_bytes())["key"] == key
+    except (IndexInvalid, OSError, orjson.JSONDecodeError, KeyError):
+        return False
+
+
+def seal_folder(work: Path, description: dict[str, Any], left_out: Iterable[str] = ()) -> None:
+    """Write `meta.json`: the description, and the files of the folder with their checksums, but for those
+    that only the build needed."""
+    unlisted = {"lock", META_FILE, MERGE_FILE, *SCRATCH_FILES, *left_out}
+    found = {str(p.relative_to(work)): p for p in sorted(work.rglob("*")) if p.is_file()}
+    if not (work / BLOCKS_FILE).stat().st_size:  # no row has other fields
+        unlisted |= {BLOCKS_FILE, PLACES_FILE}
+    files = {
+        name: {"bytes": p.stat().st_size, "sha256": file_digest(p)}
+        for name, p in found.items()
+        if name not in unlisted and not name.endswith(".tmp") and not name.startswith(f"{REPLACED}/")
+    }
+    meta = orjson.dumps(description | {"files": files}, option=orjson.OPT_INDENT_2)
+    write_atomically(work / META_FILE, meta, durable=True)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what only the build needed."""
+    listed = read_info(folder).files
+    for path in [*folder.iterdir()]:
+        if path.is_file() and path.name not in (META_FILE, *listed):
+            path.unlink()
+
+
+def put(work: Path, out: Path) -> None:
+    """Give a sealed build its place. What stands there goes into it first, so that at every moment a whole
+    index is there to go on with."""
+    replaced = work / REPLACED
+    if out.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+    put_folder(work, out, earlier=replaced)
+    tidy(out)
+    shutil.rmtree(out / REPLACED, ignore_errors=True)
+
+
+@contextmanager
+def full_disk_said(work: Path) -> Iterator[None]:
+    """Inside, a full disk is EnvironmentLacks."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise EnvironmentLacks(
+            f"disk of {work}: {error.strerror}; make room and give the same command again, which goes on "
+            "where it was"
+        ) from None
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    try:
+        held = lock(folder / "lock")
+    except BlockingIOError:
+        raise EnvironmentLacks(f"{folder}: another build is at work in it") from None
+    with held:
+        yield
