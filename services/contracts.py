@@ -9,17 +9,27 @@ not write it: the action mask is `action_ids >= 0`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
 from services.worker_state import WorkerState
 
+MAX_DOCUMENT_CHARS = 20_000
+"""Most characters of a document that a trajectory carries along, for people to read."""
 ActionKind = Literal["search", "answer", "invalid"]
 FinishReason = Literal["answer", "turns", "length"]
 Reading = Literal["innermost", "search_r1"]
 """How the tags in a model's text are read; see services.rollout.worker.tags."""
+
+
+class Span(NamedTuple):
+    """A piece of time. Seconds of CLOCK_MONOTONIC of the host that measured it."""
+
+    name: str
+    began: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,12 @@ class Action:
     """Documents that the search returned, best first; None where none was carried out."""
     thinking: bool = False
     """It began inside a think block that the prompt had opened."""
+    documents: list[str] | None = field(default=None, compare=False)
+    """Texts of those documents as the search returned them, cut at MAX_DOCUMENT_CHARS."""
+    seconds: float | None = field(default=None, compare=False)
+    """Duration of its generation."""
+    search_seconds: float | None = field(default=None, compare=False)
+    """Duration of its search; None where none was carried out."""
     search_failures: int = 0
     """Tries of its search that failed before it was answered."""
 
@@ -98,6 +114,10 @@ class Trajectory:
     seconds: float = 0.0
     reading: Reading = "innermost"
     """How its loop read the tags; rewards read them the same way."""
+    spans: list[Span] = field(default_factory=list, compare=False, repr=False)
+    """By the worker's clock: the whole trajectory, then its generations and searches in order."""
+    round_trip: tuple[float, float] | None = field(default=None, compare=False, repr=False)
+    """When the driver sent its request, and when it had it, by the driver's clock (monotonic)."""
 
     @property
     def actions(self) -> list[Action]:

@@ -52,10 +52,8 @@ class _RetrieverActor:
 
 
 class _LikelihoodActor:
-    def __init__(self, host: str, port: int, store: str, token_steps: int, rules: MonitorRules) -> None:
-        self._server = likelihood.serve_in_thread(
-            likelihood.ServeSettings(store=store, host=host, port=port, token_steps=token_steps, rules=rules)
-        )
+    def __init__(self, host: str, port: int, fields: dict[str, Any]) -> None:
+        self._server = likelihood.serve_in_thread(likelihood.ServeSettings(host=host, port=port, **fields))
 
     def url(self) -> str:
         return self._server.url
@@ -137,6 +135,7 @@ def start_likelihood(
     *,
     token_steps: int,
     name: str,
+    trajectory_steps: int = 1000,
     rules: MonitorRules | None = None,
     timeout_seconds: float = 60.0,
 ) -> Service:
@@ -144,6 +143,10 @@ def start_likelihood(
 
     On loopback always: the driver alone talks to it, and beyond the machine the service would demand a token.
     """
-    return _start(
-        _LikelihoodActor, name, timeout_seconds, "127.0.0.1", store, token_steps, rules or MonitorRules()
-    )
+    fields = {
+        "store": store,
+        "token_steps": token_steps,
+        "trajectory_steps": trajectory_steps,
+        "rules": rules or MonitorRules(),
+    }
+    return _start(_LikelihoodActor, name, timeout_seconds, "127.0.0.1", fields)

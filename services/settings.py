@@ -156,6 +156,12 @@ class StoreSettings(Settings):
     `likelihood.db` in the run's folder."""
     token_steps: int = Field(8, ge=1)
     """Number of latest steps whose token arrays are kept for the probes."""
+    trajectory_groups: Annotated[int, Field(ge=0)] | Literal["all"] = 4
+    """Number of groups per step whose trajectories are kept token by token, for the page of the step: those
+    that weigh most in an alarm and mixed ones first. "all" keeps every group, 0 none."""
+    trajectory_steps: int = Field(1000, ge=1)
+    """Number of latest steps of which such trajectories are kept, beside the first one and those at which an
+    alarm was raised."""
 
     @field_validator("url")
     @classmethod
@@ -199,7 +205,8 @@ class ProbeSettings(Settings):
     fixed_size: int = Field(64, ge=0)
     """Number of right trajectories from the start of the run that the fixed probe scores; 0 turns it off."""
     displacement_size: int = Field(256, ge=0)
-    """Trajectories of the batch that are scored again after the update, for the displacement; 0 means all."""
+    """Trajectories of the batch that are scored again after the update, for the displacement, in whole
+    groups; 0 means all."""
     every: int = Field(1, ge=1)
     """Probe once per so many steps; 1 probes after every step."""
 

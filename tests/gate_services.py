@@ -1,4 +1,4 @@
-"""The three services, each served for real in a thread, for the tests of what they share."""
+"""The four services, each served for real in a thread, for the tests of what they share."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from retriever_service.http.server import create_app as create_retriever
 from retriever_service.settings import ServerSettings
+from services.agent.server import create_app as create_agent
 from services.common.errors import UserError
 from services.common.http.connections import Limits
 from services.common.http.serving import Manner, bind, run_in_thread
@@ -21,13 +22,15 @@ from services.control.records import Done, RunStatus
 from services.control.server import create_app as create_control
 from services.likelihood.server import create_app as create_likelihood
 from services.likelihood.store.sqlite_store import SQLiteStore
+from tests.agent_world import CHAT, NAME, StillAgent
 
-NAMES = ("retriever", "likelihood", "control")
+NAMES = ("retriever", "likelihood", "control", "agent")
 STEP = json.dumps({"step": 0, "metrics": {"x": 1.0}}).encode()
 POSTS = {
     "retriever": ("/retrieve", b'{"query": "Mina Frost"}'),
     "likelihood": ("/v1/runs/run/steps", STEP),
     "control": ("/v1/pause", b""),
+    "agent": ("/v1/chat/completions", CHAT),
 }
 """A request that changes or reads something, by service."""
 
@@ -96,6 +99,8 @@ def read_all(s: socket.socket) -> bytes:
 def application(name: str, folder: Path, index: Path, token: str | None, parts: ExitStack) -> FastAPI:
     if name == "control":
         return create_control(StillRun(), token)
+    if name == "agent":
+        return create_agent(StillAgent(), NAME, token)
     if name == "likelihood":
         return create_likelihood(parts.enter_context(closing(SQLiteStore(folder / "l.db"))), token)
     return create_retriever(ServerSettings(index=str(index), token=token))
@@ -114,6 +119,8 @@ def serving(
         return made[0], sock
 
     def is_ready() -> bool:
+        if name == "agent":
+            return made[0].state.service.ready
         return name != "retriever" or made[0].state.service.index is not None
 
     manner = Manner(limits or Limits(), lifespan="off" if name == "control" else "on")

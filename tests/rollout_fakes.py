@@ -23,7 +23,7 @@ class ScriptedEngine:
         self.tokenizer, self.script, self.eos_id, self.logprob = tokenizer, list(script), eos_id, logprob
         self.prompts, self.seeds, self.max_tokens = [], [], []
 
-    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop):
+    async def generate(self, request_id, token_ids, *, max_tokens, temperature, seed, stop, on_tokens=None):
         self.prompts.append(list(token_ids))
         self.seeds.append(seed)
         self.max_tokens.append(max_tokens)

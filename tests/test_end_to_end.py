@@ -9,6 +9,8 @@ import pytest
 from end_to_end import command, configuration, events, finish, metrics, reproducible
 from runs import kill, until
 
+from services.likelihood.store.opening import open_store
+
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
@@ -73,6 +75,36 @@ def test_a_run_leaves_what_the_docs_promise(undisturbed):
     assert all(any(k in s for s in steps) for k in ("logp/right", "logp/wrong", "logp/right_action_0"))
     assert "probe/lag" in steps[3]
     assert "probe/fixed" in steps[5]
+
+
+def test_the_tokens_of_the_microscope_sum_to_the_curve_and_are_the_trajectories_words(undisturbed):
+    store = open_store(str(undisturbed / "likelihood.db"))
+    kept = store.sampled_steps("whole")
+    assert kept == {step: 12 for step in range(1, 7)}
+    for line in metrics(undisturbed):
+        if line.get("displacement/mean") is None:  # the weights did not move
+            continue
+        found = store.samples("whole", line["step"])
+        pairs = [
+            (after, before)
+            for t in found
+            if t.advantage >= 0
+            for w in t.written
+            for after, before in zip(w.logp_after, w.logp_before, strict=True)
+        ]
+        mean = sum(after - before for after, before in pairs) / len(pairs)
+        assert abs(mean - line["displacement/mean"]) < 1e-4, line["step"]
+    words = (undisturbed / "trajectories" / "step_000001.jsonl").read_text().splitlines()
+    said = {t["uid"]: [s["text"] for s in t["segments"]] for t in map(json.loads, words)}
+    searched = 0
+    for t in store.samples("whole", 1):
+        for segment, text in zip(t.segments, said[t.uid], strict=True):
+            assert segment.by == "environment" or "".join(segment.tokens).startswith(text)
+            searched += segment.by == "model" and bool(segment.documents and segment.documents[0].text)
+        assert t.scoring.golden and all(w.seconds > 0 for w in t.written)
+    assert searched > 0
+    store.close()
+    assert '"samples":[{"step":1,"why":"first"' in (undisturbed / "report.html").read_text()
 
 
 def test_sampler_and_learner_agree_at_every_step(undisturbed):

@@ -1,4 +1,4 @@
-"""The gate before the three services: tokens, names and foreign pages, decided on what the client cannot
+"""The gate before the four services: tokens, names and foreign pages, decided on what the client cannot
 choose."""
 
 from __future__ import annotations
@@ -227,6 +227,9 @@ def test_errors_are_described_as_they_are(opened):
         for method, route in methods.items():
             described = route["responses"]["422"]["content"]["application/json"]["schema"]
             name = described["$ref"].rpartition("/")[2]
+            if opened.name == "agent":  # OpenAI's form
+                assert name == "ErrorObject", f"{method} {path}"
+                continue
             detail = api["components"]["schemas"][name]["properties"]["detail"]
             assert detail["type"] == "string", f"{method} {path}"
     assert "HTTPValidationError" not in json.dumps(api)

@@ -15,10 +15,11 @@ from tests.retriever_fixtures import small_index  # noqa: F401
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 ROOT = Path(__file__).parents[1]
+OPERATIONS = {"retriever": 9, "likelihood": 19, "control": 8, "agent": 6}
 
 
 @pytest.mark.skipif(not SCHEMATHESIS.exists(), reason="needs schemathesis")
-@pytest.mark.parametrize(("name", "operations"), [("retriever", 9), ("likelihood", 15), ("control", 8)])
+@pytest.mark.parametrize(("name", "operations"), OPERATIONS.items())
 def test_schemathesis_finds_nothing_with_all_its_checks(tmp_path, small_index, name, operations):
     with serving(name, tmp_path, small_index) as served:
         words = [SCHEMATHESIS, "run", f"{served.url}/openapi.json", "--checks", "all", "--max-examples", "10"]

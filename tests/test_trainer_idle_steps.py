@@ -67,6 +67,9 @@ class Kept:
     def put_tokens(self, run, step, batch, attempt):
         """Nobody asks for them."""
 
+    def post_samples(self, run, step, slide, lens, attempt):
+        """Nobody looks at them."""
+
     def post_step(self, run, record):
         self.posted.append(record)
 

@@ -55,6 +55,13 @@ def test_displacement_goes_back_to_the_rows_that_were_scored(store, tmp_path):
     np.testing.assert_array_equal(read.logp_new, np.asarray([-2, -3, np.nan, np.nan, np.nan, -4], np.float32))
 
 
+def test_of_a_large_batch_whole_groups_are_scored_again(store, tmp_path):
+    probes = Probes(ProbeSettings(displacement_size=7, fixed_size=0), store, "r", tmp_path, group_size=3)
+    whole = batch(1, [2] * 12, [False] * 12)
+    part = probes.parts(1, whole)["displacement"]
+    assert [whole.uid.index(uid) for uid in part.uid] == [0, 1, 2, 9, 10, 11]
+
+
 def test_the_lag_probe_is_the_mean_change_a_token_of_earlier_right_trajectories(store, tmp_path):
     store.steps[3] = batch(3, [2, 2, 4], [True, False, True])
     probes = Probes(ProbeSettings(lag_steps=5, fixed_size=0), store, "r", tmp_path)

@@ -103,3 +103,10 @@ class TokensReceipt(Answer):
     attempt: int
     trajectories: int
     kept_steps: int
+
+
+class SampledStep(Answer):
+    """A step of which trajectories are kept token by token."""
+
+    step: int
+    trajectories: int

@@ -21,7 +21,7 @@ from services.likelihood.exports.run_files import RunFiles, read_rules, read_run
 from services.likelihood.exports.trainers import MAPS, chosen_map
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.store import series
-from services.likelihood.store.base import LikelihoodStore
+from services.likelihood.store.base import SAMPLE_STEPS, LikelihoodStore
 from services.likelihood.store.opening import open_store
 
 SERVER = "services.likelihood.launch"
@@ -53,6 +53,9 @@ def serve_likelihood(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8100,
     token_steps: Annotated[int, typer.Option(min=1, help="Steps whose token arrays are kept.")] = 8,
+    trajectory_steps: Annotated[
+        int, typer.Option(min=1, help="Steps whose trajectories are kept token by token.")
+    ] = SAMPLE_STEPS,
     memory_mib: Annotated[
         int, typer.Option(min=64, help="Memory that requests in flight may hold together, in MiB.")
     ] = 1024,
@@ -71,6 +74,7 @@ def serve_likelihood(
         host=host,
         port=port,
         token_steps=token_steps,
+        trajectory_steps=trajectory_steps,
         memory_mib=memory_mib,
         rules=read_rules(rules),
         tensorboard=str(tensorboard) if tensorboard else None,

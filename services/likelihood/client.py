@@ -22,11 +22,17 @@ import orjson
 from services.common.answers import read_json
 from services.common.errors import UserError
 from services.contracts import TokenBatch
+from services.likelihood.microscope.building import Lens, Slide
+from services.likelihood.microscope.record import SamplesRecord
 from services.likelihood.records import EventRecord, Record, StepRecord, check_run_name
 from services.likelihood.spool import Message, Spool
 from services.likelihood.tokens import pack_tokens, unpack_tokens
 
 log = logging.getLogger("unspiral.likelihood")
+SAMPLES_PART = 128
+"""Most trajectories of one message token by token."""
+SAMPLE_TOKEN_BYTES = 100
+"""That a token of them takes while the message waits."""
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 PART = 10_000
 """Most trajectories of one message; a larger step goes in parts."""
@@ -100,6 +106,16 @@ class LikelihoodClient:
             lambda: pack_tokens(batch),
             size,
         )
+
+    def post_samples(self, run: str, step: int, slide: Slide, lens: Lens, attempt: int = 0) -> None:
+        """Hand over the trajectories of a step that are to be kept token by token. Their records are made in
+        the background, in parts. slide, lens: services.likelihood.microscope.building."""
+        for first in range(0, len(slide.trajectories), SAMPLES_PART):
+            whole = len(slide.trajectories) <= SAMPLES_PART
+            part = slide if whole else slide.part(first, first + SAMPLES_PART)
+            make = partial(_samples, part, lens, attempt)
+            size = SAMPLE_TOKEN_BYTES * len(part.tokens.token_ids)
+            self._add("samples", run, step, "POST", f"steps/{step}/samples", make, size)
 
     def post_event(self, run: str, event: EventRecord) -> None:
         """Hand over something that happened in the run."""
@@ -310,6 +326,11 @@ class LikelihoodClient:
 
 def _actions(trajectory: Any) -> list:
     return trajectory["actions"] if isinstance(trajectory, dict) else trajectory.actions
+
+
+def _samples(slide: Slide, lens: Lens, attempt: int) -> bytes:
+    record = SamplesRecord.model_construct(attempt=attempt, trajectories=slide.records(lens))
+    return _json(record)
 
 
 def _json(record: Record) -> bytes:

@@ -15,6 +15,7 @@ from services.common.http.serving import Manner, RunningServer, bind, run_in_thr
 from services.common.redaction import address_without_secrets
 from services.likelihood.exports.mirrors import Mirror, Mirroring, TensorBoardMirror, WandbMirror
 from services.likelihood.server import create_app
+from services.likelihood.store.base import SAMPLE_STEPS
 from services.likelihood.store.opening import open_store
 from services.settings import MonitorRules, Settings
 
@@ -33,6 +34,8 @@ class ServeSettings(Settings):
     """0 takes any free port."""
     token_steps: int = Field(8, ge=1)
     """Steps whose token arrays are kept."""
+    trajectory_steps: int = Field(SAMPLE_STEPS, ge=1)
+    """Steps whose trajectories are kept token by token."""
     memory_mib: int = Field(1024, ge=64)
     """Memory that requests in flight may hold together; past it they wait for 10 s, then get a 503."""
     token: str | None = Field(None, repr=False)
@@ -69,7 +72,7 @@ def _assembled(settings: ServeSettings, parts: ExitStack) -> tuple[FastAPI, sock
     """The application and its bound socket; what must be closed goes onto `parts`."""
     token = required_token(settings.host, settings.token)
     sock = parts.enter_context(closing(bind(settings.host, settings.port, WHAT)))
-    store = open_store(settings.store, settings.token_steps)
+    store = open_store(settings.store, settings.token_steps, settings.trajectory_steps)
     parts.callback(store.close)
     mirrors: list[Mirror] = []
     if settings.tensorboard:

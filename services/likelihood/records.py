@@ -255,10 +255,15 @@ def _check_shape(raw: Any) -> None:
             if isinstance(value, str):
                 raise UserError(f"metrics.{name[:40]}: expected a number or null (got {value[:60]!r})")
     trajectories = _dicts_of(raw, "trajectories")
+    segments = [s for t in trajectories for s in _dicts_of(t, "segments")]
+    scorings = [s for t in trajectories if isinstance(s := t.get("scoring"), dict)]
     for place, objects in (
         ("body", [raw]),
         ("trajectories", trajectories),
         ("actions", [a for t in trajectories for a in _dicts_of(t, "actions")]),
+        ("segments", segments),
+        ("documents", [d for s in segments for d in _dicts_of(s, "documents")]),
+        ("scoring", [*scorings, *(g for s in scorings for g in _dicts_of(s, "golden"))]),
     ):
         most = max(map(len, objects), default=0)
         if most > MAX_KEYS:

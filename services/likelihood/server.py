@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import fastapi
 import orjson
 from anyio import to_thread
-from fastapi import Depends, FastAPI, Query, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -27,19 +26,19 @@ from services.likelihood.answers import Alarm, Phase, Series, StoredEvent, Summa
 from services.likelihood.exports.mirrors import Mirroring
 from services.likelihood.exports.prometheus import ServiceMetrics
 from services.likelihood.npz import unpacked_size
+from services.likelihood.paths import Run, Step
 from services.likelihood.records import (
     MAX_COUNT,
     MAX_STEP,
-    RUN_PATTERN,
     EventRecord,
     RunInfo,
     StepReceipt,
     StepRecord,
     StoredStep,
     TrajectoryRecord,
-    check_run_name,
     parsed,
 )
+from services.likelihood.sample_routes import add_sample_routes
 from services.likelihood.service import LikelihoodService
 from services.likelihood.store.base import LikelihoodStore, NotStored
 from services.likelihood.tokens import unpack_tokens
@@ -58,14 +57,6 @@ THREADS = 8
 page cache of its own."""
 STATIC = Path(__file__).parent / "static"
 OF_A_RUN = described(404)
-
-
-def _named(run: Annotated[str, fastapi.Path(pattern=RUN_PATTERN)]) -> str:
-    return check_run_name(run)
-
-
-Run = Annotated[str, Depends(_named)]
-Step = Annotated[int, fastapi.Path(ge=0, le=MAX_STEP)]
 
 
 def parsed_size(body: bytes) -> int:
@@ -287,6 +278,8 @@ def create_app(
         """Prometheus: the service's own counters, and the latest value of each metric of the runs that are
         alive."""
         return Response(seen.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    add_sample_routes(app, store, memory, read, STATIC)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page() -> FileResponse:

@@ -23,6 +23,8 @@ COMMANDS = {
     "report": Entry(
         "Write one HTML page with the curves, phases and alarms of runs.", "services.likelihood.cli:report"
     ),
+    "trajectories": Entry("Look at the trajectories of a run.", "trainer.commands.look.cli:trajectories_app"),
+    "trace": Entry("Write a step's timeline as a Perfetto trace file.", "trainer.commands.look.cli:trace"),
     "status": Entry("Show what the running system is doing.", "services.control.cli:status"),
     "pause": Entry("Begin no further step; the step in hand ends.", "services.control.cli:pause"),
     "resume": Entry("Go on after a pause.", "services.control.cli:resume"),
@@ -33,6 +35,7 @@ COMMANDS = {
         "trainer.commands.runs:evaluate",
         commands={"compare": Entry("Compare evaluations.", "trainer.suite.cli:compare_command")},
     ),
+    "ask": Entry("Ask a trained agent, and watch it search.", "trainer.commands.agent.cli:ask"),
     "demo": Entry("Run the whole system on this machine, with no other input.", "trainer.commands.runs:demo"),
     "export": Entry("Write a checkpoint as a plain Hugging Face folder.", "trainer.commands.runs:export"),
     "doctor": Entry("Check this machine, and say what to do.", "trainer.commands.doctor:doctor"),
@@ -42,6 +45,10 @@ COMMANDS = {
             "retriever": Entry("Serve an index over HTTP.", "retriever_service.cli:serve_retriever"),
             "likelihood": Entry(
                 "Serve a likelihood store, and the live page.", "services.likelihood.cli:serve_likelihood"
+            ),
+            "agent": Entry(
+                "Serve a trained agent as an OpenAI-compatible chat endpoint.",
+                "trainer.commands.agent.cli:serve_agent",
             ),
             "control": Entry(
                 "Serve the control plane of a Ray cluster's run.", "services.control.cli:serve_control"

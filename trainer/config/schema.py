@@ -272,6 +272,13 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         raise UserError(f"{path}: not YAML: {' '.join(str(e).split())}") from e
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected sections (run, model, data, ...), got {type(raw).__name__}")
+    override(raw, overrides)
+    return parse_config(raw)
+
+
+def override(raw: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Put `a.b=c` overrides (values are YAML) into a nested mapping. Raises UserError."""
+    yaml = YAML(typ="safe", pure=True)
     for item in overrides:
         key, sep, value = item.partition("=")
         if not sep or not key:
@@ -285,7 +292,6 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
             node[parts[-1]] = yaml.load(value) if value else None
         except (YAMLError, ValueError, RecursionError) as e:
             raise UserError(f"override {item!r}: value is not YAML") from e
-    return parse_config(raw)
 
 
 def parse_config(raw: dict[str, Any]) -> Config:

@@ -40,6 +40,7 @@ from trainer.loop.recording import Recorder, StepResult, StepTimes
 from trainer.loop.restore import restore_learner, roll_back
 from trainer.loop.run_state import RunState
 from trainer.loop.sampling import BatchSampler, RolloutBatch
+from trainer.loop.spans import StepClock, write_spans
 from trainer.loop.supervision import Supervision
 from trainer.loop.sync import run_with_resync, sync_weights
 from trainer.loop.system import StopRequests, System
@@ -63,7 +64,12 @@ class Driver(RunState):
         self.sampler = BatchSampler(self.config, system.pool, system.cursor, system.reward)
         self.ahead = BatchesAhead(self.config, self.sampler, progress.trajectory)
         self.probes = Probes(
-            self.config.probe, system.store, self.config.run.name, system.folder.path, self.decode
+            self.config.probe,
+            system.store,
+            self.config.run.name,
+            system.folder.path,
+            self.decode,
+            self.config.rollout.group_size,
         )
         self.recorder = Recorder(system, self.monitor, progress)
         self.notices = Notices(progress.say)
@@ -71,6 +77,7 @@ class Driver(RunState):
         self.matched = MatchedStep(read_series(followed)) if followed else None
         taught = self.config.algorithm.supervised.every
         self.supervision = Supervision(self.config, system.tokenizer) if taught else None
+        self.clock = StepClock()
         self.share_gpus = self.config.rollout.share_gpus
         self.sync_bytes = 0
         """Size of the last version sent."""
@@ -116,23 +123,27 @@ class Driver(RunState):
 
         The numbers of the comments are those of "One step" in docs/architecture.md."""
         began = time.monotonic()
+        self.clock.begin()
 
         # 1, 2. Prompts to trajectories with rewards. Meanwhile the store looks up the lag probe.
         self.probes.ask(step)
-        batch = await self.next_batch(step)
+        with self.clock.measure("wait for rollouts"):
+            batch = await self.next_batch(step)
         waited = time.monotonic() - began
 
         # 3. Advantages, per group. On shared GPUs the workers' turn is over.
         if self.share_gpus:
             await self.system.pool.sleep()
-        prepared = await asyncio.to_thread(prepare, batch, self.config, self.system.tokenizer)
+        with self.clock.measure("advantages"):
+            prepared = await asyncio.to_thread(prepare, batch, self.config, self.system.tokenizer)
 
         # 4. pi_old, then the optimiser steps. From here until `after_step` nothing may be saved.
         llds_lambda = self.actions.lambda_of(self.config.algorithm.llds.lambda_)
         lr_scale = self.actions.lr_scale
         self.checkpointable = False
         self.unfinished = step
-        update, update_seconds = await self.update(prepared, batch.mean_searches, llds_lambda, lr_scale)
+        with self.clock.measure("update"):
+            update, update_seconds = await self.update(prepared, batch.mean_searches, llds_lambda, lr_scale)
         self.step = step
         self.version += 1
         self.cursor_state = batch.cursor
@@ -147,7 +158,12 @@ class Driver(RunState):
             step, self.attempt, self.version, batch, update, scored, rescored, llds_lambda, lr_scale,
             self.sync_bytes, times,
         )  # fmt: skip
-        return await self.record(result)
+        with self.clock.measure("record"):
+            action = await self.record(result)
+        await asyncio.to_thread(
+            write_spans, self.system.folder.path, step, self.attempt, *self.clock.end(), batch.trajectories
+        )
+        return action
 
     # Around the loop
 
@@ -288,14 +304,15 @@ class Driver(RunState):
         their turn begins. Returns its seconds."""
         began = time.monotonic()
         system = self.system
-        update = await sync_weights(
-            system.learner,
-            system.pool,
-            self.version,
-            on_learner=self.on_learner,
-            on_event=lambda event: system.folder.event(**event),
-            before_sending=self.hand_over if self.share_gpus else None,
-        )
+        with self.clock.measure("sync"):
+            update = await sync_weights(
+                system.learner,
+                system.pool,
+                self.version,
+                on_learner=self.on_learner,
+                on_event=lambda event: system.folder.event(**event),
+                before_sending=self.hand_over if self.share_gpus else None,
+            )
         self.sync_bytes = update.nbytes
         self.sync_seconds = time.monotonic() - began
         return self.sync_seconds
@@ -308,6 +325,10 @@ class Driver(RunState):
     async def rescore(self, tokens: TrainBatch, moved: bool) -> tuple[Rescored, float]:
         """Score the batch (or a sample of it; nothing of it where the weights did not move) and the probes
         under the new weights, in one pass of the learner. Returns the pass's seconds too."""
+        with self.clock.measure("score"):
+            return await self._rescore(tokens, moved)
+
+    async def _rescore(self, tokens: TrainBatch, moved: bool) -> tuple[Rescored, float]:
         missing_before = self.probes.missing
         parts = await asyncio.to_thread(self.probes.parts, self.step, tokens, moved=moved)
         if missing := self.probes.missing:
@@ -351,7 +372,8 @@ class Driver(RunState):
         self.progress.stage(self.learner_call, self.step)
         began = time.monotonic()
         try:
-            return await asyncio.to_thread(call, *arguments, **options), time.monotonic() - began
+            with self.clock.measure(f"learner: {self.learner_call}"):
+                return await asyncio.to_thread(call, *arguments, **options), time.monotonic() - began
         finally:
             self.learner_call = None
             self.learner_calls += 1
@@ -373,7 +395,8 @@ class Driver(RunState):
                 right_at=self.sampler.right_at,
                 retriever_url=self.system.eval_retriever_url,
             )
-            scores, trajectories = await run_with_resync(self.system.pool, evaluation, self.sync)
+            with self.clock.measure(f"evaluate, {mode}"):
+                scores, trajectories = await run_with_resync(self.system.pool, evaluation, self.sync)
             self.scores[f"{tag}/{mode}"] = scores["overall"]
             exact = [self.sampler.exact(t) for t in trajectories]
             self.system.folder.trajectories(f"eval_{tag}_{mode}", trajectories, exact)
@@ -387,7 +410,7 @@ class Driver(RunState):
         target = step_folder(folder, self.step)
         if self.step == 0 or (target.exists() and await asyncio.to_thread(fault, target) is None):
             return
-        with self.stop.saving():
+        with self.stop.saving(), self.clock.measure("checkpoint"):
             await asyncio.to_thread(self.system.store.keep, KEEP_SECONDS)
             await self.on_learner(self.system.learner.save, target, self.state_dict())
             # In a thread, too: gigabytes are deleted.

@@ -56,6 +56,7 @@ class Probes:
         run: str,
         folder: Path,
         decode: Callable[[list[int]], str] | None = None,
+        group_size: int = 1,
     ) -> None:
         """decode: the text of some tokens, by which the tags of the fixed set are found; None: they are not
         looked at."""
@@ -63,6 +64,8 @@ class Probes:
         self.decode = decode
         self.store = store
         self.run = run
+        self.group_size = group_size
+        """Rows that follow each other and are scored together, or not at all: a group can be compared."""
         self._file = folder / "fixed_probe.npz"
         self.fixed: TokenBatch | None = None
         self._tags: np.ndarray | None = None
@@ -126,8 +129,14 @@ class Probes:
         return Rescored(rows, logp_new, metrics)
 
     def _sample(self, n: int) -> list[int]:
+        """A spread of n rows, in whole groups where not all are taken."""
         size = min(self.settings.displacement_size or n, n)
-        return np.unique(np.linspace(0, n - 1, size).astype(int)).tolist() if n else []
+        if size == n:
+            return list(range(n))
+        groups = -(-n // self.group_size)
+        taken = np.linspace(0, groups - 1, max(1, size // self.group_size)).astype(int)
+        rows = (np.unique(taken)[:, None] * self.group_size + np.arange(self.group_size)).ravel()
+        return rows[rows < n].tolist()
 
     def _freeze(self, step: int, batch: TokenBatch) -> None:
         have = len(self.fixed) if self.fixed else 0

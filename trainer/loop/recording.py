@@ -11,6 +11,7 @@ from services.likelihood.metrics.scored_step import ScoredStep
 from services.likelihood.monitor.phases import PhaseMonitor, PhaseState
 from services.likelihood.records import EventRecord, StepRecord
 from trainer.learner.results import UpdateResult
+from trainer.loop.microscope import Microscope
 from trainer.loop.probes import Rescored
 from trainer.loop.progress import Progress
 from trainer.loop.run_folder import finite_or_none
@@ -91,6 +92,7 @@ class Recorder:
         self.system = system
         self.monitor = monitor
         self.progress = progress
+        self.microscope = Microscope(system)
         self.rewards: deque[float | None] = deque(maxlen=LAST_REWARDS)
         """Mean reward of the last steps."""
 
@@ -105,13 +107,16 @@ class Recorder:
             folder.event("alarm", at_step=result.step, **alarm.as_dict())
         self.rewards.append(finite_or_none(metrics.get("reward/mean")))
         folder.metrics(metrics)
-        self._store(result, numbers)
+        self._store(result, numbers, [alarm.rule for alarm in state.active])
         self.progress.step(metrics, state.alarms)
         return state
 
-    def _store(self, result: StepResult, numbers: dict[str, float | None]) -> None:
+    def _store(self, result: StepResult, numbers: dict[str, float | None], rules: list[str]) -> None:
         store = self.system.store
         run = self.system.config.run.name
+        # First: once the store's thread writes the step out, this one would wait for it.
+        min_drop = result.update.metrics.get("llds/min_drop", 0.0)
+        slide = self.microscope.slide(result.scored, result.llds_lambda, min_drop, rules)
         fields: dict[str, Any] = {
             "step": result.step,
             "attempt": result.attempt,
@@ -122,6 +127,8 @@ class Recorder:
         }
         store.post_step(run, StepRecord.model_construct(**fields))
         store.put_tokens(run, result.step, result.scored.tokens, result.attempt)
+        if slide:
+            store.post_samples(run, result.step, slide, self.microscope.lens, result.attempt)
 
     def event(self, event: EventRecord) -> None:
         """Something that the monitor did: into the run's folder, the store and the terminal."""

@@ -1,4 +1,4 @@
-"""A run's folder: `config.yaml metrics.jsonl events.jsonl trajectories/ checkpoints/ summary.json`.
+"""A run's folder: `config.yaml metrics.jsonl events.jsonl trajectories/ spans/ checkpoints/ summary.json`.
 
 Lines are appended whole and flushed; after a kill the file may end in a torn line, which a resumed run cuts
 off.
@@ -26,6 +26,7 @@ from services.common.files import (
 from services.contracts import Action, Trajectory
 from trainer.config.schema import Config, dump_config
 from trainer.learner.checkpoint import latest
+from trainer.loop.spans import spans_file, steps_with_spans
 
 
 def finite_or_none(value: Any) -> Any:
@@ -150,3 +151,6 @@ class RunFolder:
             number = file.stem.removeprefix("step_")
             if number.isdecimal() and int(number) > step:  # a copy that somebody made is his
                 file.unlink()
+        for later in steps_with_spans(self.path):
+            if later > step:
+                spans_file(self.path, later).unlink()

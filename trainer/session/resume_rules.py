@@ -196,6 +196,8 @@ GROUPS = (
             "evaluation.retriever.timeout_seconds",
             "evaluation.retriever.start_timeout_seconds",
             "store.token_steps",
+            "store.trajectory_groups",
+            "store.trajectory_steps",
             "control.enabled",
             "control.host",
             "control.port",

@@ -208,6 +208,7 @@ async def likelihood_store(config: Config, stack: AsyncExitStack, say: Say) -> L
                     start_likelihood,
                     url or f"sqlite:{(config.run_dir / 'likelihood.db').resolve()}",
                     token_steps=token_steps,
+                    trajectory_steps=config.store.trajectory_steps,
                     name=f"unspiral-{config.run.name}-likelihood",
                     rules=config.monitor.rules,
                 ),

@@ -4,6 +4,7 @@ description says."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -27,6 +28,7 @@ WORDS = {
     409: "What is there does not allow it.",
     413: "The body is too large.",
     422: "A value is wrong; the line names it and what is accepted.",
+    429: "As many requests are in work as are accepted; the header Retry-After says when to try again.",
     431: "The head of the request is too large.",
     500: "An error of the service itself.",
     503: "The service cannot answer now; the header Retry-After says when to try again.",
@@ -43,9 +45,22 @@ class Fault(BaseModel):
     """What is wrong, in one line."""
 
 
-def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route, or of a whole application, that may answer these errors."""
-    return {status: {"description": WORDS[status], "model": Fault} for status in statuses}
+@dataclass(frozen=True)
+class FaultForm:
+    """The JSON that a service writes its errors in."""
+
+    model: type[BaseModel]
+    write: Callable[[str, int, str | None], dict[str, Any]]
+    """From an error's line, its status, and the part of the request that is wrong, where that is known."""
+
+
+PLAIN = FaultForm(Fault, lambda detail, status, field: {"detail": detail})
+
+
+def described(*statuses: int, model: type[BaseModel] = Fault) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route, or of a whole application, that may answer these errors. model: of the
+    service's `FaultForm`."""
+    return {status: {"description": WORDS[status], "model": model} for status in statuses}
 
 
 def text_answer(kind: str = "text/plain") -> dict[int | str, dict[str, Any]]:
@@ -53,7 +68,8 @@ def text_answer(kind: str = "text/plain") -> dict[int | str, dict[str, Any]]:
     return {200: {"description": "Successful Response", "content": {kind: {"schema": {"type": "string"}}}}}
 
 
-ALWAYS = described(400, 401, 403, 422, 431, 500, 503)
+ANY_ROUTE = (400, 401, 403, 422, 431, 500, 503)
+ALWAYS = described(*ANY_ROUTE)
 """What any route may answer."""
 WITH_BODY = described(408, 413)
 """What a route that reads a body may answer besides."""
@@ -68,24 +84,27 @@ def allowed_methods(request: Request) -> dict[str, str]:
     return {"Allow": ", ".join(sorted(methods))}
 
 
-def install_faults(app: FastAPI, refused: Callable[[int], None]) -> None:
+def install_faults(app: FastAPI, refused: Callable[[int], None], form: FaultForm = PLAIN) -> None:
     """Make each error one line of JSON. `refused` is told the status, and counts it."""
 
-    def refuse(detail: str, status: int, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    def refuse(
+        detail: str, status: int, headers: Mapping[str, str] | None = None, field: str | None = None
+    ) -> JSONResponse:
         refused(status)
-        return JSONResponse({"detail": detail}, status, headers)
+        return JSONResponse(form.write(detail, status, field), status, headers)
 
     @app.exception_handler(UnspiralError)
     async def _mistake(request: Request, error: UnspiralError) -> JSONResponse:
         if not error.explained:
             raise error  # for `_broken`, and the log
-        return refuse(str(error), error.status, {"Retry-After": "1"} if error.status == 503 else None)
+        later = {"Retry-After": "1"} if error.status in (429, 503) else None
+        return refuse(str(error), error.status, later, getattr(error, "field", None))
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][1:])
-        return refuse(f"{place}: {first['msg']} (got {str(first.get('input'))[:60]!r})", 422)
+        return refuse(f"{place}: {first['msg']} (got {str(first.get('input'))[:60]!r})", 422, field=place)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:

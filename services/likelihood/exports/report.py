@@ -10,10 +10,10 @@ import orjson
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import write_atomically
+from services.likelihood.exports.report_samples import report_samples
 from services.likelihood.exports.run_files import RunFiles, differences, read_run
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.store import series
-from services.settings import MonitorRules
 
 STATIC = Path(__file__).parents[1] / "static"
 POINTS = 2000
@@ -30,7 +30,7 @@ def write_report(run_dirs: list[Path], out: Path) -> Path:
         raise UserError("report: expected at least one run's folder")
     _tell_apart(runs, run_dirs)
     data = {
-        "runs": [frozen(run) for run in runs],
+        "runs": [frozen(run, run_dir) for run, run_dir in zip(runs, run_dirs, strict=True)],
         "differences": differences([r.config for r in runs]) if len(runs) > 1 else [],
     }
     try:
@@ -41,11 +41,12 @@ def write_report(run_dirs: list[Path], out: Path) -> Path:
     return out
 
 
-def frozen(run: RunFiles, rules: MonitorRules | None = None) -> dict[str, Any]:
-    """What the page needs to know of a run."""
+def frozen(run: RunFiles, run_dir: Path) -> dict[str, Any]:
+    """What the page needs to know of a run that lies in `run_dir`."""
     run.add_evaluations()
     columns, first = run.columns()
-    codes, alarms = run.replay(rules)
+    codes, alarms = run.replay()
+    samples = report_samples(run_dir if run_dir.is_dir() else run_dir.parent, run.config, alarms)
     thinned = series.thinned(columns, first, POINTS)
     latest = run.metrics[-1] if run.metrics else {}
     found = series.bands(codes, first, list(PHASES))
@@ -60,6 +61,8 @@ def frozen(run: RunFiles, rules: MonitorRules | None = None) -> dict[str, Any]:
         "bands": found,
         "alarms": alarms,
         "events": [e for e in map(_event, run.events[-MOST_EVENTS:]) if e["kind"] != "alarm"],
+        "samples": samples,
+        "sampled": [{"step": kept["step"], "trajectories": len(kept["trajectories"])} for kept in samples],
         "config": run.config,
         "summary": run.summary,
     }

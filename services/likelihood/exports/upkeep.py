@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.exports.mirrors import Mirror
+from services.likelihood.microscope.record import Observed, Written
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.records import MAX_STEP, StoredStep
 from services.likelihood.store.base import LikelihoodStore
@@ -42,6 +43,33 @@ def actions_schema() -> pa.Schema:
     )
 
 
+def samples_schema() -> pa.Schema:
+    """Columns of `RUN-samples.parquet`: one row per segment of a trajectory that is kept token by token."""
+    import pyarrow as pa
+
+    words = pa.list_(pa.string())
+    nats = pa.list_(pa.float32())
+    return pa.schema(
+        [
+            ("step", pa.int64()),
+            ("uid", pa.string()),
+            ("group", pa.string()),
+            ("reward", pa.float64()),
+            ("advantage", pa.float64()),
+            ("right", pa.bool_()),
+            ("segment", pa.int32()),
+            ("by", pa.string()),
+            ("kind", pa.string()),
+            ("text", pa.string()),
+            ("tokens", words),
+            ("logp_before", nats),
+            ("logp_after", nats),
+            ("held", pa.list_(pa.int32())),
+            ("documents", words),
+        ]
+    )
+
+
 def prune(
     store: LikelihoodStore,
     runs: list[str],
@@ -66,8 +94,9 @@ def prune(
 
 
 def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]:
-    """Write `RUN-steps.parquet` (one row per step, one column per metric) and `RUN-actions.parquet` (one row
-    per action). Raises EnvironmentLacks where the folder cannot be written."""
+    """Write `RUN-steps.parquet` (one row per step, one column per metric), `RUN-actions.parquet` (one row per
+    action), and `RUN-samples.parquet` where trajectories are kept token by token. Raises EnvironmentLacks
+    where the folder cannot be written."""
     import pyarrow.parquet as pq  # a quarter of a second that no other command needs
 
     info = store.info(run)
@@ -75,6 +104,7 @@ def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]
         raise UserError(f"run {run}: no steps in the store")
     steps = folder / f"{run}-steps.parquet"
     actions = folder / f"{run}-actions.parquet"
+    samples = folder / f"{run}-samples.parquet"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(_steps_table(store, run), steps)
@@ -82,9 +112,13 @@ def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]
             for stored in each_step(store, run):
                 if stored.trajectories:
                     out.write_table(_actions_table(store, run, stored.step))
+        if sampled := store.sampled_steps(run):
+            with pq.ParquetWriter(samples, samples_schema()) as out:
+                for step in sampled:
+                    out.write_table(_samples_table(store, run, step))
     except OSError as e:
         raise EnvironmentLacks(f"{folder}: cannot be written ({e.strerror or e})") from e
-    return [steps, actions]
+    return [steps, actions, *([samples] if sampled else [])]
 
 
 def export_to(store: LikelihoodStore, run: str, mirror: Mirror) -> int:
@@ -157,3 +191,39 @@ def _actions_table(store: LikelihoodStore, run: str, step: int) -> pa.Table:
         for k, a in enumerate(t.actions)
     ]
     return pa.Table.from_pylist(rows, schema=actions_schema())
+
+
+def _samples_table(store: LikelihoodStore, run: str, step: int) -> pa.Table:
+    import pyarrow as pa
+
+    rows = [
+        {
+            "step": step,
+            "uid": t.uid,
+            "group": t.group,
+            "reward": t.reward,
+            "advantage": t.advantage,
+            "right": t.right,
+            "segment": place,
+            **_segment(segment),
+        }
+        for t in store.samples(run, step)
+        for place, segment in enumerate(t.segments)
+    ]
+    return pa.Table.from_pylist(rows, schema=samples_schema())
+
+
+def _segment(segment: Written | Observed) -> dict[str, Any]:
+    if isinstance(segment, Observed):
+        return {"by": segment.by, "text": segment.text}
+    documents = segment.documents
+    return {
+        "by": segment.by,
+        "kind": segment.kind,
+        "text": "".join(segment.tokens),
+        "tokens": segment.tokens,
+        "logp_before": segment.logp_before,
+        "logp_after": segment.logp_after,
+        "held": segment.held,
+        "documents": None if documents is None else [d.id for d in documents],
+    }

@@ -14,8 +14,10 @@
     charts: [],
 
     async start() {
-      theme.apply();
-      $("theme").onclick = () => theme.next();
+      U.theme.start(() => {
+        this.paint();
+        this.draw();
+      });
       $("smooth").onchange = (e) => this.setSmooth(Number(e.target.value));
       $("unzoom").onclick = () => this.zoom(null);
       for (const group of U.GROUPS) {
@@ -26,6 +28,7 @@
       }
       this.others = { section: node("section", { class: "group" }, node("h2", {}, "Other metrics"), node("div", { class: "grid" })), charts: new Map() };
       $("charts").append(this.others.section);
+      U.startSamples();
       await this.readRuns();
       await this.select(source.preselected(this.list));
       const longest = Math.max(0, ...this.selected.map((r) => r.series.step.length));
@@ -141,7 +144,8 @@
           {},
           node("th", { scope: "row" }, node("label", {}, box, swatch, info.run)),
           node("td", {}, run ? chip(run.phase, ` since ${run.since}`) : node("span", { class: "muted" }, "not shown")),
-          ...[run?.last_step ?? info.last_step, latest("reward/mean"), latest("logp/right"), latest("probe/lag"), latest("displacement/share_negative")].map((v) => node("td", { class: "n" }, number(v))),
+          node("td", { class: "n" }, (run && U.tokensLink(run, run.last_step, "", number(run.last_step))) || number(info.last_step)),
+          ...[latest("reward/mean"), latest("logp/right"), latest("probe/lag"), latest("displacement/share_negative")].map((v) => node("td", { class: "n" }, number(v))),
           node("td", { class: "n" }, run ? (standing.length ? String(standing.length) : "none") : "–"),
         );
       });
@@ -213,13 +217,25 @@
         if (b.last < low || b.first > high) continue;
         bar.append(node("i", { style: `left:${share(b.first)};right:calc(100% - ${share(b.last + 1)});background:var(--${b.phase});opacity:${b.phase === "healthy" || b.phase === "unknown" ? 0.35 : 0.9}`, title: `${b.phase}, steps ${b.first} to ${b.last}` }));
       }
-      for (const a of run.alarms) if (a.step >= low && a.step <= high) bar.append(node("b", { style: `left:${share(a.step)}`, title: `alarm at step ${a.step}: ${a.seen}` }));
+      for (const a of run.alarms) if (a.step >= low && a.step <= high) bar.append(alarmMark(run, a, share(a.step)));
       return node("div", { class: "lane" }, node("span", { title: run.run }, run.run), bar);
     });
     const axis = node("div", { class: "lane axis-lane" }, node("span"), node("div", { class: "axis" }, node("span", {}, `step ${Math.round(low)}`), node("span", {}, `step ${Math.round(high)}`)));
     $("timeline").replaceChildren(...lanes, axis);
     const keys = Object.entries(U.PHASES).map(([phase, what]) => node("li", {}, node("span", { class: "swatch", style: `background:var(--${phase})` }), node("span", {}, node("strong", {}, phase), `: ${what}`)));
     $("phase-key").replaceChildren(...keys, node("li", {}, node("span", { style: "border-left:2px solid var(--ink);height:.9rem" }), "alarm raised"));
+  }
+
+  // Where an alarm was raised; a link where trajectories are kept.
+  function alarmMark(run, alarm, left) {
+    const title = `alarm at step ${alarm.step}: ${alarm.seen}`;
+    const link = U.tokensLink(run, alarm.step, alarm.rule, "");
+    if (!link) return node("b", { style: `left:${left}`, title });
+    link.className = "alarm-mark";
+    link.setAttribute("style", `left:${left}`);
+    link.title = `${title}; see its tokens`;
+    link.setAttribute("aria-label", link.title);
+    return link;
   }
 
   function drawAlarms(runs) {
@@ -237,6 +253,7 @@
         node("summary", {}, node("span", { class: "when" }, `step ${alarm.step}`), chip(alarm.phase), node("strong", {}, alarm.rule), node("span", { class: "head" }, runs.length > 1 ? `${run.run}: ${alarm.seen}` : alarm.seen)),
         node("p", {}, `${alarm.metric}, seen since step ${alarm.since}; confidence ${alarm.confidence}; ${stands ? "stands" : `ended at step ${alarm.cleared}`}.`),
         node("p", { class: "advice" }, alarm.advice),
+        node("p", {}, U.tokensLink(run, alarm.step, alarm.rule)),
       );
     };
     const cards = all.map(card);
@@ -262,38 +279,6 @@
     const body = rows.map((r) => node("tr", {}, node("th", { scope: "row" }, r.key), ...r.values.map((v) => node("td", {}, v === null ? "–" : JSON.stringify(v).replace(/^"|"$/g, "")))));
     $("differences").replaceChildren(node("table", {}, node("thead", {}, head), node("tbody", {}, ...body)));
   }
-
-  const theme = {
-    order: ["system", "light", "dark"],
-    chosen: "system",
-    apply() {
-      try {
-        this.chosen = localStorage.getItem("unspiral-theme") || this.chosen;
-      } catch {
-        // storage is switched off: the choice lasts as long as the page
-      }
-      const dark = this.chosen === "dark" || (this.chosen === "system" && matchMedia("(prefers-color-scheme: dark)").matches);
-      document.documentElement.dataset.theme = dark ? "dark" : "light";
-      $("theme").textContent = `Theme: ${this.chosen}`;
-      $("theme").setAttribute("aria-label", `Colour theme: ${this.chosen}`);
-    },
-    next() {
-      this.chosen = this.order[(this.order.indexOf(this.chosen) + 1) % 3];
-      try {
-        localStorage.setItem("unspiral-theme", this.chosen);
-      } catch {
-        // as above
-      }
-      this.apply();
-      app.paint();
-      app.draw();
-    },
-  };
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    theme.apply();
-    app.paint();
-    app.draw();
-  });
 
   U.app = app;
   app.start().catch((error) => {

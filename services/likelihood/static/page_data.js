@@ -44,14 +44,15 @@
     async load(name, range) {
       const at = `/v1/runs/${encodeURIComponent(name)}`;
       const part = range ? `&first=${Math.max(0, Math.floor(range[0]))}&last=${Math.max(0, Math.ceil(range[1]))}` : "";
-      const [summary, series, phase, alarms, events] = await Promise.all([
+      const [summary, series, phase, alarms, events, sampled] = await Promise.all([
         this.get(`${at}/summary`),
         this.get(`${at}/series?points=${POINTS}${part}`),
         this.get(`${at}/phase`),
         this.get(`${at}/alarms`),
         this.get(`${at}/events?limit=200`),
+        this.get(`${at}/samples`),
       ]);
-      return { ...summary, series, bands: phase.bands, phase: phase.phase, since: phase.since, alarms, events };
+      return { ...summary, series, bands: phase.bands, phase: phase.phase, since: phase.since, alarms, events, sampled };
     }
     // The runs in the address, else the one that was updated last.
     preselected(runs) {

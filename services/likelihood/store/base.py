@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from services.common.errors import UserError
+from services.likelihood.microscope.heads import SampleHead
+from services.likelihood.microscope.record import SampledTrajectory
 from services.likelihood.records import (
     EventRecord,
     RunInfo,
@@ -30,6 +32,8 @@ MONITOR_SPACING = 500
 at most so many."""
 
 
+SAMPLE_STEPS = 1000
+"""Steps whose trajectories are kept token by token, where nobody says otherwise."""
 MAX_RUNS = 100_000
 """Most runs that a list names."""
 MAX_STEP_TRAJECTORIES = 200_000
@@ -65,6 +69,8 @@ class LikelihoodStore(Protocol):
     """
 
     token_steps: int
+    sample_steps: int
+    """Newest steps whose trajectories are kept token by token, beside the first one and those of alarms."""
 
     def put_step(self, run: str, record: StepRecord) -> StepReceipt:
         """Store a step, or merge it with what earlier posts of the same step and attempt held. Writing it
@@ -77,6 +83,23 @@ class LikelihoodStore(Protocol):
 
     def get_tokens(self, run: str, step: int) -> bytes | None:
         """The npz body, or None if that step has none (any more)."""
+        ...
+
+    def put_samples(self, run: str, step: int, attempt: int, trajectories: list[SampledTrajectory]) -> int:
+        """Keep trajectories of a step token by token, and only those of `sample_steps` steps. The same uid
+        again changes nothing. How many were new. Raises UserError for a step that would hold too much."""
+        ...
+
+    def sample_heads(self, run: str, step: int) -> list[SampleHead]:
+        """Heads of the trajectories that `put_samples` kept of a step, by uid; none where it has none."""
+        ...
+
+    def samples(self, run: str, step: int, group: str | None = None) -> list[SampledTrajectory]:
+        """Those trajectories themselves, by uid; of one group if it is named."""
+        ...
+
+    def sampled_steps(self, run: str) -> dict[int, int]:
+        """Number of those trajectories by step, in order."""
         ...
 
     def runs(self, limit: int = MAX_RUNS) -> list[RunInfo]:
@@ -124,7 +147,8 @@ class LikelihoodStore(Protocol):
         ...
 
     def delete_trajectories(self, run: str, below: int) -> int:
-        """Forget the trajectories of all steps below; metrics and curves stay. How many went."""
+        """Forget the trajectories of all steps below, also those that are kept token by token; metrics and
+        curves stay. How many of the step records went."""
         ...
 
     def delete_run(self, run: str) -> None: ...

@@ -5,19 +5,19 @@ from __future__ import annotations
 from importlib import import_module
 
 from services.common.errors import UserError
-from services.likelihood.store.base import LikelihoodStore
+from services.likelihood.store.base import SAMPLE_STEPS, LikelihoodStore
 from services.likelihood.store.sqlite_store import SQLiteStore
 
 REDIS_STORE = "services.likelihood.store.redis_store"
 """Imported on demand: the client of Redis is an extra, and a plain install opens SQLite without it."""
 
 
-def open_store(url: str, token_steps: int = 8) -> LikelihoodStore:
+def open_store(url: str, token_steps: int = 8, sample_steps: int = SAMPLE_STEPS) -> LikelihoodStore:
     """`PATH`, `sqlite:PATH`, or `redis://HOST:PORT/DB`. Raises EnvironmentLacks or UserError in one line."""
     if url.startswith(("redis:", "rediss:", "unix:")):
-        store: LikelihoodStore = import_module(REDIS_STORE).RedisStore(url, token_steps)
+        store: LikelihoodStore = import_module(REDIS_STORE).RedisStore(url, token_steps, sample_steps)
         return store
     path = url.removeprefix("sqlite:")
     if "://" in url or not path or path == ":memory:":  # each thread would have a database of its own
         raise UserError(f"store {url!r}: expected a file path, sqlite:PATH or redis://HOST:PORT/DB")
-    return SQLiteStore(path, token_steps)
+    return SQLiteStore(path, token_steps, sample_steps)

@@ -12,6 +12,8 @@ Keys, all below `unspiral:`
     RUN:curve:{name}:{chunk}      string of CHUNK float64, XORed with NaN: what was never written reads as NaN
     RUN:tokens                    hash: step -> attempt
     RUN:tokens:{step}             npz body; expires after `token_seconds`
+    RUN:samples                   hash: step -> JSON of attempt, number and bytes (redis_samples.py)
+    RUN:samples:{step}            hash: `h:` or `b:` and uid -> head, body; expires as RUN:trajectories:{step}
     RUN:monitor                   hash: step -> state;  RUN:alarms  JSON
     RUN:events                    stream
 A step is written in one MULTI under WATCH, so that several services may share a Redis. Aggregates stay for
@@ -44,20 +46,21 @@ from services.likelihood.records import (
     check_run_name,
 )
 from services.likelihood.store import series
-from services.likelihood.store.action_arrays import pack_actions, unpack_trajectory
 from services.likelihood.store.base import (
     MAX_RUNS,
     MONITOR_SPACING,
+    SAMPLE_STEPS,
     NotStored,
     refuse_overfull,
     superseded_error,
 )
+from services.likelihood.store.redis_samples import RedisSamples
+from services.likelihood.store.redis_values import NAN_BITS, decoded, pack, unpack
 
 log = logging.getLogger("unspiral.likelihood")
 PREFIX = "unspiral"
 EVENTS_KEPT = 10_000
 DAY = 86_400
-NAN_BITS = np.float64(np.nan).view(np.uint64)
 Client = Any
 Pipeline = Any
 """redis-py types each answer as bytes or text. Our connections decode nothing, so all answers are bytes."""
@@ -73,21 +76,25 @@ class Replaced:
     """Stored steps, with their numbers of trajectories."""
     tokens: set[int]
     """Steps whose token arrays go."""
+    samples: set[int]
+    """Steps whose trajectories token by token go."""
 
 
-class RedisStore:
+class RedisStore(RedisSamples):
     """See LikelihoodStore. Raises EnvironmentLacks if the server does not answer at the start."""
 
     def __init__(
         self,
         url: str,
         token_steps: int = 8,
+        sample_steps: int = SAMPLE_STEPS,
         *,
         trajectory_seconds: int = 30 * DAY,
         token_seconds: int = 2 * DAY,
         timeout_seconds: float = 5.0,
     ):
         self.token_steps = token_steps
+        self.sample_steps = sample_steps
         self.trajectory_seconds = trajectory_seconds
         self.token_seconds = token_seconds
         try:
@@ -118,7 +125,7 @@ class RedisStore:
 
     def put_step(self, run: str, record: StepRecord) -> StepReceipt:
         check_run_name(run)
-        packed = {t.uid: _pack(t) for t in record.trajectories}
+        packed = {t.uid: pack(t) for t in record.trajectories}
         at = self._keys(run)
         step = record.step
 
@@ -131,7 +138,7 @@ class RedisStore:
             if old:
                 size = sum(map(len, [*held.values(), *new.values()]))
                 refuse_overfull(run, step, len(held) + len(new), size)
-            everything = [_unpack(u, b) for u, b in held.items()]
+            everything = [unpack(u, b) for u, b in held.items()]
             everything += [t for t in record.trajectories if t.uid in new]
             posted = {**(old["posted"] if old else {}), **record.metrics}
             derived = record_metrics(everything) if new or not old else old["derived"]
@@ -159,7 +166,9 @@ class RedisStore:
                 run=run, step=step, attempt=record.attempt, stored=len(new), superseded=len(gone.steps)
             )
 
-        return self._transaction(write, at("attempts"), at("steps"), at("tokens"), at("trajectories", step))
+        return self._transaction(
+            write, at("attempts"), at("steps"), at("tokens"), at("samples"), at("trajectories", step)
+        )
 
     def put_tokens(self, run: str, step: int, attempt: int, body: bytes) -> None:
         check_run_name(run)
@@ -176,7 +185,7 @@ class RedisStore:
                 pipe.hdel(at("tokens"), old)
                 pipe.delete(at("tokens", old))
 
-        self._transaction(write, at("attempts"), at("steps"), at("tokens"))
+        self._transaction(write, at("attempts"), at("steps"), at("tokens"), at("samples"))
 
     def save_monitor(
         self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]
@@ -211,7 +220,7 @@ class RedisStore:
             raise superseded_error(run, step, attempt, *max(later))
         first = min(step, attempts.get(attempt, step))
         if not any(a < attempt for a in attempts):
-            return Replaced(first, {}, set())
+            return Replaced(first, {}, set(), set())
         after = [int(s) for s in pipe.zrangebyscore(at("order"), step, "+inf")]
         bodies = map(orjson.loads, pipe.hmget(at("steps"), after)) if after else ()
         held = dict(zip(after, bodies, strict=True))
@@ -220,6 +229,7 @@ class RedisStore:
             first,
             {s: b["trajectories"] for s, b in held.items() if b["attempt"] < attempt},
             {s for s, a in tokens.items() if s >= step and a < attempt},
+            {s for s, h in self._held_samples(pipe, at).items() if s >= step and h.attempt < attempt},
         )
 
     def _touch(self, pipe: Pipeline, run: str) -> None:
@@ -235,6 +245,7 @@ class RedisStore:
         for s in gone.tokens:
             pipe.hdel(at("tokens"), s)
             pipe.delete(at("tokens", s))
+        self._drop_samples(pipe, at, gone.samples)
         if not gone.steps:
             return
         names = [n.decode() for n in self._redis.smembers(at("names"))]
@@ -309,7 +320,7 @@ class RedisStore:
         out = {}
         for i, name in enumerate(names):
             held = zip(chunks, bodies[i * len(chunks) : (i + 1) * len(chunks)], strict=True)
-            column = series.dense(((c, _decoded(b)) for c, b in held if b), first, last)
+            column = series.dense(((c, decoded(b)) for c, b in held if b), first, last)
             if not np.isnan(column).all():
                 out[name] = column
         return out
@@ -320,7 +331,7 @@ class RedisStore:
             self._known(run)
             chunks = self._chunks(at("order"), first, last)
             bodies = self._redis.mget([at("curve", name, chunk) for chunk in chunks]) if chunks else []
-        held = [(chunk, _decoded(body)) for chunk, body in zip(chunks, bodies, strict=True) if body]
+        held = [(chunk, decoded(body)) for chunk, body in zip(chunks, bodies, strict=True) if body]
         return series.stored(held, first, last)
 
     def _chunks(self, order: str, first: int, last: int) -> list[int]:
@@ -349,7 +360,7 @@ class RedisStore:
         with self._talking():
             self._known(run)
             held = self._redis.hgetall(self._keys(run)("trajectories", step))
-        return [_unpack(u, held[u]) for u in sorted(held)]
+        return [unpack(u, held[u]) for u in sorted(held)]
 
     def load_monitor(self, run: str, before: int) -> tuple[int, dict[str, Any]] | None:
         at = self._keys(run)
@@ -383,6 +394,7 @@ class RedisStore:
         at = self._keys(run)
         with self._talking():
             self._known(run)
+            self._drop_samples(self._redis, at, [s for s in self._held_samples(self._redis, at) if s < below])
             steps = [int(s) for s in self._redis.zrangebyscore(at("order"), 0, below - 1)]
             keys = [at("trajectories", s) for s in steps]
             counts = [self._redis.hlen(k) for k in keys]
@@ -430,19 +442,3 @@ class RedisStore:
             raise EnvironmentLacks(
                 f"likelihood store redis at {self._shown}: {str(e) or type(e).__name__}"
             ) from e
-
-
-def _pack(t: TrajectoryRecord) -> bytes:
-    fields = [t.group, t.reward, t.advantage, t.tool_rounds, pack_actions(t.actions).decode(), t.right]
-    return orjson.dumps(fields)
-
-
-def _unpack(uid: bytes, body: bytes) -> TrajectoryRecord:
-    return unpack_trajectory(uid.decode(), *orjson.loads(body))
-
-
-def _decoded(chunk: bytes) -> bytes:
-    """A stored chunk as series.dense reads it; Redis holds no more of it than was written."""
-    bits = np.zeros(series.CHUNK, np.uint64)
-    bits[: len(chunk) // 8] = np.frombuffer(chunk, np.uint64)
-    return (bits ^ NAN_BITS).view(np.float64).tobytes()

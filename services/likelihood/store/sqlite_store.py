@@ -2,7 +2,8 @@
 
 Tables: `step` holds what was posted and what was worked out of it, `trajectory` one row per trajectory with
 its actions packed, `chunk` the metric curves (services.likelihood.store.series), `tokens` the npz bodies of
-the newest steps. Readers never wait for writers.
+the newest steps, `sample` the trajectories that are kept token by token (sqlite_samples.py). Readers never
+wait for writers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import numpy as np
 import orjson
 
 from services.likelihood.metrics.step_metrics import record_metrics
+from services.likelihood.microscope.heads import SampleHead
+from services.likelihood.microscope.packing import packed, unpacked, unpacked_head
+from services.likelihood.microscope.record import SampledTrajectory
 from services.likelihood.monitor.alarms import renamed
 from services.likelihood.records import (
     EventRecord,
@@ -27,15 +31,17 @@ from services.likelihood.records import (
     TrajectoryRecord,
     check_run_name,
 )
-from services.likelihood.store import series
+from services.likelihood.store import series, sqlite_samples
 from services.likelihood.store.action_arrays import pack_actions, unpack_trajectory
 from services.likelihood.store.base import (
     MAX_RUNS,
     MONITOR_SPACING,
+    SAMPLE_STEPS,
     NotStored,
     refuse_overfull,
     superseded_error,
 )
+from services.likelihood.store.kept_samples import steps_to_drop
 from services.likelihood.store.sqlite_file import SQLiteFile
 
 SCHEMA_VERSION = 1
@@ -58,15 +64,19 @@ CREATE TABLE event (
     id INTEGER PRIMARY KEY, run INTEGER, step INTEGER, kind TEXT, text TEXT, data BLOB, time REAL);
 CREATE INDEX event_run ON event (run, id);
 """
-TABLES_OF_A_RUN = ("attempt", "step", "trajectory", "chunk", "tokens", "monitor", "alarms", "event")
+TABLES_OF_A_RUN = (
+    *("attempt", "step", "trajectory", "chunk", "tokens", "monitor", "alarms", "event"),
+    *sqlite_samples.TABLES,
+)
 
 
 class SQLiteStore:
     """See LikelihoodStore. `path` is made, with its folder, if it is not there."""
 
-    def __init__(self, path: str | Path, token_steps: int = 8):
+    def __init__(self, path: str | Path, token_steps: int = 8, sample_steps: int = SAMPLE_STEPS):
         self.path = Path(path)
         self.token_steps = token_steps
+        self.sample_steps = sample_steps
         self._file = SQLiteFile(self.path, SCHEMA, SCHEMA_VERSION)
         self._add_later_columns()
 
@@ -76,6 +86,7 @@ class SQLiteStore:
             columns = {row[1] for row in db.execute("PRAGMA table_info(trajectory)")}
             if "is_right" not in columns:
                 db.execute("ALTER TABLE trajectory ADD COLUMN is_right INTEGER")
+            sqlite_samples.add_tables(db)
 
     # ---- writing
 
@@ -140,6 +151,17 @@ class SQLiteStore:
                 (run_id, run_id, self.token_steps),
             )
 
+    def put_samples(self, run: str, step: int, attempt: int, trajectories: list[SampledTrajectory]) -> int:
+        rows = [packed(trajectory) for trajectory in trajectories]  # before the lock is taken
+        with self._file.writing() as db:
+            run_id, _ = self._enter(db, run, step, attempt)
+            new = sqlite_samples.insert(db, run, run_id, step, attempt, rows)
+            gone = steps_to_drop(
+                sqlite_samples.steps(db, run_id), self.sample_steps, self._alarms(db, run_id)
+            )
+            sqlite_samples.drop(db, run_id, gone)
+        return new
+
     def save_monitor(
         self, run: str, step: int, state: dict[str, Any], alarms: list[dict], phases: Mapping[int, int]
     ) -> None:
@@ -175,9 +197,9 @@ class SQLiteStore:
 
     def delete_trajectories(self, run: str, below: int) -> int:
         with self._file.writing() as db:
-            return db.execute(
-                "DELETE FROM trajectory WHERE run=? AND step<?", (self._id(db, run), below)
-            ).rowcount
+            run_id = self._id(db, run)
+            sqlite_samples.drop(db, run_id, [s for s in sqlite_samples.steps(db, run_id) if s < below])
+            return db.execute("DELETE FROM trajectory WHERE run=? AND step<?", (run_id, below)).rowcount
 
     def delete_run(self, run: str) -> None:
         with self._file.writing() as db:
@@ -225,6 +247,7 @@ class SQLiteStore:
             self._clear_values(db, run_id, gone)
             db.execute("DELETE FROM monitor WHERE run=? AND step>=?", (run_id, step))
         db.execute(f"DELETE FROM tokens WHERE {lower[0]}", lower[1])
+        sqlite_samples.drop_superseded(db, *lower[1])
         return run_id, len(gone)
 
     def _set_values(
@@ -356,6 +379,18 @@ class SQLiteStore:
         with self._file.reading() as db:
             return self._trajectories(db, self._id(db, run), step)
 
+    def sample_heads(self, run: str, step: int) -> list[SampleHead]:
+        with self._file.reading() as db:
+            return [unpacked_head(head) for head in sqlite_samples.heads(db, self._id(db, run), step)]
+
+    def samples(self, run: str, step: int, group: str | None = None) -> list[SampledTrajectory]:
+        with self._file.reading() as db:
+            return [unpacked(body) for body in sqlite_samples.bodies(db, self._id(db, run), step, group)]
+
+    def sampled_steps(self, run: str) -> dict[int, int]:
+        with self._file.reading() as db:
+            return sqlite_samples.steps(db, self._id(db, run))
+
     def load_monitor(self, run: str, before: int) -> tuple[int, dict[str, Any]] | None:
         with self._file.reading() as db:
             row = db.execute(
@@ -366,8 +401,7 @@ class SQLiteStore:
 
     def alarms(self, run: str) -> list[dict]:
         with self._file.reading() as db:
-            row = db.execute("SELECT body FROM alarms WHERE run=?", (self._id(db, run),)).fetchone()
-        return [renamed(alarm) for alarm in orjson.loads(row[0])] if row else []
+            return self._alarms(db, self._id(db, run))
 
     def events(self, run: str, limit: int = 1000) -> list[dict]:
         with self._file.reading() as db:
@@ -386,6 +420,11 @@ class SQLiteStore:
 
     def close(self) -> None:
         self._file.close()
+
+    @staticmethod
+    def _alarms(db: sqlite3.Connection, run_id: int) -> list[dict]:
+        row = db.execute("SELECT body FROM alarms WHERE run=?", (run_id,)).fetchone()
+        return [renamed(alarm) for alarm in orjson.loads(row[0])] if row else []
 
     @staticmethod
     def _trajectories(db: sqlite3.Connection, run_id: int, step: int) -> list[TrajectoryRecord]:

@@ -33,6 +33,10 @@ class Generation:
     """The oldest version that wrote one of the tokens."""
 
 
+OnTokens = Callable[[list[int]], None]
+"""Told the ids that a call has written so far, whenever there are more."""
+
+
 @dataclass(frozen=True)
 class GenerateCall:
     """The arguments of one `Engine.generate`."""
@@ -43,6 +47,8 @@ class GenerateCall:
     temperature: float
     seed: int | None
     stop: tuple[str, ...]
+    on_tokens: OnTokens | None = None
+    """Called in the thread in which the engine computes."""
 
 
 def check_may_serve(usable: bool, asleep: bool) -> None:
@@ -105,6 +111,20 @@ class Sampler(Protocol):
 class Engine(Sampler, Protocol):
     """An inference engine with one policy. Its vocabulary is sampled whole: no top-k, no top-p, no forbidden
     tokens."""
+
+    async def generate(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int | None,
+        stop: tuple[str, ...],
+        on_tokens: OnTokens | None = None,
+    ) -> Generation:
+        """As of `Sampler`. on_tokens: called on the event loop while the call runs, before it returns."""
+        ...
 
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
         """All calls together, submitted in the order given before the first step of the engine."""

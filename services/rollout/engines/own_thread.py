@@ -8,9 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from services.common.errors import UnspiralError
+from services.rollout.engines.base import OnTokens
 from services.weight_sync.base import WeightSyncError, untouched
 
 T = TypeVar("T")
+
+
+def on_this_loop(on_tokens: OnTokens | None) -> OnTokens | None:
+    """The same for a thread to call. What it tells arrives before the result of the thread's call does."""
+    if on_tokens is None:
+        return None
+    loop = asyncio.get_running_loop()
+
+    def tell(ids: list[int]) -> None:
+        loop.call_soon_threadsafe(on_tokens, ids)
+
+    return tell
 
 
 class OwnThread:

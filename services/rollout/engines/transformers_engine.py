@@ -14,12 +14,13 @@ from services.rollout.engines.base import (
     Finish,
     GenerateCall,
     Generation,
+    OnTokens,
     Waiting,
     check_all_loaded,
     check_may_serve,
     generate_together,
 )
-from services.rollout.engines.own_thread import OwnThread
+from services.rollout.engines.own_thread import OwnThread, on_this_loop
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.weight_sync.broadcast import Outcome, WeightLender, WeightReceiver, listed, loan_ended
 
@@ -92,8 +93,10 @@ class TransformersEngine(OwnThread):
         temperature: float,
         seed: int | None,
         stop: tuple[str, ...],
+        on_tokens: OnTokens | None = None,
     ) -> Generation:
-        call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)
+        told = on_this_loop(on_tokens)
+        call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop, told)
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((call, done))
         if self._loop is None or self._loop.done():
@@ -166,6 +169,8 @@ class TransformersEngine(OwnThread):
             row.ids.append(token)
             row.logprobs.append(float(logp[token]))
             row.finish = self._finish(row.ids, call)
+            if call.on_tokens is not None:
+                call.on_tokens(list(row.ids))
         return token
 
     def _finish(self, ids: list[int], call: GenerateCall) -> Finish | None:

@@ -22,8 +22,8 @@ import psutil
 
 from services.common.errors import UnspiralError
 from services.common.quick_transformers import skip_scikit_learn
-from services.rollout.engines.base import Finish, GenerateCall, Generation, check_may_serve
-from services.rollout.engines.own_thread import OwnThread
+from services.rollout.engines.base import Finish, GenerateCall, Generation, OnTokens, check_may_serve
+from services.rollout.engines.own_thread import OwnThread, on_this_loop
 from services.rollout.engines.owner import OWNER_VARIABLE
 from services.rollout.errors import WorkerLostError, WorkerUnavailableError
 from services.weight_sync.base import WeightSyncError, untouched
@@ -113,7 +113,7 @@ def _sampling(call: GenerateCall) -> Any:
         skip_special_tokens=False,
         logprobs=0,  # the sampled token's own, and no other
         flat_logprobs=True,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.CUMULATIVE if call.on_tokens else RequestOutputKind.FINAL_ONLY,
     )
 
 
@@ -204,20 +204,26 @@ class VllmEngine:
         temperature: float,
         seed: int | None,
         stop: tuple[str, ...],
+        on_tokens: OnTokens | None = None,
     ) -> Generation:
-        call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)
-        return _generation(request_id, await self._finished(request_id, token_ids, _sampling(call)))
+        call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop, on_tokens)
+        output = await self._finished(request_id, token_ids, _sampling(call), on_tokens)
+        return _generation(request_id, output)
 
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
         return list(await asyncio.gather(*(self.generate(**vars(call)) for call in calls)))
 
-    async def _finished(self, request_id: str, token_ids: list[int], sampling: Any) -> Any:
+    async def _finished(
+        self, request_id: str, token_ids: list[int], sampling: Any, on_tokens: OnTokens | None = None
+    ) -> Any:
         """vLLM's output of a request, once it is finished."""
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDead
 
         check_may_serve(self._usable, self._asleep)
         try:
             async for output in self._llm.generate({"prompt_token_ids": token_ids}, sampling, request_id):
+                if on_tokens is not None:
+                    on_tokens(list(output.outputs[0].token_ids))
                 if output.finished:
                     return output
         except VllmDead as e:
@@ -303,6 +309,8 @@ class VllmEngine:
         if llm is None:
             return
         await asyncio.to_thread(llm.shutdown, 1.0)
+        # Its `__del__` calls it once more, at the interpreter's exit even, where that fails and says so.
+        llm.shutdown = lambda *_: None
         for process in psutil.wait_procs(self._processes, timeout=2)[1]:
             process.kill()
 
@@ -332,17 +340,25 @@ class LockstepVllmEngine(OwnThread):
 
         return cls(await asyncio.get_running_loop().run_in_executor(thread, build), thread)
 
-    def _run(self, requests: list[tuple[list[int], Any]]) -> list[Any]:
-        """Outputs of ids with their SamplingParams, in order: all are added before the first step."""
+    def _run(
+        self, requests: list[tuple[list[int], Any]], on_tokens: Sequence[OnTokens | None] = ()
+    ) -> list[Any]:
+        """Outputs of ids with their SamplingParams, in order: all are added before the first step.
+        on_tokens: of each request; none to tell nobody."""
         check_may_serve(self._usable, self._asleep)
-        names = []
+        names: list[str] = []
         for ids, params in requests:
             self._count += 1
             names.append(str(self._count))
             self._llm.add_request(names[-1], {"prompt_token_ids": ids}, params)
+        told = dict(zip(names, on_tokens, strict=False))
         finished: dict[str, Any] = {}
         while self._llm.has_unfinished_requests():
-            finished.update((output.request_id, output) for output in self._llm.step() if output.finished)
+            for output in self._llm.step():
+                if tell := told.get(output.request_id):
+                    tell(list(output.outputs[0].token_ids))
+                if output.finished:
+                    finished[output.request_id] = output
         return [finished[name] for name in names]
 
     async def generate(
@@ -354,16 +370,16 @@ class LockstepVllmEngine(OwnThread):
         temperature: float,
         seed: int | None,
         stop: tuple[str, ...],
+        on_tokens: OnTokens | None = None,
     ) -> Generation:
-        return (
-            await self.generate_batch(
-                [GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop)]
-            )
-        )[0]
+        told = on_this_loop(on_tokens)
+        call = GenerateCall(request_id, token_ids, max_tokens, temperature, seed, stop, told)
+        return (await self.generate_batch([call]))[0]
 
     async def generate_batch(self, calls: Sequence[GenerateCall]) -> list[Generation]:
         requests = [(call.token_ids, _sampling(call)) for call in calls]
-        outputs, version = await self._call(lambda: (self._run(requests), self._version))
+        on_tokens = [call.on_tokens for call in calls]
+        outputs, version = await self._call(lambda: (self._run(requests, on_tokens), self._version))
         return [
             _generation(call.request_id, output, version) for call, output in zip(calls, outputs, strict=True)
         ]

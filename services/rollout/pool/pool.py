@@ -288,7 +288,9 @@ class RolloutPool:
         expected = self._expected_tokens(job.request)
         try:
             limit = self._settings.trajectory_timeout_seconds + GRACE_SECONDS
+            asked = time.monotonic()
             trajectory = await member.worker.rollout(job.request, timeout_seconds=limit)
+            trajectory.round_trip = (asked, time.monotonic())
         except asyncio.CancelledError:
             self._cut_short(member, job)
         except Exception as e:
@@ -406,6 +408,7 @@ class RolloutPool:
         while True:
             attempt += 1
             member = await self._serving_in(slot)
+            asked = time.monotonic()
             call = asyncio.create_task(member.worker.rollout_batch(share, timeout_seconds=limit))
             member.jobs[share[0].uid] = call
             try:
@@ -420,6 +423,8 @@ class RolloutPool:
             except _ELSEWHERE as e:
                 error = e
             else:
+                for trajectory in done:
+                    trajectory.round_trip = (asked, time.monotonic())
                 self._finished(member, done)
                 return done
             finally:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from services.common.errors import UnspiralError, UserError
-from services.contracts import Action, FinishReason, Trajectory, TrajectoryRequest
+from services.contracts import MAX_DOCUMENT_CHARS, Action, FinishReason, Trajectory, TrajectoryRequest
 from services.rollout.errors import NonFiniteLogprobError
 from services.rollout.worker.templates import Template, reading_of
 
@@ -159,8 +159,11 @@ async def _observation(
     if room <= template.min_observation_tokens:
         return None
     action.query = template.parse(_as_read(action)).content
+    began = time.monotonic()
     hits = await search(action.query)
+    action.search_seconds = time.monotonic() - began
     action.document_ids = [hit.id for hit in hits]
+    action.documents = [hit.contents[:MAX_DOCUMENT_CHARS] for hit in hits]
     action.search_failures = hits.failures if isinstance(hits, Found) else 0
     budget = min(settings.max_obs_tokens, room - 1)
     if observe is None:
@@ -188,6 +191,7 @@ async def _act(call: _Call, ids: list[int], budget: int) -> Action:
     template = call.template
     ends = getattr(template, "ends", None) or partial(_holds_any, template.stop)
     opener = THINK if call.thinking else ""
+    began = time.monotonic()
     written: list[int] = []
     logprobs: list[float] = []
     versions: list[int] = []
@@ -213,6 +217,7 @@ async def _act(call: _Call, ids: list[int], budget: int) -> Action:
     written = written[:keep]
     text = template.decode(written[: len(written) - written_eos])
     action = Action(written, logprobs[: len(written)], min(versions), "invalid", text, thinking=call.thinking)
+    action.seconds = time.monotonic() - began
     action.kind = template.parse(_as_read(action)).kind
     return action
 

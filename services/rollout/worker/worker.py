@@ -7,6 +7,7 @@ import asyncio
 import importlib.util
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +18,7 @@ from services.common.extras import not_installed
 from services.common.stacks import answer_stack_requests, task_stacks
 from services.contracts import (
     Observation,
+    Span,
     Trajectory,
     TrajectoryRequest,
     WeightsReceiver,
@@ -28,9 +30,11 @@ from services.rollout.engines.base import Engine, Sampler
 from services.rollout.engines.transformers_engine import TransformersEngine
 from services.rollout.errors import WorkerUnavailableError
 from services.rollout.worker.barrier import TurnBarrier
-from services.rollout.worker.loop import Found, run_trajectory
+from services.rollout.worker.loop import Found, Search, prompt_of, run_trajectory
 from services.rollout.worker.templates import Template, make_template
+from services.rollout.worker.timing import TimedSampler, timed_search
 from services.rollout.worker.tokenizer import load_tokenizer
+from services.rollout.worker.watching import Watch, WatchedSampler, watched_search
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightSyncError, make_receiver, untouched
 from services.weight_sync.group import Ticket, host_store, offer_loan
@@ -146,6 +150,33 @@ class RolloutWorker:
         """Sample one trajectory. Raises WorkerUnavailableError, TimeoutError, RetrieverUnavailable,
         and what `run_trajectory` raises."""
         return await self._one(request, self._ready())
+
+    @property
+    def template(self) -> Template:
+        """The policy's template, from `start` on."""
+        self._ready()
+        assert self._template is not None
+        return self._template
+
+    async def watched(
+        self, request: TrajectoryRequest, watch: Watch, *, most_tokens: int | None = None
+    ) -> Trajectory:
+        """As `rollout`, and `watch` is told of it while it happens, on this event loop.
+
+        most_tokens: after the prompt, documents included; beyond it the trajectory ends for `length`."""
+        engine = self._ready()
+        template = self.template
+        settings = self._settings
+        if most_tokens is not None:
+            room = len(prompt_of(request.question, template, settings)) + most_tokens
+            settings = settings.model_copy(update={"max_model_tokens": min(settings.max_model_tokens, room)})
+        search = self._search(request.retriever_url or self._retriever_url)
+        return await self._one(
+            request,
+            WatchedSampler(engine, template, watch),
+            search=watched_search(search, watch),
+            settings=settings,
+        )
 
     async def rollout_batch(self, requests: list[TrajectoryRequest]) -> list[Trajectory]:
         """Sample a batch turn by turn, always in the order of the uids: the same batch and weights give the
@@ -294,7 +325,15 @@ class RolloutWorker:
             raise WorkerUnavailableError(f"worker {self.id} holds no whole version of the weights")
         return self._engine
 
-    async def _one(self, request: TrajectoryRequest, engine: Sampler) -> Trajectory:
+    async def _one(
+        self,
+        request: TrajectoryRequest,
+        engine: Sampler,
+        *,
+        search: Search | None = None,
+        settings: RolloutSettings | None = None,
+    ) -> Trajectory:
+        """search, settings: others than this worker's own."""
         if self._draining:
             raise WorkerUnavailableError(f"worker {self.id} is draining")
         template = self._template
@@ -302,14 +341,17 @@ class RolloutWorker:
         self._running += 1
         self._idle.clear()
         limit = self._settings.trajectory_timeout_seconds
+        spans: list[Span] = []
+        began = time.monotonic()
         try:
             async with asyncio.timeout(limit):
+                search = search or self._search(request.retriever_url or self._retriever_url)
                 trajectory = await run_trajectory(
                     request,
-                    engine=engine,
+                    engine=TimedSampler(engine, spans),
                     template=template,
-                    search=self._search(request.retriever_url or self._retriever_url),
-                    settings=self._settings,
+                    search=timed_search(search, spans),
+                    settings=settings or self._settings,
                     observe=self._observe,
                 )
         except TimeoutError as e:
@@ -322,6 +364,7 @@ class RolloutWorker:
             if not self._running:
                 self._idle.set()
         trajectory.worker = self.id
+        trajectory.spans = [Span("trajectory", began, time.monotonic() - began), *spans]
         return trajectory
 
     def _search(self, url: str) -> Callable[[str], Awaitable[list[Hit]]]:

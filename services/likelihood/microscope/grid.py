@@ -1,0 +1,160 @@
+"""The groups of a step as the page shows them: filtered, in order, with the place that weighs most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from services.likelihood.microscope.heads import Place, SampleHead
+from services.likelihood.microscope.record import SampledTrajectory, Written
+from services.likelihood.microscope.weights import HeadColumns, heaviest, place_of, weights_of
+from services.likelihood.store.base import LikelihoodStore
+
+Which = Literal["right", "wrong", "invalid", "truncated"]
+Order = Literal["mixed", "falls", "longest", "alarm"]
+MOST_GROUPS = 1000
+
+
+class Answer(BaseModel):
+    """Part of an answer of the service."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class StepGroup(Answer):
+    """The sampled trajectories of one prompt occurrence."""
+
+    group: str
+    question: str | None
+    data_source: str | None
+    trajectories: list[SampleHead]
+    """By uid; those that the filters leave."""
+
+
+class Heaviest(Answer):
+    """The trajectory that weighs most in an alarm, and its token."""
+
+    group: str
+    uid: str
+    place: Place | None
+    """Null where no token can be named."""
+
+
+class StepSamples(Answer):
+    """What is kept of a step token by token, without the texts."""
+
+    run: str
+    step: int
+    rule: str | None
+    trajectories: int
+    """That are kept of the step."""
+    matching: int
+    """That the filters leave."""
+    groups: list[StepGroup]
+    more_groups: int
+    """That were left out because of `limit`."""
+    sources: list[str]
+    """Data sources of the step."""
+    heaviest: Heaviest | None
+    first: int | None
+    """First step of which trajectories are kept."""
+    previous: int | None
+    """Nearest such step before this one."""
+    next: int | None
+    last: int | None
+
+
+class Filters(BaseModel):
+    """Which trajectories, and in which order their groups come."""
+
+    which: Which | None = None
+    source: str | None = None
+    text: str | None = None
+    """In question, answer, tokens, observations or documents; case does not matter."""
+    order: Order = "mixed"
+    rule: str | None = None
+    """The rule of an alarm, for the order `alarm` and for what weighs most."""
+    limit: int = 100
+
+
+def step_samples(store: LikelihoodStore, run: str, step: int, filters: Filters) -> StepSamples:
+    """The groups of a step. Raises NotStored for a run that is not in the store."""
+    steps = list(store.sampled_steps(run))
+    heads = store.sample_heads(run, step)
+    holding = None
+    if filters.text:
+        holding = {t.uid for t in store.samples(run, step) if holds(t, filters.text.casefold())}
+    left = [
+        head
+        for head in heads
+        if (holding is None or head.uid in holding)
+        and filters.source in (None, head.data_source)
+        and (filters.which is None or is_such(head, filters.which))
+    ]
+    groups = _in_order(_grouped(left), filters)
+    return StepSamples(
+        run=run,
+        step=step,
+        rule=filters.rule,
+        trajectories=len(heads),
+        matching=len(left),
+        groups=groups[: filters.limit],
+        more_groups=max(0, len(groups) - filters.limit),
+        sources=sorted({head.data_source for head in heads if head.data_source is not None}),
+        heaviest=heaviest_of(left, filters.rule),
+        first=min(steps, default=None),
+        previous=max((s for s in steps if s < step), default=None),
+        next=min((s for s in steps if s > step), default=None),
+        last=max(steps, default=None),
+    )
+
+
+def heaviest_of(heads: Sequence[SampleHead], rule: str | None) -> Heaviest | None:
+    """What weighs most of some trajectories; None of none."""
+    most = heaviest(heads, rule)
+    if most is None:
+        return None
+    return Heaviest(group=most.group, uid=most.uid, place=place_of(most, rule))
+
+
+def is_such(head: SampleHead, which: Which) -> bool:
+    """Whether a trajectory is of a kind."""
+    if which in ("right", "wrong"):
+        return head.right is (which == "right")
+    return head.valid is False if which == "invalid" else head.finish == "length"
+
+
+def holds(trajectory: SampledTrajectory, wanted: str) -> bool:
+    """Whether a text (in folded case) stands in a trajectory."""
+    texts = [trajectory.question or "", trajectory.uid, trajectory.group]
+    for segment in trajectory.segments:
+        if isinstance(segment, Written):
+            texts.append("".join(segment.tokens))
+            texts += [f"{d.id} {d.title or ''} {d.text or ''}" for d in segment.documents or ()]
+        else:
+            texts.append(segment.text)
+    return any(wanted in text.casefold() for text in texts)
+
+
+def _grouped(heads: list[SampleHead]) -> list[StepGroup]:
+    groups: dict[str, StepGroup] = {}
+    for head in heads:
+        made = StepGroup(
+            group=head.group, question=head.question, data_source=head.data_source, trajectories=[]
+        )
+        groups.setdefault(head.group, made).trajectories.append(head)
+    return list(groups.values())
+
+
+def _in_order(groups: list[StepGroup], filters: Filters) -> list[StepGroup]:
+    def heaviness(group: StepGroup) -> tuple[bool, float]:
+        heads = group.trajectories
+        if filters.order == "longest":
+            return False, float(max(head.tokens for head in heads))
+        rule = filters.rule if filters.order == "alarm" else None
+        mixed = filters.order == "mixed" and {True, False} <= {head.right for head in heads}
+        return mixed, float(weights_of(HeadColumns(heads), rule).max())
+
+    return sorted(groups, key=heaviness, reverse=True)

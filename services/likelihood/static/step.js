@@ -1,0 +1,34 @@
+// The page of a step: what the address says is shown, and what is shown stands in the address.
+(() => {
+  "use strict";
+  const U = window.Unspiral;
+  const $ = (id) => document.getElementById(id);
+  const [, , run, , step] = location.pathname.split("/").map(decodeURIComponent);
+  const NAMES = ["which", "source", "order", "text", "rule"];
+
+  const address = (of) => {
+    const query = new URLSearchParams(NAMES.filter((n) => of.filters[n] && !(n === "order" && of.filters[n] === (of.filters.rule ? "alarm" : "mixed"))).map((n) => [n, of.filters[n]]));
+    const place = new URLSearchParams(["group", "a", "b", "at"].filter((n) => of.choice[n]).map((n) => [n, of.choice[n]]));
+    return `${location.pathname}${[...query].length ? `?${query}` : ""}#${place}`;
+  };
+  const link = (to, text, label) => U.node(to === null || to === undefined ? "span" : "a", { class: "step-link", "aria-label": label, href: to === null || to === undefined ? null : `/runs/${encodeURIComponent(run)}/steps/${to}` }, text);
+
+  const view = new U.Microscope($("microscope"), {
+    changed: (of) => {
+      history.replaceState(null, "", address(of));
+      const { previous, next, trajectories } = of.heads;
+      $("status").className = "status live";
+      $("status").replaceChildren(U.node("span", {}, run, ", step "), link(previous, "◂", "previous kept step"), U.node("strong", {}, step), link(next, "▸", "next kept step"), trajectories ? "" : " (nothing kept)");
+      document.title = `${run}, step ${step}: microscope`;
+    },
+  });
+  $("back").href = `/#runs=${encodeURIComponent(run)}`;
+  U.theme.start(() => view.view && view.draw());
+  const query = new URLSearchParams(location.search);
+  const place = new URLSearchParams(location.hash.slice(1));
+  const given = (from, names) => Object.fromEntries(names.filter((n) => from.get(n)).map((n) => [n, from.get(n)]));
+  view.show(run, Number(step), given(query, NAMES), given(place, ["group", "a", "b", "at"])).catch((error) => {
+    $("status").className = "status lost";
+    $("status").textContent = `the service did not answer (${error.message})`;
+  });
+})();

@@ -1,0 +1,141 @@
+"""Sampled trajectories in the Redis store.
+
+The hash of a step holds two fields per trajectory, `h:` and `b:` before its uid: the head, which a list of
+heads reads, and the deflated body.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import orjson
+
+from services.likelihood.microscope.heads import SampleHead
+from services.likelihood.microscope.packing import (
+    PackedSample,
+    packed,
+    refuse_overfull,
+    unpacked,
+    unpacked_head,
+)
+from services.likelihood.microscope.record import SampledTrajectory
+from services.likelihood.records import check_run_name
+from services.likelihood.store.kept_samples import steps_to_drop
+
+Keys = Callable[..., str]
+HEAD = "h:"
+BODY = "b:"
+
+
+class HeldStep(NamedTuple):
+    """The trajectories that are kept of a step."""
+
+    attempt: int
+    trajectories: int
+    size: int
+    """Bytes of their heads and bodies."""
+
+
+class RedisSamples(ABC):
+    """The part of the Redis store that keeps trajectories token by token."""
+
+    sample_steps: int
+    trajectory_seconds: int
+    _redis: Any
+
+    @abstractmethod
+    def alarms(self, run: str) -> list[dict]: ...
+
+    @abstractmethod
+    def _talking(self) -> AbstractContextManager[None]: ...
+
+    @abstractmethod
+    def _known(self, run: str) -> dict[bytes, bytes]: ...
+
+    @abstractmethod
+    def _transaction(self, write: Callable[[Any], Any], *watched: str) -> Any: ...
+
+    @abstractmethod
+    def _enter(self, pipe: Any, run: str, step: int, attempt: int) -> Any: ...
+
+    @abstractmethod
+    def _replace(self, pipe: Any, run: str, step: int, attempt: int, gone: Any) -> None: ...
+
+    @staticmethod
+    @abstractmethod
+    def _keys(run: str) -> Keys: ...
+
+    def put_samples(self, run: str, step: int, attempt: int, trajectories: list[SampledTrajectory]) -> int:
+        """See LikelihoodStore."""
+        check_run_name(run)
+        at = self._keys(run)
+        rows = {row.uid: row for row in map(packed, trajectories)}
+        place = at("samples", step)
+
+        def write(pipe: Any) -> int:
+            gone = self._enter(pipe, run, step, attempt)
+            held = {s: h for s, h in self._held_samples(pipe, at).items() if s not in gone.samples}
+            old = held.get(step, HeldStep(attempt, 0, 0))
+            names = list(rows)
+            there = pipe.hmget(place, [HEAD + uid for uid in names]) if names and old.trajectories else []
+            known = {uid for uid, head in zip(names, there, strict=False) if head is not None}
+            new = [row for uid, row in rows.items() if uid not in known]
+            size = old.size + sum(row.size for row in new)
+            refuse_overfull(run, step, old.trajectories + len(new), size)
+            held[step] = HeldStep(attempt, old.trajectories + len(new), size)
+            alarms = orjson.loads(pipe.get(at("alarms")) or b"[]")
+            pipe.multi()
+            self._replace(pipe, run, step, attempt, gone)
+            pipe.hset(at("samples"), step, orjson.dumps(list(held[step])))
+            if new:
+                pipe.hset(place, mapping=_fields(new))
+                pipe.expire(place, self.trajectory_seconds)
+            self._drop_samples(pipe, at, steps_to_drop(held, self.sample_steps, alarms))
+            return len(new)
+
+        watched = ("attempts", "steps", "tokens", "samples")
+        stored: int = self._transaction(write, *map(at, watched), place)
+        return stored
+
+    def sample_heads(self, run: str, step: int) -> list[SampleHead]:
+        """See LikelihoodStore."""
+        place = self._keys(run)("samples", step)
+        with self._talking():
+            self._known(run)
+            names = sorted(name for name in self._redis.hkeys(place) if name.startswith(HEAD.encode()))
+            found = self._redis.hmget(place, names) if names else []
+        return [unpacked_head(head) for head in found if head]
+
+    def samples(self, run: str, step: int, group: str | None = None) -> list[SampledTrajectory]:
+        """See LikelihoodStore."""
+        heads = self.sample_heads(run, step)
+        names = [BODY + head.uid for head in heads if group in (None, head.group)]
+        with self._talking():
+            found = self._redis.hmget(self._keys(run)("samples", step), names) if names else []
+        return [unpacked(body) for body in found if body]
+
+    def sampled_steps(self, run: str) -> dict[int, int]:
+        """See LikelihoodStore."""
+        with self._talking():
+            self._known(run)
+            held = self._held_samples(self._redis, self._keys(run))
+        return {step: held[step].trajectories for step in sorted(held)}
+
+    @staticmethod
+    def _held_samples(pipe: Any, at: Keys) -> dict[int, HeldStep]:
+        found = pipe.hgetall(at("samples"))
+        return {int(step): HeldStep(*orjson.loads(body)) for step, body in found.items()}
+
+    @staticmethod
+    def _drop_samples(pipe: Any, at: Keys, gone: Iterable[int]) -> None:
+        for step in gone:
+            pipe.hdel(at("samples"), step)
+            pipe.unlink(at("samples", step))
+
+
+def _fields(rows: list[PackedSample]) -> dict[str, bytes]:
+    heads = {HEAD + row.uid: row.head for row in rows}
+    return heads | {BODY + row.uid: row.body for row in rows}

@@ -1,0 +1,116 @@
+"""The commands that talk to a trained agent: `ask` and `serve agent`. Their work needs an engine, and is
+imported when they are called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.common.lazy import LazyModule
+from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models (lab:0)
+
+if TYPE_CHECKING:
+    from trainer.commands.agent import ask as asking
+    from trainer.commands.agent import serve as serving
+else:  # they need torch and an engine
+    asking = LazyModule("trainer.commands.agent.ask")
+    serving = LazyModule("trainer.commands.agent.serve")
+
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        help="A run's folder (its newest checkpoint), a checkpoint, latest (of the runs in runs/), or a "
+        "model's folder."
+    ),
+]
+Retriever = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL|INDEX",
+        help="Address of a retriever, or an index folder to start one on. Default: the run's own.",
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting of the run, such as rollout.engine=transformers. Repeatable.",
+    ),
+]
+Seed = Annotated[
+    int | None, typer.Option(min=0, help="Seed of the sampling. Default: the run's. Greedy needs none.")
+]
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def ask(
+    checkpoint: Checkpoint,
+    question: Annotated[
+        str | None,
+        typer.Argument(help="The question. Without it: those that are typed, or each line of a pipe."),
+    ] = None,
+    retriever: Retriever = None,
+    overrides: Set = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    seed: Seed = None,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="Show the log-prob of each token that the model wrote.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per question, with token ids and log-probs.")
+    ] = False,
+) -> None:
+    """Ask a trained agent, and watch it think, search and answer: the loop, template and engine of
+    training."""
+    asking.run_ask(
+        checkpoint,
+        question,
+        retriever=retriever,
+        overrides=overrides or [],
+        temperature=temperature,
+        seed=seed,
+        logprobs=logprobs,
+        as_json=as_json,
+        say=_say,
+    )
+
+
+def serve_agent(
+    checkpoint: Checkpoint,
+    retriever: Retriever = None,
+    overrides: Set = None,
+    seed: Seed = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model. Default: that of the run and checkpoint.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to bind; beyond this machine UNSPIRAL_API_TOKEN must be set.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8300,
+    running: Annotated[int, typer.Option(min=1, help="Questions worked on at the same time.")] = 8,
+    waiting: Annotated[int, typer.Option(min=0, help="Questions that may wait; past it a 429.")] = 32,
+    connections: Annotated[
+        int, typer.Option("--max-connections", min=1, help="Most open connections.")
+    ] = 1000,
+) -> None:
+    """Serve a trained agent as an OpenAI-compatible chat endpoint: /v1/models, /v1/chat/completions."""
+    raise typer.Exit(
+        serving.run_serve_agent(
+            checkpoint,
+            retriever=retriever,
+            overrides=overrides or [],
+            seed=seed,
+            name=name,
+            host=host,
+            port=port,
+            running=running,
+            waiting=waiting,
+            connections=connections,
+            say=_say,
+        )
+    )

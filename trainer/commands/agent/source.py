@@ -1,0 +1,151 @@
+"""From what a user names to an agent: a run's checkpoint with the settings that it was trained under, or a
+model's folder.
+
+A checkpoint holds the settings of its run, so one that was copied elsewhere knows its template too.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retriever_service.settings import ServerSettings
+from services.agent.agent import AgentSpec
+from services.common.errors import UserError
+from services.common.lazy import LazyModule
+from services.common.run_paths import is_run
+from trainer.config.schema import Config, load_config, override, parse_config
+from trainer.data import models
+from trainer.learner.checkpoint import export_checkpoint, find
+
+if TYPE_CHECKING:
+    from retriever_service.http import launch as retriever
+else:  # numba and FastAPI take seconds, which a mistake in the words need not wait for
+    retriever = LazyModule("retriever_service.http.launch")
+
+Say = Callable[[str], None]
+INDEX = "retriever_index"
+"""Where a run keeps the index of its corpus."""
+MASKED = "***"
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a user has named: the weights, and the settings that go with them."""
+
+    name: str
+    config: Config
+    checkpoint: Path | None
+    """None: `model` is a folder in Hugging Face form already."""
+    model: Path | None
+    run: Path | None
+    """The run's folder, if the checkpoint lies in one."""
+
+
+def named(given: str, overrides: list[str]) -> Named:
+    """The checkpoint, run or model of this name. Raises UserError."""
+    if given in models.KNOWN or ":" in given or (Path(given) / "config.json").is_file():
+        raw = {"model": {"path": given}, "data": {"train": "none"}, "retriever": {"url": "http://none"}}
+        override(raw, overrides)
+        config = parse_config(raw)
+        return Named(Path(given).name, config, None, models.resolve(given), None)
+    checkpoint = find(given)
+    parents = checkpoint.absolute().parents[:2]
+    run = next((folder for folder in parents if is_run(folder)), None)
+    return Named(
+        f"{run.name if run else checkpoint.parent.name}/{checkpoint.name}",
+        _config_of(checkpoint, run, overrides),
+        checkpoint,
+        None,
+        run,
+    )
+
+
+def _config_of(checkpoint: Path, run: Path | None, overrides: list[str]) -> Config:
+    """The settings of a checkpoint, by itself or by its run."""
+    try:
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        settings: Any = state["identity"]["settings"]
+    except (OSError, ValueError, KeyError, TypeError):  # of an earlier version, which kept none
+        settings = None
+    if isinstance(settings, dict):
+        override(settings, overrides)
+        return parse_config(settings)
+    if run is None:
+        raise UserError(
+            f"checkpoint {checkpoint}: it holds no settings and lies in no run's folder; expected one that "
+            "does"
+        )
+    return load_config(run / "config.yaml", overrides)
+
+
+def agent_spec(
+    given: str,
+    retriever_given: str | None,
+    overrides: list[str],
+    seed: int | None,
+    parts: ExitStack,
+    say: Say,
+) -> AgentSpec:
+    """What an agent of this name is made of: its weights are exported, and its retriever is started, until
+    `parts` is closed. Raises UserError, and what these two raise."""
+    source = named(given, overrides)
+    model = source.model
+    if source.checkpoint is not None:
+        folder = parts.enter_context(tempfile.TemporaryDirectory(prefix="unspiral-agent-"))
+        say(f"weights of {source.checkpoint}")
+        model = export_checkpoint(source.checkpoint, Path(folder) / "model")
+    assert model is not None  # one of both is set
+    url = retriever_url(source, retriever_given, parts, say)
+    config = source.config
+    return AgentSpec(
+        source.name,
+        str(model),
+        url,
+        config.retriever.timeout_seconds,
+        config.rollout,
+        config.seed if seed is None else seed,
+    )
+
+
+def retriever_url(source: Named, given: str | None, parts: ExitStack, say: Say) -> str:
+    """Address of the retriever: the one given, that of the run, or one that is started here on the index
+    given, or on the run's. Raises UserError."""
+    settings = source.config.retriever
+    if given is not None:
+        if given.startswith(("http://", "https://")):
+            return given
+        return _served(given, source, parts, say)
+    if source.checkpoint is None:
+        raise UserError(f"--retriever is missing: {source.name} is a model's folder, which names none")
+    if settings.url:
+        if MASKED in settings.url:
+            raise UserError(
+                f"--retriever is missing: the address {settings.url} is kept without its password"
+            )
+        return settings.url
+    kept = source.run / INDEX if source.run else None
+    if settings.corpus and kept is not None and kept.is_dir():
+        return _served(str(kept), source, parts, say)
+    if settings.index and Path(settings.index).exists():
+        return _served(settings.index, source, parts, say)
+    wanted = settings.index or kept or settings.corpus
+    raise UserError(
+        f"--retriever is missing: the run's own index, {wanted}, is not there; expected an http address or "
+        "a folder made by `unspiral index build`"
+    )
+
+
+def _served(index: str, source: Named, parts: ExitStack, say: Say) -> str:
+    """A retriever on an index, in this process."""
+    say(f"retriever on {index}")
+    settings = ServerSettings(index=index, port=0, topk=source.config.rollout.topk)
+    seconds = source.config.retriever.start_timeout_seconds
+    started = retriever.serve_in_thread(settings, start_timeout_seconds=seconds)
+    parts.callback(started.stop)
+    return started.url

@@ -1,0 +1,203 @@
+"""The trajectories that a run has left: in words in `trajectories/*.jsonl`, all of them, and token by token
+in its likelihood store, a sample of each step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from services.common.errors import UserError
+from services.common.names import nearest
+from services.common.run_paths import run_folder
+from services.likelihood.microscope.record import SampledTrajectory, Written
+from services.likelihood.store.base import NotStored
+from services.likelihood.store.opening import open_store
+from services.rollout.worker.tags import last_answer
+
+STEP = "step_"
+RIGHT_AT = 1.0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Text that the model or the environment wrote."""
+
+    by: str
+    text: str
+    kind: str = ""
+    """Of an action: search, answer or invalid."""
+    documents: list[str] = field(default_factory=list)
+    """Ids of the documents that its search returned."""
+
+
+@dataclass(frozen=True)
+class StoredTrajectory:
+    """One line of `trajectories/*.jsonl`."""
+
+    source: str
+    """The file's name without its ending: `step_000012`, or that of an evaluation."""
+    uid: str
+    group: str
+    question: str
+    golden_answers: list[str]
+    data_source: str
+    reward: float | None
+    finish: str
+    worker: str
+    segments: list[Segment]
+    line: str
+    """The line itself."""
+
+    @property
+    def model_text(self) -> str:
+        return "".join(s.text for s in self.segments if s.by == "model")
+
+    @property
+    def searches(self) -> int:
+        return sum(s.kind == "search" for s in self.segments)
+
+    @property
+    def invalid(self) -> bool:
+        """Whether an action neither searched nor answered."""
+        return any(s.kind == "invalid" for s in self.segments)
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish == "length"
+
+    @property
+    def answer(self) -> str:
+        """The answer's text; empty without one."""
+        last = self.segments[-1] if self.segments else None
+        if last is None or last.kind != "answer":
+            return ""
+        pair = last_answer(last.text) or last_answer(last.text, "search_r1")
+        return pair.content.strip() if pair else last.text.strip()
+
+
+class Run:
+    """The trajectories of a run. `given`: as `run_folder` takes it."""
+
+    def __init__(self, given: str) -> None:
+        self.folder = run_folder(given)
+        if not (self.folder / "trajectories").is_dir():
+            raise UserError(f"{given}: no trajectories there; expected a run's folder, or latest")
+        self._config = _yaml(self.folder / "config.yaml")
+
+    @property
+    def right_at(self) -> float:
+        """The least reward of a right answer."""
+        given = (self._config.get("reward") or {}).get("right_at")
+        return RIGHT_AT if given is None else float(given)
+
+    def is_right(self, t: StoredTrajectory) -> bool:
+        at = self.right_at if t.source.startswith(STEP) else RIGHT_AT
+        return t.reward is not None and t.reward >= at
+
+    def sources(self) -> list[str]:
+        """Names of the files, the steps in order and then the evaluations."""
+        names = [f.stem for f in (self.folder / "trajectories").glob("*.jsonl")]
+        return sorted(names, key=lambda name: (not name.startswith(STEP), name))
+
+    def source(self, given: str | None) -> str:
+        """The file that `given` names: a step's number, or a name; None is the newest step. Raises
+        UserError."""
+        there = self.sources()
+        steps = [name for name in there if name.startswith(STEP)]
+        if given is None:
+            if not there:
+                raise UserError(f"{self.folder}: no trajectories are there yet")
+            return (steps or there)[-1]
+        name = f"{STEP}{int(given):06d}" if given.isdecimal() else given
+        if name in there:
+            return name
+        shown = f"steps {_number(steps[0])} to {_number(steps[-1])}" if steps else "no step"
+        others = ", ".join(n for n in there if n not in steps)
+        near = nearest(name, there)
+        raise UserError(
+            f"{given}: no such trajectories in {self.folder}; there are {shown}"
+            + (f", {others}" if others else "")
+            + (f"; did you mean {near}?" if near and not given.isdecimal() else "")
+        )
+
+    def read(self, source: str) -> Iterator[StoredTrajectory]:
+        """The trajectories of a file, in its order. A line that was cut off by a kill is left out."""
+        with open(
+            self.folder / "trajectories" / f"{source}.jsonl", encoding="utf-8", errors="replace"
+        ) as file:
+            for line in file:
+                if (t := _read(source, line.rstrip("\n"))) is not None:
+                    yield t
+
+    def tokens(self, source: str, group: str | None = None) -> dict[str, SampledTrajectory]:
+        """Token by token those of a step that the run's store holds, by uid; none where it is an http
+        service, or keeps none."""
+        url = (self._config.get("store") or {}).get("url") or f"sqlite:{self.folder / 'likelihood.db'}"
+        if not source.startswith(STEP) or url.startswith(("http://", "https://")):
+            return {}
+        path = Path(url.removeprefix("sqlite:"))
+        if "://" not in url and not path.is_file():  # opening it would make one
+            return {}
+        name = (self._config.get("run") or {}).get("name") or self.folder.name
+        with closing(open_store(url)) as store:
+            try:
+                return {t.uid: t for t in store.samples(name, _number(source), group)}
+            except NotStored:
+                return {}
+
+
+def change_of(t: SampledTrajectory) -> float | None:
+    """Mean change of the log-prob per token by the update, in nats; None where it was not scored again."""
+    changes = [c for s in t.segments if isinstance(s, Written) for c in changes_of(s)]
+    return sum(changes) / len(changes) if changes else None
+
+
+def changes_of(written: Written) -> list[float]:
+    """Change of each token's log-prob by the update, in nats; none where it was not scored again."""
+    if written.logp_after is None:
+        return []
+    return [after - before for before, after in zip(written.logp_before, written.logp_after, strict=True)]
+
+
+def _number(source: str) -> int:
+    return int(source.removeprefix(STEP))
+
+
+def _read(source: str, line: str) -> StoredTrajectory | None:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        segments = [
+            Segment(s["by"], s["text"], s.get("kind") or "", s.get("documents") or [])
+            for s in record["segments"]
+        ]
+        return StoredTrajectory(
+            source,
+            record["uid"],
+            record["group"],
+            record["question"],
+            record["golden_answers"],
+            record["data_source"],
+            record["reward"],
+            record["finish"],
+            record["worker"],
+            segments,
+            line,
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    """The run's configuration as it stands there; empty where it cannot be read."""
+    try:
+        raw = YAML(typ="safe", pure=True).load(file.read_text(encoding="utf-8"))
+    except (OSError, YAMLError, ValueError):
+        return {}
+    return raw if isinstance(raw, dict) else {}
