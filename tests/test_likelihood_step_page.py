@@ -79,7 +79,7 @@ def change_of(page) -> float:
 
 
 def test_from_the_first_alarm_to_the_token_that_lost_most_in_two_clicks(browser, server):
-    page = opened(browser, server.url)
+    page = opened(browser, f"{server.url}/#runs=falls")
     alarms = httpx.get(f"{server.url}/v1/runs/falls/alarms").json()
     first = min(alarms, key=lambda a: a["step"])
     page.locator("#alarms summary", has_text=first["rule"]).first.click()
@@ -219,6 +219,6 @@ def test_a_report_carries_the_worst_and_the_best_groups(browser, server, folder,
     page.wait_for_selector("#samples .strip .t.at")
     assert "Alarm likelihood" in page.locator("#samples .why").inner_text()
     page.locator("#samples").get_by_label("Text").fill("weavers")
-    page.locator("#samples p.hint", has_text=" of ").wait_for()
+    page.locator("#samples p.hint", has_text="2 of 8 trajectories").wait_for()
     assert page.errors == [] and page.foreign == []
     page.close()

@@ -5,6 +5,7 @@
   const { node } = U;
   const LEAST = 0.02;
   const STRONGEST = 78;
+  const LONG = 200; // a token of more characters is a block: an outline around thousands of lines takes seconds
 
   // The change of a token's log-prob, in nats; null where it was not scored again.
   U.change = (segment, k) => (segment.logp_after ? segment.logp_after[k] - segment.logp_before[k] : null);
@@ -51,11 +52,12 @@
     const strip = node("p", { class: "strip" });
     for (let k = from; k < to; k++) {
       const change = U.change(segment, k);
-      const kind = `t${held.has(k) ? " held" : ""}${change === null ? " unscored" : ""}`;
       const text = segment.tokens[k];
+      const long = text.length > LONG;
+      const kind = `t${held.has(k) ? " held" : ""}${change === null ? " unscored" : ""}${long ? " long" : ""}`;
       const token = node("span", { class: kind, "data-at": `${index}.${k}` });
       if (change !== null) token.style.background = U.tint(change, scale);
-      if (text.length > 200) token.append(U.long(text));
+      if (long) token.append(U.long(text));
       else if (text === "") token.append(node("span", { class: "mark", title: "a part of the next token's character" }, "·"));
       else token.append(...newlines(text));
       strip.append(token);
