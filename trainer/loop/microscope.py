@@ -3,6 +3,7 @@ records in the background."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,12 @@ class Microscope:
         if not rows:
             return None
         llds = self.system.config.algorithm.llds
-        gate = LldsGate(llds.gate, min_drop) if llds_lambda > 0 else None
+        gate = None
+        if llds_lambda > 0 and llds.form == "sapo_search":
+            gate = LldsGate("token", -math.log(llds.ratio_below))
+        # What is drawn by lot, or pulled whether it fell or not, can't be told from log-probs.
+        elif llds_lambda > 0 and llds.form == "llds" and llds.gate != "random":
+            gate = LldsGate(llds.gate, min_drop)
         preserved = scored.tokens.preserved if isinstance(scored.tokens, TrainBatch) else None
         return Slide.of(scored, rows, preserved, gate)
 
