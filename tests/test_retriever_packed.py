@@ -22,7 +22,7 @@ from retriever_service.description import read_info, verify
 from retriever_service.errors import IndexInvalid
 from retriever_service.index import Index
 from retriever_service.indexing.build import build_index
-from retriever_service.indexing.changes import add_to_index, delete_from_index
+from retriever_service.indexing.changes import add_to_index, delete_from_index, read_ids
 from retriever_service.indexing.merge import merge_index
 from services.common.errors import UserError
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
@@ -193,6 +193,19 @@ def test_a_torn_part_is_refused_with_its_name(tmp_path, name):
     (tmp_path / "i" / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(IndexInvalid, match=rf"{name}: \d+ bytes instead of {len(content)}"):
         Index(tmp_path / "i")
+
+
+def test_a_line_of_a_file_of_ids_is_one_id(tmp_path):
+    """Line breaks of Unicode's inside an id made two other ids of it, whose passages were deleted."""
+    odd = ["x\u2028y", "x\x85y", "x\x0cy", "é日本"]
+    rows = [{"id": i, "contents": f"river {n}"} for n, i in enumerate(["x", "y", *odd])]
+    corpus = part(tmp_path, "a", [json.dumps(row) + "\n" for row in rows])
+    build_index(corpus, tmp_path / "i", postings="packed")
+    (tmp_path / "ids").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(odd).encode() + b"\n\n")
+    assert read_ids(tmp_path / "ids") == odd
+    assert delete_from_index(tmp_path / "i", read_ids(tmp_path / "ids")).passages == 2
+    opened = Index(tmp_path / "i")
+    assert [opened.rows.find(i) for i in ("x", "y", odd[0])] == [[0], [1], []]
 
 
 CHILD = """

@@ -168,7 +168,8 @@ def delete_from_index(index: str | Path, ids: Sequence[str]) -> IndexInfo:
 def read_ids(path: Path) -> list[str]:
     """The ids of a file, one a line. Raises UserError."""
     try:
-        return [line for line in path.read_text("utf-8").splitlines() if line]
+        lines = path.read_text("utf-8-sig").split("\n")  # an id may hold any other line break of Unicode's
+        return [line for line in lines if line]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--ids {path}: cannot be read ({error})") from None
 
