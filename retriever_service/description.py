@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import orjson
 
 from retriever_service.documents import OFFSETS_FILE, TEXT_FILE
-from retriever_service.errors import IndexInvalid
+from retriever_service.errors import IndexInvalid, OtherFormat
 from retriever_service.indexing.corpus import checksum, corpus_bytes
 from services.common.errors import UserError
 
@@ -138,10 +138,9 @@ def read_info(folder: str | Path) -> IndexInfo:
     try:
         meta = orjson.loads(path.read_bytes())
         if meta.get("format") not in (FORMAT, PACKED_FORMAT):
-            raise IndexInvalid(
+            raise OtherFormat(
                 f"index {folder}: format {meta.get('format')}, this version reads {FORMAT} and "
-                f"{PACKED_FORMAT}; "
-                "build it again, with --overwrite"
+                f"{PACKED_FORMAT}; build it again, with --overwrite"
             )
         if absent := RECORDED - meta.keys():
             raise IndexInvalid(

@@ -9,6 +9,10 @@ class IndexInvalid(UserError):
     """An index folder that is missing, torn, of another version, or of another corpus than the given one."""
 
 
+class OtherFormat(IndexInvalid):
+    """An index folder in the format of another version. `deploy/docker/build_index.py` builds it again."""
+
+
 class RetrieverUnavailable(EnvironmentLacks):
     """The retriever did not answer by the deadline; the message names its address."""
 

@@ -89,6 +89,12 @@ def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_pat
     page.mouse.up()  # the click counts, though the lanes were due to be drawn anew within it
     page.locator("figure.pointed", has_text="Lag probe").wait_for(timeout=4_000)
     page.wait_for_selector(f"#lanes button[aria-label*='to {fall[41]['step']}:']")  # and then they are
+    stands.hover()
+    page.mouse.down()
+    page.evaluate("window.dispatchEvent(new Event('blur'))")  # the release is never told
+    post(server, "falls", fall[42])
+    page.wait_for_selector(f"#lanes button[aria-label*='to {fall[42]['step']}:']")
+    page.mouse.up()
     assert page.locator("#alarms details[open]", has_text="likelihood").count() >= 1
     assert "not recorded: " in page.locator("#lane-key").inner_text()
     bar = page.locator("#timeline .bar").first.get_attribute("aria-label")

@@ -21,10 +21,11 @@ from retriever_service.bm25.packed.search import PackedRanker
 from retriever_service.description import read_info, verify
 from retriever_service.errors import IndexInvalid
 from retriever_service.index import Index
+from retriever_service.indexing import changes
 from retriever_service.indexing.build import build_index
-from retriever_service.indexing.changes import add_to_index, delete_from_index
+from retriever_service.indexing.changes import add_to_index, delete_from_index, read_ids
 from retriever_service.indexing.merge import merge_index
-from services.common.errors import UserError
+from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 
 LINES = CORPUS.read_text("utf-8").splitlines(keepends=True)
@@ -193,6 +194,69 @@ def test_a_torn_part_is_refused_with_its_name(tmp_path, name):
     (tmp_path / "i" / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(IndexInvalid, match=rf"{name}: \d+ bytes instead of {len(content)}"):
         Index(tmp_path / "i")
+
+
+def test_a_line_of_a_file_of_ids_is_one_id(tmp_path):
+    """Line breaks of Unicode's inside an id made two other ids of it, whose passages were deleted."""
+    odd = ["x\u2028y", "x\x85y", "x\x0cy", "é日本"]
+    rows = [{"id": i, "contents": f"river {n}"} for n, i in enumerate(["x", "y", *odd])]
+    corpus = part(tmp_path, "a", [json.dumps(row) + "\n" for row in rows])
+    build_index(corpus, tmp_path / "i", postings="packed")
+    (tmp_path / "ids").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(odd).encode() + b"\n\n")
+    assert read_ids(tmp_path / "ids") == odd
+    assert delete_from_index(tmp_path / "i", read_ids(tmp_path / "ids")).passages == 2
+    opened = Index(tmp_path / "i")
+    assert [opened.rows.find(i) for i in ("x", "y", odd[0])] == [[0], [1], []]
+
+
+def test_nobody_else_changes_an_index_between_the_move_of_an_addition_and_its_count(tmp_path, monkeypatch):
+    """What another command had read by then would be committed over the addition."""
+    build_index(part(tmp_path, "a", LINES[:100]), tmp_path / "i", postings="packed")
+    second = part(tmp_path, "b", LINES[100:110])
+    third = part(tmp_path, "c", LINES[110:120])
+    refused = []
+
+    def tidy(folder: Path) -> None:
+        whole_tidy(folder)
+        for change in (
+            lambda: add_to_index(tmp_path / "i", third),
+            lambda: delete_from_index(tmp_path / "i", [json.loads(LINES[0])["id"]]),
+            lambda: merge_index(tmp_path / "i"),
+        ):
+            with pytest.raises(EnvironmentLacks, match="another build is at work in it"):
+                change()
+            refused.append(change)
+
+    whole_tidy = changes.tidy
+    monkeypatch.setattr(changes, "tidy", tidy)
+    add_to_index(tmp_path / "i", second)
+    monkeypatch.undo()
+    assert len(refused) == 3
+    assert add_to_index(tmp_path / "i", third).passages == 120
+
+
+def test_another_build_does_not_take_the_only_copy_of_an_index(tmp_path):
+    """A merge that is killed between its two renames leaves the index inside its own folder."""
+    corpus = part(tmp_path, "a", LINES[:50])
+    build_index(corpus, tmp_path / "i", postings="packed")
+    before = answers(tmp_path / "i")
+    (tmp_path / "i.building").mkdir()
+    (tmp_path / "i.building" / "lock").touch()
+    (tmp_path / "i").rename(tmp_path / "i.building" / "replaced")
+    with pytest.raises(IndexInvalid, match="holds an index of another corpus"):
+        build_index(part(tmp_path, "b", LINES[50:]), tmp_path / "i", postings="packed")
+    assert answers(tmp_path / "i") == before
+
+
+def test_a_link_to_an_index_stays_one(tmp_path):
+    (tmp_path / "far").mkdir()
+    build_index(part(tmp_path, "a", LINES[:50]), tmp_path / "far" / "i", postings="packed")
+    (tmp_path / "i").symlink_to(tmp_path / "far" / "i")
+    add_to_index(tmp_path / "i", part(tmp_path, "b", LINES[50:60]))
+    delete_from_index(tmp_path / "i", [json.loads(LINES[0])["id"]])
+    assert merge_index(tmp_path / "i").passages == 59
+    assert (tmp_path / "i").is_symlink() and read_info(tmp_path / "far" / "i").passages == 59
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "far", "i"]
 
 
 CHILD = """

@@ -219,7 +219,7 @@ def killed_and_gone_on_with(tmp_path, where, when, **options):
         ("retriever_service.indexing.parts:write_bm25", "before"),
         ("retriever_service.indexing.parts:write_bm25", "after"),
         ("retriever_service.indexing.build:Build.seal", "after"),
-        ("retriever_service.indexing.build:read_info", "before"),
+        ("retriever_service.indexing.build:put", "before"),
         ("os:rename", "before"),
         ("os:rename", "after"),
     ],
@@ -233,8 +233,8 @@ def test_a_build_killed_in_its_later_stages_goes_on_to_the_same_bytes(tmp_path, 
     ("where", "when"),
     [
         ("os:rename", "after"),
-        ("retriever_service.indexing.build:_put", "before"),
-        ("retriever_service.indexing.build:_put", "after"),
+        ("retriever_service.indexing.build:put", "before"),
+        ("retriever_service.indexing.build:put", "after"),
     ],
 )
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from retriever_service.indexing.workplace import (
     full_disk_said,
     locked,
     put,
+    put_back,
     seal_folder,
     sealed,
     work_folder,
@@ -223,6 +224,9 @@ def make_index(
     work = work_folder(out)
     with locked(work):
         if not sealed(work, key):
+            if put_back(out) and not plan.overwrite:
+                _require_same(out, key)
+                return read_info(out)
             require_disk(work, corpus, plan.backend != "dense", plan.vector_bytes)
             with full_disk_said(work):
                 build = Build(corpus, work, key, plan.skip_bad, plan.tell)

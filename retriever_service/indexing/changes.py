@@ -28,11 +28,10 @@ from retriever_service.indexing.parts import Progress
 from retriever_service.indexing.sinks import RunsSink
 from retriever_service.indexing.workplace import (
     Key,
+    changing,
     full_disk_said,
-    locked,
     sealed,
     tidy,
-    work_folder,
 )
 from retriever_service.rows import KEYS_FILE
 from retriever_service.segments import (
@@ -58,12 +57,11 @@ def add_to_index(
     Raises UserError for a malformed line, as a build does, and for an id that the index has; IndexInvalid for
     an index that takes no additions; EnvironmentLacks as a build does.
     """
-    index = Path(index)
+    index = Path(index).resolve()
     corpus = Path(corpus)
     tell = progress or silent
     read_info(index)  # before a folder is made beside it
-    work = work_folder(index)
-    with locked(work):
+    with changing(index) as work:
         info = packed_info(index)
         if len(info.segments) >= MOST_SEGMENTS:
             raise UserError(
@@ -119,10 +117,9 @@ def add_to_index(
 
 def delete_from_index(index: str | Path, ids: Sequence[str]) -> IndexInfo:
     """Delete the passages with these ids: all of them, or none where one is not there (UserError)."""
-    index = Path(index)
+    index = Path(index).resolve()
     read_info(index)  # before a folder is made beside it
-    work = work_folder(index)
-    with locked(work):
+    with changing(index) as work:
         info = packed_info(index)
         folders = folders_of(index, info)
         before = read_deletions(index, info)
@@ -168,7 +165,8 @@ def delete_from_index(index: str | Path, ids: Sequence[str]) -> IndexInfo:
 def read_ids(path: Path) -> list[str]:
     """The ids of a file, one a line. Raises UserError."""
     try:
-        return [line for line in path.read_text("utf-8").splitlines() if line]
+        lines = path.read_text("utf-8-sig").split("\n")  # an id may hold any other line break of Unicode's
+        return [line for line in lines if line]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--ids {path}: cannot be read ({error})") from None
 

@@ -18,7 +18,7 @@ from retriever_service.bm25.kernel import compiled
 from retriever_service.bm25.packed import build as runs
 from retriever_service.bm25.packed.blocks import unpack_list
 from retriever_service.bm25.packed.files import PackedFiles, open_packed
-from retriever_service.description import META_FILE, REPLACED, IndexInfo, read_info, work_of
+from retriever_service.description import REPLACED, IndexInfo, read_info, work_of
 from retriever_service.indexing.build import silent
 from retriever_service.indexing.changes import packed_info
 from retriever_service.indexing.corpus import Passage
@@ -26,12 +26,11 @@ from retriever_service.indexing.parts import Progress
 from retriever_service.indexing.scan import Scanner
 from retriever_service.indexing.workplace import (
     Key,
+    changing,
     full_disk_said,
-    locked,
     put,
     seal_folder,
     sealed,
-    work_folder,
 )
 from retriever_service.segments import (
     SegmentedDocuments,
@@ -39,7 +38,7 @@ from retriever_service.segments import (
     folders_of,
     read_deletions,
 )
-from services.common.files import put_folder, write_atomically
+from services.common.files import write_atomically
 
 RUNS_DONE = "run.done"
 _GROUP_POSTINGS = 1 << 22
@@ -78,13 +77,11 @@ def merge_index(index: str | Path, *, progress: Progress | None = None) -> Index
 
     Raises IndexInvalid for an index that has no segments, EnvironmentLacks as a build does.
     """
-    index = Path(index)
+    index = Path(index).resolve()
     tell = progress or silent
     if not (work_of(index) / REPLACED).exists():
         read_info(index)  # before a folder is made beside it
-    work = work_folder(index)
-    with locked(work):
-        _finish_replacing(index)
+    with changing(index) as work:
         info = packed_info(index)
         if not info.segments and not info.deletions:
             if [path.name for path in work.iterdir()] == ["lock"]:
@@ -236,10 +233,3 @@ def _groups(frequencies: np.ndarray) -> Iterator[slice]:
         end = max(begin + 1, int(np.searchsorted(ends, before + _GROUP_POSTINGS, "right")))
         yield slice(begin, end)
         begin = end
-
-
-def _finish_replacing(index: Path) -> None:
-    """Put an index back that a killed merge had moved away and not replaced yet."""
-    replaced = work_of(index) / REPLACED
-    if not index.exists() and (replaced / META_FILE).is_file():
-        put_folder(replaced, index, earlier=replaced)

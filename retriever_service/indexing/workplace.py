@@ -13,6 +13,7 @@ import orjson
 
 from retriever_service.bm25.packed.build import MERGE_FILE
 from retriever_service.description import META_FILE, REPLACED, file_digest, read_info, verify, work_of
+from retriever_service.documents import TEXT_FILE
 from retriever_service.errors import IndexInvalid
 from retriever_service.indexing.scan import PROGRESS_FILE, SCRATCH_FILES
 from retriever_service.rows import BLOCKS_FILE, PLACES_FILE
@@ -83,6 +84,16 @@ def put(work: Path, out: Path) -> None:
     shutil.rmtree(out / REPLACED, ignore_errors=True)
 
 
+def put_back(out: Path) -> bool:
+    """Put an index back that a killed process had moved away and not replaced yet. Returns whether there was
+    one."""
+    replaced = work_of(out) / REPLACED
+    if out.exists() or not (replaced / META_FILE).is_file():
+        return False
+    put_folder(replaced, out, earlier=replaced)
+    return True
+
+
 @contextmanager
 def full_disk_said(work: Path) -> Iterator[None]:
     """Inside, a full disk is EnvironmentLacks."""
@@ -98,9 +109,25 @@ def full_disk_said(work: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def changing(index: Path) -> Iterator[Path]:
+    """Inside, no other command changes the index; gives the folder to work in.
+
+    The lock of that folder goes away with it, as soon as an addition is moved into the index and before it
+    counts, so that a file of the index that no change replaces is locked, too.
+    """
+    work = work_folder(index)
+    with locked(work):
+        put_back(index)
+        read_info(index)
+        with locked(index, TEXT_FILE):
+            yield work
+
+
+@contextmanager
+def locked(folder: Path, file: str = "lock") -> Iterator[None]:
+    """Inside, no other process is. Raises EnvironmentLacks where one is now."""
     try:
-        held = lock(folder / "lock")
+        held = lock(folder / file)
     except BlockingIOError:
         raise EnvironmentLacks(f"{folder}: another build is at work in it") from None
     with held:

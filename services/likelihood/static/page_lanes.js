@@ -69,15 +69,18 @@
   let pressed = false;
   let waiting = null;
   document.addEventListener("pointerdown", (e) => {
-    pressed = $("lanes").contains(e.target);
+    pressed = e.button === 0 && $("lanes").contains(e.target);
   });
   function released() {
     pressed = false;
-    const last = waiting;
-    waiting = null;
-    if (last) setTimeout(() => U.drawLanes(...last)); // after the click that follows
+    if (waiting) setTimeout(() => waiting && U.drawLanes(...waiting)); // after the click that follows
   }
-  for (const end of ["pointerup", "pointercancel"]) document.addEventListener(end, released);
+  for (const end of ["pointerup", "pointercancel", "visibilitychange"]) document.addEventListener(end, released);
+  // A release outside of the window, or over a menu, is not always told.
+  window.addEventListener("blur", released);
+  document.addEventListener("pointermove", (e) => {
+    if (pressed && !e.buttons) released();
+  });
 
   function lane(run, rule, [low, high], title) {
     const at = (step) => ((Math.min(Math.max(step, low), high + 1) - low) / (high + 1 - low)) * 100;
@@ -100,6 +103,7 @@
       waiting = [runs, range];
       return;
     }
+    waiting = null;
     const lanes = [];
     const unread = [];
     for (const [rule, metrics] of Object.entries(U.RULES)) {
