@@ -19,8 +19,8 @@ from trainer.learner.checkpoint import find, written_aside
 
 LAB = Path(__file__).parent / "data" / "lab"
 VERBS = {
-    "Ask", "Begin", "Check", "Compare", "Convert", "Copy", "Forget", "Go", "Index", "Let", "List", "Make",
-    "Print", "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train", "Write",
+    "Add", "Ask", "Begin", "Check", "Compare", "Convert", "Copy", "Delete", "Forget", "Go", "Index", "Let",
+    "List", "Make", "Print", "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train", "Write",
 }  # fmt: skip
 
 

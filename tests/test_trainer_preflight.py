@@ -3,6 +3,7 @@ Ray."""
 
 import asyncio
 import signal
+import sys
 import threading
 import time
 from contextlib import AsyncExitStack
@@ -10,6 +11,7 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
+from services.common import signals
 from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import Question
 from services.settings import RolloutSettings
@@ -17,6 +19,7 @@ from trainer.commands.cli import main
 from trainer.config.schema import parse_config
 from trainer.session import startup
 from trainer.session.preflight import check_prompts, check_retrievers
+from trainer.session.stopping import StopSignals
 
 BASE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
 
@@ -328,6 +331,45 @@ def test_a_local_ray_that_is_not_up_in_time_is_one_line_that_says_what_helps(mon
     ) as e:
         startup.connect_ray(lambda text: None)
     assert e.value.exit_code == 3 and "\n" not in str(e.value)
+
+
+def test_the_advice_for_a_late_ray_is_not_what_was_done_already(monkeypatch):
+    def late(**kwargs):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(startup.ray, "init", late)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_raylet_start_wait_time_s", raising=False)
+    with pytest.raises(EnvironmentLacks, match="set RAY_raylet_start_wait_time_s=120"):
+        startup.connect_ray(lambda text: None)
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "180")
+    with pytest.raises(EnvironmentLacks, match=r"has less to do\): The current node"):
+        startup.connect_ray(lambda text: None)
+
+
+@pytest.mark.parametrize("own_handler", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_ray_at_once(monkeypatch, number, own_handler):
+    def never(**kwargs):
+        if own_handler:  # as Ray's for SIGTERM
+            signal.signal(number, lambda number, frame: sys.exit(number))
+        while True:  # as Ray does: whatever fails inside is tried again
+            try:
+                signal.raise_signal(number)
+                time.sleep(0.01)
+            except Exception:
+                pass
+
+    monkeypatch.setattr(startup.ray, "init", never)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    async def run():
+        with StopSignals(lambda text: None):
+            startup.connect_ray(lambda text: None)
+
+    with pytest.raises(signals.Stopped) as e:
+        asyncio.run(run())
+    assert e.value.exit_code == 128 + number
 
 
 @pytest.fixture

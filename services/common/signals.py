@@ -130,6 +130,32 @@ def raised() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def cut_short() -> Iterator[None]:
+    """Around a call of a library that blocks the main thread: the first signal ends it where it stands.
+
+    Raises Stopped on leaving. Inside, the signal is a KeyboardInterrupt, which no library takes for a fault
+    of its own and tries again."""
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        received.append(number)
+        if len(received) == 1:
+            raise KeyboardInterrupt
+
+    with listening(stop):
+        try:
+            yield
+        except KeyboardInterrupt:
+            if received:
+                raise Stopped(received[0]) from None
+            raise
+        except SystemExit as error:  # by a handler that the library has put in place of this one
+            if error.code in of_commands():
+                raise Stopped(int(error.code)) from None
+            raise
+
+
 @asynccontextmanager
 async def cancelled(say: Callable[[str], None]) -> AsyncIterator[None]:
     """The first signal cancels the current task, which leaves as Stopped; later ones do not cut its clean end

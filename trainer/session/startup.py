@@ -69,9 +69,15 @@ def _in_a_group_of_their_own() -> Iterator[None]:
         utils.set_kill_on_parent_death_linux = bound
 
 
+RAY_MAY_TAKE_LONGER = ", or set RAY_raylet_start_wait_time_s=120"
+
+
 def connect_ray(say: Say) -> None:
     """Join the cluster of RAY_ADDRESS (set inside `ray job submit`), otherwise start a local Ray, which ends
-    with this process and answers nobody else. `leave_ray` undoes it. Raises EnvironmentLacks."""
+    with this process and answers nobody else. `leave_ray` undoes it.
+
+    Raises EnvironmentLacks, and Stopped after a signal: Ray's start blocks the event loop, for minutes on a
+    busy machine."""
     address = os.environ.get("RAY_ADDRESS")
     say(f"joining Ray at {address}" if address else "starting a local Ray")
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
@@ -80,7 +86,12 @@ def connect_ray(say: Say) -> None:
     try:
         # Ray puts its own handlers in place of ours, which would end the process in the middle of a clean
         # stop.
-        with signals.kept(), _in_a_group_of_their_own(), told(say, "Ray to start"):
+        with (
+            signals.cut_short(),
+            signals.kept(),
+            _in_a_group_of_their_own(),
+            told(say, "Ray to start"),
+        ):
             if address:
                 # A job may bring some of these variables itself (--runtime-env), and Ray refuses the same
                 # name twice unless told which one holds.
@@ -88,12 +99,14 @@ def connect_ray(say: Say) -> None:
                 ray.init(address=address, runtime_env={"env_vars": worker_environment()}, **options)
             else:
                 start_local_ray(include_dashboard=False, **options)
+    except signals.Stopped:
+        leave_ray()
+        raise
     except Exception as e:  # a raylet that is not up in time is a bare one
         reason = " ".join(str(e).split())[:300]
-        busy = (
-            "a local Ray did not start (on a busy machine: try again, or set "
-            "RAY_raylet_start_wait_time_s=120)"
-        )
+        # Some waits inside Ray are fixed: a longer one does not help whoever has set it already.
+        longer = "" if "RAY_raylet_start_wait_time_s" in os.environ else RAY_MAY_TAKE_LONGER
+        busy = f"a local Ray did not start (on a busy machine: try again when it has less to do{longer})"
         what = f"RAY_ADDRESS={address}: cannot join that cluster" if address else busy
         raise EnvironmentLacks(f"{what}: {reason}") from e
     else:
