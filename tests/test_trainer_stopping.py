@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -342,6 +343,7 @@ def test_resume_without_a_checkpoint_says_so_and_is_the_next_attempt(tmp_path, m
     assert "no whole checkpoint to resume from: starting anew, as attempt 1" in out
     lines = [json.loads(line) for line in made.folder.metrics_path.read_text().splitlines()]
     assert [(m["step"], m["attempt"]) for m in lines] == [(s, 1) for s in range(1, 13)]
+    assert "no earlier run is there" not in out
     drop_after(made.folder.path, 4)
     trained(made, resume="latest")
     assert [(e["step"], e["attempt"]) for e in events(made) if e["event"] == "resume"] == [(0, 1), (4, 2)]
@@ -441,6 +443,15 @@ def test_a_full_disk_ends_the_run_with_the_name_of_the_file(tmp_path, monkeypatc
         made.folder.path / "events.jsonl"
     )  # which the command line prints, with exit 3
     assert "warning: no summary was written: " in out.getvalue()
+
+
+def test_resume_of_a_run_that_never_was_says_that_it_begins_anew(tmp_path, monkeypatch):
+    made = system(tmp_path)
+    made.folder.close()
+    shutil.rmtree(made.folder.path)
+    started(made, monkeypatch)
+    _, out = trained(made, resume="latest")
+    assert "--resume: no earlier run is there, so this one begins anew" in out
 
 
 def test_a_folder_in_use_is_left_as_it_is(tmp_path, monkeypatch):

@@ -96,6 +96,8 @@ def train(
         try:
             with progress:
                 progress.say(f"run folder: {folder.path.resolve()}")
+                if resume is not None and not checkpoint and not again:
+                    progress.say("--resume: no earlier run is there, so this one begins anew")
                 for remark in remarks(config):
                     progress.say(remark)
                 # A warm start or conversion takes minutes, and would keep an event loop from hearing signals.
