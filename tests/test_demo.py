@@ -6,6 +6,8 @@ import re
 import pytest
 from end_to_end import command, finish, metrics
 
+from services.likelihood.store.opening import open_store
+
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
@@ -37,6 +39,26 @@ def test_the_policy_learns_to_search_and_sampler_and_learner_agree_throughout(de
     assert steps[-1]["rollout/searches"] > steps[0]["rollout/searches"]
     assert max(s["mismatch/abs_logp"] for s in steps) < 1e-4
     assert max(s["leak/logp_entropy"] for s in steps) < 0.1
+
+
+def test_the_microscope_keeps_the_documents_of_each_search(demo):
+    folder = demo[0] / "demo-0"
+    store = open_store(str(folder / "likelihood.db"))
+    last = max(store.sampled_steps("demo-0"))
+    kept = store.samples("demo-0", last)
+    store.close()
+    lines = (folder / "trajectories" / f"step_{last:06d}.jsonl").read_text().splitlines()
+    written = {t["uid"]: t["segments"] for t in map(json.loads, lines)}
+    searches = [
+        (segment, of_run)
+        for t in kept
+        for segment, of_run in zip(t.segments, written[t.uid], strict=True)
+        if of_run.get("kind") == "search"
+    ]
+    assert searches
+    for segment, of_run in searches:
+        assert [d.id for d in segment.documents] == of_run["documents"]
+        assert all(d.title and d.text for d in segment.documents)
 
 
 def test_with_documents_shuffled_between_queries_the_gain_is_gone(demo):

@@ -96,13 +96,10 @@ def test_the_tokens_of_the_microscope_sum_to_the_curve_and_are_the_trajectories_
         assert abs(mean - line["displacement/mean"]) < 1e-4, line["step"]
     words = (undisturbed / "trajectories" / "step_000001.jsonl").read_text().splitlines()
     said = {t["uid"]: [s["text"] for s in t["segments"]] for t in map(json.loads, words)}
-    searched = 0
     for t in store.samples("whole", 1):
         for segment, text in zip(t.segments, said[t.uid], strict=True):
             assert segment.by == "environment" or "".join(segment.tokens).startswith(text)
-            searched += segment.by == "model" and bool(segment.documents and segment.documents[0].text)
         assert t.scoring.golden and all(w.seconds > 0 for w in t.written)
-    assert searched > 0
     store.close()
     assert '"samples":[{"step":1,"why":"first"' in (undisturbed / "report.html").read_text()
 

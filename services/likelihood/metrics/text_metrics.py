@@ -68,7 +68,8 @@ def words(text: str) -> list[str]:
 def non_words(written: Iterable[str], given: Iterable[str]) -> float | None:
     """Share of the words in `written`, the policy's texts, that stand nowhere in `given`, the questions and
     documents of the same step. The metric `text/non_words`; None without any word on either side."""
-    known = {word for text in given for word in words(text)}
+    # One document is returned to many trajectories of a group: each text is split once.
+    known = {word for text in set(given) for word in words(text)}
     found = [word in known for text in written for word in words(text)]
     return 1.0 - sum(found) / len(found) if known and found else None
 
