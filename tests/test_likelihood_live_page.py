@@ -69,7 +69,7 @@ def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_pat
         post(server, "falls", metrics)
     page.wait_for_selector("#runs tr:has-text('falls') .chip:has-text('collapsed')", timeout=10_000)
     page.wait_for_selector("#alarm-panel .alarm")
-    row.locator(f"td:text-is('{fall[39]['step']}')").first.wait_for()  # the last post is drawn
+    row.get_by_text(str(fall[39]["step"]), exact=True).first.wait_for()  # the last post is drawn
     assert "nats a token" in page.locator("#alarms").inner_text()
     stands = page.locator("#lanes .lane.rule", has_text="likelihood").locator("button").last
     assert stands.get_attribute("aria-label").startswith("alarm, steps")
@@ -77,7 +77,7 @@ def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_pat
     page.locator("figure.pointed", has_text="Lag probe").wait_for(timeout=4_000)
     assert page.locator("figure.pointed", has_text="Lag probe").count() == 1
     post(server, "falls", fall[40])
-    row.locator(f"td:text-is('{fall[40]['step']}')").first.wait_for()
+    row.get_by_text(str(fall[40]["step"]), exact=True).first.wait_for()
     assert page.locator("figure.pointed").count() == 1  # a redraw leaves the mark where it was
     page.wait_for_selector("figure.pointed", state="detached", timeout=8_000)
 
@@ -85,7 +85,7 @@ def test_the_live_page_updates_shows_phases_and_alarms_and_overlays_runs(tmp_pat
     stands.hover()
     page.mouse.down()
     post(server, "falls", fall[41])
-    row.locator(f"td:text-is('{fall[41]['step']}')").first.wait_for()
+    row.get_by_text(str(fall[41]["step"]), exact=True).first.wait_for()
     page.mouse.up()  # the click counts, though the lanes were due to be drawn anew within it
     page.locator("figure.pointed", has_text="Lag probe").wait_for(timeout=4_000)
     page.wait_for_selector(f"#lanes button[aria-label*='to {fall[41]['step']}:']")  # and then they are

@@ -245,7 +245,7 @@ class OneStep(Driver):
 
     async def next_batch(self, step):
         self.traced.trace.append("rollout")
-        return SimpleNamespace(mean_searches=0.0, cursor={})
+        return SimpleNamespace(mean_searches=0.0, cursor={}, trajectories=[])
 
     async def rescore(self, tokens, moved):
         await self.on_learner(self.system.learner.score, None)

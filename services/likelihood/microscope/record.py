@@ -24,7 +24,7 @@ Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
-Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 TokenLogProb = Annotated[float, Field(strict=True, allow_inf_nan=False, le=_ROUNDING)]
 LogProbs = Annotated[list[TokenLogProb], Field(max_length=MAX_TOKENS, fail_fast=True)]
 

@@ -144,7 +144,7 @@
           {},
           node("th", { scope: "row" }, node("label", {}, box, swatch, info.run)),
           node("td", {}, run ? chip(run.phase, ` since ${run.since}`) : node("span", { class: "muted" }, "not shown")),
-          node("td", { class: "n" }, (run && U.tokensLink(run, run.last_step, "", number(run.last_step))) || number(info.last_step)),
+          node("td", { class: "n" }, (run && U.tokensLink(run, run.last_step, "", number(run.last_step))) || number((run || info).last_step)),
           ...[latest("reward/mean"), latest("logp/right"), latest("probe/lag"), latest("displacement/share_negative")].map((v) => node("td", { class: "n" }, number(v))),
           node("td", { class: "n" }, run ? (standing.length ? String(standing.length) : "none") : "–"),
         );
