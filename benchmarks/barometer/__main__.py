@@ -15,10 +15,9 @@ from benchmarks.barometer.cells import Cell, cells, run_grid, status_table
 from benchmarks.barometer.collected import RESULTS, collect, read_all
 from benchmarks.barometer.plan import HELD_OUT_SEEDS, KINDS, LOOKED_AT, STEPS, chosen, configuration, split_of
 from benchmarks.barometer.tables import everything, write_page
-from services.common.errors import UnspiralError
+from benchmarks.cell_grid import command, numbers, tell_collected
 from services.common.files import write_json
 from services.common.lazy import LazyModule
-from services.common.signals import Stopped
 from trainer.config.schema import parse_config
 
 one_process = LazyModule("benchmarks.barometer.one_process")
@@ -29,11 +28,7 @@ def seeds(text: str) -> list[int]:
     """`FIRST:END` (END not included), a list, `held_out` or `looked_at`."""
     if text in ("held_out", "looked_at"):
         return list(HELD_OUT_SEEDS if text == "held_out" else LOOKED_AT)
-    first, colon, end = text.partition(":")
-    found = list(range(int(first), int(end))) if colon else [int(part) for part in text.split(",")]
-    if not found:
-        raise ValueError(text)
-    return found
+    return numbers(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,23 +39,21 @@ def parser() -> argparse.ArgumentParser:
         ("status", "print the state of all cells"),
         ("collect", "write the compressed metrics of ended cells"),
     ):
-        command = commands.add_parser(name, help=says)
-        command.add_argument("--folder", type=Path, default=FOLDER, help="folder of the run folders")
-        command.add_argument(
-            "--kinds", nargs="+", default=["all"], help=f"all, or some of {', '.join(KINDS)}"
-        )
-        command.add_argument(
+        one = commands.add_parser(name, help=says)
+        one.add_argument("--folder", type=Path, default=FOLDER, help="folder of the run folders")
+        one.add_argument("--kinds", nargs="+", default=["all"], help=f"all, or some of {', '.join(KINDS)}")
+        one.add_argument(
             "--seeds",
             type=seeds,
             default=list(HELD_OUT_SEEDS),
             help="held_out, looked_at, FIRST:END or a list",
         )
-        command.add_argument("--steps", type=int, default=STEPS, help="training steps of a cell")
+        one.add_argument("--steps", type=int, default=STEPS, help="training steps of a cell")
         if name == "grid":
-            command.add_argument("--lock", type=Path, help="a file whose lock each cell holds while it runs")
+            one.add_argument("--lock", type=Path, help="a file whose lock each cell holds while it runs")
         if name == "collect":
-            command.add_argument("--out", type=Path, default=RESULTS, help="folder of the compressed metrics")
-            command.add_argument("--replace", action="store_true", help="write over files with other bits")
+            one.add_argument("--out", type=Path, default=RESULTS, help="folder of the compressed metrics")
+            one.add_argument("--replace", action="store_true", help="write over files with other bits")
     tables = commands.add_parser("tables", help="print the tables from the compressed metrics")
     tables.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
     tables.add_argument("--page", type=Path, help="write them into this page, between its two marks")
@@ -103,20 +96,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         console.print(status_table(found), width=max(console.width, 200), soft_wrap=False, crop=False)
         return 0
     words = {cell.name: collect(cell, arguments.out, replace=arguments.replace) for cell in found}
-    for name, word in words.items():
-        if word != "not ended":
-            console.print(f"{name}: {word}", markup=False)
-    return int("other bits" in words.values())
+    return tell_collected(words, console)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """A mistake of the user's is one line on stderr and its exit status."""
-    arguments = parser().parse_args(argv)
-    try:
-        return run(arguments, Console(highlight=False))
-    except (UnspiralError, Stopped) as error:
-        print(f"benchmarks.barometer: {error}", file=sys.stderr)
-        return error.exit_code
+    return command("benchmarks.barometer", parser().parse_args(argv), run)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -10,15 +9,15 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.barometer.plan import STEPS
+from benchmarks.cell_grid import CellFolder
 from services.common import signals
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.files import json_lines, lock, write_json
+from services.common.files import lock
 
 CELL_SECONDS = 2 * 3600.0
 """Longest time of a cell, whose process computes for about a minute and a half."""
@@ -29,7 +28,7 @@ MOST_FAILURES = 2
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(CellFolder):
     """One kind with one seed. folder: of the whole grid."""
 
     kind: str
@@ -38,43 +37,8 @@ class Cell:
     steps: int = STEPS
 
     @property
-    def name(self) -> str:
-        return f"{self.kind}-{self.seed}"
-
-    @property
-    def run(self) -> Path:
-        return self.folder / self.kind / str(self.seed)
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "logs" / f"{self.name}.log"
-
-    @property
-    def _failures(self) -> Path:
-        return self.folder / "failures" / f"{self.name}.json"
-
-    def summary(self) -> dict[str, Any]:
-        """`summary.json`; empty where the run has not ended."""
-        with suppress(OSError, ValueError):
-            found: dict[str, Any] = json.loads((self.run / "summary.json").read_text(encoding="utf-8"))
-            return found
-        return {}
-
-    def step(self) -> int:
-        """The last whole step."""
-        return max((row["step"] for row in json_lines(self.run / "metrics.jsonl")), default=0)
-
-    def failures(self) -> int:
-        with suppress(OSError, ValueError):
-            return int(json.loads(self._failures.read_text(encoding="utf-8"))["failures"])
-        return 0
-
-    def failed(self, status: int) -> int:
-        """Count a failure. Returns how many there were."""
-        self._failures.parent.mkdir(parents=True, exist_ok=True)
-        count = self.failures() + 1
-        write_json(self._failures, {"failures": count, "exit": status})
-        return count
+    def row(self) -> str:
+        return self.kind
 
     @property
     def ended(self) -> bool:

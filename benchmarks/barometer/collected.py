@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
-import platform
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from benchmarks.barometer.cells import Cell
 from benchmarks.barometer.plan import split_of, warm_start_of
+from benchmarks.cell_grid import compressed, short, versions
 from services.common.files import write_atomically
 from services.likelihood.exports.run_files import read_run
 from services.likelihood.monitor.detectors.table import READS
 
 RESULTS = Path(__file__).parents[1] / "results" / "barometer"
-DIGITS = 6
 ABSENT = "-"
 """Stands for a metric that a step does not have; null is one that has no finite value."""
 PACKAGES = ("torch", "transformers", "deepspeed", "numpy")
@@ -59,7 +55,7 @@ def collect(cell: Cell, out: Path = RESULTS, *, replace: bool = False) -> str:
     run = read_run(cell.run)
     run.add_evaluations()
     columns = {
-        name: [_short(row[name]) if name in row else ABSENT for row in run.metrics]
+        name: [short(row[name]) if name in row else ABSENT for row in run.metrics]
         for name in COLUMNS
         if any(name in row for row in run.metrics)
     }
@@ -72,7 +68,7 @@ def collect(cell: Cell, out: Path = RESULTS, *, replace: bool = False) -> str:
         "seconds": run.summary.get("seconds"),
         "cpu_seconds": run.summary.get("cpu_seconds"),
         "fingerprint": hashlib.sha256(text.encode()).hexdigest(),
-        "versions": {"machine": platform.machine()} | _versions(),
+        "versions": versions(PACKAGES),
     }
     file = out / cell.kind / f"{cell.seed}.json.gz"
     if file.exists() and not replace:
@@ -80,7 +76,8 @@ def collect(cell: Cell, out: Path = RESULTS, *, replace: bool = False) -> str:
         return "same bits" if same else "other bits"
     file.parent.mkdir(parents=True, exist_ok=True)
     steps = [row["step"] for row in run.metrics]
-    write_atomically(file, _compressed({"header": header, "steps": steps, "columns": columns}))
+    content = {"header": header, "steps": steps, "columns": columns}
+    write_atomically(file, compressed(json.dumps(content, separators=(",", ":"))))
     return "written"
 
 
@@ -98,23 +95,3 @@ def read(file: Path) -> Result:
 def read_all(folder: Path = RESULTS) -> list[Result]:
     """Every result, in the order of kinds' names and seeds."""
     return [read(file) for file in sorted(folder.glob("*/*.json.gz"))]
-
-
-def _compressed(content: dict[str, Any]) -> bytes:
-    """The same bytes for the same content: no time and no name inside."""
-    data = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=data, mtime=0) as packed:
-        packed.write(json.dumps(content, separators=(",", ":")).encode())
-    return data.getvalue()
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found

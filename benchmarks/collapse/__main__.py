@@ -8,23 +8,21 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.cell_grid import command, numbers, tell_collected
 from benchmarks.collapse.arms import RUNNABLE, SEEDS, STEPS, chosen, contrasts
 from benchmarks.collapse.cells import Cell, cells
 from benchmarks.collapse.collected import RESULTS, collect, read_all
 from benchmarks.collapse.grid import missing_arms, run_grid, status_table, warm
 from benchmarks.collapse.power import paragraph
 from benchmarks.collapse.tables import everything
-from services.common.errors import UnspiralError
-from services.common.signals import Stopped
 
 FOLDER = Path("runs/collapse")
 
 
 def seeds(text: str) -> list[int]:
     """`100:110` (the end is not included) or `100,103`."""
-    first, colon, end = text.partition(":")
-    found = list(range(int(first), int(end))) if colon else [int(part) for part in text.split(",")]
-    if not found or min(found) < 0:
+    found = numbers(text)
+    if min(found) < 0:
         raise ValueError(text)
     return found
 
@@ -44,18 +42,18 @@ def parser() -> argparse.ArgumentParser:
         ("status", "print the state of all cells"),
         ("collect", "write the compressed metrics of ended cells"),
     ):
-        command = commands.add_parser(name, help=says)
-        command.add_argument("--folder", type=Path, default=FOLDER, help="folder of the run folders")
-        command.add_argument("--arms", nargs="+", default=["all"], help="arms, or factorial, variants, all")
-        command.add_argument(
+        one = commands.add_parser(name, help=says)
+        one.add_argument("--folder", type=Path, default=FOLDER, help="folder of the run folders")
+        one.add_argument("--arms", nargs="+", default=["all"], help="arms, or factorial, variants, all")
+        one.add_argument(
             "--seeds", type=seeds, default=list(SEEDS), help="FIRST:END (END not included), or a list"
         )
-        command.add_argument("--steps", type=positive, default=STEPS, help="training steps of a cell")
+        one.add_argument("--steps", type=positive, default=STEPS, help="training steps of a cell")
         if name == "grid":
-            command.add_argument("--parallel", type=positive, default=2, help="cells at the same time")
+            one.add_argument("--parallel", type=positive, default=2, help="cells at the same time")
         if name == "collect":
-            command.add_argument("--out", type=Path, default=RESULTS, help="folder of the compressed metrics")
-            command.add_argument("--replace", action="store_true", help="write over files with other bits")
+            one.add_argument("--out", type=Path, default=RESULTS, help="folder of the compressed metrics")
+            one.add_argument("--replace", action="store_true", help="write over files with other bits")
     tables = commands.add_parser("tables", help="print tables and verdict from the compressed metrics")
     tables.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
     commands.add_parser("power", help="print the paragraph on the power of the design")
@@ -69,11 +67,9 @@ def parser() -> argparse.ArgumentParser:
 def collect_all(found: list[Cell], out: Path, replace: bool, console: Console) -> int:
     """Exit status 1 where a cell repeats a committed one with other bits."""
     words = {cell.name: collect(cell, out, replace=replace) for cell in found}
-    for name, word in words.items():
-        if word != "not ended":
-            console.print(f"{name}: {word}", markup=False)
+    status = tell_collected(words, console)
     console.print(f"{sum(word != 'not ended' for word in words.values())} of {len(words)} cells are there")
-    return int("other bits" in words.values())
+    return status
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -99,13 +95,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """A mistake of the user's is one line on stderr and its exit status."""
-    arguments = parser().parse_args(argv)
-    try:
-        return run(arguments, Console(highlight=False))
-    except (UnspiralError, Stopped) as error:
-        print(f"benchmarks.collapse: {error}", file=sys.stderr)
-        return error.exit_code
+    return command("benchmarks.collapse", parser().parse_args(argv), run)
 
 
 if __name__ == "__main__":

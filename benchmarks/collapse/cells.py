@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cell_grid import CellFolder
 from benchmarks.collapse.arms import ARMS, STEPS, configuration
 from services.common.errors import UserError
-from services.common.files import json_lines, lock, write_json
+from services.common.files import lock
 from trainer.config.schema import dump_config, parse_config
 
 MOST_FAILURES = 3
@@ -20,7 +19,7 @@ SIGNAL_STATUS = range(129, 160)
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(CellFolder):
     """One arm with one seed. folder: of the whole grid."""
 
     arm: str
@@ -29,26 +28,14 @@ class Cell:
     steps: int = STEPS
 
     @property
-    def name(self) -> str:
-        return f"{self.arm}-{self.seed}"
-
-    @property
-    def run(self) -> Path:
-        return self.folder / self.arm / str(self.seed)
+    def row(self) -> str:
+        return self.arm
 
     @property
     def source(self) -> Cell | None:
         """The cell whose recorded series this one follows."""
         followed = ARMS[self.arm].follows
         return Cell(followed, self.seed, self.folder, self.steps) if followed else None
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "logs" / f"{self.name}.log"
-
-    @property
-    def _failures(self) -> Path:
-        return self.folder / "failures" / f"{self.name}.json"
 
     def config_file(self) -> Path:
         """Write the configuration as a file. Returns its path.
@@ -65,30 +52,6 @@ class Cell:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(wanted, encoding="utf-8")
         return file
-
-    def summary(self) -> dict[str, Any]:
-        """`summary.json`; empty where the run has not ended once."""
-        with suppress(OSError, ValueError):
-            return json.loads((self.run / "summary.json").read_text(encoding="utf-8"))
-        return {}
-
-    def step(self) -> int:
-        """The last whole step."""
-        return max(
-            (row["step"] for row in json_lines(self.run / "metrics.jsonl") if "step" in row), default=0
-        )
-
-    def failures(self) -> int:
-        with suppress(OSError, ValueError):
-            return int(json.loads(self._failures.read_text(encoding="utf-8"))["failures"])
-        return 0
-
-    def failed(self, status: int) -> int:
-        """Count a failure. Returns how many there were."""
-        self._failures.parent.mkdir(parents=True, exist_ok=True)
-        count = self.failures() + 1
-        write_json(self._failures, {"failures": count, "exit": status})
-        return count
 
     @property
     def died(self) -> bool:

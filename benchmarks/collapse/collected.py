@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
-import platform
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cell_grid import compressed, short, versions
 from benchmarks.collapse.cells import Cell
 from benchmarks.collapse.grid import warm_file
 from benchmarks.collapse.outcomes import COLUMNS, END, Outcomes, outcomes
 from services.common.files import json_lines, write_atomically
 
 RESULTS = Path(__file__).parents[1] / "results" / "collapse"
-DIGITS = 6
-"""Significant digits that are kept; the fingerprint is of all of them."""
 FIRST_BATCH = ("reward/mean", "rollout/length", "rollout/searches")
 PACKAGES = ("torch", "vllm", "transformers", "deepspeed", "numpy")
 
@@ -92,7 +88,7 @@ def collect(cell: Cell, out: Path, *, replace: bool = False) -> str:
         "seconds": cell.summary().get("seconds"),
         "fingerprint": fingerprint(rows, scores),
         "warm_start": warm_start,
-        "versions": {"machine": platform.machine()} | _versions(),
+        "versions": versions(PACKAGES),
     }
     file = out / cell.arm / f"{cell.seed}.jsonl.gz"
     if file.exists() and not replace:
@@ -101,10 +97,10 @@ def collect(cell: Cell, out: Path, *, replace: bool = False) -> str:
     lines = [header]
     lines += [{"evaluation": mode, "step": step} | score for (mode, step), score in sorted(scores.items())]
     lines += [
-        {"step": row["step"]} | {key: _short(row.get(key)) for key in COLUMNS if key in row} for row in rows
+        {"step": row["step"]} | {key: short(row.get(key)) for key in COLUMNS if key in row} for row in rows
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, _compressed(lines))
+    write_atomically(file, compressed("".join(json.dumps(line) + "\n" for line in lines)))
     return "written"
 
 
@@ -124,24 +120,4 @@ def read_all(folder: Path = RESULTS) -> dict[str, dict[int, Result]]:
     found: dict[str, dict[int, Result]] = {}
     for file in sorted(folder.glob("*/*.jsonl.gz")):
         found.setdefault(file.parent.name, {})[int(file.name.split(".")[0])] = read(file)
-    return found
-
-
-def _compressed(lines: list[dict[str, Any]]) -> bytes:
-    """The same bytes for the same lines: no time and no name inside."""
-    data = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=data, mtime=0) as packed:
-        packed.write("".join(json.dumps(line) + "\n" for line in lines).encode())
-    return data.getvalue()
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
     return found
