@@ -8,7 +8,7 @@ import asyncio
 from retriever_service.client import Hit
 from services.agent.agent import AgentSpec
 from services.contracts import Action, Observation, Question, Trajectory
-from services.rollout.worker.watching import Found, Observed, Searching, Writing
+from services.rollout.worker.watching import Observed, Retrieved, Searching, Writing
 from services.settings import RolloutSettings
 
 NAME = "still/step_000001"
@@ -60,7 +60,7 @@ class StillAgent:
         if self.fault is not None:
             raise self.fault
         watch(Searching("Hamlet"))
-        watch(Found("Hamlet", HITS, 0.25))
+        watch(Retrieved("Hamlet", HITS, 0.25))
         watch(Observed("<information> a play </information>"))
         for end in (3, 27, 29, len(LAST)):
             watch(Writing(LAST[:end]))

@@ -22,7 +22,7 @@ from services.agent.server import ServiceLimits
 from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import Question, TrajectoryRequest
 from services.rollout.errors import WorkerLostError
-from services.rollout.worker.watching import Found, Observed, Searching, Writing, token_texts
+from services.rollout.worker.watching import Observed, Retrieved, Searching, Writing, token_texts
 from services.rollout.worker.worker import RolloutWorker
 from tests.agent_world import CHAT, FIRST, NAME, StillAgent, spec_of
 
@@ -79,14 +79,14 @@ async def test_events_come_in_the_order_in_which_things_happen_and_add_up_to_the
         await agent.close()
     first, observation, last = trajectory.segments
     kinds = [type(e) for e in events]
-    assert kinds[kinds.index(Searching) :][:3] == [Searching, Found, Observed]
+    assert kinds[kinds.index(Searching) :][:3] == [Searching, Retrieved, Observed]
     before = events[: kinds.index(Searching)]
     after = events[kinds.index(Observed) + 1 :]
     for written, action in ((before, first), (after, last)):
         assert {type(e) for e in written} == {Writing} and len(written) == len(action.token_ids)
         assert all(a.text.startswith(b.text) for b, a in pairwise(written))
         assert written[-1].text == action.text
-    found = events[kinds.index(Found)]
+    found = events[kinds.index(Retrieved)]
     assert found.query == first.query and [hit.id for hit in found.hits] == first.document_ids
     assert events[kinds.index(Observed)].text == observation.text
 

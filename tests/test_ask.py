@@ -22,7 +22,7 @@ from rollout_search import search_server
 from services.common.errors import UserError
 from services.common.files import write_json
 from services.contracts import Action, Question, Trajectory
-from services.rollout.worker.watching import Found, Observed, Restarted, Searching, Writing
+from services.rollout.worker.watching import Observed, Restarted, Retrieved, Searching, Writing
 from tests.agent_world import FIRST, HITS, LAST
 from tests.retriever_fixtures import small_index  # noqa: F401
 from trainer.commands.agent.source import agent_spec, named, retriever_url
@@ -201,7 +201,13 @@ def test_a_transcript_prints_text_once_whatever_the_pieces():
     end = Trajectory(
         "u", "u", question, [7], [search_action, Action([6], [-0.1], 0, "answer", LAST)], "answer"
     )
-    whole = [Writing(FIRST), Searching("Hamlet"), Found("Hamlet", HITS, 0.25), Observed("x"), Writing(LAST)]
+    whole = [
+        Writing(FIRST),
+        Searching("Hamlet"),
+        Retrieved("Hamlet", HITS, 0.25),
+        Observed("x"),
+        Writing(LAST),
+    ]
     pieces = [
         *(Writing(FIRST[:n]) for n in range(1, len(FIRST) + 1)),
         *whole[1:4],

@@ -13,7 +13,7 @@ from typing import Any
 
 from services.contracts import Action, Trajectory
 from services.rollout.worker.tags import Pair, first_action
-from services.rollout.worker.watching import Event, Found, Observed, Restarted, Searching, Writing
+from services.rollout.worker.watching import Event, Observed, Restarted, Retrieved, Searching, Writing
 
 THINK = "<think>"
 ANSWER = "<answer>"
@@ -37,7 +37,7 @@ def title_and_text(contents: str) -> tuple[str, str]:
     return title.strip().strip('"'), text
 
 
-def search_call(number: int, found: Found) -> dict[str, Any]:
+def search_call(number: int, found: Retrieved) -> dict[str, Any]:
     """A search as a tool call. number: counted from 1 in its trajectory."""
     documents = []
     for hit in found.hits:
@@ -110,7 +110,7 @@ class Told:
                 yield {"reasoning_content": "\n"}
                 self._text = ""
                 self._sent = 0
-        elif isinstance(event, Found):
+        elif isinstance(event, Retrieved):
             self.searches.append(search_call(len(self.searches) + 1, event))
             yield {"searches": [self.searches[-1]]}
         elif isinstance(event, Restarted):

@@ -44,7 +44,7 @@ class Searching:
 
 
 @dataclass(frozen=True)
-class Found:
+class Retrieved:
     """A search is over."""
 
     query: str
@@ -58,7 +58,7 @@ class Restarted:
     """The trajectory begins anew: a log-prob was not finite."""
 
 
-Event = Writing | Observed | Searching | Found | Restarted
+Event = Writing | Observed | Searching | Retrieved | Restarted
 Watch = Callable[[Event], None]
 
 
@@ -141,7 +141,7 @@ def watched_search(search: Search, watch: Watch) -> Search:
         watch(Searching(query))
         began = time.monotonic()
         hits = await search(query)
-        watch(Found(query, hits, time.monotonic() - began))
+        watch(Retrieved(query, hits, time.monotonic() - began))
         return hits
 
     return watched

@@ -16,7 +16,7 @@ from services.agent.answers import answer_pair, search_call
 from services.common import signals
 from services.common.errors import UserError
 from services.contracts import Action, Trajectory
-from services.rollout.worker.watching import Event, Found
+from services.rollout.worker.watching import Event, Retrieved
 from trainer.commands.agent.source import agent_spec
 from trainer.commands.agent.transcript import Transcript
 
@@ -103,17 +103,17 @@ async def _show(agent: Agent, question: str, temperature: float, logprobs: bool,
 
 
 async def _as_json(agent: Agent, question: str, temperature: float) -> dict[str, Any]:
-    found: list[Found] = []
+    found: list[Retrieved] = []
 
     def watch(event: Event) -> None:
-        if isinstance(event, Found):
+        if isinstance(event, Retrieved):
             found.append(event)
 
     trajectory = await agent.ask(question, watch, temperature=temperature)
     return record_of(trajectory, found)
 
 
-def record_of(trajectory: Trajectory, found: list[Found]) -> dict[str, Any]:
+def record_of(trajectory: Trajectory, found: list[Retrieved]) -> dict[str, Any]:
     """A trajectory as `ask --json` prints it. Log-probs are in nats."""
     pair = answer_pair(trajectory)
     segments = []

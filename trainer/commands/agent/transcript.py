@@ -10,7 +10,7 @@ from rich.text import Text
 
 from services.agent.answers import answer_pair, title_and_text
 from services.contracts import Trajectory
-from services.rollout.worker.watching import Event, Found, Observed, Restarted, Searching, Writing
+from services.rollout.worker.watching import Event, Observed, Restarted, Retrieved, Searching, Writing
 from trainer.commands.terminal import counted, harmless, in_one_line
 
 STYLES = {"think": "dim", "search": "cyan", "answer": "bold green"}
@@ -45,7 +45,7 @@ class Transcript:
         elif isinstance(event, Searching):
             self._end_action()
             self._searched = True
-        elif isinstance(event, Found):
+        elif isinstance(event, Retrieved):
             self._print_found(event)
         elif isinstance(event, Observed):
             self._end_action()
@@ -113,7 +113,7 @@ class Transcript:
             style = STYLES[self._inside[-1]] if self._inside else ""
             self._console.print(Text(harmless(text), style), end="", soft_wrap=True)
 
-    def _print_found(self, found: Found) -> None:
+    def _print_found(self, found: Retrieved) -> None:
         number = counted(len(found.hits), "document", "documents")
         self._line(f"  {number} in {found.seconds:.2f} s for {in_one_line(found.query, _WIDTH)!r}", "dim")
         width = self._console.width if self._console.is_terminal else _WIDTH
