@@ -1,6 +1,7 @@
 """The configuration: what a user may write, and the one line that he gets for a mistake."""
 
 import json
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 
 from services.common.errors import UserError
 from trainer.algorithm_names import PolicyLossKind
+from trainer.config.algorithm import LLDSSettings
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config, dump_config, load_config, parse_config
 from trainer.config.used_with import UsedWith
@@ -298,3 +300,11 @@ def test_the_table_of_the_docs_is_what_the_names_bring():
             assert (float(first[1]), float(first[2])) == (a.clip_low, a.clip_high)
             seen.add(loss)
     assert seen == set(get_args(PolicyLossKind))
+
+
+def test_the_form_of_llds_decides_its_gate_and_the_least_drop_that_counts():
+    plain = LLDSSettings(gate="response")
+    assert (plain.unit, plain.least_drop(0.01)) == ("response", 0.01)
+    sapo = LLDSSettings(form="sapo_search", ratio_below=0.5)
+    assert (sapo.unit, sapo.least_drop(0.01)) == ("token", math.log(2))
+    assert sapo.least_drop(0.9) == 0.9, "noise of re-scoring counts in neither form"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -121,6 +122,16 @@ class LLDSSettings(Settings):
     """Slope of the released code's schedule."""
     min_drop: float | Literal["auto"] = "auto"
     """Drops of at most this many nats count as 0; `auto` measures the noise of re-scoring."""
+
+    @property
+    def unit(self) -> Gate:
+        """The gate that holds: `sapo_search` has none of its own."""
+        return "token" if self.form == "sapo_search" else self.gate
+
+    def least_drop(self, min_drop: float) -> float:
+        """Drops of at most this many nats count as 0 in the form that is set. min_drop: what the batch took
+        for `min_drop`."""
+        return max(min_drop, -math.log(self.ratio_below)) if self.form == "sapo_search" else min_drop
 
     @model_validator(mode="after")
     def _min_drop(self) -> LLDSSettings:

@@ -6,7 +6,6 @@ step` (all micro-batches of all ranks), so the gradient does not depend on how t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -142,9 +141,8 @@ class Objective:
                 answer_mask=m.answer_mask,
                 answer_weight=answer_weight,
             )
-        sapo = llds.form == "sapo_search"
         lottery = None
-        if llds.gate == "random" and not sapo:
+        if llds.unit == "random":
             rows = torch.tensor(m.rows or [0], dtype=torch.int64, device=logp.device)
             lottery = token_lottery(rows, m.action_ids.shape[1], self.seed)
         return llds_loss(
@@ -152,11 +150,11 @@ class Objective:
             scored(m.logp_old) if m.logp_anchor is None else m.logp_anchor,
             m.advantages,
             m.action_ids,
-            gate="token" if sapo else llds.gate,
-            denominator="preserved" if sapo else llds.denominator,
+            gate=llds.unit,
+            denominator="preserved" if llds.form == "sapo_search" else llds.denominator,
             answer_mask=m.answer_mask,
             answer_weight=answer_weight,
-            min_drop=max(self.min_drop, -math.log(llds.ratio_below)) if sapo else self.min_drop,
+            min_drop=llds.least_drop(self.min_drop),
             preserved=m.preserved,
             lottery=lottery,
         )

@@ -3,7 +3,6 @@ records in the background."""
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from services.likelihood.microscope.building import Lens, Slide
 from services.likelihood.microscope.choice import chosen_rows
 from services.likelihood.microscope.held import LldsGate
 from services.likelihood.microscope.record import GoldenAnswer, Scoring
+from trainer.loop.batches import text_of
 from trainer.loop.system import System
 from trainer.rewards import final_answer
 from trainer.rewards.answers import equal, normalize
@@ -40,19 +40,15 @@ class Microscope:
             return None
         llds = self.system.config.algorithm.llds
         gate = None
-        if llds_lambda > 0 and llds.form == "sapo_search":
-            gate = LldsGate("token", -math.log(llds.ratio_below))
+        unit = llds.unit
         # What is drawn by lot, or pulled whether it fell or not, can't be told from log-probs.
-        elif llds_lambda > 0 and llds.form == "llds" and llds.gate != "random":
-            gate = LldsGate(llds.gate, min_drop)
+        if llds_lambda > 0 and llds.form != "nll" and unit != "random":
+            gate = LldsGate(unit, llds.least_drop(min_drop))
         preserved = scored.tokens.preserved if isinstance(scored.tokens, TrainBatch) else None
         return Slide.of(scored, rows, preserved, gate)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self.system.tokenizer.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
+        return text_of(self.system.tokenizer, list(token_ids))
 
     def _explain(self, trajectory: Trajectory) -> Scoring:
         return scoring_of(trajectory, self.system.config.reward.kind)
