@@ -1,0 +1,108 @@
+"""CollapseBench: run its cells (a cause and a cure with a seed), collect them. Its plan is PLAN.md, beside
+this."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.cell_grid import command, numbers, tell_collected
+from benchmarks.collapse.__main__ import positive
+from benchmarks.collapse_bench.causes import CAUSES
+from benchmarks.collapse_bench.cells import Cell, cells, run_grid, set_threads, status_table
+from benchmarks.collapse_bench.collected import RESULTS, collect
+from benchmarks.collapse_bench.plan import (
+    CURES,
+    FIRST_SEEDS,
+    STEPS,
+    check_seed,
+    chosen_causes,
+    chosen_cures,
+    configuration,
+)
+from services.common.files import write_json
+from services.common.lazy import LazyModule
+from trainer.config.schema import parse_config
+
+one_process = LazyModule("benchmarks.barometer.one_process")
+demo = LazyModule("trainer.lab.demo")
+FOLDER = Path("runs/collapse_bench")
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m benchmarks.collapse_bench", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True)
+    for name, says in (
+        ("grid", "run the cells that have not ended"),
+        ("status", "print the state of all cells"),
+        ("collect", "write the compressed metrics of ended cells"),
+    ):
+        one = commands.add_parser(name, help=says)
+        one.add_argument("--folder", type=Path, default=FOLDER, help="folder of the run folders")
+        one.add_argument("--causes", nargs="+", default=["all"], help="causes, or all, dose")
+        one.add_argument("--cures", nargs="+", default=["all"], help=f"all, or some of {', '.join(CURES)}")
+        one.add_argument(
+            "--seeds", type=numbers, default=list(FIRST_SEEDS), help="FIRST:END (END not included), or a list"
+        )
+        one.add_argument("--steps", type=positive, default=STEPS, help="training steps of a cell")
+        if name == "grid":
+            one.add_argument("--parallel", type=positive, default=2, help="cells at the same time")
+        if name == "collect":
+            one.add_argument("--out", type=Path, default=RESULTS, help="folder of the compressed metrics")
+            one.add_argument("--replace", action="store_true", help="write over files with other bits")
+    one = commands.add_parser("cell", help="run one cell in this process (the grid does this itself)")
+    one.add_argument("--folder", type=Path, default=FOLDER)
+    one.add_argument("--cause", required=True, choices=CAUSES)
+    one.add_argument("--cure", required=True, choices=CURES)
+    one.add_argument("--seed", type=int, required=True)
+    one.add_argument("--steps", type=positive, default=STEPS)
+    one = commands.add_parser("warm", help="make one warm start (the grid does this itself)")
+    one.add_argument("--seed", type=int, required=True)
+    return top
+
+
+def run_cell(cell: Cell) -> int:
+    began = time.monotonic()
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    config = parse_config(configuration(cell.cause, cell.cure, cell.seed, cell.folder, cell.steps))
+    summary = one_process.train(config, CAUSES[cell.cause].made(cell.seed))
+    summary["seconds"] = round(time.monotonic() - began, 1)
+    summary["cpu_seconds"] = round(time.process_time(), 1)
+    write_json(cell.run / "summary.json", summary, indent=1)
+    return int(summary["exit"])
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.command == "warm":
+        print(demo.lab_model(arguments.seed))
+        return 0
+    if arguments.command == "cell":
+        check_seed(arguments.seed)
+        return run_cell(
+            Cell(arguments.cause, arguments.cure, arguments.seed, arguments.folder, arguments.steps)
+        )
+    for seed in arguments.seeds:
+        check_seed(seed)
+    causes, cures = chosen_causes(arguments.causes), chosen_cures(arguments.cures)
+    found = cells(arguments.folder, causes, cures, arguments.seeds, arguments.steps)
+    if arguments.command == "grid":
+        set_threads()
+        return run_grid(found, arguments.folder, arguments.parallel, console)
+    if arguments.command == "status":
+        console.print(status_table(found), width=max(console.width, 160), soft_wrap=False, crop=False)
+        return 0
+    words = {cell.name: collect(cell, arguments.out, replace=arguments.replace) for cell in found}
+    return tell_collected(words, console)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return command("benchmarks.collapse_bench", parser().parse_args(argv), run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

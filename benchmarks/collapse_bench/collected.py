@@ -1,0 +1,90 @@
+"""The committed form of a cell: `CAUSE/CURE/SEED.json.gz`, a header, the held-out scores, and the columns
+that the monitor reads."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.barometer.collected import ABSENT, COLUMNS, PACKAGES
+from benchmarks.barometer.plan import warm_start_of
+from benchmarks.cell_grid import compressed, short, versions
+from benchmarks.collapse.collected import evaluations
+from benchmarks.collapse_bench.cells import Cell
+from services.common.files import json_lines, write_atomically
+from services.likelihood.exports.run_files import read_run
+
+RESULTS = Path(__file__).parents[1] / "results" / "collapse_bench"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A collected cell. scores: exact match by mode (`greedy`, `sampled`) and step."""
+
+    header: dict[str, Any]
+    scores: dict[str, dict[int, float]]
+    rows: list[dict[str, Any]]
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.header["cause"], self.header["cure"], self.header["seed"]
+
+
+def collect(cell: Cell, out: Path = RESULTS, *, replace: bool = False) -> str:
+    """Write the committed form. Returns `written`, `same bits`, `other bits` (kept as it was, unless
+    `replace`), or `not ended`."""
+    if not cell.ended:
+        return "not ended"
+    run = read_run(cell.run)
+    run.add_evaluations()
+    found = evaluations(json_lines(cell.run / "events.jsonl"))
+    scores: dict[str, dict[int, float]] = {}
+    for (mode, step), score in sorted(found.items()):
+        scores.setdefault(mode, {})[step] = score["em"]
+    columns = {
+        name: [short(row[name]) if name in row else ABSENT for row in run.metrics]
+        for name in COLUMNS
+        if any(name in row for row in run.metrics)
+    }
+    text = json.dumps([scores, columns], sort_keys=True)
+    header = {
+        "cause": cell.cause,
+        "cure": cell.cure,
+        "seed": cell.seed,
+        "warm_start": warm_start_of(cell.seed),
+        "steps": len(run.metrics),
+        "seconds": run.summary.get("seconds"),
+        "cpu_seconds": run.summary.get("cpu_seconds"),
+        "fingerprint": hashlib.sha256(text.encode()).hexdigest(),
+        "versions": versions(PACKAGES),
+    }
+    file = out / cell.cause / cell.cure / f"{cell.seed}.json.gz"
+    if file.exists() and not replace:
+        same = read(file).header["fingerprint"] == header["fingerprint"]
+        return "same bits" if same else "other bits"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    steps = [row["step"] for row in run.metrics]
+    content = {"header": header, "scores": scores, "steps": steps, "columns": columns}
+    write_atomically(file, compressed(json.dumps(content, separators=(",", ":"))))
+    return "written"
+
+
+def read(file: Path) -> Result:
+    with gzip.open(file, "rt", encoding="utf-8") as text:
+        kept = json.load(text)
+    rows = [{"step": step} for step in kept["steps"]]
+    for name, values in kept["columns"].items():
+        for row, value in zip(rows, values, strict=True):
+            if value != ABSENT:
+                row[name] = value
+    scores = {mode: {int(step): em for step, em in by.items()} for mode, by in kept["scores"].items()}
+    return Result(kept["header"], scores, rows)
+
+
+def read_all(folder: Path = RESULTS) -> list[Result]:
+    """Every result, in the order of names and seeds."""
+    return [read(file) for file in sorted(folder.glob("*/*/*.json.gz"))]
