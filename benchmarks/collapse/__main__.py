@@ -13,6 +13,7 @@ from benchmarks.collapse.arms import RUNNABLE, SEEDS, STEPS, chosen, contrasts
 from benchmarks.collapse.cells import Cell, cells
 from benchmarks.collapse.collected import RESULTS, collect, read_all
 from benchmarks.collapse.grid import missing_arms, run_grid, status_table, warm
+from benchmarks.collapse.page import write_page
 from benchmarks.collapse.power import paragraph
 from benchmarks.collapse.tables import everything
 
@@ -56,6 +57,9 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument("--replace", action="store_true", help="write over files with other bits")
     tables = commands.add_parser("tables", help="print tables and verdict from the compressed metrics")
     tables.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
+    tables.add_argument(
+        "--page", type=Path, help="write the study's part of this page, between its two marks"
+    )
     commands.add_parser("power", help="print the paragraph on the power of the design")
     commands.add_parser("needs", help="print the arms that cannot run yet, and what they need")
     one = commands.add_parser("warm", help="make the warm start of one seed (the grid does this itself)")
@@ -74,7 +78,11 @@ def collect_all(found: list[Cell], out: Path, replace: bool, console: Console) -
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "tables":
-        print(everything(read_all(arguments.results)))
+        results = read_all(arguments.results)
+        if arguments.page:
+            write_page(results, arguments.page)
+        else:
+            print(everything(results))
         return 0
     if arguments.command == "power":
         print(paragraph(len(contrasts(RUNNABLE))))
