@@ -16,8 +16,17 @@ from benchmarks.collapse_bench import plan
 from benchmarks.collapse_bench.__main__ import main
 from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE, Bf16Optimiser
 from benchmarks.collapse_bench.cells import cells, run_grid
-from benchmarks.collapse_bench.collected import collect, read, read_all
+from benchmarks.collapse_bench.collected import Result, collect, read, read_all
 from benchmarks.collapse_bench.plan import CURES, configuration
+from benchmarks.collapse_bench.tables import (
+    FIRST,
+    LAST,
+    block,
+    heat_map,
+    scores_of,
+    student,
+    where_llds_loses,
+)
 from services.contracts import Question, TrajectoryRequest
 from trainer.config.schema import parse_config
 
@@ -139,3 +148,62 @@ def test_names_and_seeds_outside_the_plan_are_refused_in_one_line(tmp_path, caps
     ):
         assert main(["grid", "--folder", str(tmp_path), *arguments]) == 2
         assert says in capsys.readouterr().err
+
+
+def made_up(cause, cure, seed, em, falls=False):
+    rows = [
+        {"step": step, "reward/mean": 0.1 if falls and step > 30 else 0.7, "probe/lag": 0.01}
+        for step in range(1, plan.STEPS + 1)
+    ]
+    header = {"cause": cause, "cure": cure, "seed": seed, "cpu_seconds": 90.0}
+    return Result(header, {"sampled": {0: 0.9, 36: em, 48: em + 0.02}}, rows)
+
+
+def test_students_interval_is_that_of_the_book():
+    found = student([0.1, 0.2, 0.3])
+    # 4.3027 x .1 / sqrt(3)
+    assert (found.pairs, found.mean, found.low) == (
+        3,
+        pytest.approx(0.2),
+        pytest.approx(0.2 - 0.24841, abs=1e-4),
+    )
+    assert (
+        found.word == ""
+        and student([0.1, 0.11, 0.12]).word == "helps"
+        and student([-0.1, -0.11]).word == "harms"
+    )
+    assert student([0.1]).word == "" and str(student([])) == "-"
+
+
+def test_the_page_pairs_by_seed_and_says_where_llds_loses():
+    made = []
+    for seed, level in ((2000, 0.2), (2001, 0.4), (2002, 0.6)):
+        made += [
+            made_up("none", "grpo", seed, level + 0.3),
+            made_up("mismatch", "grpo", seed, level, falls=True),
+            made_up("mismatch", "llds_a", seed, level - 0.1),
+            made_up("mismatch", "masks", seed, level + 0.2),
+        ]
+    assert scores_of(made)["mismatch", "grpo", 2000] == pytest.approx(0.21)
+    text = block(made)
+    row = next(line for line in text.splitlines() if line.startswith("| `mismatch` |"))
+    assert "| 3 | 0.41 | **+0.30 (+0.30 to +0.30)** | **-0.10 (-0.10 to -0.10)** |" in row
+    assert "**+0.20 (+0.20 to +0.20)**" in row and "`none+kl`" in text.split("Missing: ")[1].split("\n")[0]
+    a, r = where_llds_loses(scores_of(made)).splitlines()
+    assert "helps under none, harms under `mismatch`" in a and "better mean under `mismatch`." in a
+    assert r == "- `llds_r`: not run yet."
+    assert "of 3 (" in text.split("An alarm came in ")[1] and "of 9 (" in text
+    drawn = heat_map(made)
+    assert drawn.count("<rect") == len(BENCH) * 6 and "-0.10 *" in drawn and "+0.20 *" in drawn
+
+
+def test_the_page_holds_what_is_committed(tmp_path):
+    page = ROOT / "docs" / "collapse_bench.md"
+    committed = read_all()
+    assert page.read_text(encoding="utf-8").partition(FIRST)[2].partition(LAST)[0].strip() == block(committed)
+    picture = ROOT / "docs" / "images" / "collapse_bench.svg"
+    assert not committed or picture.read_text(encoding="utf-8") == heat_map(committed)
+    copy = tmp_path / "page.md"
+    copy.write_text(f"a\n{FIRST}\nSTALE\n{LAST}\nb\n")
+    assert main(["tables", "--results", str(tmp_path), "--page", str(copy)]) == 0
+    assert copy.read_text() == f"a\n{FIRST}\nNo cell has been collected yet.\n{LAST}\nb\n"

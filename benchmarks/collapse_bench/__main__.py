@@ -1,5 +1,5 @@
-"""CollapseBench: run its cells (a cause and a cure with a seed), collect them. Its plan is PLAN.md, beside
-this."""
+"""CollapseBench: run its cells (a cause and a cure with a seed), collect them, write its page. Its plan is
+PLAN.md, beside this."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.cell_grid import command, numbers, tell_collected
 from benchmarks.collapse.__main__ import positive
 from benchmarks.collapse_bench.causes import CAUSES
 from benchmarks.collapse_bench.cells import Cell, cells, run_grid, set_threads, status_table
-from benchmarks.collapse_bench.collected import RESULTS, collect
+from benchmarks.collapse_bench.collected import RESULTS, collect, read_all
 from benchmarks.collapse_bench.plan import (
     CURES,
     FIRST_SEEDS,
@@ -25,6 +25,7 @@ from benchmarks.collapse_bench.plan import (
     chosen_cures,
     configuration,
 )
+from benchmarks.collapse_bench.tables import block, write_page
 from services.common.files import write_json
 from services.common.lazy import LazyModule
 from trainer.config.schema import parse_config
@@ -55,6 +56,9 @@ def parser() -> argparse.ArgumentParser:
         if name == "collect":
             one.add_argument("--out", type=Path, default=RESULTS, help="folder of the compressed metrics")
             one.add_argument("--replace", action="store_true", help="write over files with other bits")
+    one = commands.add_parser("tables", help="print the page's tables from the compressed metrics")
+    one.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
+    one.add_argument("--page", type=Path, help="write them into this page, between its two marks")
     one = commands.add_parser("cell", help="run one cell in this process (the grid does this itself)")
     one.add_argument("--folder", type=Path, default=FOLDER)
     one.add_argument("--cause", required=True, choices=CAUSES)
@@ -78,6 +82,13 @@ def run_cell(cell: Cell) -> int:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.command == "tables":
+        results = read_all(arguments.results)
+        if arguments.page:
+            write_page(results, arguments.page)
+        else:
+            print(block(results))
+        return 0
     if arguments.command == "warm":
         print(demo.lab_model(arguments.seed))
         return 0

@@ -1,0 +1,216 @@
+"""The page of CollapseBench, from collected results alone: levels, effects with intervals, a heat map, the
+barometer."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.barometer.judged import fell, wilson
+from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE
+from benchmarks.collapse_bench.collected import Result
+from benchmarks.collapse_bench.plan import CURES, EVAL_EVERY, STEPS
+from services.common.errors import UserError
+from services.common.files import write_atomically
+from services.likelihood.monitor.phases import PhaseMonitor
+
+FIRST, LAST = "<!-- collapse bench: begin -->", "<!-- collapse bench: end -->"
+PLAIN = "grpo"
+LLDS = ("llds_a", "llds_r")
+Scores = Mapping[tuple[str, str, int], float]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Mean of paired differences with Student's 95 % interval; NaN with fewer than two pairs."""
+
+    pairs: int
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def word(self) -> str:
+        return "helps" if self.low > 0 else "harms" if self.high < 0 else ""
+
+    def __str__(self) -> str:
+        if not self.pairs:
+            return "-"
+        span = "" if math.isnan(self.low) else f" ({self.low:+.2f} to {self.high:+.2f})"
+        text = f"{self.mean:+.2f}{span}"
+        return f"**{text}**" if self.word else text
+
+
+def student(differences: Sequence[float]) -> Effect:
+    from scipy.stats import t
+
+    n = len(differences)
+    mean = statistics.fmean(differences) if n else math.nan
+    if n < 2:
+        return Effect(n, mean, math.nan, math.nan)
+    half = float(t.ppf(0.975, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
+    return Effect(n, mean, mean - half, mean + half)
+
+
+def scores_of(results: Sequence[Result]) -> dict[tuple[str, str, int], float]:
+    """The primary outcome of each cell: mean sampled exact match of the last two evaluations."""
+    found = {}
+    for result in results:
+        sampled = result.scores.get("sampled", {})
+        last = [sampled.get(step) for step in (STEPS - EVAL_EVERY, STEPS)]
+        if all(score is not None for score in last):
+            found[result.key] = statistics.fmean(score for score in last if score is not None)
+    return found
+
+
+def effect(scores: Scores, cell: tuple[str, str], control: tuple[str, str]) -> Effect:
+    """Of one (cause, cure) minus another, over the seeds that both have."""
+    seeds = sorted({seed for *of, seed in scores if tuple(of) == cell})
+    pairs = [(scores[(*cell, s)], scores[(*control, s)]) for s in seeds if (*control, s) in scores]
+    return student([a - b for a, b in pairs])
+
+
+def effects_table(scores: Scores, causes: Sequence[str] = BENCH) -> str:
+    """A row per cause: the level of plain GRPO, the strength of the cause, the effect of each cure."""
+    cures = [cure for cure in CURES if cure != PLAIN]
+    names = ["cause", "seeds", "`grpo`: EM", "`grpo` under `none` minus this"]
+    lines = [f"| {' | '.join([*names, *(f'`{c}`' for c in cures)])} |", "| --- " * (4 + len(cures)) + "|"]
+    for cause in causes:
+        plain = [score for (c, cure, _), score in scores.items() if (c, cure) == (cause, PLAIN)]
+        level = f"{statistics.fmean(plain):.2f}" if plain else "-"
+        strength = str(effect(scores, ("none", PLAIN), (cause, PLAIN))) if cause != "none" else "-"
+        row = [f"`{cause}`", str(len(plain)), level, strength]
+        row += [str(effect(scores, (cause, cure), (cause, PLAIN))) for cure in cures]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def where_llds_loses(scores: Scores) -> str:
+    """By rule: the causes under which LLDS harms, and those under which another cure has the better mean."""
+    lines = []
+    for cure in LLDS:
+        found = {cause: effect(scores, (cause, cure), (cause, PLAIN)) for cause in BENCH}
+        known = {cause: e for cause, e in found.items() if e.pairs}
+        if not known:
+            lines.append(f"- `{cure}`: not run yet.")
+            continue
+        others = [other for other in CURES if other not in (PLAIN, *LLDS)]
+        beaten = [
+            cause
+            for cause, e in known.items()
+            if any(effect(scores, (cause, o), (cause, PLAIN)).mean > e.mean for o in others)
+        ]
+        by_word = {word: [c for c, e in known.items() if e.word == word] for word in ("helps", "harms", "")}
+        lines.append(
+            f"- `{cure}`: of {len(known)} causes it helps under {_names(by_word['helps'])}, harms under "
+            f"{_names(by_word['harms'])}; under the other {len(by_word[''])} nothing was shown. "
+            f"Its mean is below plain GRPO's under "
+            f"{_names([c for c, e in known.items() if e.mean < 0])}. Another cure "
+            f"that is not LLDS has the better mean under {_names(beaten)}."
+        )
+    return "\n".join(lines)
+
+
+def barometer_lines(results: Sequence[Result]) -> str:
+    """How the monitor, with its defaults, tells runs whose reward fell from the others."""
+    due: list[bool] = []
+    other: list[bool] = []
+    leads: list[int] = []
+    for result in results:
+        begins = CAUSES[result.key[0]].begins
+        monitor = PhaseMonitor()
+        alarms = [a.step for row in result.rows for a in monitor.update(row).alarms if a.step >= begins]
+        at = fell([row.get("reward/mean") for row in result.rows], begins)
+        (other if at is None else due).append(bool(alarms))
+        if at is not None and alarms:
+            leads.append(at - min(alarms))
+    median = f", median lead {statistics.median(leads):g} steps" if leads else ""
+    return (
+        f"An alarm came in {_share(due)} of the runs whose reward fell{median}, and in "
+        f"{_share(other)} of the others (which have something wrong with them too, but for `none`)."
+    )
+
+
+def _share(hits: Sequence[bool]) -> str:
+    low, high = wilson(sum(hits), len(hits))
+    return f"{sum(hits)} of {len(hits)} ({low:.2f} to {high:.2f})" if hits else "0 of 0"
+
+
+def _names(causes: Sequence[str]) -> str:
+    return ", ".join(f"`{cause}`" for cause in causes) or "none"
+
+
+def block(results: Sequence[Result]) -> str:
+    """The generated part of the page."""
+    if not results:
+        return "No cell has been collected yet."
+    scores = scores_of(results)
+    seeds = sorted({seed for *_, seed in scores})
+    cells = {(cause, cure) for cause, cure, _ in scores}
+    cpu = [s for r in results if (s := r.header["cpu_seconds"]) is not None]
+    missing = [f"`{a}+{b}`" for a in BENCH for b in CURES if (a, b) not in cells]
+    cost = f", median {statistics.median(cpu):.0f} s of CPU each" if cpu else ""
+    parts = [
+        f"{len(results)} runs, seeds {', '.join(map(str, seeds))}{cost}. "
+        + (f"Missing: {', '.join(missing)}." if missing else "No cell of the bench is missing."),
+        "![Heat map of effects by cause and cure](images/collapse_bench.svg)",
+        "Each cell: exact match under the cure minus plain GRPO's under the same cause; mean, Student's "
+        "95 % interval of paired seeds. Bold where the interval does not hold 0.",
+        effects_table(scores),
+        "### Where LLDS helps and where it loses",
+        where_llds_loses(scores),
+        "### Dose and response of mismatch",
+        effects_table(scores, DOSE_CURVE),
+        "### The barometer on these runs",
+        barometer_lines(results),
+    ]
+    return "\n\n".join(parts)
+
+
+def heat_map(results: Sequence[Result]) -> str:
+    """An SVG: a row per cause, a column per cure; red harms, blue helps, by the mean effect."""
+    scores = scores_of(results)
+    cures = [cure for cure in CURES if cure != PLAIN]
+    width, height, left, top = 92, 26, 150, 40
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="12" '
+        f'viewBox="0 0 {left + width * len(cures)} {top + height * len(BENCH)}">'
+    ]
+    for x, cure in enumerate(cures):
+        parts.append(f'<text x="{left + width * (x + 0.5)}" y="24" text-anchor="middle">{cure}</text>')
+    for y, cause in enumerate(BENCH):
+        at = top + height * y
+        parts.append(f'<text x="{left - 8}" y="{at + 17}" text-anchor="end">{cause}</text>')
+        for x, cure in enumerate(cures):
+            found = effect(scores, (cause, cure), (cause, PLAIN))
+            place = f'x="{left + width * x}" y="{at}" width="{width - 2}" height="{height - 2}"'
+            parts.append(f'<rect {place} fill="{_colour(found.mean)}"/>')
+            text = f"{found.mean:+.2f}{' *' if found.word else ''}" if found.pairs else "-"
+            middle = left + width * x + width / 2
+            parts.append(f'<text x="{middle}" y="{at + 17}" text-anchor="middle">{text}</text>')
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _colour(mean: float) -> str:
+    """White at 0 to full colour at .3 of exact match."""
+    if math.isnan(mean):
+        return "#eeeeee"
+    pale = round(255 * (1 - min(1.0, abs(mean) / 0.3) * 0.6))
+    return f"#{pale:02x}{pale:02x}ff" if mean >= 0 else f"#ff{pale:02x}{pale:02x}"
+
+
+def write_page(results: Sequence[Result], page: Path) -> None:
+    """Write the block between the two marks of a page, and the heat map into `images` beside it. Raises
+    UserError where the page has no marks."""
+    text = page.read_text(encoding="utf-8")
+    before, first, rest = text.partition(FIRST)
+    _, last, after = rest.partition(LAST)
+    if not first or not last:
+        raise UserError(f"--page {page}: expected the lines {FIRST} and {LAST}")
+    write_atomically(page, f"{before}{FIRST}\n{block(results)}\n{LAST}{after}")
+    if results:
+        (page.parent / "images").mkdir(exist_ok=True)
+        write_atomically(page.parent / "images" / "collapse_bench.svg", heat_map(results))
