@@ -93,11 +93,15 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="File to write; report.html in the first run's folder if left out.")
     ] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Draw the figures of the LLDS paper; the file is paper.html.")
+    ] = False,
 ) -> None:
     """Write one self-contained HTML page with the curves, phases and alarms of recorded runs."""
     found = [run_folder(run) for run in runs]
     first = found[0] if found[0].is_dir() else found[0].parent
-    typer.echo(write_report(found, out or first / "report.html"))
+    name = "paper.html" if paper else "report.html"
+    typer.echo(write_report(found, out or first / name, paper=paper))
 
 
 @likelihood_app.command("prune")

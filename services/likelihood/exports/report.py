@@ -10,6 +10,7 @@ import orjson
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import write_atomically
+from services.likelihood.exports.paper_figures import paper_figures
 from services.likelihood.exports.report_samples import report_samples
 from services.likelihood.exports.run_files import RunFiles, differences, read_run
 from services.likelihood.monitor.alarms import PHASES
@@ -22,17 +23,19 @@ MOST_EVENTS = 500
 FROZEN_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
 
-def write_report(run_dirs: list[Path], out: Path) -> Path:
-    """One self-contained HTML page for one or several runs. Returns `out`. Raises UserError,
-    EnvironmentLacks."""
+def write_report(run_dirs: list[Path], out: Path, *, paper: bool = False) -> Path:
+    """One self-contained HTML page for one or several runs. Returns `out`. paper: the curves are the figures
+    of the paper. Raises UserError, EnvironmentLacks."""
     runs = [read_run(Path(d)) for d in run_dirs]
     if not runs:
         raise UserError("report: expected at least one run's folder")
     _tell_apart(runs, run_dirs)
-    data = {
+    data: dict[str, Any] = {
         "runs": [frozen(run, run_dir) for run, run_dir in zip(runs, run_dirs, strict=True)],
         "differences": differences([r.config for r in runs]) if len(runs) > 1 else [],
     }
+    if paper:
+        data["paper"] = paper_figures({r["run"]: r["series"]["series"].keys() for r in data["runs"]})
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, page(data))
@@ -77,6 +80,9 @@ def page(data: dict[str, Any]) -> str:
     html = re.sub(
         r'<script src="/static/([^"]+)"></script>', lambda m: f"<script>{_static(m[1])}</script>", html
     )
+    if "paper" in data:
+        after = f"<script>{_static('page_curves.js')}</script>"
+        html = html.replace(after, f"{after}\n<script>{_static('page_paper.js')}</script>")
     body = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS).decode().replace("<", "\\u003c")
     policy = f'<meta http-equiv="Content-Security-Policy" content="{FROZEN_POLICY}">'
     return html.replace("<!--policy-->", policy).replace(

@@ -22,8 +22,8 @@
       $("unzoom").onclick = () => this.zoom(null);
       for (const group of U.GROUPS) {
         const charts = group.charts.map((definition) => new U.Chart(definition, this));
-        const section = node("section", { class: "group" }, node("h2", {}, group.title), node("div", { class: "grid" }, ...charts.map((c) => c.figure)));
-        this.charts.push({ section, charts });
+        const section = node("section", { class: "group" }, node("h2", {}, group.title), group.note ? node("p", { class: "note" }, group.note) : null, node("div", { class: "grid" }, ...charts.map((c) => c.figure)));
+        this.charts.push({ section, charts, note: group.note });
         $("charts").append(section);
       }
       this.others = { section: node("section", { class: "group" }, node("h2", {}, "Other metrics"), node("div", { class: "grid" })), charts: new Map() };
@@ -96,16 +96,17 @@
       drawEvents(this.selected);
       drawDifferences(this.selected);
       const known = new Set();
-      for (const { section, charts } of this.charts) {
+      for (const { section, charts, note } of this.charts) {
         const any = charts.map((chart) => {
           const drawn = chart.update(this.selected);
           for (const line of chart.lines) known.add(line.key);
           for (const key of chart.definition.spread || []) known.add(key);
           return drawn;
         });
-        section.hidden = !any.some(Boolean);
+        section.hidden = !any.some(Boolean) && !note;
       }
-      this.drawOthers(known);
+      if (!U.PAPER) this.drawOthers(known);
+      else this.others.section.hidden = true;
     },
 
     drawOthers(known) {
