@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,7 @@ async def demonstration(
     thought = "I need to look this up."
 
     def act(kind: ActionKind, thought: str, content: str) -> Action | None:
-        pieces = ("<think> ", Outside(thought), f" </think>\n<{kind}> ", Outside(content), f" </{kind}>")
-        ids = encoder.encode(*pieces)
+        ids = encoder.encode(*written(template, kind, thought, content))
         text = template.decode(ids)
         if template.parse(text) != ParsedAction(kind, content):
             return None
@@ -79,6 +78,8 @@ async def demonstration(
         action.query = query
         action.document_ids = [hit.id for hit in hits]
         observation = template.observation_ids(hits, settings.max_obs_tokens)
+        if following := getattr(template, "following", None):
+            observation = following(action.token_ids, observation)
         segments += [action, observation]
         used += len(action.token_ids) + len(observation.token_ids)
         if found := _found(question, hits, observation.text):
@@ -103,6 +104,13 @@ async def demonstration(
         thought = f"The documents do not say it. I try again with {title}."
         query = f"{title} {query}"
     return None
+
+
+def written(template: Template, kind: str, thought: str, content: str) -> Sequence[str]:
+    """An action as pieces of text: in the template's own form where it has one, otherwise in tags."""
+    if form := getattr(template, "written", None):
+        return form(kind, thought, content)
+    return ("<think> ", Outside(thought), f" </think>\n<{kind}> ", Outside(content), f" </{kind}>")
 
 
 def _title(hit: Hit) -> str:
@@ -132,10 +140,11 @@ async def compose(
     """Demonstrations of the questions whose answer can be found, in their order. encoder: of the template's
     tokenizer. Raises UserError where the template does not read the tags of demonstrations."""
     for kind in ("search", "answer"):
-        if template.parse(f"<{kind}> x </{kind}>") != ParsedAction(kind, "x"):
+        if template.parse("".join(written(template, kind, "y", "x"))) != ParsedAction(kind, "x"):
             raise UserError(
                 f"rollout.template={settings.template}: it does not read <{kind}> x </{kind}>; "
-                "a warm start demonstrates <search> and <answer> alone"
+                "a warm start demonstrates <search> and <answer> alone, or what the template's own "
+                "`written` gives"
             )
     gate = asyncio.Semaphore(SEARCHES_AT_ONCE)
 

@@ -39,7 +39,7 @@ GROUPS = (
     ),
     Group(
         "on request",
-        ("rollout.template", "rollout.reading", "rollout.bos"),
+        ("rollout.template", "rollout.reading", "rollout.bos", "rollout.thoughts"),
         "prompts and tags would be others than those that the policy was trained on",
     ),
     Group(
