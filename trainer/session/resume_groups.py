@@ -54,7 +54,7 @@ GROUPS = (
     ),
     Group(
         "on request",
-        ("data.shuffle",),
+        ("data.shuffle", "data.weights"),
         "the order of the prompts would be another; on request a new pass begins",
     ),
     Group(
