@@ -33,7 +33,10 @@ COMMANDS = {
     "eval": Entry(
         "Score held-out questions: exact match and F1.",
         "trainer.commands.runs:evaluate",
-        commands={"compare": Entry("Compare evaluations.", "trainer.suite.cli:compare_command")},
+        commands={
+            "compare": Entry("Compare evaluations.", "trainer.suite.cli:compare_command"),
+            "page": Entry("Write a page of evaluations beside papers.", "trainer.suite.cli:page_command"),
+        },
     ),
     "ask": Entry("Ask a trained agent, and watch it search.", "trainer.commands.agent.cli:ask"),
     "demo": Entry("Run the whole system on this machine, with no other input.", "trainer.commands.runs:demo"),
