@@ -72,6 +72,8 @@ class ToolCallTemplate(TagTemplate):
     tools, and for one that drops earlier thoughts while `rollout.thoughts` is `family`."""
 
     tags = (*TagTemplate.tags, "tool_call", "tool_response")
+    reads_prompts = False
+    """Whether a prompt of the data file is used."""
     family: str
     """Its name in `rollout.template`."""
 
@@ -86,7 +88,7 @@ class ToolCallTemplate(TagTemplate):
         self.invalid = f"{self.head}{self._as_result(INVALID)}{self.tail}"
         super().__init__(tokenizer, settings)
         self._ends = {i for i in tokenizer.all_special_ids if self.decode([i]) not in self.stop}
-        self._turn_end = self.decode([i for i in self._head[:1] if i in self._ends])
+        self.turn_end = self.decode([i for i in self._head[:1] if i in self._ends])
         """The control token with which the family ends a turn; empty where it has none."""
         self._refuse_dropped_thoughts()
 
@@ -127,9 +129,9 @@ class ToolCallTemplate(TagTemplate):
         """The observation after an action: without the end of the model's turn where the model has written
         one itself."""
         ended = bool(action_ids) and action_ids[-1] in self._ends
-        if not self._turn_end or not ended:
+        if not self.turn_end or not ended:
             return observation
-        return Observation(observation.token_ids[1:], observation.text.removeprefix(self._turn_end))
+        return Observation(observation.token_ids[1:], observation.text.removeprefix(self.turn_end))
 
     def parse(self, text: str) -> ParsedAction:
         """A call of search with a query, or an answer; where there are both, the first."""
@@ -152,7 +154,7 @@ class ToolCallTemplate(TagTemplate):
         before, after = self.call_text(WRITTEN).split(WRITTEN)
         query = Outside(json.dumps(content, ensure_ascii=False)[1:-1])
         # A call without a closing tag of its own ends with the turn.
-        end = "" if any(stop in after for stop in self.stop) else self._turn_end
+        end = "" if any(stop in after for stop in self.stop) else self.turn_end
         return [*words, before, query, after + end]
 
     def call_text(self, query: str) -> str:
