@@ -22,6 +22,8 @@ from trainer.commands.warm_start import compose
 from trainer.rewards import make_reward
 
 SETTINGS = {"max_obs_tokens": 4000, "max_model_tokens": 30000, "max_response_tokens": 2000, "max_turns": 4}
+TODAY = "{{ date_string if date_string is defined else strftime_now('%d %b %Y') }}"
+"""As Llama 3.2's chat template asks for the day."""
 HITS = [Hit("d0", '"Anna"\nShe said "no".\nBorn in Oslo.'), Hit("d1", '"Oslo"\nA town.')]
 
 
@@ -201,6 +203,14 @@ def test_a_result_that_begins_a_thought_is_read_as_one():
     trajectory, _, _ = run(tokenizer, "hermes", script)
     assert [a.kind for a in trajectory.actions] == ["search", "search", "answer"]
     assert all(a.thinking for a in trajectory.actions)
+
+
+@pytest.mark.parametrize("name", ["search_r1", "llama3"])
+def test_a_prompt_is_the_same_tomorrow(name):
+    tokenizer = tokenizer_of("bpe", "llama3", FAMILIES["llama3"].replace("{{ date_string }}", TODAY))
+    template = make_template(name, tokenizer, settings(name))
+    shown = tokenizer.decode(template.prompt_ids(Question("q", "who", ("x",), "nq")))
+    assert "Today Date: 26 Jul 2024" in shown
 
 
 @pytest.mark.parametrize("family", FAMILIES)
