@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+import httpx
 import pytest
 from suite_rows import evaluation
 
 from services.common.errors import UserError
+from services.likelihood.launch import ServeSettings, serve_in_thread
 from trainer.suite.cli import page_command
 from trainer.suite.folder import read_json
 from trainer.suite.published import PUBLISHED
@@ -70,3 +72,26 @@ def test_each_evaluation_leaves_its_page_and_says_what_is_measured(tmp_path):
     assert "70 questions, greedy" in text and "default-src &#x27;none&#x27;" not in text
     with pytest.raises(UserError, match="no such evaluation"):
         page_command([tmp_path / "none"], tmp_path / "out.html")
+
+
+def test_the_service_of_a_run_shows_its_evaluations_behind_the_same_token(tmp_path):
+    run = tmp_path / "my-run"
+    (run / "eval").mkdir(parents=True)
+    made(run / "eval", "search7-rag", 0.5)
+    (run / "eval" / "secret.html").write_text("x")
+    settings = ServeSettings(store=str(run / "likelihood.db"), port=0, token="let me in")
+    served = serve_in_thread(settings)
+    try:
+        asked = httpx.Client(base_url=served.url, headers={"Authorization": "Bearer let me in"}, timeout=30)
+        listed = asked.get("/runs/my-run/evaluations")
+        assert listed.status_code == 200 and 'href="evaluations/search7-rag"' in listed.text
+        shown = asked.get("/runs/my-run/evaluations/search7-rag")
+        assert shown.text == (run / "eval" / "search7-rag" / "table.html").read_text()
+        assert "default-src 'none'" in shown.headers["Content-Security-Policy"]
+        assert "None is in the run's folder" in asked.get("/runs/other/evaluations").text
+        for missing in ("none", "..", "secret.html", "..%2Fsearch7-rag"):
+            assert asked.get(f"/runs/my-run/evaluations/{missing}").status_code in (404, 422), missing
+        refused = httpx.get(f"{served.url}/runs/my-run/evaluations", timeout=30)
+        assert refused.status_code == 401
+    finally:
+        served.stop()
