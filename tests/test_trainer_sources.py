@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from services.likelihood.exports.run_files import read_run
 from trainer.loop import sources
+from trainer.loop.run_state import RunState
 
 
 def test_prompts_are_counted_and_scored_by_source():
@@ -26,6 +28,18 @@ def test_the_largest_sources_alone_get_metrics():
     kept = sources.held_out(sources.em_of(scores), "greedy")
     assert len(kept) == sources.MOST and kept["eval/s49/em_greedy"] == 0.49
     assert sources.em_of({"nq": {"em": 1.0, "n": 3}}) == {}
+
+
+def test_the_line_after_an_evaluation_holds_the_score_of_each_source():
+    before = {"before/greedy": {"em": 0.1, "n": 4}}  # of a run of an earlier release
+    after = {"step3/greedy": {"em": 0.5, "n": 4, "em_by_source": {"nq": 0.7, "popqa": 0.3}}}
+    run = SimpleNamespace(scores=before | after)
+    assert RunState.held_out(run, 0) == {"eval/em_greedy": 0.1}
+    assert RunState.held_out(run, 3) == {
+        "eval/em_greedy": 0.5,
+        "eval/nq/em_greedy": 0.7,
+        "eval/popqa/em_greedy": 0.3,
+    }
 
 
 def test_a_recorded_runs_evaluations_become_curves_of_each_source(tmp_path):
