@@ -3,7 +3,8 @@
 Demonstrations are composed from training questions and the real retriever: search for the question, read,
 answer with a golden answer that one of the documents holds. Where the first search does not find it, a second
 one asks with the first document's title. Questions whose answer is not found are left out, so nothing is
-taught that was not read.
+taught that was not read. With --trajectories they are the right trajectories of a run instead (rejection
+sampling).
 
 The learner itself trains: with pi_old = pi and advantage 1 the policy loss's gradient is that of the
 cross-entropy of the action tokens, so one optimiser step per batch with LLDS and KL off is supervised
@@ -39,6 +40,7 @@ from services.rollout.worker.plain_text import Outside, TextEncoder
 from services.rollout.worker.templates import ParsedAction, Template, make_template, reading_of
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings
+from trainer.commands.rejection import right_trajectories
 from trainer.config.schema import Config
 from trainer.data import load_questions, models
 from trainer.learner.checkpoint import may_export_to
@@ -214,40 +216,53 @@ def run_warm_start(
     epochs: int,
     batch: int,
     lr: float,
+    trajectories: str | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, float]:
     """Compose, train, and write the policy to `out` as a Hugging Face folder. Returns what was done.
+    trajectories: a run, whose right trajectories take the place of composed demonstrations.
 
     Raises UserError, and what a run's start raises.
     """
     if not may_export_to(out):
         raise UserError(f"--out {out}: exists and is no earlier export; give a new folder")
-    check_retrievers(config)
+    if trajectories is None:
+        check_retrievers(config)
     model = models.resolve(config.model.path)
     rows = load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad).rows
-    chosen = random.Random(config.seed).sample(rows, min(questions, len(rows)))
     tokenizer = load_tokenizer(model)
-    check_prompts("data.train", chosen, tokenizer, config.rollout)
     template = make_template(config.rollout.template, tokenizer, config.rollout)
+    encoder = TextEncoder(tokenizer)
+    recorded: list[Trajectory] = []
+    chosen: list[Question] = []
+    if trajectories is not None:
+        recorded = right_trajectories(trajectories, rows, template, encoder, config.rollout, say)
+    else:
+        chosen = random.Random(config.seed).sample(rows, min(questions, len(rows)))
+        check_prompts("data.train", chosen, tokenizer, config.rollout)
+
+    async def composed(stack: AsyncExitStack) -> list[Trajectory]:
+        url = await retriever_address(config.retriever, "retriever", config, stack, say)
+        client = RetrieverClient(url, timeout_seconds=config.retriever.timeout_seconds)
+        stack.push_async_callback(client.aclose)
+
+        async def search(query: str) -> list[Hit]:
+            return (await client.retrieve([query], config.rollout.topk))[0]
+
+        found = await compose(chosen, search, template, encoder, config.rollout)
+        if not found:
+            raise UserError(
+                f"data.train: the retriever finds no golden answer of any of {len(chosen)} questions"
+            )
+        say(f"{len(found)} demonstrations of {len(chosen)} questions")
+        return found
 
     async def run() -> dict[str, float]:
         async with signals.cancelled(say), AsyncExitStack() as stack:
             connect_ray(say)
             stack.callback(leave_ray)
             stack.enter_context(ray_watched(leave_without_ray))
-            url = await retriever_address(config.retriever, "retriever", config, stack, say)
-            client = RetrieverClient(url, timeout_seconds=config.retriever.timeout_seconds)
-            stack.push_async_callback(client.aclose)
-
-            async def search(query: str) -> list[Hit]:
-                return (await client.retrieve([query], config.rollout.topk))[0]
-
-            demonstrations = await compose(chosen, search, template, TextEncoder(tokenizer), config.rollout)
-            if not demonstrations:
-                raise UserError(
-                    f"data.train: the retriever finds no golden answer of any of {len(chosen)} questions"
-                )
-            say(f"{len(demonstrations)} demonstrations of {len(chosen)} questions")
+            demonstrations = recorded or await composed(stack)
             steps = epochs * math.ceil(len(demonstrations) / batch)
             learner = LearnerGroup(supervised(config, lr, steps), model_path=str(model))
             stack.callback(learner.close)
