@@ -80,8 +80,13 @@ class RolloutSettings(Settings):
     group_size: int = Field(5, ge=1)
     """Trajectories sampled per prompt."""
     template: str = "search_r1"
-    """`search_r1`, `lab`, or an import path `package.module:Name` of a class with the protocol of
+    """`search_r1`, `hermes` and `llama3` (the model family's own tool calls, by its chat template), `lab`, or
+    an import path `package.module:Name` of a class with the protocol of
     services.rollout.worker.templates."""
+    thoughts: Literal["family", "keep"] = "family"
+    """Thoughts of earlier turns, with the templates `hermes` and `llama3`. `family`: as the model's chat
+    template has them; one that drops them is refused, since a trajectory must be one sequence of tokens.
+    `keep`: they stay."""
     reading: Literal["innermost", "search_r1"] = "innermost"
     """How tags in the model's text are read. `innermost`: from the last opening tag to the first closing one,
     and tags in a think block do nothing. `search_r1`: as Search-R1's released code, from the first opening

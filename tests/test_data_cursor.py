@@ -108,3 +108,58 @@ def test_a_state_that_lacks_something_is_refused():
 def test_no_questions_are_refused():
     with pytest.raises(UserError, match="no questions"):
         PromptCursor([], 0, True)
+
+
+def mixed(a=40, b=60):
+    return [Question(f"{name}{i}", "q", ("x",), name) for name, n in (("a", a), ("b", b)) for i in range(n)]
+
+
+def test_weights_say_how_often_a_pass_takes_a_source_and_passes_differ_in_the_part():
+    cursor = PromptCursor(mixed(), 3, True, weights={"a": 2, "b": 0.5})
+    passes = []
+    for epoch in range(20):
+        taken = ids(cursor.take(len(cursor._drawn(epoch))))
+        assert cursor.epoch == epoch
+        assert all(taken.count(f"a{i}") == 2 for i in range(40))
+        part = [one for one in taken if one.startswith("b")]
+        assert len(set(part)) == len(part)
+        passes.append(part)
+    assert sum(map(len, passes)) == pytest.approx(20 * 30, rel=0.1)
+    assert len({frozenset(part) for part in passes}) == 20
+    assert set().union(*passes) == {f"b{i}" for i in range(60)}, "all of the source come up in the end"
+
+
+def test_weights_of_one_change_nothing_but_the_order_and_zero_leaves_a_source_out():
+    whole = PromptCursor(mixed(), 3, True, weights={"a": 1})
+    assert sorted(ids(whole.take(100))) == sorted(ids(mixed()))
+    some = PromptCursor(mixed(), 3, False, weights={"b": 0})
+    assert ids(some.take(41)) == [*ids(mixed(40, 0)), "a0"]
+
+
+def test_a_resumed_run_keeps_its_weights_and_says_where_they_are_others():
+    def made(weights, **options):
+        return PromptCursor(mixed(), 5, True, weights=weights, **options)
+
+    undisturbed = made({"a": 0.3})
+    undisturbed.take(50)
+    state = json.loads(json.dumps(undisturbed.state_dict()))
+    resumed = made({"a": 0.3})
+    resumed.load_state_dict(state)
+    assert ids(resumed.take(200)) == ids(undisturbed.take(200))
+    with pytest.raises(UserError, match=r"data\.weights: the run began with .*0\.3.* cannot go on with none"):
+        made({}).load_state_dict(state)
+    changed = made({"b": 2}, may_change=frozenset({"data.weights"}))
+    changed.load_state_dict(state)
+    assert (changed.epoch, changed.position) == (state["epoch"] + 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ({"c": 1}, r"data\.weights\.c: no such data source; accepted are a, b"),
+        ({"a": 0, "b": 0}, "leave no question to train on"),
+    ],
+)
+def test_weights_of_no_use_are_refused(weights, says):
+    with pytest.raises(UserError, match=says):
+        PromptCursor(mixed(), 0, True, weights=weights)

@@ -306,7 +306,7 @@ def test_the_first_complete_tag_pair_is_the_action(text, kind, content):
 
 
 def test_an_unknown_template_is_refused_with_what_is_accepted():
-    with pytest.raises(UserError, match="expected search_r1 or lab, or an import path") as e:
+    with pytest.raises(UserError, match="expected search_r1, hermes, llama3, lab, or an import path") as e:
         make_template("serch", LAB, RolloutSettings())
     assert e.value.exit_code == 2
     with pytest.raises(UserError, match="cannot be imported"):

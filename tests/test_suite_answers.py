@@ -39,10 +39,24 @@ PLAN = [asked(name, i) for name, n in (("nq", 30), ("musique", 15)) for i in ran
 
 
 async def answer(folder, pool, *, plan=PLAN, deterministic=False, retrieve=None, said=None):
+    folder.mkdir(exist_ok=True)
     with AnswersFile(folder, plan) as answers:
         sampling = Sampling(0, 0.7, deterministic)
         await Asking(pool, answers, plan, sampling, retrieve, ([] if said is None else said).append).run()
         return answers.rows(plan)
+
+
+async def test_progress_counts_whole_batches_and_names_no_time_before_it_is_known(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.suite.answering.SAY_SECONDS", 0.0)
+    said = []
+    await answer(tmp_path / "a", Pool(), deterministic=True, said=said)
+    assert [line.split(" answered")[0] for line in said] == ["16 of 45", "32 of 45", "45 of 45"]
+    assert " left" in said[0] and " left" not in said[-1]
+    said = []
+    await answer(tmp_path / "b", Pool(), said=said)
+    assert (
+        len(said) == 45 and not any(" left" in line for line in said[: BATCH - 1]) and " left" in said[BATCH]
+    )
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -7,6 +7,7 @@ from command_line import run  # noqa: F401
 from rollout_fakes import ScriptedEngine, byte_bpe, chat_bpe
 from rollout_text import check_hostile_text
 from suite_rows import asked
+from tool_families import of_family
 
 from services.common.errors import UserError
 from services.contracts import Action, Question, Trajectory, TrajectoryRequest
@@ -104,13 +105,13 @@ def test_a_word_level_model_is_asked_by_its_own_template_alone():
         method_of("searcho1", SETTINGS)
 
 
-def facts(settings, tokenizer=TOKENIZER, question=QUESTION):
+def facts(settings, tokenizer=TOKENIZER, question=QUESTION, given_prompts=0):
     retriever = {"backend": "bm25"}
     found = protocol_of(
         settings,
         tokenizer,
         question,
-        given_prompts=0,
+        given_prompts=given_prompts,
         retriever=retriever,
         retrieves=False,
         untagged=False,
@@ -119,6 +120,13 @@ def facts(settings, tokenizer=TOKENIZER, question=QUESTION):
     )
     json.dumps(found)
     return found
+
+
+def test_prompts_of_the_data_count_where_the_template_reads_them():
+    tools = of_family(TOKENIZER, "hermes")
+    assert facts(SETTINGS, given_prompts=3)["prompts_of_the_data"] == 3
+    by_tools = facts(SETTINGS.model_copy(update={"template": "hermes"}), tools, given_prompts=3)
+    assert by_tools["prompts_of_the_data"] == 0 and "an agent's own" not in by_tools["prompt_example"]
 
 
 def test_the_protocol_tells_what_moves_numbers():

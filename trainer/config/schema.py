@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -60,6 +60,9 @@ class DataSettings(Settings):
     """Leave out malformed rows, counted, instead of stopping at the first."""
     shuffle: bool = True
     """Shuffle the training questions anew for each pass, seeded."""
+    weights: dict[str, Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]] = Field({})
+    """How often a pass takes each question of a data source: `{nq: 2, hotpotqa: 0.5}` takes those of nq
+    twice, and half of those of hotpotqa, others in each pass. Sources that are not named count 1."""
 
 
 class EvalSettings(Settings):

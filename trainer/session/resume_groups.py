@@ -39,7 +39,7 @@ GROUPS = (
     ),
     Group(
         "on request",
-        ("rollout.template", "rollout.reading", "rollout.bos"),
+        ("rollout.template", "rollout.reading", "rollout.bos", "rollout.thoughts"),
         "prompts and tags would be others than those that the policy was trained on",
     ),
     Group(
@@ -54,7 +54,7 @@ GROUPS = (
     ),
     Group(
         "on request",
-        ("data.shuffle",),
+        ("data.shuffle", "data.weights"),
         "the order of the prompts would be another; on request a new pass begins",
     ),
     Group(

@@ -105,6 +105,7 @@ def differing(checkpoint: Path, config: Config) -> list[str]:
         "rollout.template",
         "rollout.reading",
         "rollout.bos",
+        "rollout.thoughts",
         "rollout.topk",
         "rollout.max_turns",
         "rollout.max_response_tokens",

@@ -63,7 +63,9 @@ def require_same_questions(resumed: Resumed, config: Config) -> None:
     order."""
     if state := resumed.state.get("cursor"):
         questions = questions_of(config, config.data.train, lambda text: None)
-        PromptCursor(questions, config.seed, config.data.shuffle, resumed.allowed).load_state_dict(state)
+        data = config.data
+        cursor = PromptCursor(questions, config.seed, data.shuffle, resumed.allowed, data.weights)
+        cursor.load_state_dict(state)
 
 
 def train(

@@ -386,7 +386,7 @@ async def start_system(
     tokenizer = load_tokenizer(model)
     await asyncio.to_thread(check_prompts, "data.train", train, tokenizer, config.rollout)
     may_change = resumed.allowed if resumed else frozenset()
-    cursor = PromptCursor(train, config.seed, config.data.shuffle, may_change)
+    cursor = PromptCursor(train, config.seed, config.data.shuffle, may_change, config.data.weights)
     if resumed:
         cursor.load_state_dict(resumed.state["cursor"])
     held_out = await asyncio.to_thread(held_out_of, config, tokenizer, say)

@@ -114,6 +114,7 @@ class Asking:
         hits = await self._hits(asked)
         (trajectory,) = await self._pool.rollout([self._request(asked, hits, group=asked.item.key)])
         self._keep(asked, trajectory, hits)
+        self._tell()
 
     async def _in_fixed_batches(self) -> None:
         """As many batches at a time as there are workers, each on a worker of its own: requests of one group
@@ -135,6 +136,7 @@ class Asking:
             for asked, trajectory, found in zip(together, trajectories, hits, strict=True):
                 if asked.key not in self._answers.kept:
                     self._keep(asked, trajectory, found)
+            self._tell()
 
     async def _hits(self, asked: Asked) -> list[Hit] | None:
         if self._retrieve is None:
@@ -159,6 +161,8 @@ class Asking:
         if asked.sample == GREEDY:
             self._greedy += 1
             self._right += row["scores"]["em"]
+
+    def _tell(self) -> None:
         now = time.monotonic()
         if now - self._said >= SAY_SECONDS or not self._left:
             self._said = now
@@ -168,7 +172,9 @@ class Asking:
         """Progress, speed, time left, and the greedy EM so far."""
         total = len(self._plan)
         speed = self.done / max(1e-9, now - self._began)
-        left = f", {_duration(self._left / speed)} left" if self._left and speed else ""
+        # The first of those that are on their way together say nothing of the speed.
+        known = self.done >= BATCH
+        left = f", {_duration(self._left / speed)} left" if self._left and known else ""
         em = f"; EM so far {self._right / self._greedy:.3f}" if self._greedy else ""
         return f"{total - self._left:,} of {total:,} answered, {speed:.1f} per s{left}{em}"
 

@@ -1,4 +1,4 @@
-"""`unspiral eval compare`: evaluations beside each other, on a terminal or as JSON."""
+"""`unspiral eval compare` and `eval page`: evaluations side by side, on a terminal, as JSON, as a page."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from services.common.errors import UserError
+from services.common.files import write_atomically
 from trainer.suite.compare import compare, load
+from trainer.suite.page import page
 from trainer.suite.tables import COLUMNS, HEADS
+
+SHOWN_GOLDEN = 4
+"""Golden answers of a question that are printed; TriviaQA has dozens of some."""
 
 
 def compare_command(
@@ -42,6 +47,19 @@ def compare_command(
             typer.echo(line)
 
 
+def page_command(
+    results: Annotated[
+        list[Path],
+        typer.Argument(metavar="A...", help="Folders of `eval --suite`."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file.")] = Path("evaluations.html"),
+) -> None:
+    """Write one HTML page with the exact match of evaluations beside the rows that papers print."""
+    text = page([load(folder).result for folder in results])
+    write_atomically(out, text)
+    typer.echo(f"written to {out}")
+
+
 def report(found: dict[str, Any], flips: int) -> list[str]:
     """The lines of one comparison."""
     lines = [f"{found['second']} minus {found['first']}, {found['metric']}, {found['n']:,} questions"]
@@ -70,6 +88,8 @@ def _line(name: str, entry: dict[str, Any]) -> str:
 
 def _flip(flip: dict[str, Any]) -> list[str]:
     better = "+" if flip["scores"][1] > flip["scores"][0] else "-"
-    golden = " | ".join(flip["golden_answers"])
+    golden = " | ".join(flip["golden_answers"][:SHOWN_GOLDEN])
+    if (more := len(flip["golden_answers"]) - SHOWN_GOLDEN) > 0:
+        golden += f" | and {more} more"
     answers = " -> ".join("(none)" if answer is None else answer for answer in flip["answers"])
     return [f"  {better} {flip['key']}: {flip['question']}", f"      {answers}   golden: {golden}"]

@@ -46,7 +46,7 @@ def protocol_of(
     return {
         "template": settings.template,
         **_prompt_facts(template, tokenizer, question, settings),
-        "prompts_of_the_data": given_prompts,
+        "prompts_of_the_data": given_prompts if getattr(template, "reads_prompts", True) else 0,
         "reading": reading_of(template),
         "stop": list(template.stop),
         "stop_handling": STOP_HANDLING,

@@ -56,7 +56,7 @@ def as_printed() -> str:
     for row in PUBLISHED:
         printed = row.by_set | {"general": row.general, "multi_hop": row.multi_hop, "macro": row.macro}
         cells = (printed.get(name) for name in COLUMNS)
-        numbers = " | ".join(ABSENT if value is None else _short(value) for value in cells)
+        numbers = " | ".join(ABSENT if value is None else short(value) for value in cells)
         lines.append(f"| {row.model}, {row.method} ({row.paper}) | {numbers} |")
     return "\n".join(
         [
@@ -86,10 +86,10 @@ def _markdown_table(lines: Iterable[Line]) -> Iterator[str]:
 def _cell(estimate: dict[str, float] | None) -> str:
     if estimate is None:
         return ABSENT
-    return f"{_short(estimate['mean'])} ({_short(estimate['low'])}-{_short(estimate['high'])})"
+    return f"{short(estimate['mean'])} ({short(estimate['low'])}-{short(estimate['high'])})"
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """Three digits without the 0 in front, as the papers print them."""
     text = f"{value:.3f}"
     return text[1:] if text.startswith("0.") else text
@@ -141,8 +141,8 @@ def _latex_cell(estimate: dict[str, float] | None, *, top: bool) -> str:
     if estimate is None:
         return "--" if top else ""
     if top:
-        return _short(estimate["mean"])
-    return rf"{{\scriptsize {_short(estimate['low'])}--{_short(estimate['high'])}}}"
+        return short(estimate["mean"])
+    return rf"{{\scriptsize {short(estimate['low'])}--{short(estimate['high'])}}}"
 
 
 def _escaped(text: str) -> str:

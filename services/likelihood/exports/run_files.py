@@ -66,22 +66,22 @@ class RunFiles:
         return out, first
 
     def add_evaluations(self) -> None:
-        """Held-out scores are events; they become the metrics `eval/em_greedy` and `eval/em_sampled` of their
-        steps. The line of the step after an evaluation repeats its scores, which count once."""
+        """Held-out scores are events; they become the metrics `eval/em_greedy` and `eval/em_sampled`, and
+        those of each source, of their steps. The line of the step after an evaluation repeats its scores, and
+        they count once."""
         by_step = {m["step"]: m for m in self.metrics}
         for event in self.events:
             step = event.get("step") or 0
             if event.get("event") == "evaluation" and isinstance(step, int) and (m := by_step.get(step + 1)):
-                m.pop(f"eval/em_{event.get('mode', 'greedy')}", None)
+                for name in _held_out(event):
+                    m.pop(name, None)
         for event in self.events:
             step = event.get("step") or 0
-            overall = event.get("overall")
             if event.get("event") != "evaluation" or not self.metrics or not isinstance(step, int):
                 continue
             metrics = by_step.get(max(step, self.metrics[0]["step"]))
-            score = event.get("em", overall.get("em") if isinstance(overall, dict) else None)
-            if metrics is not None and score is not None:
-                metrics[f"eval/em_{event.get('mode', 'greedy')}"] = score
+            if metrics is not None:
+                metrics |= {name: score for name, score in _held_out(event).items() if score is not None}
 
     def known(self) -> tuple[list[str], list[str]]:
         """Metrics that the monitor reads: those that the run has a value of, and those that it lacks."""
@@ -321,3 +321,14 @@ def differences(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     keys = sorted({k for f in flats for k in f} - {"run.name", "run.dir"})
     rows = [{"key": k, "values": [f.get(k) for f in flats]} for k in keys]
     return [r for r in rows if any(v != r["values"][0] for v in r["values"])]
+
+
+def _held_out(event: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of an evaluation, by the names that the driver gives them; null without a score."""
+    mode = event.get("mode", "greedy")
+    overall = event.get("overall")
+    found = {f"eval/em_{mode}": event.get("em", overall.get("em") if isinstance(overall, dict) else None)}
+    by_source = event.get("em_by_source")
+    if isinstance(by_source, dict):
+        found |= {f"eval/{name}/em_{mode}": em for name, em in by_source.items()}
+    return found

@@ -10,6 +10,10 @@
       .sort((a, b) => a.slice(prefix.length) - b.slice(prefix.length))
       .map((key) => ({ key, label: `${label} ${Number(key.slice(prefix.length)) + (prefix.includes("action") ? 1 : 0)}` }));
 
+  // Held-out scores of each data source: eval/SOURCE/em_MODE.
+  const bySource = (mode) => (names) =>
+    [...names].map((key) => [key, key.split("/")]).filter(([, parts]) => parts.length === 3 && parts[0] === "eval" && parts[2] === mode)
+      .sort().map(([key, parts]) => ({ key, label: parts[1], sparse: true }));
 
   // A sparse line (a few evaluations) is drawn with points, and not smoothed.
   // title, unit, note (what it tells), lines, and: limit (a threshold), zero (range holds 0), log (log scale when it spreads widely)
@@ -38,6 +42,7 @@
       title: "Reward",
       charts: [
         { title: "Reward", unit: "mean of the batch", lines: named(["reward/mean", "reward", "a"], ["reward/em", "exact match", "b"], ["eval/em_greedy", "held-out EM, greedy", "c", true], ["eval/em_sampled", "held-out EM, sampled", "d", true]), zero: true },
+        { title: "Held-out EM by source, greedy", unit: "mean of the source", lines: bySource("em_greedy"), zero: true },
         { title: "Groups that teach nothing", unit: "share", note: "Every sample of the group has the same reward.", lines: named(["groups/zero_variance", "zero variance", "a"]), limit: [0.9, "alarm"], zero: true },
         { title: "Wrong answers with a right one's documents", unit: "share of wrong", note: "First retrieval gave the same documents as a right answer of the group.", lines: named(["retrieval/wrong_same_documents", "same documents", "a"]), zero: true },
       ],

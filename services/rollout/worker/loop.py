@@ -37,7 +37,7 @@ SAMPLING_ATTEMPTS = 3
 """Times that a trajectory is sampled before non-finite log-probs are taken for the policy's own fault."""
 THINK = "<think>"
 PROMPT_END_TOKENS = 16
-"""Newest tokens of a prompt in which a chat template may have opened a think block."""
+"""Newest tokens before an action in which a chat template may have opened a think block."""
 
 
 class Found(list["Hit"]):
@@ -103,7 +103,8 @@ async def _sample(
     ids = list(prompt)
     segments: list[Action | Observation] = []
     finish: FinishReason = "turns"
-    thinking = template.decode(prompt[-PROMPT_END_TOKENS:]).rstrip().endswith(THINK)
+    following = getattr(template, "following", None)
+    thinking = _opens_thought(prompt, template)
     for turn in range(settings.max_turns + 1):
         room = settings.max_model_tokens - len(ids)
         call = _Call(
@@ -113,7 +114,7 @@ async def _sample(
             name=f"{request.uid}.{attempt}.{turn}",
             temperature=request.temperature,
             seed=turn_seed(request.seed, attempt, turn) if settings.deterministic else None,
-            thinking=thinking and not segments,
+            thinking=thinking,
         )
         action = await _act(call, ids, min(settings.max_response_tokens, room))
         segments.append(action)
@@ -125,6 +126,8 @@ async def _sample(
         if turn == settings.max_turns:
             break
         observation = await _observation(action, room, template, search, settings, observe)
+        if observation is not None and following is not None:
+            observation = following(action.token_ids, observation)
         # An observation that fills the sequence would leave no token for the next action: it is left out,
         # since a trajectory ends with an action.
         if observation is None or len(observation.token_ids) >= room:
@@ -132,6 +135,7 @@ async def _sample(
             break
         segments.append(observation)
         ids += observation.token_ids
+        thinking = _opens_thought(observation.token_ids, template)
     return Trajectory(
         request.uid,
         request.group,
@@ -141,6 +145,11 @@ async def _sample(
         finish,
         reading=reading_of(template),
     )
+
+
+def _opens_thought(ids: list[int], template: Template) -> bool:
+    """Whether the text before an action opens a think block, as some chat templates do."""
+    return template.decode(ids[-PROMPT_END_TOKENS:]).rstrip().endswith(THINK)
 
 
 async def _observation(

@@ -1,4 +1,4 @@
-"""Templates by name: `search_r1`, `lab`, or an import path `package.module:Name`."""
+"""Templates by name: `search_r1`, `hermes`, `llama3`, `lab`, or an import path `package.module:Name`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ __all__ = ["ParsedAction", "TagTemplate", "Template", "make_template", "reading_
 
 _KNOWN = {
     "search_r1": "services.rollout.worker.templates.search_r1:SearchR1Template",
+    "hermes": "services.rollout.worker.templates.tool_calls:HermesTemplate",
+    "llama3": "services.rollout.worker.templates.tool_calls:Llama3Template",
     "lab": "services.rollout.worker.templates.lab:LabTemplate",
 }
 _MEMBERS = ("stop", "min_observation_tokens", "prompt_ids", "decode", "parse", "observation_ids", "notice")
@@ -28,7 +30,7 @@ def make_template(name: str, tokenizer: Any, settings: RolloutSettings) -> Templ
     if ":" not in path:
         near = nearest(name, _KNOWN)
         raise UserError(
-            f"rollout.template={name}: expected {' or '.join(_KNOWN)}, or an import path package.module:Name"
+            f"rollout.template={name}: expected {', '.join(_KNOWN)}, or an import path package.module:Name"
             + (f"; did you mean {near}?" if near else "")
         )
     try:
@@ -37,6 +39,8 @@ def make_template(name: str, tokenizer: Any, settings: RolloutSettings) -> Templ
         raise UserError(f"rollout.template={name}: cannot be imported ({_what(e)})") from e
     try:
         template: Template = factory(tokenizer, settings)
+    except UserError:
+        raise
     except Exception as e:
         raise UserError(
             f"rollout.template={name}: cannot be made from a tokenizer and the settings ({_what(e)})"

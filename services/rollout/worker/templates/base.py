@@ -42,7 +42,9 @@ class Template(Protocol):
     """The text around a policy. All ids are of the policy's own tokenizer.
 
     A template may also have `reading` and `ends`, as `TagTemplate` has. Without `reading` rewards read the
-    tags as `innermost`; without `ends` each stop string ends an action. Nothing else of a template is used.
+    tags as `innermost`; without `ends` each stop string ends an action. One whose observations end the
+    model's turn may have `following`, and one whose actions are not `<search>` and `<answer>` tags `written`,
+    as `ToolCallTemplate` has. Nothing else of a template is used.
     """
 
     stop: tuple[str, ...]

@@ -36,6 +36,9 @@ _TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
 _PLACE = "UNSPIRALOUTSIDETEXT"
 """Stands for text from outside while a chat template is rendered. A word, so that no chat template changes
 it."""
+DATE = "26 Jul 2024"
+"""Today, for chat templates that ask for it (Llama 3.2 and later; the day is that of their own default): a
+prompt must not change at midnight."""
 
 
 def user_turn(question: str) -> str:
@@ -61,9 +64,21 @@ def given_turn(prompt: str, question: str) -> list[str]:
     return [*instruction(before), Outside(asked + after)] if asked else instruction(prompt)
 
 
-def in_chat(tokenizer: Any, turns: list[tuple[str, list[str]]]) -> list[str]:
+def rendered(
+    tokenizer: Any, messages: list[dict[str, str]], tools: list[dict[str, Any]] | None = None
+) -> str:
+    """The messages as the tokenizer's chat template shows them; the assistant's turn is begun."""
+    given: dict[str, Any] = {"tools": tools} if tools else {}
+    return tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, date_string=DATE, **given
+    )
+
+
+def in_chat(
+    tokenizer: Any, turns: list[tuple[str, list[str]]], tools: list[dict[str, Any]] | None = None
+) -> list[str]:
     """Turns, each a role and pieces, as the tokenizer's chat template shows them, as pieces; the assistant's
-    turn is begun. Raises UserError."""
+    turn is begun. tools: what it may call. Raises UserError."""
     outside: list[str] = []
     messages = []
     for role, pieces in turns:
@@ -74,12 +89,21 @@ def in_chat(tokenizer: Any, turns: list[tuple[str, list[str]]]) -> list[str]:
                 piece = piece.replace(piece.strip(), _PLACE)
             content += piece
         messages.append({"role": role, "content": content})
-    shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True).split(_PLACE)
+    shown = rendered(tokenizer, messages, tools).split(_PLACE)
     if len(shown) != len(outside) + 1:
         raise UserError(
             "the tokenizer's chat template does not show each turn as it is, once; expected one that does"
         )
     return [*(piece for pair in zip(shown, outside, strict=False) for piece in pair), shown[-1]]
+
+
+def numbered(hits: Sequence[Hit]) -> str:
+    """Documents as Search-R1 shows them."""
+    text = ""
+    for i, hit in enumerate(hits, 1):
+        title, _, body = hit.contents.partition("\n")
+        text += f"Doc {i}(Title: {title}) {body}\n"
+    return text
 
 
 class SearchR1Template(TagTemplate):
@@ -107,8 +131,4 @@ class SearchR1Template(TagTemplate):
         return [*self.bos, *self.encode(*before, *turn)]
 
     def documents(self, hits: Sequence[Hit]) -> str:
-        text = ""
-        for i, hit in enumerate(hits, 1):
-            title, _, body = hit.contents.partition("\n")
-            text += f"Doc {i}(Title: {title}) {body}\n"
-        return text
+        return numbered(hits)

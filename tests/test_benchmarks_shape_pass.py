@@ -1,0 +1,46 @@
+"""Random weights in the shapes of the papers' models: made as their makers describe them, and taken by the
+system."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.shape_pass import SHAPES, main, reduced
+from trainer.data.models import resolve
+from trainer.lab.tokenizer import build_tokenizer
+
+PARAMETERS = {"qwen2.5-0.5b": 494e6, "qwen2.5-3b": 3.086e9, "qwen2.5-7b": 7.616e9, "llama3.2-3b": 3.213e9}
+"""Of the models themselves."""
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_true_size_has_as_many_parameters_as_the_model_and_a_reduced_one_its_proportions(name):
+    import torch
+
+    shape = SHAPES[name]
+    settings = {key: value for key, value in shape.items() if key != "model_type"}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(shape["model_type"], **settings))
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(PARAMETERS[name], rel=0.002)
+    small = reduced(shape, 300)
+    assert (
+        small["vocab_size"] == 320
+        and small["head_dim"] * small["num_attention_heads"] == small["hidden_size"]
+    )
+    for key in ("num_attention_heads", "num_key_value_heads", "tie_word_embeddings"):
+        assert small[key] == shape[key]
+
+
+@pytest.mark.parametrize("arguments", [["llama3.2-3b"], ["llama3.2-3b", "--untied"], ["qwen2.5-7b"]])
+def test_a_folder_that_the_system_takes_is_made(tmp_path, arguments, capsys):
+    main([*arguments, str(tmp_path / "out"), "--reduced", "--only-model"])
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    folder = resolve(tmp_path / "out" / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert said["parameters"] == sum(p.numel() for p in model.parameters())
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert tied == said["tied"] == (arguments == ["llama3.2-3b"])
+    assert model.config.vocab_size > len(build_tokenizer()), "rows that no token has"

@@ -1,0 +1,68 @@
+"""`unspiral model list`: models that come in packages, and checkpoints of papers with how they are asked."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from trainer.data.checkpoints import CHECKPOINTS, TAGS, Checkpoint
+from trainer.data.cli import model_app
+from trainer.data.models import KNOWN, cached
+from trainer.suite.published import PUBLISHED, Printed
+
+__all__ = ["model_app"]
+
+
+@model_app.command("list")
+def list_command(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, with the published score of each set.")
+    ] = False,
+) -> None:
+    """List known models: those that come in packages, and the papers' checkpoints. Of these it says the base,
+    how each is asked, and exact match as published (not measured here)."""
+    if as_json:
+        packaged = {name: {"note": known.note, "folder": _folder(name)} for name, known in KNOWN.items()}
+        typer.echo(json.dumps({"packaged": packaged, "checkpoints": list(map(facts, CHECKPOINTS))}, indent=1))
+        return
+    for name, known in KNOWN.items():
+        typer.echo(f"{name}  {known.note}  [{_folder(name) or 'not fetched'}]")
+    typer.echo(
+        "\nCheckpoints of the papers. EM is the average over seven sets as published for that base and "
+        "method, not measured here;\nwhich release of the weights a paper's row is of is not stated there."
+    )
+    for one in CHECKPOINTS:
+        for line in _lines(one):
+            typer.echo(line)
+
+
+def printed(one: Checkpoint) -> Printed | None:
+    """The paper's row of that base and method; None where no table that is kept here has it."""
+    return next((row for row in PUBLISHED if (row.model, row.method) == (one.model, one.method)), None)
+
+
+def facts(one: Checkpoint) -> dict[str, Any]:
+    """JSON-able: the fields of a checkpoint, and `published`, marked with its source."""
+    row = printed(one)
+    published = None
+    if row is not None:
+        published = {"source": row.paper, "measured_here": False, "em": row.by_set | {"macro": row.macro}}
+    return one._asdict() | {"published": published}
+
+
+def _lines(one: Checkpoint) -> list[str]:
+    row = printed(one)
+    em = "EM not in a table kept here" if row is None else f"EM {row.macro:.3f} ({row.paper})"
+    tags = "" if one.tags == TAGS else f", tags {one.tags}"
+    return [
+        f"\n{one.hub or 'no weights known'}: {one.model}, {one.method}; {em}",
+        f"  base {one.base}; rollout.template={one.template} rollout.reading={one.reading} "
+        f"rollout.bos={one.bos} rollout.topk={one.topk} rollout.max_turns={one.max_turns}{tags}",
+        f"  retriever: {one.retriever}",
+    ]
+
+
+def _folder(name: str) -> str | None:
+    return str(cached(name)) if cached(name).is_dir() else None

@@ -1,0 +1,65 @@
+"""Checkpoints of search agents by their names on the Hugging Face hub, with what each was trained to read.
+
+Search-R1 (arXiv 2503.09516) published its policies; of LLDS (arXiv 2512.04220) no weights are known to us, so
+its models have no name. Settings are those of the papers' own evaluations.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SEARCH_R1 = "Search-R1"
+RETRIEVER = "intfloat/e5-base-v2 over the Wikipedia of 2018 (21 M passages)"
+TAGS = "<think> <search> <information> <answer>"
+
+
+class Checkpoint(NamedTuple):
+    """A policy, and how it is asked."""
+
+    hub: str | None
+    """Its name on the hub; None where no weights are known."""
+    base: str
+    """The hub's name of the model that it was trained from."""
+    model: str
+    """The same, as tables print it (`trainer.suite.published`)."""
+    method: str
+    """As tables print it."""
+    max_turns: int
+    """Searches per question: `rollout.max_turns`."""
+    template: str = "search_r1"
+    """`rollout.template`. The prompt stands in the tokenizer's chat template where it has one."""
+    bos: str = "none"
+    """`rollout.bos`, of a tokenizer without a chat template."""
+    tags: str = TAGS
+    reading: str = "search_r1"
+    """`rollout.reading`."""
+    topk: int = 3
+    retriever: str = RETRIEVER
+
+
+def _search_r1(name: str, base: str, model: str, method: str) -> Checkpoint:
+    return Checkpoint(f"PeterJinGo/SearchR1-nq_hotpotqa_train-{name}", base, model, method, max_turns=4)
+
+
+def _llds(base: str, model: str, method: str) -> Checkpoint:
+    return Checkpoint(None, base, model, method, max_turns=3)
+
+
+_QWEN = {
+    "qwen2.5-3b": ("Qwen/Qwen2.5-3B", "Qwen2.5-3B-Base"),
+    "qwen2.5-3b-it": ("Qwen/Qwen2.5-3B-Instruct", "Qwen2.5-3B-Instruct"),
+    "qwen2.5-7b": ("Qwen/Qwen2.5-7B", "Qwen2.5-7B-Base"),
+    "qwen2.5-7b-it": ("Qwen/Qwen2.5-7B-Instruct", "Qwen2.5-7B-Instruct"),
+}
+_LLAMA = {
+    "llama3.2-3b": ("meta-llama/Llama-3.2-3B", "Llama-3.2-3B-Base"),
+    "llama3.2-3b-it": ("meta-llama/Llama-3.2-3B-Instruct", "Llama-3.2-3B-Instruct"),
+}
+CHECKPOINTS = (
+    *(_search_r1(f"{name}-em-ppo", *base, f"{SEARCH_R1} PPO") for name, base in (_QWEN | _LLAMA).items()),
+    *(_search_r1(f"{name}-em-grpo", *base, "GRPO") for name, base in _QWEN.items()),
+    *(_llds(*base, "GRPO + LLDS") for base in _QWEN.values()),
+    _llds(*_QWEN["qwen2.5-3b"], "GRPO + LLDS-MA"),
+    _llds(*_QWEN["qwen2.5-3b-it"], "GSPO + LLDS"),
+)
+BY_HUB_NAME = {one.hub: one for one in CHECKPOINTS if one.hub is not None}
