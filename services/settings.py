@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from services.common.user_code import is_import_path
+
+TAKEN_TAGS = ("think", "search", "information", "answer")
+"""Tags that are no tool's."""
 
 
 class Settings(BaseModel):
@@ -82,6 +88,12 @@ class RolloutSettings(Settings):
     template: str = "search_r1"
     """`search_r1`, `lab`, or an import path `package.module:Name` of a class with the protocol of
     services.rollout.worker.templates."""
+    tools: dict[str, str] = Field(default_factory=dict)
+    """Tools beside the search: tag -> import path `package.module:name` of a function or a class
+    (docs/extend.md). The policy calls one by `<TAG>content</TAG>`, and gets what it returns as an
+    observation."""
+    tool_timeout_seconds: float = Field(60.0, gt=0)
+    """Longest wait for one call of a tool. After it the trajectory fails and is run again."""
     reading: Literal["innermost", "search_r1"] = "innermost"
     """How tags in the model's text are read. `innermost`: from the last opening tag to the first closing one,
     and tags in a think block do nothing. `search_r1`: as Search-R1's released code, from the first opening
@@ -132,6 +144,19 @@ class RolloutSettings(Settings):
     share_gpus: bool = False
     """Let workers and learner use the same GPUs in turns: engines sleep while the learner computes. For
     machines with one GPU; a run with a GPU for each is faster. `learner.offload_optimizer` frees memory."""
+
+    @field_validator("tools")
+    @classmethod
+    def _tags(cls, tools: dict[str, str]) -> dict[str, str]:
+        for name, path in tools.items():
+            if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in TAKEN_TAGS:
+                raise ValueError(
+                    f"{name}: not the name of a tool; accepted are small letters, digits, _ and -, except "
+                    f"for {', '.join(TAKEN_TAGS)}"
+                )
+            if not is_import_path(path):
+                raise ValueError(f"{name}={path}: expected an import path package.module:name")
+        return tools
 
 
 class WeightSyncSettings(Settings):

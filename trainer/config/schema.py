@@ -17,6 +17,7 @@ from ruamel.yaml.error import YAMLError
 from services.common.errors import UserError
 from services.common.names import accepted, nearest
 from services.common.redaction import address_without_secrets
+from services.common.user_code import is_import_path
 from services.settings import (
     ControlSettings,
     MonitorSettings,
@@ -103,6 +104,9 @@ class TrainerSettings(Settings):
     one."""
     eval_every: int = Field(0, ge=0)
     """Evaluate every n-th step (0: only before and after)."""
+    metrics: list[str] = Field(default_factory=list)
+    """Import paths `package.module:function` of metrics of your own (docs/extend.md): each is called once per
+    step with its trajectories and rewards, and returns numbers by name."""
     eval_at_ends: bool = True
     """Evaluate before the first and after the last step."""
     checkpoint_every: int = Field(10, ge=0)
@@ -116,6 +120,14 @@ class TrainerSettings(Settings):
     """Longest time without progress (a trajectory finished, a call of the learner returned, another stage).
     Past it the run prints what each part waits for and ends with exit status 1. Longer than
     learner.step_timeout_seconds and rollout.trajectory_timeout_seconds, which name the one that is late."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _paths(cls, paths: list[str]) -> list[str]:
+        for path in paths:
+            if not is_import_path(path):
+                raise ValueError(f"{path}: expected an import path package.module:function")
+        return paths
 
 
 class Config(Settings):

@@ -44,6 +44,7 @@ from trainer.loop.spans import StepClock, write_spans
 from trainer.loop.supervision import Supervision
 from trainer.loop.sync import run_with_resync, sync_weights
 from trainer.loop.system import StopRequests, System
+from trainer.loop.users_metrics import UsersMetrics, load_metrics
 
 T = TypeVar("T")
 
@@ -73,6 +74,7 @@ class Driver(RunState):
         )
         self.recorder = Recorder(system, self.monitor, progress)
         self.notices = Notices(progress.say)
+        self.metrics = UsersMetrics(load_metrics(self.config.trainer.metrics), progress.say)
         followed = self.config.learner.match_kl
         self.matched = MatchedStep(read_series(followed)) if followed else None
         taught = self.config.algorithm.supervised.every
@@ -349,6 +351,9 @@ class Driver(RunState):
         metrics = await asyncio.to_thread(result.metrics)
         if self.matched:
             self.matched.observe(result.step, metrics[SCALE], metrics.get("kl/old"))
+        metrics |= await asyncio.to_thread(
+            self.metrics.of, batch.trajectories, batch.rewards.tolist(), metrics
+        )
         metrics |= self.held_out(result.step - 1)  # of the weights that this step began with
         await asyncio.to_thread(
             self.system.folder.trajectories, result.step, batch.trajectories, batch.rewards.tolist()

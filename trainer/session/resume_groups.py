@@ -39,7 +39,7 @@ GROUPS = (
     ),
     Group(
         "on request",
-        ("rollout.template", "rollout.reading", "rollout.bos"),
+        ("rollout.template", "rollout.reading", "rollout.bos", "rollout.tools"),
         "prompts and tags would be others than those that the policy was trained on",
     ),
     Group(
@@ -153,6 +153,7 @@ GROUPS = (
             "rollout.top_p",
             "rollout.top_k",
             "rollout.trajectory_timeout_seconds",
+            "rollout.tool_timeout_seconds",
             "rollout.start_timeout_seconds",
             "rollout.dtype",
             "rollout.gpu_memory_utilization",
@@ -189,6 +190,7 @@ GROUPS = (
             "control.port",
             "trainer.steps",
             "trainer.max_minutes",
+            "trainer.metrics",
             "trainer.eval_every",
             "trainer.eval_at_ends",
             "trainer.checkpoint_every",
