@@ -202,6 +202,19 @@ class StoreSettings(Settings):
         return url
 
 
+class TrackingSettings(Settings):
+    """Other trackers to which every step is mirrored. One that fails, or is not installed, is told in one
+    line and never stops the run."""
+
+    wandb: str | None = None
+    """Weights & Biases project. Its own settings, such as WANDB_API_KEY and WANDB_MODE, come from the
+    environment."""
+    tensorboard: bool | str | None = None
+    """Folder of TensorBoard event files; true is `tensorboard` in the run's folder."""
+    mlflow: str | None = None
+    """MLflow experiment. The server comes from MLFLOW_TRACKING_URI."""
+
+
 class ControlSettings(Settings):
     """The control plane that a run serves: status, scale, drain, pause."""
 

@@ -1,6 +1,7 @@
 """The files of examples/extend, each through the key that names it, and all of them in one run."""
 
 import asyncio
+import importlib.util
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from end_to_end import command, finish, metrics
 from rollout_fakes import ScriptedEngine, request, words
 from rollout_models import bigram_model
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from services.common.errors import UserError
 from services.contracts import Question
@@ -273,6 +275,7 @@ def run(tmp_path_factory):
         "algorithm": {"loss": MINE["algorithm.loss"]},
         "learner": {"lr": 1e-3, "zero_stage": 0, "tokens_per_microbatch": 4096},
         "control": {"port": 0},
+        "tracking": {"tensorboard": True, "wandb": "mine", "mlflow": "mine"},
         "trainer": {
             "steps": 2,
             "checkpoint_every": 0,
@@ -283,12 +286,13 @@ def run(tmp_path_factory):
     (folder / "mine.yaml").write_text(json.dumps(raw))
     code, out = finish(command("train", "--config", folder / "mine.yaml"), 400)
     assert code == 0, out
-    return folder / "mine"
+    return folder / "mine", out
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(420)
 def test_one_run_uses_every_file(run):
+    run, _ = run
     steps = metrics(run)
     assert len(steps) == 2
     assert all(0 < s["my/tool_calls"] <= 3 and 0 < s["my/distinct_queries"] <= 1 for s in steps)
@@ -310,6 +314,25 @@ def test_one_run_uses_every_file(run):
     assert any(s["kind"] == "search" and len(s["documents"]) == 2 for s, _ in pairs)
     rewards = {t["reward"] for t in trajectories}
     assert rewards <= {0.0, 1.0} and len(rewards) == 2
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(420)
+def test_the_run_is_mirrored_and_trackers_that_are_not_there_are_told(run):
+    folder, out = run
+    files = list((folder / "tensorboard" / "mine").glob("events*"))
+    assert len(files) == 1
+    seen = {
+        (event.step, value.tag): value.tensor.float_val[0]
+        for event in EventFileLoader(str(files[0])).Load()
+        for value in event.summary.value
+    }
+    for s in metrics(folder):
+        for name in ("my/tool_calls", "grad_norm", "reward/mean"):
+            assert seen[s["step"], name] == pytest.approx(s[name], rel=1e-5)
+    for name in ("wandb", "mlflow"):
+        if importlib.util.find_spec(name) is None:
+            assert f"tracking.{name}=mine: left out: {name} is not installed: pip install {name}" in out
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "examples" / "extend").glob("*.py")), ids=lambda f: f.name)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -26,6 +26,7 @@ from services.settings import (
     RolloutSettings,
     Settings,
     StoreSettings,
+    TrackingSettings,
     WeightSyncSettings,
 )
 from trainer.config.algorithm import AlgorithmSettings
@@ -113,6 +114,15 @@ class TrainerSettings(Settings):
     """Save every n-th step and at the end; 0: only at the end."""
     keep_checkpoints: int = Field(2, ge=1)
     """Newest checkpoints kept."""
+    keep_best: bool = False
+    """Keep the checkpoint of the best held-out score too, as `checkpoints/best`; `--checkpoint best` finds
+    it. Needs eval_every and data.eval."""
+    best_by: Literal["em", "f1", "right"] = "em"
+    """Greedy held-out score by which checkpoints are compared, for keep_best and patience; `right` is the
+    share of answers that the reward calls right."""
+    patience: int = Field(0, ge=0)
+    """End the run, with exit status 0, after so many evaluations running without a better score; 0 is never.
+    Needs eval_every and data.eval."""
     max_restores: int = Field(3, ge=0)
     """Times that a lost learner is started again from the last checkpoint; after them the run ends with exit
     status 1."""
@@ -145,6 +155,7 @@ class Config(Settings):
     learner: LearnerSettings = LearnerSettings()
     weight_sync: WeightSyncSettings = WeightSyncSettings()
     store: StoreSettings = StoreSettings()
+    tracking: TrackingSettings = TrackingSettings()
     control: ControlSettings = Field(default_factory=dict, validate_default=True)
     probe: ProbeSettings = ProbeSettings()
     monitor: MonitorSettings = MonitorSettings()
@@ -160,6 +171,7 @@ class Config(Settings):
         if self.rollout.share_gpus:
             self._check_turns()
         self._check_batch()
+        self._check_best()
         if not (self.retriever.url or self.retriever.index or self.retriever.corpus):
             raise ValueError("retriever needs one of url, index, corpus")
         return self
@@ -247,6 +259,14 @@ class Config(Settings):
             raise ValueError(
                 "algorithm.dynamic_sampling needs rollout.max_staleness=0: replaced groups would take the "
                 "prompts of later batches"
+            )
+
+    def _check_best(self) -> None:
+        wanted = [f"trainer.{key}" for key in ("keep_best", "patience") if getattr(self.trainer, key)]
+        if wanted and not (self.trainer.eval_every and self.data.eval):
+            raise ValueError(
+                f"{' and '.join(wanted)} need held-out scores during the run: set trainer.eval_every above 0 "
+                "and data.eval"
             )
 
     def _check_turns(self) -> None:
@@ -365,13 +385,13 @@ def _keys_at(loc: tuple[Any, ...]) -> list[str]:
         field = next((f for n, f in model.model_fields.items() if (f.alias or n) == part or n == part), None)
         if field is None:
             return []
-        model = _section(field.annotation)
+        model = section_of(field.annotation)
         if model is None:
             return []
     return [f.alias or n for n, f in model.model_fields.items()]
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
+def section_of(annotation: Any) -> type[BaseModel] | None:
     """The settings class of a key that holds more keys; None for a key that holds a value."""
     options = [annotation, *getattr(annotation, "__args__", ())]
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
@@ -381,7 +401,7 @@ def _paths(model: type[BaseModel]) -> Iterator[str]:
     """All keys, dotted."""
     for name, field in model.model_fields.items():
         key = field.alias or name
-        section = _section(field.annotation)
+        section = section_of(field.annotation)
         yield key
         yield from (f"{key}.{path}" for path in (_paths(section) if section else ()))
 
@@ -399,7 +419,7 @@ def default_of(key: str) -> Any:
     model: type[BaseModel] = Config
     for section in sections:
         field = _field(model, section)
-        held = _section(field.annotation)
+        held = section_of(field.annotation)
         if field.default is None or held is None:
             return None
         model = held
