@@ -32,7 +32,7 @@ class UsersIndex:
     def __init__(self, path: str, reranker: Reranker | None) -> None:
         if reranker is not None:
             raise UserError(f"--reranker: does not go with --index {path}, which ranks by itself")
-        self.reranker = None
+        self.reranker: Reranker | None = None
         self._path = path
         self._function: Search = load("--index", path, "a function of a query and topk")
         self.info = IndexInfo(backend="function", corpus=path, passages=0, settings={})

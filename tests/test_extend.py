@@ -11,6 +11,7 @@ from end_to_end import command, finish, metrics
 from rollout_fakes import ScriptedEngine, request, words
 from rollout_models import bigram_model
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from test_docs_pages import undescribed
 
 from services.common.errors import UserError
 from services.contracts import Question
@@ -295,6 +296,8 @@ def test_one_run_uses_every_file(run):
     run, _ = run
     steps = metrics(run)
     assert len(steps) == 2
+    own = {name for s in steps for name in s if "/" in name and not name.startswith("my/")}
+    assert undescribed(own) == []
     assert all(0 < s["my/tool_calls"] <= 3 and 0 < s["my/distinct_queries"] <= 1 for s in steps)
     assert all(s["grad_norm"] > 0 for s in steps)
     trajectories = [json.loads(line) for f in sorted(run.glob("trajectories/step_*")) for line in f.open()]

@@ -133,7 +133,7 @@ class TrainerSettings(Settings):
 
     @field_validator("metrics")
     @classmethod
-    def _paths(cls, paths: list[str]) -> list[str]:
+    def paths_of(cls, paths: list[str]) -> list[str]:
         for path in paths:
             if not is_import_path(path):
                 raise ValueError(f"{path}: expected an import path package.module:function")
@@ -364,7 +364,7 @@ def _one_line(error: ValidationError) -> str:
         section = key.rpartition(".")[0]
         name = str(first["loc"][-1])
         known = _keys_at(first["loc"][:-1])
-        elsewhere = [path for path in _paths(Config) if path.endswith(f".{name}")][:3]
+        elsewhere = [path for path in paths_of(Config) if path.endswith(f".{name}")][:3]
         near = nearest(name, known)
         found = elsewhere or ([f"{section}.{near}".lstrip(".")] if near else [])
         hint = f"did you mean {' or '.join(found)}?" if found else accepted(name, known)
@@ -397,18 +397,18 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
 
-def _paths(model: type[BaseModel]) -> Iterator[str]:
+def paths_of(model: type[BaseModel]) -> Iterator[str]:
     """All keys, dotted."""
     for name, field in model.model_fields.items():
         key = field.alias or name
         section = section_of(field.annotation)
         yield key
-        yield from (f"{key}.{path}" for path in (_paths(section) if section else ()))
+        yield from (f"{key}.{path}" for path in (paths_of(section) if section else ()))
 
 
 def leaf_keys(model: type[BaseModel] = Config) -> list[str]:
     """All keys that hold a value, dotted: `learner.lora.alpha`, but not `learner.lora`."""
-    paths = list(_paths(model))
+    paths = list(paths_of(model))
     return [path for path in paths if not any(other.startswith(f"{path}.") for other in paths)]
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from services.common.errors import UserError
 from services.common.user_code import load, told
@@ -40,7 +40,6 @@ class Environment(Protocol):
         """The observation; as of `Tool`."""
 
 
-Ask = Callable[[str], str | Awaitable[str]]
 EXPECTED = "a tool: a function of content and question, or a class that is made from a question"
 
 
@@ -58,7 +57,7 @@ class Toolbox:
         self._tools = tools
         self._question = question
         self._timeout_seconds = timeout_seconds
-        self._made: dict[str, Callable[..., object]] = {}
+        self._made: dict[str, object] = {}
 
     async def call(self, name: str, content: str) -> str:
         """The observation of one call.
@@ -82,13 +81,15 @@ class Toolbox:
 
     async def _ask(self, name: str, content: str) -> object:
         tool = self._tools[name]
-        arguments: tuple[object, ...] = (content, self._question)
-        if inspect.isclass(tool):
-            if name not in self._made:
-                self._made[name] = await asyncio.to_thread(tool, self._question)
-            tool = self._made[name]
-            arguments = (content,)
-        waits = inspect.iscoroutinefunction(tool) or inspect.iscoroutinefunction(type(tool).__call__)
-        if waits:
-            return await tool(*arguments)  # type: ignore[misc]  # a coroutine function
-        return await asyncio.to_thread(tool, *arguments)
+        if not inspect.isclass(tool):
+            return await _called(tool, content, self._question)
+        if name not in self._made:
+            self._made[name] = await _called(tool, self._question)
+        return await _called(self._made[name], content)
+
+
+async def _called(function: Any, *arguments: object) -> Any:
+    """The result of a user's function: awaited where it is `async`, otherwise made in a thread."""
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        return await function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
