@@ -21,7 +21,9 @@ from retriever_service.ranking import Reranker
 from retriever_service.remote import PREFIX, QdrantIndex
 from retriever_service.search_index import SearchIndex
 from retriever_service.settings import ServerSettings
+from retriever_service.users_index import UsersIndex
 from services.common.errors import UserError
+from services.common.user_code import is_import_path, load
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,18 @@ def _family(settings: ServerSettings, info: IndexInfo) -> str | None:
     return None if info.backend == "bm25" or name == info.backend else name
 
 
+def _check_function(settings: ServerSettings) -> str:
+    load("--index", settings.index, "a function of a query and topk")
+    return settings.index
+
+
 BACKENDS: tuple[Backend, ...] = (
+    Backend(
+        "function",
+        lambda s: is_import_path(s.index) and not Path(s.index).exists(),
+        _check_function,
+        lambda s, reranker: UsersIndex(s.index, reranker),
+    ),
     Backend("qdrant", lambda s: s.index.startswith(PREFIX), _check_remote, _open_remote),
     Backend("faiss file", lambda s: Path(s.index).is_file(), _check_file, _open_file),
     Backend("folder", lambda s: True, _check_folder, _open_folder),

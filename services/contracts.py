@@ -18,7 +18,7 @@ from services.worker_state import WorkerState
 
 MAX_DOCUMENT_CHARS = 20_000
 """Most characters of a document that a trajectory carries along, for people to read."""
-ActionKind = Literal["search", "answer", "invalid"]
+ActionKind = Literal["search", "answer", "tool", "invalid"]
 FinishReason = Literal["answer", "turns", "length"]
 Reading = Literal["innermost", "search_r1"]
 """How the tags in a model's text are read; see services.rollout.worker.tags."""
@@ -77,7 +77,7 @@ class Action:
     kind: ActionKind
     text: str
     query: str | None = None
-    """What was searched for; set only where the search was carried out."""
+    """What was searched for, or asked of the tool; set only where that was carried out."""
     document_ids: list[str] | None = None
     """Documents that the search returned, best first; None where none was carried out."""
     thinking: bool = False
@@ -87,9 +87,11 @@ class Action:
     seconds: float | None = field(default=None, compare=False)
     """Duration of its generation."""
     search_seconds: float | None = field(default=None, compare=False)
-    """Duration of its search; None where none was carried out."""
+    """Duration of its search or its call of a tool; None where none was carried out."""
     search_failures: int = 0
     """Tries of its search that failed before it was answered."""
+    tool: str | None = None
+    """Name of the tool of an action of kind `tool`."""
 
 
 @dataclass

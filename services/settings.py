@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from services.common.user_code import is_import_path
+
+TAKEN_TAGS = ("think", "search", "information", "answer")
+"""Tags that are no tool's."""
 
 
 class Settings(BaseModel):
@@ -87,6 +93,12 @@ class RolloutSettings(Settings):
     """Thoughts of earlier turns, with the templates `hermes` and `llama3`. `family`: as the model's chat
     template has them; one that drops them is refused, since a trajectory must be one sequence of tokens.
     `keep`: they stay."""
+    tools: dict[str, str] = Field(default_factory=dict)
+    """Tools beside the search: tag -> import path `package.module:name` of a function or a class
+    (docs/extend.md). The policy calls one by `<TAG>content</TAG>`, and gets what it returns as an
+    observation."""
+    tool_timeout_seconds: float = Field(60.0, gt=0)
+    """Longest wait for one call of a tool. After it the trajectory fails and is run again."""
     reading: Literal["innermost", "search_r1"] = "innermost"
     """How tags in the model's text are read. `innermost`: from the last opening tag to the first closing one,
     and tags in a think block do nothing. `search_r1`: as Search-R1's released code, from the first opening
@@ -138,6 +150,19 @@ class RolloutSettings(Settings):
     """Let workers and learner use the same GPUs in turns: engines sleep while the learner computes. For
     machines with one GPU; a run with a GPU for each is faster. `learner.offload_optimizer` frees memory."""
 
+    @field_validator("tools")
+    @classmethod
+    def _tags(cls, tools: dict[str, str]) -> dict[str, str]:
+        for name, path in tools.items():
+            if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in TAKEN_TAGS:
+                raise ValueError(
+                    f"{name}: not the name of a tool; accepted are small letters, digits, _ and -, except "
+                    f"for {', '.join(TAKEN_TAGS)}"
+                )
+            if not is_import_path(path):
+                raise ValueError(f"{name}={path}: expected an import path package.module:name")
+        return tools
+
 
 class WeightSyncSettings(Settings):
     """Transport of weights from the learner to the rollout workers."""
@@ -180,6 +205,19 @@ class StoreSettings(Settings):
                 "expected sqlite:PATH, redis://HOST:PORT/DB, or the http address of a likelihood service"
             )
         return url
+
+
+class TrackingSettings(Settings):
+    """Other trackers to which every step is mirrored. One that fails, or is not installed, is told in one
+    line and never stops the run."""
+
+    wandb: str | None = None
+    """Weights & Biases project. Its own settings, such as WANDB_API_KEY and WANDB_MODE, come from the
+    environment."""
+    tensorboard: bool | str | None = None
+    """Folder of TensorBoard event files; true is `tensorboard` in the run's folder."""
+    mlflow: str | None = None
+    """MLflow experiment. The server comes from MLFLOW_TRACKING_URI."""
 
 
 class ControlSettings(Settings):

@@ -134,8 +134,8 @@ def chat_bpe():
     return tokenizer
 
 
-def words(names: int = 40):
-    """A word-level tokenizer with the tags and `n0 n1 ...`; one word, one token."""
+def words(names: int = 40, more: tuple[str, ...] = ()):
+    """A word-level tokenizer with the tags, `n0 n1 ...` and `more`; one word, one token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -155,7 +155,7 @@ def words(names: int = 40):
         "then",
         "found",
     ]
-    vocabulary = ["<pad>", "<bos>", "<eos>", "<unk>", *tags, *plain, *(f"n{i}" for i in range(names))]
+    vocabulary = ["<pad>", "<bos>", "<eos>", "<unk>", *tags, *plain, *(f"n{i}" for i in range(names)), *more]
     core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(

@@ -45,16 +45,18 @@ def reference_logprobs(model, rows: list[list[int]], temperature: float = 1.0) -
     return out
 
 
-def bigram_model(folder: Path, next_words: dict[str, dict[str, float]], *, seed: int = 0):
+def bigram_model(
+    folder: Path, next_words: dict[str, dict[str, float]], *, seed: int = 0, more: tuple[str, ...] = ()
+):
     """A policy whose next word depends on the last one alone: `next_words[word]` are the probabilities;
     written to `folder`.
 
     A real Qwen2 with one-hot embeddings, whose layers add nothing: logits are a column of the output layer.
-    (`seed` adds a little noise.)
+    (`seed` adds a little noise; `more` are further words.)
     """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    tokenizer = words()
+    tokenizer = words(more=more)
     size, width = len(tokenizer), 96
     assert size <= width
     config = Qwen2Config(

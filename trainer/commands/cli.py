@@ -28,6 +28,7 @@ COMMANDS = {
     "status": Entry("Show what the running system is doing.", "services.control.cli:status"),
     "pause": Entry("Begin no further step; the step in hand ends.", "services.control.cli:pause"),
     "resume": Entry("Go on after a pause.", "services.control.cli:resume"),
+    "init": Entry("Write a commented configuration that fits the machine.", "trainer.commands.init:init"),
     "train": Entry("Train a policy. The run's files go to run.dir/run.name.", "trainer.commands.runs:train"),
     "warm-start": Entry("Teach a model the search and answer tags.", "trainer.commands.runs:warm_start"),
     "eval": Entry(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 import typer
 
 from trainer.commands.options import ConfigFile, Overrides
+from trainer.config.explain import explain
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config, dump_config, load_config
 
@@ -20,6 +22,14 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
     typer.echo(dump_config(settings), nl=False)
     for remark in remarks(settings):
         typer.echo(remark, err=True)
+
+
+@config_app.command("explain")
+def config_explain(
+    key: Annotated[str | None, typer.Argument(help="A section or key, such as learner.lr.")] = None,
+) -> None:
+    """Print what the keys of a section mean, with their defaults; without one, the sections."""
+    typer.echo(explain(key))
 
 
 @config_app.command("schema")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 EXAMPLES = {
+    "init": "unspiral init --model MODEL --data train.jsonl --corpus c.jsonl",
     "train": "unspiral train --config examples/demo.yaml run.name=first",
     "warm-start": "unspiral warm-start --config mine.yaml --out models/taught",
     "eval": "unspiral eval --config mine.yaml --checkpoint latest --limit 50",
@@ -42,6 +43,7 @@ EXAMPLES = {
     "likelihood export": "unspiral likelihood export tables/ --store runs/demo-0",
     "monitor replay": "unspiral monitor replay latest --json",
     "config show": "unspiral config show --config mine.yaml learner.lr=1e-5",
+    "config explain": "unspiral config explain learner",
     "config schema": "unspiral config schema",
     "workers list": "unspiral workers list --json",
     "workers scale": "unspiral workers scale 4",

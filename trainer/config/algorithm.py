@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticKnownError
 
+from services.common.user_code import is_import_path
 from services.settings import Settings
 from trainer.algorithm_names import (
     AdvantageKind,
@@ -16,11 +18,33 @@ from trainer.algorithm_names import (
     Gate,
     ImportanceMode,
     PolicyLossKind,
+    is_known_loss,
 )
 from trainer.config.presets import promised
 from trainer.config.used_with import UsedWith
 
 Band = tuple[float, float]
+
+
+def _loss_name(name: str) -> str:
+    """A loss of ours or an import path; an error of pydantic's own that lists both otherwise."""
+    if is_known_loss(name) or is_import_path(name):
+        return name
+    *first, last = (repr(loss) for loss in get_args(PolicyLossKind))
+    expected = f"{', '.join(first)} or {last}, or an import path package.module:function"
+    raise PydanticKnownError("literal_error", {"expected": expected})
+
+
+LossName = Annotated[
+    str,
+    AfterValidator(_loss_name),
+    WithJsonSchema(
+        {
+            "anyOf": [{"enum": list(get_args(PolicyLossKind))}, {"pattern": "^[\\w.]+:[\\w.]+$"}],
+            "type": "string",
+        }
+    ),
+]
 
 
 class ImportanceSettings(Settings):
@@ -143,8 +167,9 @@ class LLDSSettings(Settings):
 class AlgorithmSettings(Settings):
     """Loss and its extras."""
 
-    loss: PolicyLossKind = "grpo"
-    """Policy loss; docs/algorithms.md has the formulas. `dapo`, `gspo`, `dr_grpo`, `cispo`, `clip_cov` and
+    loss: LossName = "grpo"
+    """Policy loss, or an import path `package.module:function` of your own (docs/extend.md);
+    docs/algorithms.md has the formulas. `dapo`, `gspo`, `dr_grpo`, `cispo`, `clip_cov` and
     `kl_cov` bring what their papers set for the keys below, where those are not given."""
     advantage: AdvantageKind = "grpo"
     """How rewards of a group become advantages. Not given: `grpo`, with the loss dr_grpo `dr_grpo`."""

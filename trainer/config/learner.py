@@ -7,8 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from services.settings import Settings
+from trainer.config.used_with import UsedWith
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+NUMBERS = {2: "two", 3: "three"}
 
 
 class LoRASettings(Settings):
@@ -38,6 +42,13 @@ class LearnerSettings(Settings):
     warmup_batches: int = Field(0, ge=0)
     """Batches of linear warm-up; all optimiser steps of a batch have one rate. Schedules that step once per
     rollout batch count in this unit. Excludes warmup_steps."""
+    warmup_share: float = Field(0.0, ge=0, lt=1)
+    """Linear warm-up over this share of the run's batches (`trainer.steps`). Excludes the other two."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up, by batches up to `trainer.steps`: it stays, or falls to
+    `schedule_floor` in a line or half a cosine."""
+    schedule_floor: Annotated[float, UsedWith("schedule", "linear", "cosine")] = Field(0.0, ge=0, le=1)
+    """Share of `lr` that is left at the last batch."""
     match_kl: str | None = None
     """Folder (or metrics.jsonl) of a run whose `kl/old` the step size follows: the learning rate of each
     batch is scaled so that the update moves the policy as far as that run's did at the same step."""
@@ -82,10 +93,13 @@ class LearnerSettings(Settings):
                 "learner.offload_optimizer=true needs learner.zero_stage 1, 2 or 3; stage 0 has nothing to "
                 "offload"
             )
-        if self.warmup_steps and self.warmup_batches:
-            raise ValueError(
-                "learner.warmup_steps and learner.warmup_batches are two units of one warm-up; set one"
-            )
+        given = [
+            f"learner.{name}"
+            for name in ("warmup_steps", "warmup_batches", "warmup_share")
+            if getattr(self, name)
+        ]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are {NUMBERS[len(given)]} units of one warm-up; set one")
         for option in ("lora", "compile"):
             if getattr(self, option) and self.zero_stage == 3:
                 raise ValueError(f"learner.{option} does not work with learner.zero_stage=3; set 1 or 2")

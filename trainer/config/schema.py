@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -17,6 +17,7 @@ from ruamel.yaml.error import YAMLError
 from services.common.errors import UserError
 from services.common.names import accepted, nearest
 from services.common.redaction import address_without_secrets
+from services.common.user_code import is_import_path
 from services.settings import (
     ControlSettings,
     MonitorSettings,
@@ -25,6 +26,7 @@ from services.settings import (
     RolloutSettings,
     Settings,
     StoreSettings,
+    TrackingSettings,
     WeightSyncSettings,
 )
 from trainer.config.algorithm import AlgorithmSettings
@@ -106,12 +108,24 @@ class TrainerSettings(Settings):
     one."""
     eval_every: int = Field(0, ge=0)
     """Evaluate every n-th step (0: only before and after)."""
+    metrics: list[str] = Field(default_factory=list)
+    """Import paths `package.module:function` of metrics of your own (docs/extend.md): each is called once per
+    step with its trajectories and rewards, and returns numbers by name."""
     eval_at_ends: bool = True
     """Evaluate before the first and after the last step."""
     checkpoint_every: int = Field(10, ge=0)
     """Save every n-th step and at the end; 0: only at the end."""
     keep_checkpoints: int = Field(2, ge=1)
     """Newest checkpoints kept."""
+    keep_best: bool = False
+    """Keep the checkpoint of the best held-out score too, as `checkpoints/best`; `--checkpoint best` finds
+    it. Needs eval_every and data.eval."""
+    best_by: Literal["em", "f1", "right"] = "em"
+    """Greedy held-out score by which checkpoints are compared, for keep_best and patience; `right` is the
+    share of answers that the reward calls right."""
+    patience: int = Field(0, ge=0)
+    """End the run, with exit status 0, after so many evaluations running without a better score; 0 is never.
+    Needs eval_every and data.eval."""
     max_restores: int = Field(3, ge=0)
     """Times that a lost learner is started again from the last checkpoint; after them the run ends with exit
     status 1."""
@@ -119,6 +133,14 @@ class TrainerSettings(Settings):
     """Longest time without progress (a trajectory finished, a call of the learner returned, another stage).
     Past it the run prints what each part waits for and ends with exit status 1. Longer than
     learner.step_timeout_seconds and rollout.trajectory_timeout_seconds, which name the one that is late."""
+
+    @field_validator("metrics")
+    @classmethod
+    def paths_of(cls, paths: list[str]) -> list[str]:
+        for path in paths:
+            if not is_import_path(path):
+                raise ValueError(f"{path}: expected an import path package.module:function")
+        return paths
 
 
 class Config(Settings):
@@ -136,6 +158,7 @@ class Config(Settings):
     learner: LearnerSettings = LearnerSettings()
     weight_sync: WeightSyncSettings = WeightSyncSettings()
     store: StoreSettings = StoreSettings()
+    tracking: TrackingSettings = TrackingSettings()
     control: ControlSettings = Field(default_factory=dict, validate_default=True)
     probe: ProbeSettings = ProbeSettings()
     monitor: MonitorSettings = MonitorSettings()
@@ -151,6 +174,7 @@ class Config(Settings):
         if self.rollout.share_gpus:
             self._check_turns()
         self._check_batch()
+        self._check_best()
         if not (self.retriever.url or self.retriever.index or self.retriever.corpus):
             raise ValueError("retriever needs one of url, index, corpus")
         return self
@@ -238,6 +262,14 @@ class Config(Settings):
             raise ValueError(
                 "algorithm.dynamic_sampling needs rollout.max_staleness=0: replaced groups would take the "
                 "prompts of later batches"
+            )
+
+    def _check_best(self) -> None:
+        wanted = [f"trainer.{key}" for key in ("keep_best", "patience") if getattr(self.trainer, key)]
+        if wanted and not (self.trainer.eval_every and self.data.eval):
+            raise ValueError(
+                f"{' and '.join(wanted)} need held-out scores during the run: set trainer.eval_every above 0 "
+                "and data.eval"
             )
 
     def _check_turns(self) -> None:
@@ -335,7 +367,7 @@ def _one_line(error: ValidationError) -> str:
         section = key.rpartition(".")[0]
         name = str(first["loc"][-1])
         known = _keys_at(first["loc"][:-1])
-        elsewhere = [path for path in _paths(Config) if path.endswith(f".{name}")][:3]
+        elsewhere = [path for path in paths_of(Config) if path.endswith(f".{name}")][:3]
         near = nearest(name, known)
         found = elsewhere or ([f"{section}.{near}".lstrip(".")] if near else [])
         hint = f"did you mean {' or '.join(found)}?" if found else accepted(name, known)
@@ -356,30 +388,30 @@ def _keys_at(loc: tuple[Any, ...]) -> list[str]:
         field = next((f for n, f in model.model_fields.items() if (f.alias or n) == part or n == part), None)
         if field is None:
             return []
-        model = _section(field.annotation)
+        model = section_of(field.annotation)
         if model is None:
             return []
     return [f.alias or n for n, f in model.model_fields.items()]
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
+def section_of(annotation: Any) -> type[BaseModel] | None:
     """The settings class of a key that holds more keys; None for a key that holds a value."""
     options = [annotation, *getattr(annotation, "__args__", ())]
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
 
-def _paths(model: type[BaseModel]) -> Iterator[str]:
+def paths_of(model: type[BaseModel]) -> Iterator[str]:
     """All keys, dotted."""
     for name, field in model.model_fields.items():
         key = field.alias or name
-        section = _section(field.annotation)
+        section = section_of(field.annotation)
         yield key
-        yield from (f"{key}.{path}" for path in (_paths(section) if section else ()))
+        yield from (f"{key}.{path}" for path in (paths_of(section) if section else ()))
 
 
 def leaf_keys(model: type[BaseModel] = Config) -> list[str]:
     """All keys that hold a value, dotted: `learner.lora.alpha`, but not `learner.lora`."""
-    paths = list(_paths(model))
+    paths = list(paths_of(model))
     return [path for path in paths if not any(other.startswith(f"{path}.") for other in paths)]
 
 
@@ -390,7 +422,7 @@ def default_of(key: str) -> Any:
     model: type[BaseModel] = Config
     for section in sections:
         field = _field(model, section)
-        held = _section(field.annotation)
+        held = section_of(field.annotation)
         if field.default is None or held is None:
             return None
         model = held

@@ -23,6 +23,7 @@ from services.common.errors import UnspiralError, UserError
 from services.common.files import json_lines, lock, move, write_atomically, write_json
 from services.likelihood.exports.report import write_report
 from trainer.config.schema import Config, dump_config, parse_config
+from trainer.lab.before_after import NEXT, before_after
 from trainer.lab.demo import LabFiles, collapse_config, demo_config, prepare
 from trainer.session.run import train
 
@@ -99,9 +100,14 @@ def run_demo(
         before, after = summary[f"em_before{suffix}"], summary[f"em_after{suffix}"]
         table.add_row(label, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
     console.print(table)
+    for text in before_after(config.run_dir):
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
     console.print(
         f"phase {summary['phase']}, {summary['steps']} steps, {time.monotonic() - began:.0f} s in all"
     )
+    console.print("next:")
+    for text in NEXT:
+        console.print(f"  {text.format(run=config.run_dir)}", soft_wrap=True, markup=False, highlight=False)
     console.print(f"report: {(config.run_dir / 'report.html').resolve()}", soft_wrap=True, markup=False)
     return summary
 

@@ -44,6 +44,8 @@ ASIDE = ".tmp-"
 NEEDED = ("state.json", "learner.json", "model/config.json", "weights/", "rng/")
 """Files of every checkpoint, and folders that hold at least one."""
 ACCEPTED = "RUN, RUN/checkpoints/step_000010 or latest"
+BEST = "best"
+"""Name of the link to the checkpoint of the best held-out score, also on the command line."""
 _NO_SUCH_JSON = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a JSON file of a known form raises where it has another, or none."""
 _NAME = re.compile(r"^step_(\d+)(\.old)?$")
@@ -152,18 +154,22 @@ def require_whole(path: Path) -> None:
 
 
 def find(given: str | Path, run: Path | None = None) -> Path:
-    """The checkpoint that a user names: its folder, a run's (the newest whole one of it), or `latest`, which
-    is that of `run`, or, with none given, of the run in `runs/` that was written to last. It may be torn
-    where its own folder is named. Raises UserError."""
+    """The checkpoint that a user names: its folder, a run's (the newest whole one of it), or `latest` or
+    `best`, which is that of `run`, or, with none given, of the run in `runs/` that was written to last. It
+    may be torn where its own folder is named. Raises UserError."""
     path = Path(given)
     path = path.parent if path.name == METRICS else path
-    if str(given) == LATEST and not path.exists():
+    if str(given) in (LATEST, BEST) and not path.exists():
         run = run or newest_run()
+        if str(given) == BEST:
+            if (best := best_of(run)) is None:
+                raise UserError(f"checkpoint best: {run} keeps none (see trainer.keep_best)")
+            return best
     else:
         if not path.is_dir():
             raise UserError(f"checkpoint {given}: no such folder{near_run(path)}")
         if (path / MANIFEST).exists() or _NAME.match(path.name):
-            return path
+            return path.parent / path.readlink() if path.name == BEST and path.is_symlink() else path
         run = run_folder(path)
         if not is_run(run) and not (run / "checkpoints").is_dir():
             raise UserError(
@@ -188,6 +194,24 @@ def latest(run_dir: str | Path, *, before: int | None = None, checksums: bool = 
     )
 
 
+def mark_best(run_dir: str | Path, checkpoint: Path | None) -> None:
+    """Let the link `checkpoints/best` lead to a checkpoint of the run, or remove it."""
+    link = Path(run_dir) / "checkpoints" / BEST
+    if checkpoint is None:
+        link.unlink(missing_ok=True)
+        return
+    aside = link.with_name(f"{ASIDE}{BEST}")
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(checkpoint.name)
+    move(aside, link)
+
+
+def best_of(run_dir: str | Path) -> Path | None:
+    """The checkpoint of the best held-out score that a run keeps, or None."""
+    link = Path(run_dir) / "checkpoints" / BEST
+    return link.parent / link.readlink() if link.is_symlink() and link.is_dir() else None
+
+
 def drop_after(run_dir: str | Path, step: int) -> None:
     """Remove the checkpoints of later steps: a run that was rolled back writes them anew."""
     for path in _newest_first(Path(run_dir)):
@@ -195,9 +219,9 @@ def drop_after(run_dir: str | Path, step: int) -> None:
             _remove(path)
 
 
-def prune(run_dir: str | Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` whole checkpoints, torn ones and leftovers of interrupted writes.
-    Returns what was removed.
+def prune(run_dir: str | Path, keep: int, besides: Path | None = None) -> list[Path]:
+    """Remove all but the newest `keep` whole checkpoints (and `besides`), torn ones and leftovers of
+    interrupted writes. Returns what was removed.
 
     A torn checkpoint never counts as one of those kept. Must not run beside a write in the same run."""
     kept = [p for p in _newest_first(Path(run_dir)) if fault(p, checksums=False) is None][:keep]
@@ -206,7 +230,10 @@ def prune(run_dir: str | Path, keep: int) -> list[Path]:
     gone = [
         p
         for p in entries
-        if p.is_dir() and p not in kept and (_NAME.match(p.name) or p.name.startswith(f"{ASIDE}step_"))
+        if p.is_dir()
+        and p not in kept
+        and p != besides
+        and (_NAME.match(p.name) or p.name.startswith(f"{ASIDE}step_"))
     ]
     for p in gone:
         _remove(p)

@@ -7,14 +7,19 @@ step` (all micro-batches of all ranks), so the gradient does not depend on how t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from services.common.errors import UserError
+from services.common.user_code import load, told
 from services.contracts import TrainBatch
+from trainer.algorithm_names import is_known_loss
 from trainer.algorithms import (
     LossTerm,
+    TokenLoss,
     entropy_bonus,
     importance_weights,
     kl_batch_start,
@@ -24,12 +29,19 @@ from trainer.algorithms import (
     nll_loss,
     policy_loss,
     token_lottery,
+    users_policy_loss,
 )
 from trainer.algorithms.terms import NOT_SUMMED
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.learner.micro_batches import MicroBatch, scored
 
 TERMS = ("policy", "llds", "kl", "entropy", "batch_kl")
+
+
+@cache
+def token_loss(path: str) -> TokenLoss:
+    """The user's own loss of `algorithm.loss`. Raises UserError."""
+    return load("algorithm.loss", path, "a function of log-probs and advantages")
 
 
 def can_act(algorithm: AlgorithmSettings, batch: TrainBatch, *, llds_lambda: float, anchored: bool) -> bool:
@@ -88,19 +100,7 @@ class Objective:
         if a.negatives != 1:
             advantages = torch.where(advantages < 0, advantages * a.negatives, advantages)
         terms = {
-            "policy": policy_loss(
-                a.loss,
-                logp,
-                logp_old,
-                advantages,
-                m.action_ids,
-                clip_low=a.clip_low,
-                clip_high=a.clip_high,
-                max_response_tokens=a.dr_grpo_tokens,
-                importance_weights=self._weights(m),
-                chosen=m.chosen,
-                cov_kl=a.cov_kl,
-            ),
+            "policy": self._policy(logp, logp_old, advantages, m),
             "llds": self._preserving(logp if self.llds_lambda else logp.detach(), m),
         }
         if a.kl:
@@ -111,6 +111,39 @@ class Objective:
             preserved = m.preserved if a.batch_kl.over == "preserved" else None
             terms["batch_kl"] = kl_batch_start(logp, logp_old, m.action_ids, preserved=preserved)
         return terms
+
+    def _policy(self, logp: Tensor, logp_old: Tensor, advantages: Tensor, m: MicroBatch) -> LossTerm:
+        """The policy term: of a loss that is known by name, or of the user's own."""
+        a = self.algorithm
+        if not is_known_loss(a.loss):
+            try:
+                return users_policy_loss(
+                    token_loss(a.loss),
+                    logp,
+                    logp_old,
+                    advantages,
+                    m.action_ids,
+                    clip_low=a.clip_low,
+                    clip_high=a.clip_high,
+                    importance_weights=self._weights(m),
+                )
+            except UserError:
+                raise
+            except Exception as e:  # a user's function may raise anything
+                raise UserError(f"algorithm.loss={a.loss}: {told(e)}") from e
+        return policy_loss(
+            a.loss,
+            logp,
+            logp_old,
+            advantages,
+            m.action_ids,
+            clip_low=a.clip_low,
+            clip_high=a.clip_high,
+            max_response_tokens=a.dr_grpo_tokens,
+            importance_weights=self._weights(m),
+            chosen=m.chosen,
+            cov_kl=a.cov_kl,
+        )
 
     def _weights(self, m: MicroBatch) -> Tensor | None:
         """Weight of each token in the policy term, for the difference of sampler and learner; None: 1."""

@@ -33,6 +33,7 @@ from trainer.learner.objective import TERMS, Objective, StepStats, can_act
 from trainer.learner.policy import PolicyModel, load_policy
 from trainer.learner.rank_weights import RankWeights
 from trainer.learner.results import RankInfo, RankScores, RankUpdate
+from trainer.learner.schedule import lr_factor
 from trainer.learner.selection import choose_tokens, mark, whole_logp
 
 
@@ -339,8 +340,11 @@ class LearnerRank(RankWeights):
             self.snapshot_batch = self.batches
 
     def _lr(self, scale: float) -> float:
-        """Linear warm-up over the optimiser steps that were taken, or over batches, then constant."""
-        warm = min(1.0, (self.optimiser_steps + 1) / max(self.settings.warmup_steps, 1))
-        if self.settings.warmup_batches:
-            warm = min(1.0, (self.batches + 1) / self.settings.warmup_batches)
-        return self.settings.lr * warm * scale
+        """The rate of the next optimiser step."""
+        factor = lr_factor(
+            self.settings,
+            batch=self.batches,
+            optimiser_step=self.optimiser_steps,
+            batches=self.config.trainer.steps,
+        )
+        return self.settings.lr * factor * scale

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from services.contracts import TrainBatch
+from trainer.algorithm_names import is_known_loss
 from trainer.algorithms import chosen_tokens
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.learner.micro_batches import MicroBatch, Rows
@@ -39,10 +40,11 @@ def choose_tokens(
     of_row = np.repeat(np.arange(len(batch)), np.diff(batch.offsets))
     at = np.flatnonzero((batch.action_ids >= 0) & np.isin(of_row, rows))
     chosen = np.zeros(len(batch.token_ids), bool)
-    if algorithm.loss not in ("clip_cov", "kl_cov"):
+    loss = algorithm.loss
+    if not is_known_loss(loss) or loss not in ("clip_cov", "kl_cov"):
         return chosen
     chosen[at] = chosen_tokens(
-        algorithm.loss,
+        loss,
         torch.from_numpy(logp[at]),
         torch.from_numpy(batch.advantages[of_row[at]]),
         share=algorithm.cov_share,

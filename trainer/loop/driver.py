@@ -25,10 +25,10 @@ from services.contracts import TokenBatch, TrainBatch
 from services.likelihood.monitor.actions import MonitorAction
 from services.likelihood.records import EventRecord
 from trainer.algorithms import answer_beta
-from trainer.learner.checkpoint import CheckpointNotWritten, drop_after, fault, prune, step_folder
+from trainer.learner.checkpoint import CheckpointNotWritten, drop_after, fault, step_folder
 from trainer.learner.group import LearnerError
 from trainer.learner.results import UpdateResult
-from trainer.loop import performance, sources
+from trainer.loop import sources
 from trainer.loop.ahead import BatchesAhead
 from trainer.loop.batches import Prepared, prepare, scored_step, text_of
 from trainer.loop.held_out import evaluate
@@ -44,6 +44,7 @@ from trainer.loop.spans import StepClock, write_spans
 from trainer.loop.supervision import Supervision
 from trainer.loop.sync import run_with_resync, sync_weights
 from trainer.loop.system import StopRequests, System
+from trainer.loop.users_metrics import UsersMetrics, load_metrics
 
 T = TypeVar("T")
 
@@ -73,6 +74,7 @@ class Driver(RunState):
         )
         self.recorder = Recorder(system, self.monitor, progress)
         self.notices = Notices(progress.say)
+        self.metrics = UsersMetrics(load_metrics(self.config.trainer.metrics), progress.say)
         followed = self.config.learner.match_kl
         self.matched = MatchedStep(read_series(followed)) if followed else None
         taught = self.config.algorithm.supervised.every
@@ -111,7 +113,7 @@ class Driver(RunState):
         """Every step that is left. began: time (monotonic) from which `trainer.max_minutes` are counted."""
         while self.step < self.config.trainer.steps and not self.stop.requested:
             await self.until_resumed()
-            if self.out_of_time(began):
+            if self.out_of_time(began) or self.out_of_patience():
                 return
             with self.stop.step_in_hand():
                 action = await self.one_step(self.step + 1)
@@ -194,6 +196,7 @@ class Driver(RunState):
         await self.checkpoint()
         if at_ends and not self.stop.requested:
             await self.evaluate("after")
+            await asyncio.to_thread(self.best.keep, self.system.folder.path, self.config.trainer)
         return self.summary()
 
     def out_of_time(self, began: float) -> bool:
@@ -203,6 +206,12 @@ class Driver(RunState):
             return False
         self.progress.say(f"trainer.max_minutes={minutes:g} have passed: ending after step {self.step}")
         return True
+
+    def out_of_patience(self) -> bool:
+        """Whether `trainer.patience` is at its end; if so, a line says it."""
+        if why := self.best.why_to_end(self.config.trainer):
+            self.progress.say(f"ending after step {self.step}: {why}")
+        return why is not None
 
     async def until_resumed(self) -> None:
         """Wait while the run is paused. Its workers stay, idle; those that join get their weights."""
@@ -228,7 +237,8 @@ class Driver(RunState):
             return
         if self.evaluation_due():
             await self.evaluate(f"step{self.step}")
-        if settings.checkpoint_every and self.step % settings.checkpoint_every == 0:
+        due = settings.checkpoint_every and self.step % settings.checkpoint_every == 0
+        if due or (settings.keep_best and self.best.step == self.step):
             await self.checkpoint()
         if action and action.kind == "stop":
             raise UnspiralError(
@@ -349,6 +359,9 @@ class Driver(RunState):
         metrics = await asyncio.to_thread(result.metrics)
         if self.matched:
             self.matched.observe(result.step, metrics[SCALE], metrics.get("kl/old"))
+        metrics |= await asyncio.to_thread(
+            self.metrics.of, batch.trajectories, batch.rewards.tolist(), metrics
+        )
         metrics |= self.held_out(result.step - 1)  # of the weights that this step began with
         await asyncio.to_thread(
             self.system.folder.trajectories, result.step, batch.trajectories, batch.rewards.tolist()
@@ -399,6 +412,8 @@ class Driver(RunState):
                 scores, trajectories = await run_with_resync(self.system.pool, evaluation, self.sync)
             em_by_source = sources.em_of(scores["sources"])
             self.scores[f"{tag}/{mode}"] = scores["overall"] | {"em_by_source": em_by_source}
+            if mode == "greedy":
+                self.best.take(self.step, scores["overall"].get(self.config.trainer.best_by))
             exact = [self.sampler.exact(t) for t in trajectories]
             self.system.folder.trajectories(f"eval_{tag}_{mode}", trajectories, exact)
             self.system.folder.event(
@@ -417,7 +432,7 @@ class Driver(RunState):
             await asyncio.to_thread(self.system.store.keep, KEEP_SECONDS)
             await self.on_learner(self.system.learner.save, target, self.state_dict())
             # In a thread, too: gigabytes are deleted.
-            await asyncio.to_thread(prune, folder, self.config.trainer.keep_checkpoints)
+            await asyncio.to_thread(self.best.keep, folder, self.config.trainer)
             self.system.folder.event("checkpoint", step=self.step, path=str(target.relative_to(folder)))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -435,14 +450,3 @@ class Driver(RunState):
             self.matched.restore(folder.metrics_path, self.step)
         drop_after(folder.path, self.step)
         folder.event("resume", step=self.step, attempt=self.attempt)
-
-    def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds, but seconds and exit status."""
-        out: dict[str, Any] = {"steps": self.step, "phase": self.monitor.phase}
-        for when in ("before", "after"):
-            for mode, suffix in (("greedy", ""), ("sampled", "_sampled")):
-                if f"{when}/{mode}" in self.scores:
-                    out[f"em_{when}{suffix}"] = self.scores[f"{when}/{mode}"]["em"]
-        if numbers := performance.of_run(self.system.folder.metrics_path, self.learner_ranks):
-            out["performance"] = numbers
-        return out

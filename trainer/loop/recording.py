@@ -18,6 +18,7 @@ from trainer.loop.progress import Progress
 from trainer.loop.run_folder import finite_or_none
 from trainer.loop.sampling import RolloutBatch
 from trainer.loop.system import System
+from trainer.loop.tracking import Tracking
 
 LAST_REWARDS = 10
 """Steps whose mean reward `unspiral status` shows."""
@@ -98,6 +99,8 @@ class Recorder:
         self.monitor = monitor
         self.progress = progress
         self.microscope = Microscope(system)
+        config = system.config
+        self.tracking = Tracking(config.tracking, config.run.name, config.run_dir, progress.say)
         self.rewards: deque[float | None] = deque(maxlen=LAST_REWARDS)
         """Mean reward of the last steps."""
 
@@ -112,6 +115,7 @@ class Recorder:
             folder.event("alarm", at_step=result.step, **alarm.as_dict())
         self.rewards.append(finite_or_none(metrics.get("reward/mean")))
         folder.metrics(metrics)
+        self.tracking.step(metrics)
         self._store(result, numbers, [alarm.rule for alarm in state.active])
         self.progress.step(metrics, state.alarms)
         return state

@@ -112,6 +112,7 @@ class RunFolder:
                         "policy_version": s.policy_version,
                         "documents": s.document_ids,
                     }
+                    | ({"tool": s.tool} if s.tool else {})
                     if isinstance(s, Action)
                     else {"by": "environment", "text": s.text}
                     for s in t.segments

@@ -8,7 +8,8 @@ from typing import Any
 
 from services.likelihood.monitor.actions import MonitorActions
 from services.likelihood.monitor.phases import PhaseMonitor
-from trainer.loop import sources
+from trainer.loop import performance, sources
+from trainer.loop.best import Best
 from trainer.loop.system import System
 
 
@@ -31,6 +32,8 @@ class RunState:
         self.actions = MonitorActions(config.monitor.action)
         self.scores: dict[str, Any] = {}
         """Of the evaluations so far, by `WHEN/MODE`."""
+        self.best = Best()
+        self.learner_ranks: list[Any] = []
         self.checkpointable = True
         """Whether learner, cursor, monitor and files stand at the end of the same step, which a checkpoint
         may then hold. While the next step is being sampled they still do."""
@@ -65,6 +68,7 @@ class RunState:
             "monitor": self.monitor.state_dict(),
             "actions": self.actions.state_dict(),
             "scores": self.scores,
+            "best": self.best.state_dict(),
             "identity": self.system.identity,
         }
 
@@ -78,3 +82,20 @@ class RunState:
         self.monitor.load_state_dict(state["monitor"])
         self.actions.load_state_dict(state["actions"])
         self.scores = state["scores"]
+        self.best = Best(**state.get("best", {}))  # earlier versions kept none
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds, but seconds and exit status."""
+        out: dict[str, Any] = {"steps": self.step, "phase": self.monitor.phase}
+        for when in ("before", "after"):
+            for mode, suffix in (("greedy", ""), ("sampled", "_sampled")):
+                if f"{when}/{mode}" in self.scores:
+                    out[f"em_{when}{suffix}"] = self.scores[f"{when}/{mode}"]["em"]
+        settings = self.config.trainer
+        if (settings.keep_best or settings.patience) and self.best.score is not None:
+            out["best"] = {"step": self.best.step, "score": self.best.score, "by": settings.best_by}
+        if why := self.best.why_to_end(settings):
+            out["stopped"] = why
+        if numbers := performance.of_run(self.system.folder.metrics_path, self.learner_ranks):
+            out["performance"] = numbers
+        return out

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from services.common.errors import EnvironmentLacks, UserError
+from services.common.user_code import is_import_path, load
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import make_template
@@ -29,7 +30,9 @@ def check_retrievers(config: Config) -> None:
         ("retriever", config.retriever),
         ("evaluation.retriever", config.evaluation.retriever),
     ):
-        if settings and settings.index and not Path(settings.index).is_dir():
+        if settings and settings.index and is_import_path(settings.index):
+            load(f"{key}.index", settings.index, "a function of a query and topk")
+        elif settings and settings.index and not Path(settings.index).is_dir():
             raise UserError(
                 f"{key}.index: {settings.index}: no such folder; expected one that `unspiral index build` "
                 "made"

@@ -186,7 +186,9 @@ async def _train(
                         summary = await driver.run()
                     if stop.error is not None:
                         raise stop.error
+                    driver.recorder.tracking.close()
                 except BaseException as error:
+                    driver.recorder.tracking.close()
                     if isinstance(stop.error, RayLost):
                         _leave_without_ray(stop.error, driver, began)
                     first.append(error)

@@ -1,5 +1,5 @@
-"""Steps mirrored to other trackers as they are stored: TensorBoard and, where it is installed, Weights &
-Biases."""
+"""Steps mirrored to other trackers as they are stored: TensorBoard and, where they are installed, Weights &
+Biases and MLflow."""
 
 from __future__ import annotations
 
@@ -91,6 +91,47 @@ class WandbMirror:
     def close(self) -> None:
         for run in self._open.values():
             run.finish()
+
+
+class MlflowMirror:
+    """Runs of the same names in an MLflow experiment; the server comes from the environment
+    (MLFLOW_TRACKING_URI). A `/` of a metric's name stays, as MLflow allows."""
+
+    def __init__(self, experiment: str):
+        try:
+            from mlflow import MlflowClient
+            from mlflow.entities import Metric
+        except ImportError as e:
+            raise EnvironmentLacks(not_imported(e)) from e
+        self.experiment = experiment
+        self._connect = MlflowClient
+        self._metric = Metric
+        self._client: Any = None
+        self._open: dict[str, str] = {}
+
+    def step(
+        self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None
+    ) -> None:
+        if self._client is None:
+            self._client = self._connect()
+        if run not in self._open:
+            self._open[run] = self._run_of(run)
+        values = [
+            self._metric(name, value, int(time * 1000), step)
+            for name, value in numbers(metrics, phase).items()
+        ]
+        self._client.log_batch(self._open[run], metrics=values)
+
+    def _run_of(self, run: str) -> str:
+        """The id of the newest run of that name, which a resumed run goes on with, or of a new one."""
+        found = self._client.get_experiment_by_name(self.experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self.experiment)
+        runs = self._client.search_runs([experiment], f"attributes.run_name = '{run}'", max_results=1)
+        return runs[0].info.run_id if runs else self._client.create_run(experiment, run_name=run).info.run_id
+
+    def close(self) -> None:
+        for id in self._open.values():
+            self._client.set_terminated(id)
 
 
 def numbers(metrics: dict[str, float | None], phase: str | None) -> dict[str, float]:

@@ -43,7 +43,7 @@ class Written(Record):
     """One action: tokens that the model wrote."""
 
     by: Literal["model"]
-    kind: Literal["search", "answer", "invalid"] | None = None
+    kind: Literal["search", "answer", "tool", "invalid"] | None = None
     """What the action did; null where the trainer does not say."""
     tokens: list[Text] = Field(max_length=MAX_TOKENS, fail_fast=True)
     """The tokens as strings. Together they are the text: of a character that several tokens spell, the last

@@ -13,7 +13,7 @@ import hashlib
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from services.common.errors import UnspiralError, UserError
 from services.contracts import MAX_DOCUMENT_CHARS, Action, FinishReason, Trajectory, TrajectoryRequest
 from services.rollout.errors import NonFiniteLogprobError
 from services.rollout.worker.templates import Template, reading_of
+from services.rollout.worker.tools import Toolbox
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 Search = Callable[[str], Awaitable[list["Hit"]]]
 """Hits of one query, best first; `Found` where the failed tries were counted."""
-Observe = Callable[[list["Hit"], int], Awaitable["Observation"]]
-"""An observation of hits in at most so many tokens."""
+Observe = Callable[["list[Hit] | str", int], Awaitable["Observation"]]
+"""An observation of hits, or of a tool's result, in at most so many tokens."""
 SAMPLING_ATTEMPTS = 3
 """Times that a trajectory is sampled before non-finite log-probs are taken for the policy's own fault."""
 THINK = "<think>"
@@ -56,12 +57,14 @@ async def run_trajectory(
     search: Search,
     settings: RolloutSettings,
     observe: Observe | None = None,
+    tools: Mapping[str, Callable[..., object]] | None = None,
 ) -> Trajectory:
-    """Sample one trajectory. observe: the template's `observation_ids`, made elsewhere than on this loop.
+    """Sample one trajectory. observe: the template's `observation_ids` and `result_ids`, made elsewhere than
+    on this loop. tools: those of `load_tools`.
 
-    `max_turns` generations may search; one more follows in which a search is not carried out. An action
-    without a tag gets the template's notice and uses its turn up. `finish` is `answer`, `turns` (no answer in
-    the last turn) or `length` (no room left in `max_model_tokens`).
+    `max_turns` generations may search or call a tool; one more follows in which neither is carried out. An
+    action without a tag gets the template's notice and uses its turn up. `finish` is `answer`, `turns` (no
+    answer in the last turn) or `length` (no room left in `max_model_tokens`).
 
     Raises NonFiniteLogprobError after SAMPLING_ATTEMPTS samples with non-finite log-probs,
     UserError, and whatever `search` and the engine raise.
@@ -69,7 +72,9 @@ async def run_trajectory(
     started = time.monotonic()
     for attempt in range(SAMPLING_ATTEMPTS):
         try:
-            trajectory = await _sample(request, attempt, engine, template, search, settings, observe)
+            toolbox = Toolbox(tools or {}, request.question, settings.tool_timeout_seconds)
+            world = _World(template, search, settings, observe, toolbox)
+            trajectory = await _sample(request, attempt, engine, world)
         except NonFiniteLogprobError as e:
             error = e
         else:
@@ -94,11 +99,10 @@ async def _sample(
     request: TrajectoryRequest,
     attempt: int,
     engine: Sampler,
-    template: Template,
-    search: Search,
-    settings: RolloutSettings,
-    observe: Observe | None,
+    world: _World,
 ) -> Trajectory:
+    template = world.template
+    settings = world.settings
     prompt = prompt_of(request.question, template, settings)
     ids = list(prompt)
     segments: list[Action | Observation] = []
@@ -125,7 +129,7 @@ async def _sample(
             break
         if turn == settings.max_turns:
             break
-        observation = await _observation(action, room, template, search, settings, observe)
+        observation = await _observation(action, room, world)
         if observation is not None and following is not None:
             observation = following(action.token_ids, observation)
         # An observation that fills the sequence would leave no token for the next action: it is left out,
@@ -152,32 +156,46 @@ def _opens_thought(ids: list[int], template: Template) -> bool:
     return template.decode(ids[-PROMPT_END_TOKENS:]).rstrip().endswith(THINK)
 
 
-async def _observation(
-    action: Action,
-    room: int,
-    template: Template,
-    search: Search,
-    settings: RolloutSettings,
-    observe: Observe | None,
-) -> Observation | None:
+@dataclass(frozen=True)
+class _World:
+    """What surrounds the policy in one trajectory."""
+
+    template: Template
+    search: Search
+    settings: RolloutSettings
+    observe: Observe | None
+    toolbox: Toolbox
+
+
+async def _observation(action: Action, room: int, world: _World) -> Observation | None:
     """The observation after an action. None where its tags alone do not fit into `room` tokens: then no
-    search is carried out. Otherwise the query and its documents are noted in the action."""
-    if action.kind != "search":
+    search is carried out, and no tool called. Otherwise the query and its documents are noted in the
+    action."""
+    template = world.template
+    if action.kind not in ("search", "tool"):
         return template.notice()
     # One token at least must be left to write after the observation.
     if room <= template.min_observation_tokens:
         return None
-    action.query = template.parse(_as_read(action)).content
+    parsed = template.parse(_as_read(action))
+    action.query = parsed.content
+    budget = min(world.settings.max_obs_tokens, room - 1)
     began = time.monotonic()
-    hits = await search(action.query)
+    if parsed.tool is not None:
+        action.tool = parsed.tool
+        result = await world.toolbox.call(parsed.tool, parsed.content)
+        action.search_seconds = time.monotonic() - began
+        if world.observe is None:
+            return template.result_ids(result, budget)  # type: ignore[attr-defined]  # `make_template` saw it
+        return await world.observe(result, budget)
+    hits = await world.search(action.query)
     action.search_seconds = time.monotonic() - began
     action.document_ids = [hit.id for hit in hits]
     action.documents = [hit.contents[:MAX_DOCUMENT_CHARS] for hit in hits]
     action.search_failures = hits.failures if isinstance(hits, Found) else 0
-    budget = min(settings.max_obs_tokens, room - 1)
-    if observe is None:
+    if world.observe is None:
         return template.observation_ids(hits, budget)
-    return await observe(hits, budget)
+    return await world.observe(hits, budget)
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple
+from functools import cache
+from typing import NamedTuple
 
 from services.contracts import Reading
 
-Kind = Literal["search", "answer"]
-_KINDS: dict[str, Kind] = {"search": "search", "answer": "answer"}
-
-_TAG = re.compile(r"<(/?)(search|answer)>")
+NAMES = ("search", "answer")
+"""Names of the pairs that every template has."""
 _THINK = re.compile(r"<(/?)think>")
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
-_FIRST_PAIR = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _ANSWER = re.compile(r"<(answer)>(.*?)</answer>", re.DOTALL)
 
 
@@ -33,18 +31,19 @@ class Pair(NamedTuple):
     """A complete pair of tags: characters `[start, end)` of the text, tags included, and what stands between
     them; read `innermost`, with a space in place of each think block."""
 
-    kind: Kind
+    kind: str
+    """`search`, `answer`, or the name of a tool."""
     start: int
     end: int
     content: str
 
 
-def first_action(text: str, reading: Reading = "innermost") -> Pair | None:
-    """The pair that decides what an action does."""
+def first_action(text: str, reading: Reading = "innermost", tools: tuple[str, ...] = ()) -> Pair | None:
+    """The pair that decides what an action does. tools: names of the tools, whose pairs count too."""
     if reading == "search_r1":
-        match = _FIRST_PAIR.search(text)
+        match = _patterns(tools).first_pair.search(text)
         return _pair(match) if match else None
-    return next(_meant(text, False), None)
+    return next(_meant(text, False, tools), None)
 
 
 def last_answer(text: str, reading: Reading = "innermost", thinking: bool = False) -> Pair | None:
@@ -79,30 +78,45 @@ def outside_thoughts(text: str, thinking: bool = False) -> tuple[str, int | None
     return "".join([*kept, text[done:]]), opened
 
 
-def _meant(text: str, thinking: bool) -> Iterator[Pair]:
+class _Patterns(NamedTuple):
+    tag: re.Pattern[str]
+    first_pair: re.Pattern[str]
+
+
+@cache
+def _patterns(tools: tuple[str, ...]) -> _Patterns:
+    names = "|".join(map(re.escape, (*NAMES, *tools)))
+    return _Patterns(
+        re.compile(f"<(/?)({names})>"),
+        re.compile(rf"<({names})>(.*?)</\1>", re.DOTALL),
+    )
+
+
+def _meant(text: str, thinking: bool, tools: tuple[str, ...] = ()) -> Iterator[Pair]:
     """The pairs of the innermost reading, in order."""
     shown, opened = outside_thoughts(text, thinking)
+    tag = _patterns(tools).tag
     if opened is None:
-        yield from _pairs(text, shown, 0, len(shown))
+        yield from _pairs(tag, text, shown, 0, len(shown))
         return
-    yield from _pairs(text, shown, 0, opened)
+    yield from _pairs(tag, text, shown, 0, opened)
     end = len(shown.rstrip())
-    yield from (pair for pair in _pairs(text, shown, opened, end) if pair.end == end)
+    yield from (pair for pair in _pairs(tag, text, shown, opened, end) if pair.end == end)
 
 
-def _pairs(text: str, shown: str, start: int, end: int) -> Iterator[Pair]:
+def _pairs(names: re.Pattern[str], text: str, shown: str, start: int, end: int) -> Iterator[Pair]:
     """From the last opening tag to the first closing one of its kind. shown: the text without its
     thoughts."""
     opened: dict[str, re.Match[str]] = {}
-    for tag in _TAG.finditer(shown, start, end):
+    for tag in names.finditer(shown, start, end):
         if not tag[1]:
             opened[tag[2]] = tag
         elif tag[2] in opened:
             first = opened[tag[2]]
             content = _THOUGHT.sub(" ", text[first.end() : tag.start()])
-            yield Pair(_KINDS[tag[2]], first.start(), tag.end(), content)
+            yield Pair(tag[2], first.start(), tag.end(), content)
             opened.clear()
 
 
 def _pair(match: re.Match[str]) -> Pair:
-    return Pair(_KINDS[match[1]], match.start(), match.end(), match[2])
+    return Pair(match[1], match.start(), match.end(), match[2])

@@ -34,6 +34,7 @@ from services.rollout.worker.loop import Found, Search, prompt_of, run_trajector
 from services.rollout.worker.templates import Template, make_template
 from services.rollout.worker.timing import TimedSampler, timed_search
 from services.rollout.worker.tokenizer import load_tokenizer
+from services.rollout.worker.tools import load_tools
 from services.rollout.worker.watching import Watch, WatchedSampler, watched_search
 from services.settings import RolloutSettings, WeightSyncSettings
 from services.weight_sync import WeightSyncError, make_receiver, untouched
@@ -86,6 +87,7 @@ class RolloutWorker:
         """The TCPStore where the takers of this worker's weights meet it; None before the first loan."""
         self._clients: dict[str, RetrieverClient] = {}
         self._engine: Engine | None = None
+        self._tools: dict[str, Callable[..., object]] = {}
         self._template: Template | None = None
         self._reader: Template | None = None
         """A template of its own for the thread that makes observations: tokenizers must not be called by two
@@ -103,6 +105,7 @@ class RolloutWorker:
 
     async def start(self) -> WorkerInfo:
         """Bring tokenizer, template and engine up. Raises WorkerUnavailableError where `close` came first."""
+        self._tools = await asyncio.to_thread(load_tools, self._settings.tools)
         self._template = await asyncio.to_thread(self._make_template)
         self._reader = await asyncio.get_running_loop().run_in_executor(self._reading, self._make_template)
         engine = await start_engine(self._settings, self._model_path, self._seed)
@@ -116,13 +119,16 @@ class RolloutWorker:
     def _make_template(self) -> Template:
         return make_template(self._settings.template, load_tokenizer(self._model_path), self._settings)
 
-    async def _observe(self, hits: list[Hit], budget: int) -> Observation:
+    async def _observe(self, found: list[Hit] | str, budget: int) -> Observation:
         """An observation, made in a thread: long passages would hold up all other trajectories, and the
         answer to a ping."""
         reader = self._reader
         assert reader is not None  # a trajectory runs only after `start`
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reading, reader.observation_ids, hits, budget)
+        if isinstance(found, str):  # a tool's result; `make_template` saw to the method
+            result_ids = reader.result_ids  # type: ignore[attr-defined]
+            return await loop.run_in_executor(self._reading, result_ids, found, budget)
+        return await loop.run_in_executor(self._reading, reader.observation_ids, found, budget)
 
     def info(self) -> WorkerInfo:
         """Raises WorkerLostError where the engine has died under a living worker."""
@@ -353,6 +359,7 @@ class RolloutWorker:
                     search=timed_search(search, spans),
                     settings=settings or self._settings,
                     observe=self._observe,
+                    tools=self._tools,
                 )
         except TimeoutError as e:
             raise TimeoutError(

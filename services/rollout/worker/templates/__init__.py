@@ -48,6 +48,8 @@ def make_template(name: str, tokenizer: Any, settings: RolloutSettings) -> Templ
     needed: tuple[str, ...] = _MEMBERS
     if getattr(type(template), "observation_ids", None) is TagTemplate.observation_ids:
         needed += ("documents",)  # which it calls at the first search
+    if settings.tools:
+        needed += ("result_ids",)
     missing = [m for m in needed if not hasattr(template, m)]
     if missing:
         raise UserError(

@@ -32,19 +32,21 @@ SPARE_TOKENS = 16
 @dataclass(frozen=True)
 class ParsedAction:
     """An action of the model: `content` is the query or the answer, stripped; empty where the action is
-    invalid."""
+    invalid. tool: the name of the tool that an action of kind `tool` calls."""
 
     kind: ActionKind
     content: str
+    tool: str | None = None
 
 
 class Template(Protocol):
     """The text around a policy. All ids are of the policy's own tokenizer.
 
-    A template may also have `reading` and `ends`, as `TagTemplate` has. Without `reading` rewards read the
-    tags as `innermost`; without `ends` each stop string ends an action. One whose observations end the
-    model's turn may have `following`, and one whose actions are not `<search>` and `<answer>` tags `written`,
-    as `ToolCallTemplate` has. Nothing else of a template is used.
+    A template may also have `reading`, `ends` and `result_ids`, as `TagTemplate` has. Without `reading`
+    rewards read the tags as `innermost`; without `ends` each stop string ends an action; `result_ids` is
+    needed where `rollout.tools` names a tool. One whose observations end the model's turn may have
+    `following`, and one whose actions are not `<search>` and `<answer>` tags `written`, as
+    `ToolCallTemplate` has. Nothing else of a template is used.
     """
 
     stop: tuple[str, ...]
@@ -98,6 +100,9 @@ class TagTemplate:
         self.tokenizer = tokenizer
         self.settings = settings
         self.reading = settings.reading
+        self.tools = tuple(settings.tools)
+        self.stop = (*self.stop, *(f"</{name}>" for name in self.tools))
+        self.tags = (*self.tags, *self.tools)
         self._encoder = TextEncoder(tokenizer)
         self._tag = re.compile(f"<(?=/?(?:{'|'.join(self.tags)})>)", re.IGNORECASE)
         self._head = self.encode(self.head)
@@ -116,8 +121,17 @@ class TagTemplate:
 
     def parse(self, text: str) -> ParsedAction:
         """The pair of tags that decides; see services.rollout.worker.tags."""
-        pair = first_action(text, self.reading)
-        return ParsedAction(pair.kind, pair.content.strip()) if pair else ParsedAction("invalid", "")
+        pair = first_action(text, self.reading, self.tools)
+        if pair is None:
+            return ParsedAction("invalid", "")
+        content = pair.content.strip()
+        if pair.kind == "search":
+            return ParsedAction("search", content)
+        return (
+            ParsedAction("answer", content)
+            if pair.kind == "answer"
+            else ParsedAction("tool", content, pair.kind)
+        )
 
     def ends(self, text: str) -> bool:
         """True where a stop string in the text ends the action. One in a think block does not, unless tags
@@ -145,9 +159,17 @@ class TagTemplate:
             """The text between `head` and `tail`; the hits' own tags are harmless already."""
 
     def observation_ids(self, hits: Sequence[Hit], budget: int) -> Observation:
-        documents = Outside(
-            self.documents([replace(hit, contents=self.harmless(hit.contents)) for hit in hits])
+        return self._enclosed(
+            self.documents([replace(hit, contents=self.harmless(hit.contents)) for hit in hits]), budget
         )
+
+    def result_ids(self, text: str, budget: int) -> Observation:
+        """What a tool returned, between `head` and `tail` in at most `budget` tokens; its own tags are made
+        harmless."""
+        return self._enclosed(self.harmless(text), budget)
+
+    def _enclosed(self, text: str, budget: int) -> Observation:
+        documents = Outside(text)
         ids = self.first_ids(budget + 1, self.head, documents, self.tail)
         if len(ids) <= budget:
             return Observation(ids, f"{self.head}{documents}{self.tail}")

@@ -1,0 +1,89 @@
+"""`unspiral init` and `unspiral config explain`: what a newcomer gets before the first run."""
+
+import json
+import struct
+
+import pytest
+from command_line import run  # noqa: F401
+
+from trainer.commands.init import text_of
+from trainer.config.explain import explain
+from trainer.config.remarks import remarks
+from trainer.config.schema import Config, leaf_keys, load_config
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A model's folder with the header of its weights alone (half a billion parameters), and data."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [500_000, 1000], "data_offsets": [0, 1]}}).encode()
+    (tmp_path / "model" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    for name in ("train.jsonl", "test.jsonl", "corpus.jsonl"):
+        (tmp_path / name).write_text("")
+    return ("--model", "model", "--data", "train.jsonl", "--corpus", "corpus.jsonl")
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("billions", [0.5, 1.5, 3, 7])
+def test_each_size_on_each_machine_is_a_configuration_without_a_remark(tmp_path, gpus, billions):
+    text = text_of(
+        int(billions * 1e9), gpus, model='my "model"', data="a b.jsonl", held_out="t", source='corpus: "c"'
+    )
+    (tmp_path / "c.yaml").write_text(text)
+    config = load_config(tmp_path / "c.yaml")
+    assert config.model.path == 'my "model"' and config.data.train == "a b.jsonl"
+    assert remarks(config) == []
+    assert config.rollout.share_gpus == (gpus == 1)
+    assert config.learner.gradient_checkpointing == (gpus > 0 and billions > 1)
+    # As docs/gpu.md has it: 7B on four ranks, or one with adapters; each rank takes a GPU.
+    assert (config.learner.lora is not None) == (billions == 7 and 0 < gpus < 8)
+    assert config.learner.ranks == (4 if gpus == 8 else 1)
+
+
+def test_the_file_is_written_once_and_fits_the_model(run, files, tmp_path):
+    status, out, err = run("init", *files, "--gpus", 1, "--eval", "test.jsonl")
+    assert status == 0 and out.startswith("written to unspiral.yaml; next: unspiral doctor"), err
+    text = (tmp_path / "unspiral.yaml").read_text()
+    assert text.startswith("# Made by `unspiral init` for 0.50 B parameters on 1 GPU.\n")
+    config = load_config(tmp_path / "unspiral.yaml")
+    assert config.trainer.keep_best and config.learner.tokens_per_microbatch == 32768
+    status, _, err = run("init", *files)
+    assert (status, err) == (2, "unspiral: --out unspiral.yaml: is there already; give another file\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--index", "corpus.jsonl"), "init: give one of --corpus and --index"),
+        (("--eval", "nowhere.jsonl"), "--eval nowhere.jsonl: no such file or folder"),
+    ],
+)
+def test_what_cannot_be_is_one_line(run, files, more, says):
+    status, _, err = run("init", *files, *more)
+    assert status == 2 and says in err and err.count("\n") == 1
+
+
+def test_every_key_is_explained_with_its_default():
+    nested = (
+        *(f"algorithm.{name}" for name in ("llds", "importance", "overlong", "batch_kl", "supervised")),
+        *("learner.lora", "monitor.rules", "evaluation.retriever"),
+    )
+    told = "\n".join(explain(name) for name in (*Config.model_fields, *nested))
+    assert [key for key in leaf_keys() if f"{key} (default: " not in told] == []
+    assert "learner.lr (default: 1e-06)\n    Learning rate of AdamW." in told
+    assert "model.path (default: none; must be given)" in told
+    assert max(len(line) for line in told.splitlines() if "(default: " not in line) <= 110
+
+
+def test_sections_are_listed_and_a_misspelt_key_names_the_nearest(run):
+    status, out, _ = run("config", "explain")
+    assert status == 0 and "learner       The optimiser side." in out
+    status, out, _ = run("config", "explain", "algorithm.llds.lambda")
+    assert status == 0 and out.startswith("algorithm.llds.lambda (default: ")
+    status, _, err = run("config", "explain", "learner.lrr")
+    assert status == 2 and "no key lrr; did you mean lr?" in err
+    status, _, err = run("config", "explain", "learner.lr.x")
+    assert status == 2 and "config explain learner.lr.x: learner.lr holds no keys" in err

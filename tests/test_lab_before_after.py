@@ -1,0 +1,61 @@
+"""The end of the demo: one question before and after, and what to try next."""
+
+import json
+import shlex
+
+import typer
+
+from trainer.commands.cli import app
+from trainer.lab.before_after import NEXT, before_after
+
+
+def kept(run, when, rows):
+    folder = run / "trajectories"
+    folder.mkdir(exist_ok=True)
+    lines = []
+    for i, (reward, *segments) in enumerate(rows):
+        texts = [
+            {"by": "model", "text": text, "documents": ["d"]}
+            if "<search>" in text
+            else {"by": "model", "text": text}
+            for text in segments
+        ]
+        record = {"uid": f"eval-{when}-greedy-{i:06d}", "question": f"q{i}?", "golden_answers": ["a", "b"]}
+        lines.append(json.dumps(record | {"reward": reward, "segments": texts}) + "\n")
+    (folder / f"eval_{when}_greedy.jsonl").write_text("".join(lines))
+
+
+def test_the_question_shown_is_one_that_was_learnt_with_the_most_searches(tmp_path):
+    find = "<search> x </search>"
+    kept(tmp_path, "before", [(1.0, "<answer> a </answer>"), (0.0, "hm"), (0.0, "")])
+    kept(
+        tmp_path,
+        "after",
+        [(1.0, find, find, find), (1.0, find, "a"), (1.0, find, find, "<answer>\na </answer>")],
+    )
+    assert before_after(tmp_path) == [
+        "one question: q2?  (answer: a or b)",
+        "  before:",
+        "    (nothing)",
+        "    -> wrong, 0 searches",
+        "  after:",
+        f"    {find}",
+        f"    {find}",
+        "    <answer> a </answer>",
+        "    -> right, 2 searches",
+    ]
+
+
+def test_nothing_learnt_shows_the_first_and_nothing_kept_shows_nothing(tmp_path):
+    assert before_after(tmp_path) == []
+    kept(tmp_path, "before", [(0.0, "hm"), (0.0, "hm")])
+    kept(tmp_path, "after", [(0.0, "hm"), (0.0, "hm")])
+    assert before_after(tmp_path)[0].startswith("one question: q0?")
+
+
+def test_what_to_try_next_are_three_commands_that_exist():
+    assert len(NEXT) == 3
+    command = typer.main.get_command(app)
+    for line in NEXT:
+        words = shlex.split(line.format(run="runs/demo-0"), comments=True)
+        assert words[0] == "unspiral" and words[1] in command.commands

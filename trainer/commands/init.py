@@ -1,0 +1,123 @@
+"""`unspiral init`: a commented configuration that fits the machine. The sizes are those of docs/gpu.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+
+from services.common.errors import UserError
+from services.common.files import write_atomically
+from trainer.config.schema import load_config
+from trainer.data.models import resolve
+from trainer.session.preflight import parameter_count
+
+LARGE, HUGE = 1.0e9, 5.0e9
+"""Parameters from which a model trains with checkpointed activations, and from which it needs several ranks
+or adapters."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The settings that depend on the machine, as lines of YAML."""
+
+    learner: list[str]
+    rollout: list[str]
+
+
+def fit(parameters: int, gpus: int) -> Fit:
+    """What docs/gpu.md advises for so many parameters on so many GPUs; 0 is a machine without one."""
+    if gpus == 0:
+        return Fit(
+            ["lr: 1.0e-6", "tokens_per_microbatch: 4096"],
+            ["workers: 1", "kv_cache_gib: 0.5      # memory of the engine's cache"],
+        )
+    learner = ["lr: 1.0e-6"]
+    rollout = ["workers: 1" if gpus <= 2 else "workers: all      # each GPU that the learner leaves"]
+    learner.append(f"tokens_per_microbatch: {32768 if parameters < LARGE else 16384}")
+    if parameters >= LARGE:
+        learner.append("gradient_checkpointing: true      # less memory, a third more computing")
+    if parameters >= HUGE and gpus >= 8:
+        learner += ["ranks: 4", "zero_stage: 3      # weights, gradients and optimiser divided over ranks"]
+    elif parameters >= HUGE:
+        learner[0] = "lr: 1.0e-5      # adapters take a higher rate"
+        learner.append("lora: {rank: 16, alpha: 32}      # all weights of this size need 8 GPUs")
+    elif gpus >= 8:
+        learner += ["ranks: 4", "zero_stage: 3"]
+    if gpus == 1:
+        learner.append("offload_optimizer: true      # the card is shared with the engine")
+        rollout += ["share_gpus: true      # learner and engine take turns", "gpu_memory_utilization: 0.5"]
+    return Fit(learner, rollout)
+
+
+def text_of(parameters: int, gpus: int, *, model: str, data: str, held_out: str | None, source: str) -> str:
+    """The configuration. source: the retriever's line, such as `corpus: F`."""
+    machine = fit(parameters, gpus)
+    where = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "CPU"
+    lines = [
+        f"# Made by `unspiral init` for {parameters / 1e9:.2f} B parameters on {where}.",
+        "# `unspiral config explain` describes every key; those that are not here keep their defaults.",
+        "run:",
+        "  name: first      # the run's files go to runs/first",
+        "model:",
+        f"  path: {_quoted(model)}",
+        "data:",
+        f"  train: {_quoted(data)}",
+        *([f"  eval: {_quoted(held_out)}      # never trained on"] if held_out else []),
+        "retriever:",
+        f"  {source}",
+        "rollout:",
+        *(f"  {line}" for line in machine.rollout),
+        f"  prompts_per_step: {16 if gpus else 4}",
+        "  group_size: 5      # answers per question, compared with each other",
+        "learner:",
+        *(f"  {line}" for line in machine.learner),
+        "  minibatches_per_batch: 2      # LLDS acts from the second optimiser step of a batch on",
+        "algorithm:",
+        "  llds:",
+        "    lambda: 0.1      # 0 is plain GRPO",
+        "trainer:",
+        f"  steps: {100 if gpus else 3}",
+        f"  eval_every: {10 if held_out and gpus else 0}",
+        *(["  keep_best: true      # `--checkpoint best` finds it"] if held_out and gpus else []),
+        "  checkpoint_every: 10",
+        "evaluation:",
+        "  limit: 200      # held-out questions during the run",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(path: str) -> str:
+    escaped = DoubleQuotedScalarString(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def init(
+    model: Annotated[str, typer.Option(help="Folder of the model, or a name of `unspiral model list`.")],
+    data: Annotated[str, typer.Option(help="Questions to train on.")],
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of the machine; 0 is a CPU.")] = 0,
+    held_out: Annotated[
+        str | None, typer.Option("--eval", help="Held-out questions, to score during the run.")
+    ] = None,
+    corpus: Annotated[str | None, typer.Option(help="Corpus to search, which the run indexes.")] = None,
+    index: Annotated[
+        str | None, typer.Option(help="Index to search, made by `unspiral index build`.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("unspiral.yaml"),
+) -> None:
+    """Write a commented configuration that fits the machine, the model and your data."""
+    if (corpus is None) == (index is None):
+        raise UserError("init: give one of --corpus and --index, the passages that the agent searches")
+    if out.exists():
+        raise UserError(f"--out {out}: is there already; give another file")
+    for option, path in (("--data", data), ("--eval", held_out), ("--corpus", corpus), ("--index", index)):
+        if path and not Path(path).exists():
+            raise UserError(f"{option} {path}: no such file or folder")
+    parameters = parameter_count(resolve(model))
+    source = f"corpus: {_quoted(corpus)}" if corpus else f"index: {_quoted(str(index))}"
+    write_atomically(out, text_of(parameters, gpus, model=model, data=data, held_out=held_out, source=source))
+    load_config(out)
+    typer.echo(f"written to {out}; next: unspiral doctor --config {out}, then unspiral train --config {out}")

@@ -1,0 +1,80 @@
+"""The keys of the configuration in words, as `unspiral config explain` prints them."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined, to_jsonable_python
+
+from services.common.errors import UserError
+from services.common.names import accepted
+from trainer.config.schema import Config, section_of
+
+WIDTH = 88
+
+
+def explain(path: str | None = None) -> str:
+    """A key, or a section's keys, each with its default and meaning; without a path the sections. Raises
+    UserError for a path that leads nowhere."""
+    if path is None:
+        lines = ["Sections; `unspiral config explain SECTION` has their keys.", ""]
+        for name, field in Config.model_fields.items():
+            section = section_of(field.annotation)
+            lines += _entry(name, section.__doc__ if section else field.description, indent=14)
+        return "\n".join(lines)
+    model: type[BaseModel] = Config
+    *sections, last = path.split(".")
+    for i, name in enumerate([*sections, last]):
+        field = _field(model, name, path)
+        section = section_of(field.annotation)
+        if section is None:
+            if i < len(sections):
+                raise UserError(f"config explain {path}: {'.'.join(path.split('.')[: i + 1])} holds no keys")
+            return "\n".join(_key(path, field))
+        model = section
+    return "\n".join(_section(path, model))
+
+
+def _section(path: str, model: type[BaseModel]) -> Iterator[str]:
+    yield from textwrap.wrap(f"{path}: {_words(model.__doc__)}", WIDTH)
+    for name, field in model.model_fields.items():
+        key = f"{path}.{field.alias or name}"
+        yield ""
+        if section := section_of(field.annotation):
+            yield from textwrap.wrap(f"{key}: a section. {_words(section.__doc__)}", WIDTH)
+        else:
+            yield from _key(key, field)
+
+
+def _key(key: str, field: FieldInfo) -> list[str]:
+    text = textwrap.wrap(_words(field.description), WIDTH - 4)
+    return [f"{key} (default: {_default(field)})", *(f"    {line}" for line in text)]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined and field.default_factory is None:
+        return "none; must be given"
+    return json.dumps(to_jsonable_python(field.get_default(call_default_factory=True)))
+
+
+def _entry(name: str, text: str | None, indent: int) -> list[str]:
+    first, *rest = textwrap.wrap(_words(text), WIDTH - indent) or [""]
+    return [f"{name:<{indent}}{first}", *(" " * indent + line for line in rest)]
+
+
+def _words(text: str | None) -> str:
+    return re.sub(r"\s+", " ", text or "").strip()
+
+
+def _field(model: type[BaseModel], name: str, path: str) -> FieldInfo:
+    fields: dict[str, Any] = {field.alias or n: field for n, field in model.model_fields.items()}
+    if name not in fields:
+        raise UserError(f"config explain {path}: no key {name}; {accepted(name, list(fields))}")
+    found: FieldInfo = fields[name]
+    return found

@@ -1,0 +1,52 @@
+"""One held-out question before and after a run, as its evaluations kept it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from services.common.files import json_lines
+
+NEXT = (
+    "unspiral ask --checkpoint {run} QUESTION    # ask it yourself",
+    "unspiral trajectories diff {run} eval_before_greedy eval_after_greedy    # every question",
+    "unspiral init --model MODEL --data QUESTIONS --corpus CORPUS    # your own (docs/tutorial.md)",
+)
+"""What to try after a demo."""
+
+
+def before_after(run: Path) -> list[str]:
+    """Lines that show one question and what the policy wrote for it, with its searches, before and after the
+    run: one that was wrong and became right, with the most searches of the first such; otherwise the first
+    question. Empty where no evaluation was kept."""
+    before = {t["uid"].rpartition("-")[2]: t for t in _kept(run, "before")}
+    after = {t["uid"].rpartition("-")[2]: t for t in _kept(run, "after")}
+    both = [name for name in after if name in before]
+    if not both:
+        return []
+    learnt = [name for name in both if not before[name]["reward"] and after[name]["reward"]]
+    name = max(learnt or both[:1], key=lambda name: _searches(after[name]))
+    asked = before[name]
+    answers = " or ".join(asked["golden_answers"])
+    return [
+        f"one question: {asked['question']}  (answer: {answers})",
+        "  before:",
+        *_told(before[name]),
+        "  after:",
+        *_told(after[name]),
+    ]
+
+
+def _kept(run: Path, when: str) -> list[dict[str, Any]]:
+    return json_lines(run / "trajectories" / f"eval_{when}_greedy.jsonl")
+
+
+def _searches(trajectory: dict[str, Any]) -> int:
+    return sum(segment.get("documents") is not None for segment in trajectory["segments"])
+
+
+def _told(trajectory: dict[str, Any]) -> Iterator[str]:
+    for segment in trajectory["segments"]:
+        yield f"    {' '.join(segment['text'].split()) or '(nothing)'}"
+    yield f"    -> {'right' if trajectory['reward'] else 'wrong'}, {_searches(trajectory)} searches"
