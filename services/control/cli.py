@@ -11,6 +11,7 @@ from urllib.parse import quote
 import typer
 
 from services.common.errors import EnvironmentLacks, UserError
+from services.common.files import holder_of
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.lazy import LazyModule
 from services.common.run_paths import LATEST, run_folder
@@ -157,6 +158,10 @@ def address_of(url: str) -> str:
     try:
         return json.loads((run / "control.json").read_text(encoding="utf-8"))["url"]
     except (OSError, ValueError, KeyError, TypeError) as e:
+        if holder := holder_of(run / ".lock"):
+            raise EnvironmentLacks(
+                f"--url {url}: {run} is starting{holder}; ask again in some seconds"
+            ) from e
         raise UserError(
             f"--url {url}: no control plane is named in {run / 'control.json'}; does the run go on?"
         ) from e
@@ -169,6 +174,14 @@ def show(status: RunStatus) -> None:
     console = Console(highlight=False)
     if status.state == "no run":
         console.print("no run")
+        return
+    if status.state == "starting" and not status.workers:
+        console.print(
+            f"run {status.run} is starting, for {status.seconds:.0f} s now; its own output says what it "
+            "waits for",
+            markup=False,
+            soft_wrap=True,
+        )
         return
     rewards = " ".join("-" if r is None else f"{r:.3f}" for r in status.rewards)
     lines = {
