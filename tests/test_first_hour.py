@@ -67,6 +67,9 @@ def test_a_run_whose_control_plane_is_not_up_yet_is_told_from_one_that_has_ended
         status, _, err = run("status", "--url", "latest")
     starting = f"runs/mine is starting (process {os.getpid()}); ask again in some seconds"
     assert (status, err) == (3, f"unspiral: --url latest: {starting}\n")
+    for command in (("status", "latest"), ("workers", "list", "latest"), ("pause", "runs/mine")):
+        status, _, err = run(*command)
+        assert status == 2 and "does the run go on?" in err
     status, _, err = run("status", "--url", "latest")
     assert status == 2 and "does the run go on?" in err
     assert address_of("http://127.0.0.1:1") == "http://127.0.0.1:1"

@@ -40,6 +40,10 @@ Url = Annotated[
         "runs/).",
     ),
 ]
+Run = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="What --url takes: a run's folder, latest, or an address."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 URL = "http://127.0.0.1:8200"
 
@@ -70,16 +74,16 @@ def serve_control(
     )
 
 
-def status(url: Url = URL, as_json: AsJson = False) -> None:
+def status(run: Run = None, url: Url = URL, as_json: AsJson = False) -> None:
     """Show what the running system is doing."""
-    answer = ask(RunStatus, "GET", url, "/v1/status")
+    answer = ask(RunStatus, "GET", run or url, "/v1/status")
     typer.echo(answer.model_dump_json(indent=1)) if as_json else show(answer)
 
 
 @workers_app.command("list")
-def list_workers(url: Url = URL, as_json: AsJson = False) -> None:
+def list_workers(run: Run = None, url: Url = URL, as_json: AsJson = False) -> None:
     """List the rollout workers."""
-    answer = ask(RunStatus, "GET", url, "/v1/status")
+    answer = ask(RunStatus, "GET", run or url, "/v1/status")
     if as_json:
         typer.echo(json.dumps([w.model_dump() for w in answer.workers], indent=1))
     else:
@@ -114,14 +118,14 @@ def drain(
     typer.echo(ask(Done, "POST", url, f"/v1/workers/{quote(id, safe='')}/drain").text)
 
 
-def pause(url: Url = URL) -> None:
+def pause(run: Run = None, url: Url = URL) -> None:
     """Begin no further step; the step in hand ends."""
-    typer.echo(ask(Done, "POST", url, "/v1/pause").text)
+    typer.echo(ask(Done, "POST", run or url, "/v1/pause").text)
 
 
-def resume(url: Url = URL) -> None:
+def resume(run: Run = None, url: Url = URL) -> None:
     """Go on after a pause."""
-    typer.echo(ask(Done, "POST", url, "/v1/resume").text)
+    typer.echo(ask(Done, "POST", run or url, "/v1/resume").text)
 
 
 def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
