@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from trainer.commands import evaluate_suite as suites
     from trainer.commands import warm_start as warming
     from trainer.lab import show
+    from trainer.session import preflight
     from trainer.session import run as running
 else:  # they need torch and Ray
     evaluating = LazyModule("trainer.commands.evaluate")
     suites = LazyModule("trainer.commands.evaluate_suite")
     show = LazyModule("trainer.lab.show")
+    preflight = LazyModule("trainer.session.preflight")
     running = LazyModule("trainer.session.run")
     warming = LazyModule("trainer.commands.warm_start")
 
@@ -54,6 +56,8 @@ def train(
 ) -> None:
     """Train a policy. The run's files go to run.dir/run.name."""
     settings = load_config(config, overrides or [])
+    if resume is None and not allow_changed:  # a resumed run has its folder
+        preflight.check_named_files(settings)
     summary = running.train(settings, resume=resume, allow_changed=allow_changed or [])
     said = run_in_words(summary) if for_people(as_json) else json.dumps(summary)
     last_words(f"{said}\nreport: {(settings.run_dir / 'report.html').resolve()}")

@@ -23,7 +23,6 @@ from trainer.loop.progress import Progress
 from trainer.loop.run_folder import RunFolder
 from trainer.session.control import announced, served
 from trainer.session.output import non_blocking
-from trainer.session.preflight import check_named_files
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resume_rules import Resumed, check_allowed, go_on_from, identity_of
 from trainer.session.startup import questions_of, start_system
@@ -77,7 +76,6 @@ def train(
     """Run it. Returns the summary; raises signals.Stopped, or an error that has an `exit_code`.
 
     allow_changed: settings that may differ from the checkpoint's though a resumed run should keep them."""
-    check_named_files(config)
     folder = RunFolder(config)
     allowed = check_allowed(allow_changed)
     if allowed and resume is None:
