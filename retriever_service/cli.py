@@ -3,8 +3,6 @@ mounts them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,13 +11,13 @@ import orjson
 import typer
 from pydantic import SecretStr, ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from retriever_service.description import IndexInfo, verify
+from retriever_service.description import META_FILE, IndexInfo, verify
 from retriever_service.settings import ServerSettings
 from services.common.errors import UserError
 from services.common.http.auth import token_of
 from services.common.lazy import LazyModule
+from services.common.progress import progress_on
 
 index_app = typer.Typer(help="Build, inspect and search indexes.", no_args_is_help=True)
 _out = Console()
@@ -42,31 +40,6 @@ else:  # FastAPI, numba and httpx take seconds, which `unspiral --help` need not
     changing = LazyModule("retriever_service.indexing.changes")
     converting = LazyModule("retriever_service.indexing.convert")
     merging = LazyModule("retriever_service.indexing.merge")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float, str], None]]:
-    """Bars on the terminal, one per stage; nothing where the output is no terminal (some versions of rich
-    print an empty line there)."""
-    if not _err.is_terminal:
-        yield lambda stage, share, note: None
-        return
-    columns = (
-        TextColumn("{task.description:9}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=_err, transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def tell(stage: str, share: float, note: str) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=1.0, note=note)
-            bars.update(tasks[stage], completed=share, note=note)
-
-        yield tell
 
 
 def _report(out: Path, info: IndexInfo) -> None:
@@ -159,14 +132,26 @@ def build(
     overwrite: Overwrite = False,
 ) -> None:
     """Index a corpus. An interrupted build goes on where it was."""
-    with _progress() as tell:
+    before = _stamp(out)
+    with progress_on(_err) as tell:
         info = building.build_index(
             corpus, out, backend=backend, skip_bad=skip_bad, language=language, stem=stem,
             stop_words=stop_words, k1=k1, b=b, postings=postings, model=model, family=family,
             vector_type=vector_type, nprobe=nprobe, ef_search=ef_search, encoder_dtype=encoder_dtype,
             overwrite=overwrite, progress=tell,
         )  # fmt: skip
+    if before is not None and before == _stamp(out):
+        text = f"{out}: is the index of this corpus with these settings already; kept as it is"
+        _err.print(text, markup=False, soft_wrap=True)
     _report(out, info)
+
+
+def _stamp(index: Path) -> int | None:
+    """When an index was written, in nanoseconds; None where there is none."""
+    try:
+        return (index / META_FILE).stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 @index_app.command("add")
@@ -178,7 +163,7 @@ def add(
 ) -> None:
     """Add passages to an index of packed postings. An interrupted addition goes on where it was."""
     folder = Path(_one_index("index add", place, index))
-    with _progress() as tell:
+    with progress_on(_err) as tell:
         info = changing.add_to_index(folder, corpus, skip_bad=skip_bad, progress=tell)
     _report(folder, info)
 
@@ -204,7 +189,7 @@ def delete(
 def merge(place: IndexPlace = None, index: IndexOption = None) -> None:
     """Make one index of all that was built and added, less what was deleted. Interrupted, it goes on."""
     folder = Path(_one_index("index merge", place, index))
-    with _progress() as tell:
+    with progress_on(_err) as tell:
         _report(folder, merging.merge_index(folder, progress=tell))
 
 
@@ -235,7 +220,7 @@ def convert(
 ) -> None:
     """Make a smaller or faster index from an exact one, and print the recall that it keeps."""
     exact = Path(_one_index("index convert", place, index))
-    with _progress() as tell:
+    with progress_on(_err) as tell:
         info, measured = converting.convert_index(
             exact, out, vector_type, corpus=corpus, model=model, family=family, nprobe=nprobe,
             ef_search=ef_search, queries=queries, sample=sample, skip_bad=skip_bad, overwrite=overwrite,
@@ -262,7 +247,7 @@ def push(
     """Copy a dense index into a Qdrant collection, which `serve retriever --index qdrant+...` then
     searches."""
     dense = Path(_one_index("index push", place, index))
-    with _progress() as tell:
+    with progress_on(_err) as tell:
         points = remote.push(dense, to, lambda done, of: tell("push", done / of, f"{done:,} points"))
     _out.print(f"{to}: {points:,} points", soft_wrap=True, markup=False)
 
@@ -439,12 +424,17 @@ def serve_retriever(
         flag = str(first["loc"][0]).removeprefix("request_").replace("_", "-")
         raise UserError(f"--{flag} {first['input']}: {first['msg']}") from None
 
-    def started(url: str, what: str) -> None:
-        line = f"retriever: {what} at {url}, documentation at {url}/docs"
-        _out.print(line, soft_wrap=True, highlight=False, markup=False)
+    def say(line: str) -> None:
+        _out.print(f"retriever: {line}", soft_wrap=True, highlight=False, markup=False)
 
     if as_tool:
         mcp.require_mcp()
         if mcp.is_started_by_client():
             raise typer.Exit(mcp.run_stdio(settings))
-    raise typer.Exit(launch.run(settings, started))
+    raise typer.Exit(
+        launch.run(
+            settings,
+            lambda url, what: say(f"loading {what} at {url}"),
+            lambda url: say(f"ready at {url}, documentation at {url}/docs"),
+        )
+    )

@@ -26,6 +26,7 @@ PLACES_FILE = "fields.places"
 KEYS_FILE = "lookup.keys"
 ROWS_FILE = "lookup.rows"
 _BLOCK_ROWS = 64
+_SAMPLED_ROWS = 2000
 _NOWHERE = np.iinfo(np.uint64).max
 """The place of a row without other fields."""
 
@@ -75,6 +76,8 @@ def write_lookup(folder: Path, ids: np.ndarray, urls: np.ndarray) -> None:
 class Rows:
     """Whole rows of an index folder. Safe to share between threads and processes."""
 
+    _seen: tuple[list[str], bool] | None = None
+
     def __init__(self, folder: Path, documents: Documents) -> None:
         self._documents = documents
         self._keys = np.memmap(folder / KEYS_FILE, np.uint64, "r")
@@ -108,6 +111,15 @@ class Rows:
         """One whole row."""
         found = orjson.loads(self._documents.raw(number))
         return found | self._fields_of(number) | found
+
+    def names(self) -> tuple[list[str], bool]:
+        """Names of the fields that rows have, and whether all rows were looked at: of a large corpus it is
+        every nth. Read once, then kept."""
+        if self._seen is None:
+            step = -(-self._documents.count // _SAMPLED_ROWS)
+            rows = (self.row(number) for number in range(0, self._documents.count, step))
+            self._seen = [*dict.fromkeys(name for row in rows for name in row)], step == 1
+        return self._seen
 
     def _names(self, row: int) -> tuple[str, str | None]:
         document = orjson.loads(self._documents.raw(row))

@@ -69,7 +69,11 @@ class RetrieverSettings(Settings):
     def _one_source(self) -> RetrieverSettings:
         given = [k for k in ("url", "index", "corpus") if getattr(self, k)]
         if len(given) > 1:
-            raise ValueError(f"give one of url, index, corpus; got {' and '.join(given)}")
+            others = " ".join(f"retriever.{k}=null" for k in given if k != given[0])
+            raise ValueError(
+                f"give one of url, index, corpus; got {' and '.join(given)}. For {given[0]} alone set the "
+                f"others to null, as in {others}"
+            )
         return self
 
 

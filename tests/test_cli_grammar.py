@@ -13,7 +13,8 @@ import typer
 from command_line import run  # noqa: F401
 
 from services.common.names import accepted, nearest
-from trainer.commands.cli import app
+from trainer.commands.cli import COMMANDS as COMMANDS_OF_TREE
+from trainer.commands.cli import PANELS, app
 from trainer.commands.examples import EXAMPLES
 from trainer.learner.checkpoint import find, written_aside
 
@@ -97,6 +98,46 @@ def test_there_is_no_example_of_a_command_that_is_none():
 def test_a_help_page_shows_the_example_on_one_line(run):
     _, out, _ = run("monitor", "replay", "--help")
     assert any(line.strip() == "Example: unspiral monitor replay latest --json" for line in out.splitlines())
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_each_help_page_fits_80_columns_and_shows_every_option_and_the_example(run, monkeypatch, path):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run(*path, "--help")
+    lines = out.splitlines()
+    assert status == 0 and max(map(len, lines)) <= 80
+    assert sum(line.strip().startswith("Example: unspiral ") for line in lines) == 1
+    words = set(out.replace(",", " ").split())
+    for parameter in COMMANDS[path].params:
+        names = [*parameter.opts, (parameter.metavar or parameter.name).split()[0]]
+        assert any(f"{name}{many}" in words for name in names for many in ("", "...")), names
+
+
+def test_commands_stand_under_headings_in_the_order_of_use(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run("--help")
+    assert status == 0
+    places = [out.index(f"─ {panel} ─") for panel in PANELS]
+    places_of_commands = [out.index(f"│ {name} ") for name in COMMANDS_OF_TREE]
+    assert places == sorted(places) and places_of_commands == sorted(places_of_commands)
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("tra", {"train", "trajectories", "trace"}),
+        ("serve re", {"retriever"}),
+        ("train --allow", {"--allow-changed"}),
+        ("workers s", {"scale"}),
+    ],
+)
+def test_a_shell_completes_commands_and_options(run, monkeypatch, typed, completed):
+    monkeypatch.setenv("_UNSPIRAL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"unspiral {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+    status, out, _ = run()
+    assert status == 0 and set(out.split()) == completed
 
 
 def test_the_version_names_what_is_installed_and_imports_nothing_heavy(run):

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -129,3 +131,25 @@ def test_nothing_else_renames_locks_or_makes_files_for_their_owner_alone():
         if own.search(path.read_text(encoding="utf-8"))
     }
     assert found == kept
+
+
+def test_who_holds_a_lock_is_told_by_process(tmp_path):
+    place = tmp_path / "lock"
+    code = (
+        "import sys; from pathlib import Path; from services.common.files import lock; "
+        "held = lock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, place],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError):
+            files.lock(place)
+        assert files.holder_of(place) == f" (process {holder.pid})"
+        holder.stdin.close()
+    files.lock(place).close()
+    assert files.holder_of(place) == "" == files.holder_of(tmp_path / "none")

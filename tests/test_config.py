@@ -43,6 +43,16 @@ def file(tmp_path):
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
+        ("learner.learning_rate=1", "learner.learning_rate: unknown key; did you mean learner.lr?"),
+        ("data.train_files=x", "data.train_files: unknown key; did you mean data.train?"),
+        ("actor_rollout_ref.rollout.n=5", "actor_rollout_ref: unknown key; did you mean rollout.group_size?"),
+        ("trainer.save_freq=5", "trainer.save_freq: unknown key; did you mean trainer.checkpoint_every?"),
+        ("clip_ratio=.2", "clip_ratio: unknown key; did you mean algorithm.clip_low or algorithm.clip_high?"),
+        (
+            "retriever.index=x",
+            "retriever: give one of url, index, corpus; got index and corpus. For index alone "
+            "set the others to null, as in retriever.corpus=null",
+        ),
         ("learner.lrr=1", "learner.lrr: unknown key; did you mean learner.lr?"),
         ("rollot.workers=2", "rollot: unknown key; did you mean rollout?"),
         ("algorithm.llds.lamda=1", "algorithm.llds.lamda: unknown key; did you mean algorithm.llds.lambda?"),

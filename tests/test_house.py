@@ -115,7 +115,8 @@ for name in COMMANDS:
 
 def test_a_command_that_needs_an_extra_says_which(tmp_path):
     config = tmp_path / "c.yaml"
-    config.write_text("{model: {path: m}, data: {train: t}, retriever: {corpus: c}}")
+    there = f"{{model: {{path: {tmp_path}}}, data: {{train: {config}}}, retriever: {{corpus: {config}}}}}"
+    config.write_text(there)
     done = without(
         HEAVY, f"from trainer.commands.cli import main; main(['train', '--config', {str(config)!r}])"
     )

@@ -160,7 +160,17 @@ BAD = {
     ),
     "a negative step": (step(-1), "step: Input should be greater than or equal to 0"),
     "a negative attempt": (step(0, attempt=-1), "attempt"),
-    "a misspelt key": (step(0, metric={}), "metric: unknown key"),
+    "a misspelt key": (step(0, metric={}), "metric: unknown key; accepted are step, attempt,"),
+    "a misspelt key that may be left out": (
+        one_trajectory(rewrad=1.0),
+        "trajectories.0.rewrad: unknown key; accepted are uid, group, reward, advantage, right, tool_rounds, "
+        "actions; did you mean reward?",
+    ),
+    "a misspelt key that is missed": (
+        one_trajectory({"tokens": 1, "log_before": -1}),
+        "trajectories.0.actions.0.log_before: unknown key; accepted are tokens, logp_before, logp_after, "
+        "documents; did you mean logp_before?",
+    ),
     "a metric that is text": (step(0, metrics={"phase": "healthy"}), "metrics.phase"),
     "no step": ({"metrics": {}}, "step: required"),
     "a list": ([1], "should be an object"),

@@ -232,11 +232,29 @@ def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
             )
     received = []
     monkeypatch.setattr(
-        "retriever_service.http.launch.run", lambda settings, on_start: received.append(settings) or 0
+        "retriever_service.http.launch.run", lambda settings, *told: received.append(settings) or 0
     )
     monkeypatch.setenv("TOKEN_OF_THE_TEST", "s3cret")
     status, _, problem = command("serve", *words)
     assert (status, problem) == (0, "") and received == [ServerSettings(**given)]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_server_says_that_it_loads_and_only_then_that_it_is_ready(small_index, workers):
+    command = [sys.executable, "-m", "retriever_service", "serve", str(small_index), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--workers", workers], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:  # fmt: skip
+        try:
+            loading, ready = process.stdout.readline(), process.stdout.readline()
+            assert loading.startswith("retriever: loading ")
+            url = loading.split()[-1]
+            assert ready == f"retriever: ready at {url}, documentation at {url}/docs\n"
+            assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
+        finally:
+            process.terminate()
+    assert process.returncode == 143
 
 
 def test_settings_made_in_a_program_are_refused_as_flags_are():

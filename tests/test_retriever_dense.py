@@ -396,6 +396,8 @@ def test_rerank_without_a_reranker_is_a_404_that_says_how_to_get_one(small_index
         answer = httpx.post(
             f"{running.url}/rerank", json={"queries": ["a"], "documents": [[]]}, trust_env=False
         )
+        odd = {"queries": ["a"], "documents": [3]}
+        assert httpx.post(f"{running.url}/rerank", json=odd, trust_env=False).status_code == 404
         assert answer.status_code == 404 and "--reranker" in answer.json()["detail"]
 
 

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
+from command_line import run  # noqa: F401
 
 from services.common import signals
 from services.common.errors import EnvironmentLacks, UserError
@@ -57,6 +58,27 @@ def test_an_index_or_corpus_that_is_not_there_is_said_before_ray_starts(tmp_path
     elsewhere = {"retriever": {"corpus": "lab:train_corpus:0"}, "evaluation": {"retriever": {key: nowhere}}}
     with pytest.raises(UserError, match=rf"^evaluation\.retriever\.{key}: "):
         check_retrievers(parse_config(BASE | elsewhere))
+
+
+def test_every_placeholder_of_a_configuration_is_named_before_the_run_has_a_folder(
+    tmp_path, monkeypatch, run
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        "model: {path: models/mine}\ndata: {train: mine/train.jsonl, eval: mine/held_out.jsonl}\n"
+        "retriever: {corpus: mine/corpus.jsonl}\n"
+    )
+    status, _, err = run("train", "--config", "mine.yaml")
+    assert status == 2 and err == (
+        "unspiral: model.path: models/mine; data.train: mine/train.jsonl; data.eval: mine/held_out.jsonl; "
+        "retriever.corpus: mine/corpus.jsonl: no such file or folder\n"
+    )
+    given = ["retriever.corpus=lab:train_corpus:0", "data.train=lab:train_questions:0", "data.eval=null"]
+    status, _, err = run("train", "--config", "mine.yaml", *given)
+    assert status == 2 and err.startswith("unspiral: model.path models/mine: no such folder; accepted: ")
+    status, _, err = run("eval", "--config", "mine.yaml", "--data", "none.jsonl")
+    assert (status, err) == (2, "unspiral: --data: none.jsonl: no such file or folder\n")
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.yaml"]
 
 
 def test_malformed_rows_that_are_left_out_are_counted_aloud(tmp_path):
@@ -394,7 +416,8 @@ def scored(tmp_path, monkeypatch):
 
 
 def test_the_folder_of_the_scores_is_made(scored, tmp_path):
-    assert scored(tmp_path / "a" / "b" / "x.json")[0] == 0
+    status, (call,) = scored(tmp_path / "a" / "b" / "x.json")
+    assert (status, call["answers"]) == (0, tmp_path / "a" / "b" / "x.answers.jsonl")
     assert (tmp_path / "a" / "b" / "x.json").is_file()
 
 

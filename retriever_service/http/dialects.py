@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from heapq import nsmallest
 from typing import Any
 
 import orjson
@@ -32,6 +33,7 @@ from retriever_service.http.schemas import (
 from retriever_service.http.service import Service, encode_answer
 from retriever_service.rows import Rows, encode_fields
 from retriever_service.search_index import Hits
+from services.common.names import nearest
 
 ZEROSEARCH_PORT = 6002
 """The port that ZeroSearch's client has written into it."""
@@ -39,6 +41,8 @@ SEARCH_DEFAULT = 10
 """Documents of `/search` and `/batch_search` where no number is asked for, as FlashRAG's server has it."""
 _ROWS_AT_ONCE = 50
 """Whole rows that are read before others have their turn: some milliseconds."""
+_CHECKED_NAMES = 20
+"""Most names of unknown fields that are looked at."""
 _RETRIEVE = TypeAdapter(RetrieveRequest)
 _SEARCH = TypeAdapter(SearchRequest)
 _BATCH_SEARCH = TypeAdapter(BatchSearchRequest)
@@ -62,6 +66,7 @@ class Dialects:
         settings = self._settings
         changed: list[str] = []
         asked = parse_body(_RETRIEVE, body)
+        limit = asked.limit()
         if asked.queries is not None and asked.query is None:
             self._check_count(asked.queries, "queries")
             queries = cleaned(asked.queries, "queries", settings.max_query_chars, changed)
@@ -71,12 +76,14 @@ class Dialects:
             given = "both are" if asked.query is not None else "neither is"
             expected = "one of queries and query"
             raise BadRequest(422, f"queries: {expected} is expected, {given} given", "queries", expected)
-        topk = self._topk(*asked.limit(), len(queries), settings.topk, changed)
+        topk = self._topk(*limit, len(queries), settings.topk, changed)
         hits = await self._service.search(queries, topk, timeout_seconds) if queries else []
         if asked.return_fields is not None:
             every = asked.return_fields == "all"
             named = None if every else frozenset(("id", "contents", *asked.return_fields))
             hits = [await self._whole(one, named) for one in hits]
+            if named is not None:
+                await self._check_fields(named, hits, changed)
         answer = await self._shaped(asked, hits)
         self._service.metrics.latency.observe(time.perf_counter() - started)
         return Reply(answer, changed)
@@ -160,6 +167,22 @@ class Dialects:
             if number % _ROWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return found
+
+    async def _check_fields(self, named: frozenset[str], hits: list[Hits], changed: list[str]) -> None:
+        """Raises BadRequest for a field that no passage has, and notes one that only may be there: of a
+        large corpus a sample was looked at."""
+        absent = named - {name for one in hits for document, _ in one for name in orjson.loads(document)}
+        if not absent:
+            return
+        known, all_seen = await asyncio.to_thread(self._rows("return_fields").names)
+        for name in nsmallest(_CHECKED_NAMES, absent - {*known}):
+            accepted = ", ".join(known)
+            near = nearest(name, known)
+            if all_seen or near:
+                guess = f"; did you mean {near}?" if near else ""
+                what = f"no passage has the field {name!r}; its fields are {accepted}{guess}"
+                raise BadRequest(422, f"return_fields: {what}", "return_fields", accepted)
+            changed.append(f"return_fields: {name} is in no passage of this answer")
 
     async def _shaped(self, asked: RetrieveRequest, hits: list[Hits]) -> bytes:
         if self._zerosearch and asked.query is not None:

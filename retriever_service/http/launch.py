@@ -3,13 +3,17 @@ Ray actor, in a test)."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
+import httpx
 from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 from pydantic import SecretStr
@@ -37,6 +41,8 @@ from services.common.http.workers import run_workers
 _SETTINGS_VARIABLE = "UNSPIRAL_RETRIEVER_SETTINGS"
 _TOKEN_VARIABLE = "UNSPIRAL_RETRIEVER_TOKEN"
 WHAT = "retriever"
+READY_SECONDS = 600.0
+"""Longest wait for a worker to accept a connection, while it loads the index."""
 REMEDY = "ask for a token with --token-env, or say --insecure inside a private network"
 
 
@@ -78,22 +84,43 @@ def serve_in_thread(
     return run_in_thread(assembled, settings.host, WHAT, start_timeout_seconds, _manner(settings), is_ready)
 
 
-def run(settings: ServerSettings, on_start: Callable[[str, str], None] = lambda url, what: None) -> int:
+def run(
+    settings: ServerSettings,
+    on_start: Callable[[str, str], None] = lambda url, what: None,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> int:
     """Serve in this process, or under it, until SIGINT or SIGTERM, and return the exit status (130, 143).
 
-    `on_start` is told the address and what is searched, when it listens. Raises UserError, IndexInvalid
-    and EnvironmentLacks before it listens, or later if the index turns out not to open.
+    `on_start` is told the address and what is searched, when it listens; `on_ready` the address, when the
+    index is loaded (by the first worker of several). Raises UserError, IndexInvalid and EnvironmentLacks
+    before it listens, or later if the index turns out not to open.
     """
     _check_host(settings)
     what = check_settings(settings)
 
     def announce(sock: socket.socket) -> None:
-        on_start(url_of(settings.host, sock), what)
+        url = url_of(settings.host, sock)
+        on_start(url, what)
+        if settings.workers > 1:
+            threading.Thread(target=_tell_when_ready, args=(url, on_ready), daemon=True).start()
 
-    return _run_workers(settings, announce) if settings.workers > 1 else _run_one(settings, announce)
+    if settings.workers > 1:
+        return _run_workers(settings, announce)
+    return _run_one(settings, announce, on_ready)
 
 
-def _run_one(settings: ServerSettings, announce: Callable[[socket.socket], None]) -> int:
+def _tell_when_ready(url: str, on_ready: Callable[[str], None]) -> None:
+    """Ask the workers until one answers that its index is loaded. They accept nothing before."""
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            httpx.get(f"{url}/healthz", timeout=READY_SECONDS, trust_env=False)
+            return on_ready(url)
+        time.sleep(0.1)
+
+
+def _run_one(
+    settings: ServerSettings, announce: Callable[[socket.socket], None], on_ready: Callable[[str], None]
+) -> int:
     services: list[Service] = []
 
     def assembled(parts: ExitStack) -> tuple[FastAPI, socket.socket]:
@@ -101,6 +128,7 @@ def _run_one(settings: ServerSettings, announce: Callable[[socket.socket], None]
         sock = parts.enter_context(closing(bind(settings.host, settings.port, WHAT)))
         app = create_app(settings)
         app.state.on_failure = lambda error: app.state.end()
+        app.state.on_ready = lambda: on_ready(url_of(settings.host, sock))
         services.append(app.state.service)
         return app, sock
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictStr, TypeAdapter, ValidationError
@@ -12,6 +14,7 @@ from pydantic.config import JsonDict
 
 from retriever_service.http.leniency import Count, Flag, refused_limit
 from services.common.errors import UserError
+from services.common.records import plain_name
 
 Query = Annotated[StrictStr, Field(examples=["who founded the First Bank of the United States?"])]
 
@@ -24,6 +27,9 @@ class Reply(NamedTuple):
 
 
 T = TypeVar("T")
+SLIP = 0.8
+"""Likeness (difflib's ratio) from which on an unknown field is a slip of a known one. No client of the field
+sends one that is so near: `query_id` beside `query` is .77."""
 _NUMBER: JsonDict = {"not": {"type": "null"}}
 ONE_LIMIT: JsonDict = {
     "not": {
@@ -36,9 +42,18 @@ ONE_LIMIT: JsonDict = {
 """That the number of documents is given under one name, in the words of JSON Schema."""
 
 
+def refuse_slips(given: Mapping[str, Any] | None, known: list[str]) -> None:
+    """Raises BadRequest for an unknown field that is a misspelt known one."""
+    for field in given or ():
+        if near := get_close_matches(plain_name(field), known, n=1, cutoff=SLIP):
+            accepted = ", ".join(known)
+            what = f"unknown field; did you mean {near[0]}? Accepted are {accepted}"
+            raise BadRequest(422, f"{field}: {what}", field, accepted)
+
+
 class Limited(BaseModel):
-    """The number of documents, under any of its names. Other names for it are refused; other unknown fields
-    are ignored."""
+    """The number of documents, under any of its names. Other names for it are refused, and slips of known
+    fields; other unknown fields are ignored."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, extra="allow", json_schema_extra=ONE_LIMIT)
 
@@ -52,7 +67,7 @@ class Limited(BaseModel):
 
     def limit(self) -> tuple[str, int | None]:
         """The name that was used and the number. Raises BadRequest for several names, and for a name of
-        another service."""
+        another service or a misspelt field."""
         accepted = "topk, top_k or top_n"
         if unknown := refused_limit(self.model_extra):
             raise BadRequest(
@@ -61,6 +76,7 @@ class Limited(BaseModel):
                 unknown,
                 accepted,
             )
+        refuse_slips(self.model_extra, [*type(self).model_fields])
         given = {
             name: value for name in ("topk", "top_k", "top_n") if (value := getattr(self, name)) is not None
         }
@@ -74,7 +90,7 @@ class Limited(BaseModel):
 
 class RetrieveRequest(Limited):
     """`queries` (a list) or `query` (one string), never both. Unknown fields are ignored, as existing clients
-    send some."""
+    send some, but for slips of known ones."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 from fastapi import FastAPI, Response
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 
 from retriever_service import backends
@@ -43,7 +44,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(_load_or_report(service, app.state.on_failure))
+        loading = asyncio.create_task(_load_or_report(service, app.state))
         if app.state.load_first:
             with signals.ending_at_once():
                 await loading
@@ -68,6 +69,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
     )
     app.state.service = service
     app.state.on_failure = None
+    app.state.on_ready = None
     app.state.load_first = False
     install_error_handlers(app, service.metrics)
     add_pages(app, "Unspiral retriever: API", "Retriever: API")
@@ -109,11 +111,13 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
     return app
 
 
-async def _load_or_report(service: Service, on_failure: Callable[[Exception], None] | None) -> None:
+async def _load_or_report(service: Service, told: State) -> None:
     await service.load()
     if service.failure is None:
+        if told.on_ready is not None:
+            told.on_ready()
         return
-    if on_failure is not None:  # whoever gave it says what is wrong
-        on_failure(service.failure)
+    if told.on_failure is not None:  # whoever gave it says what is wrong
+        told.on_failure(service.failure)
     else:
         log.error("the index can't be opened: %s", service.failure)

@@ -98,11 +98,11 @@ class Service:
         """`POST /rerank`: from the body of the request to the body of the answer."""
         changed: list[str] = []
         settings = self.settings
-        asked = parse_body(_RERANK, body)
         if self.index is not None and self._rerankings is None:
             raise BadRequest(404, "no reranker is configured: start the server with --reranker MODEL")
         if self._rerankings is None:
             raise QueueFull("the index is still loading")
+        asked = parse_body(_RERANK, body)
         if len(asked.queries) > settings.max_queries:
             counts = f"{len(asked.queries)} given, at most {settings.max_queries} are accepted"
             raise BadRequest(422, f"queries: {counts}", "queries", settings.max_queries)

@@ -18,7 +18,7 @@ from retriever_service.errors import IndexInvalid
 from retriever_service.indexing.scan import PROGRESS_FILE, SCRATCH_FILES
 from retriever_service.rows import BLOCKS_FILE, PLACES_FILE
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.files import lock, put_folder, write_atomically
+from services.common.files import holder_of, lock, put_folder, write_atomically
 
 Key = dict[str, Any]
 """What makes two builds the same, as JSON: format, backend, corpus, settings, and the way of building."""
@@ -129,6 +129,7 @@ def locked(folder: Path, file: str = "lock") -> Iterator[None]:
     try:
         held = lock(folder / file)
     except BlockingIOError:
-        raise EnvironmentLacks(f"{folder}: another build is at work in it") from None
+        holder = holder_of(folder / file)
+        raise EnvironmentLacks(f"{folder}: another build is at work in it{holder}") from None
     with held:
         yield

@@ -157,6 +157,19 @@ def lock(path: Path) -> TextIO:
     return handle
 
 
+def holder_of(path: Path) -> str:
+    """Who holds the lock of a file, for messages: ` (process 4711)`. Empty where Linux does not say: for
+    another host's, or another container's."""
+    with contextlib.suppress(OSError, ValueError):
+        file = path.stat()
+        place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if "FLOCK" in words and place in words and int(pid := words[words.index(place) - 1]) > 0:
+                return f" (process {pid})"
+    return ""
+
+
 def append_json(path: Path, record: dict[str, Any]) -> None:
     """Append a record as one line. Where an earlier writer was killed inside its line, that line is closed
     first."""

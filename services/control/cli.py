@@ -11,6 +11,7 @@ from urllib.parse import quote
 import typer
 
 from services.common.errors import EnvironmentLacks, UserError
+from services.common.files import holder_of
 from services.common.http.auth import TOKEN_VARIABLE, token_of
 from services.common.lazy import LazyModule
 from services.common.run_paths import LATEST, run_folder
@@ -38,6 +39,10 @@ Url = Annotated[
         help="Address of the control plane, or the folder of the run that serves it (latest: the newest in "
         "runs/).",
     ),
+]
+Run = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="What --url takes: a run's folder, latest, or an address."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 URL = "http://127.0.0.1:8200"
@@ -69,16 +74,16 @@ def serve_control(
     )
 
 
-def status(url: Url = URL, as_json: AsJson = False) -> None:
+def status(run: Run = None, url: Url = URL, as_json: AsJson = False) -> None:
     """Show what the running system is doing."""
-    answer = ask(RunStatus, "GET", url, "/v1/status")
+    answer = ask(RunStatus, "GET", run or url, "/v1/status")
     typer.echo(answer.model_dump_json(indent=1)) if as_json else show(answer)
 
 
 @workers_app.command("list")
-def list_workers(url: Url = URL, as_json: AsJson = False) -> None:
+def list_workers(run: Run = None, url: Url = URL, as_json: AsJson = False) -> None:
     """List the rollout workers."""
-    answer = ask(RunStatus, "GET", url, "/v1/status")
+    answer = ask(RunStatus, "GET", run or url, "/v1/status")
     if as_json:
         typer.echo(json.dumps([w.model_dump() for w in answer.workers], indent=1))
     else:
@@ -113,14 +118,14 @@ def drain(
     typer.echo(ask(Done, "POST", url, f"/v1/workers/{quote(id, safe='')}/drain").text)
 
 
-def pause(url: Url = URL) -> None:
+def pause(run: Run = None, url: Url = URL) -> None:
     """Begin no further step; the step in hand ends."""
-    typer.echo(ask(Done, "POST", url, "/v1/pause").text)
+    typer.echo(ask(Done, "POST", run or url, "/v1/pause").text)
 
 
-def resume(url: Url = URL) -> None:
+def resume(run: Run = None, url: Url = URL) -> None:
     """Go on after a pause."""
-    typer.echo(ask(Done, "POST", url, "/v1/resume").text)
+    typer.echo(ask(Done, "POST", run or url, "/v1/resume").text)
 
 
 def ask(kind: type[A], method: str, url: str, path: str, body: Any = None) -> A:
@@ -157,6 +162,10 @@ def address_of(url: str) -> str:
     try:
         return json.loads((run / "control.json").read_text(encoding="utf-8"))["url"]
     except (OSError, ValueError, KeyError, TypeError) as e:
+        if holder := holder_of(run / ".lock"):
+            raise EnvironmentLacks(
+                f"--url {url}: {run} is starting{holder}; ask again in some seconds"
+            ) from e
         raise UserError(
             f"--url {url}: no control plane is named in {run / 'control.json'}; does the run go on?"
         ) from e
@@ -169,6 +178,14 @@ def show(status: RunStatus) -> None:
     console = Console(highlight=False)
     if status.state == "no run":
         console.print("no run")
+        return
+    if status.state == "starting" and not status.workers:
+        console.print(
+            f"run {status.run} is starting, for {status.seconds:.0f} s now; its own output says what it "
+            "waits for",
+            markup=False,
+            soft_wrap=True,
+        )
         return
     rewards = " ".join("-" if r is None else f"{r:.3f}" for r in status.rewards)
     lines = {

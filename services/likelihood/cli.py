@@ -29,6 +29,8 @@ SERVER = "services.likelihood.launch"
 likelihood_app = typer.Typer(help="The likelihood store's upkeep.", no_args_is_help=True)
 monitor_app = typer.Typer(help="The phase monitor.", no_args_is_help=True)
 
+NO_STEPS = "no step was recorded yet (a line of metrics.jsonl is written when a step ends)"
+
 Store = Annotated[
     str,
     typer.Option(
@@ -102,6 +104,9 @@ def report(
     first = found[0] if found[0].is_dir() else found[0].parent
     name = "paper.html" if paper else "report.html"
     typer.echo(write_report(found, out or first / name, paper=paper))
+    for run in found:
+        if not read_run(run).metrics:
+            typer.echo(f"{run}: {NO_STEPS}, so its curves are empty", err=True)
 
 
 @likelihood_app.command("prune")
@@ -172,7 +177,7 @@ def replay(
     that it judged by."""
     run = read_run(metrics)
     if not run.metrics:
-        raise UserError(f"{metrics}: no steps in it")
+        raise UserError(f"{metrics}: {NO_STEPS}, so there is nothing to replay")
     name_map = chosen_map(names, run.metrics)
     if name_map:
         run.metrics = [name_map.translated(m) for m in run.metrics]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationError
 from pydantic_core import from_json
@@ -241,7 +241,23 @@ def parsed(model: type[R], body: bytes) -> R:
     try:
         return model.model_validate(raw)
     except ValidationError as e:
-        raise UserError(one_line(e)) from e
+        raise UserError(one_line(e, _keys_at(model, _first_of(e)["loc"][:-1]))) from e
+
+
+def _keys_at(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+    """The keys of the record at a place in another one; none where it is no record."""
+    found: type[BaseModel] | None = model
+    for name in (part for part in place if isinstance(part, str)):
+        field = found.model_fields.get(name) if found else None
+        found = _record_in(field.annotation) if field else None
+    return [*found.model_fields] if found else []
+
+
+def _record_in(annotation: Any) -> type[BaseModel] | None:
+    """The record of a type such as `list[ActionRecord] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((one for part in get_args(annotation) if (one := _record_in(part))), None)
 
 
 def _check_shape(raw: Any) -> None:
@@ -279,14 +295,20 @@ def _dicts_of(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return [one for one in held if isinstance(one, dict)] if isinstance(held, list) else []
 
 
+def _first_of(error: ValidationError) -> Any:
+    """The mistake to name. Where a key is misspelt, that is the reason why another one is not given."""
+    found = error.errors(include_url=False)
+    return next((one for one in found if one["type"] == "extra_forbidden"), found[0])
+
+
 def one_line(error: ValidationError, known: Collection[str] = ()) -> str:
     """The first mistake, as `trajectories.3.actions.0.logp_before: what is accepted (got ...)`. `known`: the
     accepted keys, for a guess."""
-    first = error.errors(include_url=False)[0]
+    first = _first_of(error)
     key = ".".join(str(part) for part in first["loc"])
     given = first.get("input")
     if first["type"] == "extra_forbidden":
-        return f"{key}: unknown key" + (f"; {accepted(key, known)}" if known else "")
+        return f"{key}: unknown key" + (f"; {accepted(str(first['loc'][-1]), known)}" if known else "")
     if first["type"] == "missing":
         return f"{key}: required, and not given"
     if first["type"] == "json_invalid":

@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 
 from services.common.errors import EnvironmentLacks
-from services.common.files import lock, move, write_atomically
+from services.common.files import holder_of, lock, move, write_atomically
 
 log = logging.getLogger("unspiral.likelihood")
 
@@ -56,7 +56,8 @@ class Spool:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock(self.folder / "lock")
         except BlockingIOError as e:
-            raise EnvironmentLacks(f"spool folder {self.folder}: in use by another process") from e
+            holder = holder_of(self.folder / "lock")
+            raise EnvironmentLacks(f"spool folder {self.folder}: in use by another process{holder}") from e
         except OSError as e:
             raise EnvironmentLacks(f"spool folder {self.folder}: cannot be used ({e.strerror})") from e
         for torn in self.folder.glob("*.tmp"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -19,57 +20,81 @@ from trainer.commands.lazy import Entry, lazy_app
 from trainer.commands.version import version_lines
 from trainer.session.output import complain
 
-COMMANDS = {
-    "report": Entry(
-        "Write one HTML page with the curves, phases and alarms of runs.", "services.likelihood.cli:report"
-    ),
-    "trajectories": Entry("Look at the trajectories of a run.", "trainer.commands.look.cli:trajectories_app"),
-    "trace": Entry("Write a step's timeline as a Perfetto trace file.", "trainer.commands.look.cli:trace"),
-    "status": Entry("Show what the running system is doing.", "services.control.cli:status"),
-    "pause": Entry("Begin no further step; the step in hand ends.", "services.control.cli:pause"),
-    "resume": Entry("Go on after a pause.", "services.control.cli:resume"),
-    "init": Entry("Write a commented configuration that fits the machine.", "trainer.commands.init:init"),
-    "train": Entry("Train a policy. The run's files go to run.dir/run.name.", "trainer.commands.runs:train"),
-    "warm-start": Entry("Teach a model the search and answer tags.", "trainer.commands.runs:warm_start"),
-    "eval": Entry(
-        "Score held-out questions: exact match and F1.",
-        "trainer.commands.runs:evaluate",
-        commands={
-            "compare": Entry("Compare evaluations.", "trainer.suite.cli:compare_command"),
-            "page": Entry("Write a page of evaluations beside papers.", "trainer.suite.cli:page_command"),
-        },
-    ),
-    "ask": Entry("Ask a trained agent, and watch it search.", "trainer.commands.agent.cli:ask"),
-    "demo": Entry("Run the whole system on this machine, with no other input.", "trainer.commands.runs:demo"),
-    "export": Entry("Write a checkpoint as a plain Hugging Face folder.", "trainer.commands.runs:export"),
-    "doctor": Entry("Check this machine, and say what to do.", "trainer.commands.doctor:doctor"),
-    "serve": Entry(
-        "Run one service alone.",
-        commands={
-            "retriever": Entry("Serve an index over HTTP.", "retriever_service.cli:serve_retriever"),
-            "likelihood": Entry(
-                "Serve a likelihood store, and the live page.", "services.likelihood.cli:serve_likelihood"
-            ),
-            "agent": Entry(
-                "Serve a trained agent as an OpenAI-compatible chat endpoint.",
-                "trainer.commands.agent.cli:serve_agent",
-            ),
-            "control": Entry(
-                "Serve the control plane of a Ray cluster's run.", "services.control.cli:serve_control"
-            ),
-        },
-    ),
-    "index": Entry("Build, inspect and search indexes.", "retriever_service.cli:index_app"),
-    "data": Entry("Check and convert question files.", "trainer.data.cli:data_app"),
-    "model": Entry("List and fetch known models.", "trainer.commands.models:model_app"),
-    "likelihood": Entry("Prune and export a likelihood store.", "services.likelihood.cli:likelihood_app"),
-    "monitor": Entry("Run the phase monitor over recorded runs.", "services.likelihood.cli:monitor_app"),
-    "config": Entry("Look at the configuration.", "trainer.commands.config:config_app"),
-    "workers": Entry("List, scale and drain the rollout workers.", "services.control.cli:workers_app"),
+PANELS: dict[str, dict[str, Entry]] = {
+    "First steps": {
+        "doctor": Entry("Check this machine, and say what to do.", "trainer.commands.doctor:doctor"),
+        "demo": Entry(
+            "Run the whole system on this machine, with no other input.", "trainer.commands.runs:demo"
+        ),
+        "init": Entry("Write a commented configuration that fits the machine.", "trainer.commands.init:init"),
+        "config": Entry("Look at the configuration.", "trainer.commands.config:config_app"),
+        "model": Entry("List and fetch known models.", "trainer.commands.models:model_app"),
+    },
+    "Data and search": {
+        "data": Entry("Check and convert question files.", "trainer.data.cli:data_app"),
+        "index": Entry("Build, inspect and search indexes.", "retriever_service.cli:index_app"),
+    },
+    "Train": {
+        "warm-start": Entry("Teach a model the search and answer tags.", "trainer.commands.runs:warm_start"),
+        "train": Entry(
+            "Train a policy. The run's files go to run.dir/run.name.", "trainer.commands.runs:train"
+        ),
+        "status": Entry("Show what the running system is doing.", "services.control.cli:status"),
+        "pause": Entry("Begin no further step; the step in hand ends.", "services.control.cli:pause"),
+        "resume": Entry("Go on after a pause.", "services.control.cli:resume"),
+        "workers": Entry("List, scale and drain the rollout workers.", "services.control.cli:workers_app"),
+    },
+    "Look at a run": {
+        "report": Entry(
+            "Write one HTML page with the curves, phases and alarms of runs.",
+            "services.likelihood.cli:report",
+        ),
+        "monitor": Entry("Run the phase monitor over recorded runs.", "services.likelihood.cli:monitor_app"),
+        "trajectories": Entry(
+            "Look at the trajectories of a run.", "trainer.commands.look.cli:trajectories_app"
+        ),
+        "trace": Entry(
+            "Write a step's timeline as a Perfetto trace file.", "trainer.commands.look.cli:trace"
+        ),
+        "likelihood": Entry("Prune and export a likelihood store.", "services.likelihood.cli:likelihood_app"),
+    },
+    "Score and use": {
+        "eval": Entry(
+            "Score held-out questions: exact match and F1.",
+            "trainer.commands.runs:evaluate",
+            commands={
+                "compare": Entry("Compare evaluations.", "trainer.suite.cli:compare_command"),
+                "page": Entry("Write a page of evaluations beside papers.", "trainer.suite.cli:page_command"),
+            },
+        ),
+        "ask": Entry("Ask a trained agent, and watch it search.", "trainer.commands.agent.cli:ask"),
+        "export": Entry("Write a checkpoint as a plain Hugging Face folder.", "trainer.commands.runs:export"),
+        "serve": Entry(
+            "Run one service alone.",
+            commands={
+                "retriever": Entry("Serve an index over HTTP.", "retriever_service.cli:serve_retriever"),
+                "likelihood": Entry(
+                    "Serve a likelihood store, and the live page.", "services.likelihood.cli:serve_likelihood"
+                ),
+                "agent": Entry(
+                    "Serve a trained agent as an OpenAI-compatible chat endpoint.",
+                    "trainer.commands.agent.cli:serve_agent",
+                ),
+                "control": Entry(
+                    "Serve the control plane of a Ray cluster's run.", "services.control.cli:serve_control"
+                ),
+            },
+        ),
+    },
 }
-"""In the order of `unspiral --help`."""
+"""By heading, in the order of use: that of `unspiral --help`."""
+COMMANDS = {
+    name: replace(entry, panel=panel) for panel, entries in PANELS.items() for name, entry in entries.items()
+}
 
-app = lazy_app(COMMANDS, "Train search agents with GRPO + LLDS, and watch likelihood while it happens.")
+app = lazy_app(
+    COMMANDS, "Train search agents with GRPO + LLDS, and watch likelihood while it happens.", completion=True
+)
 
 MACHINE_FULL = (
     errno.ENOSPC,

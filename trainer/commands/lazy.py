@@ -29,6 +29,8 @@ class Entry:
     commands: Mapping[str, Entry] = field(default_factory=dict)
     """Commands of a group that has no module of its own; with a target, commands below a command, whose names
     are never its first argument."""
+    panel: str | None = None
+    """The heading under which the list of commands has it."""
 
     def load(self, path: str) -> Any:
         """The command of Typer, ready to run. path: all names, such as `serve retriever`."""
@@ -80,7 +82,7 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Name and help alone: this is what the list of commands asks for."""
         entry = self.commands.entries.get(cmd_name)
-        return TyperCommand(cmd_name, help=entry.help) if entry else None
+        return TyperCommand(cmd_name, help=entry.help, rich_help_panel=entry.panel) if entry else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that is about to run."""
@@ -93,8 +95,10 @@ class LazyGroup(TyperGroup):
         return name, self.commands[name], rest
 
 
-def lazy_app(entries: Mapping[str, Entry], help: str, path: str = "") -> typer.Typer:
-    """A Typer app of these entries."""
+def lazy_app(
+    entries: Mapping[str, Entry], help: str, path: str = "", *, completion: bool = False
+) -> typer.Typer:
+    """A Typer app of these entries. completion: with the options that complete its words in a shell."""
     lazy = LazyCommands(entries, path)
 
     class Group(LazyGroup):
@@ -102,4 +106,4 @@ def lazy_app(entries: Mapping[str, Entry], help: str, path: str = "") -> typer.T
             super().__init__(**options)
             self.commands = lazy
 
-    return typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, help=help)
+    return typer.Typer(cls=Group, no_args_is_help=True, add_completion=completion, help=help)

@@ -15,11 +15,15 @@ from rich.console import Console
 from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.lazy import LazyModule
-from trainer.commands.options import ConfigFile, Overrides
+from trainer.commands.in_words import run_in_words, scores_in_words, taught_in_words
+from trainer.commands.options import AsJson, ConfigFile, Overrides
+from trainer.commands.terminal import for_people
 from trainer.config.schema import Config, load_config
+from trainer.data import models
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
 from trainer.learner.checkpoint import export_checkpoint, find
 from trainer.session.output import last_words, non_blocking
+from trainer.suite.rows import ANSWERS_FILE
 from trainer.suite.tables import markdown
 
 if TYPE_CHECKING:
@@ -27,11 +31,13 @@ if TYPE_CHECKING:
     from trainer.commands import evaluate_suite as suites
     from trainer.commands import warm_start as warming
     from trainer.lab import show
+    from trainer.session import preflight
     from trainer.session import run as running
 else:  # they need torch and Ray
     evaluating = LazyModule("trainer.commands.evaluate")
     suites = LazyModule("trainer.commands.evaluate_suite")
     show = LazyModule("trainer.lab.show")
+    preflight = LazyModule("trainer.session.preflight")
     running = LazyModule("trainer.session.run")
     warming = LazyModule("trainer.commands.warm_start")
 
@@ -46,11 +52,15 @@ def train(
         list[str] | None,
         typer.Option(metavar="KEY", help="With --resume: go on though this key has changed. Repeatable."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a policy. The run's files go to run.dir/run.name."""
     settings = load_config(config, overrides or [])
+    if resume is None and not allow_changed:  # a resumed run has its folder
+        preflight.check_named_files(settings)
     summary = running.train(settings, resume=resume, allow_changed=allow_changed or [])
-    last_words(f"{json.dumps(summary)}\nreport: {(settings.run_dir / 'report.html').resolve()}")
+    said = run_in_words(summary) if for_people(as_json) else json.dumps(summary)
+    last_words(f"{said}\nreport: {(settings.run_dir / 'report.html').resolve()}")
 
 
 def warm_start(
@@ -69,6 +79,7 @@ def warm_start(
             metavar="RUN", help="Right trajectories of a run instead of composed ones: rejection sampling."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Teach a model the search and answer tags, on demonstrations composed with the retriever. Then train
     from --out."""
@@ -83,7 +94,7 @@ def warm_start(
         trajectories=trajectories,
         say=lambda text: typer.echo(text, err=True),
     )
-    typer.echo(json.dumps(done))
+    typer.echo(taught_in_words(done) if for_people(as_json) else json.dumps(done))
     typer.echo(f"written to {out}")
 
 
@@ -105,6 +116,13 @@ def evaluate(
             help="JSON file for the scores. Default: print them. With --suite a folder; default: the run's."
         ),
     ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSONL file for every answer with its searches. Default: NAME.answers.jsonl beside --out, "
+            "otherwise eval/answers.jsonl in the run's folder."
+        ),
+    ] = None,
     suite: Annotated[
         str | None,
         typer.Option(help="search7: the papers' seven sets, with averages, intervals and kept answers."),
@@ -122,6 +140,7 @@ def evaluate(
         int,
         typer.Option(min=0, help="With --suite: N answers more per question, for sampled mean and pass@k."),
     ] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Score held-out questions by greedy decoding: exact match and F1 for each data source, every row
     once. `unspiral eval compare A B` compares what --suite has written."""
@@ -142,6 +161,9 @@ def evaluate(
         return
     if (method, split, limit_per_source, samples) != ("agent", "auto", None, 0):
         raise UserError("eval: --method, --split, --limit-per-source and --samples go with --suite search7")
+    asked = str(data) if data else settings.data.eval
+    if asked is not None and not models.is_there(asked):
+        raise UserError(f"{'--data' if data else 'data.eval'}: {asked}: no such file or folder")
     run_eval = evaluating.run_eval
     if out:  # before the scoring, which takes minutes
         try:
@@ -151,9 +173,18 @@ def evaluate(
         if out.is_dir():
             raise UserError(f"--out {out}: is a folder; expected the name of a file")
 
-    scores = run_eval(
-        settings, checkpoint=checkpoint, data=data, limit=limit, say=lambda text: typer.echo(text, err=True)
+    answers = answers or (
+        out.with_suffix(".answers.jsonl") if out else settings.run_dir / "eval" / ANSWERS_FILE
     )
+    scores = run_eval(
+        settings,
+        checkpoint=checkpoint,
+        data=data,
+        limit=limit,
+        answers=answers,
+        say=lambda text: typer.echo(text, err=True),
+    )
+    typer.echo(f"answers written to {answers}", err=True)
     text = json.dumps(scores, indent=1)
     if out:
         write_atomically(out, text + "\n")
@@ -162,7 +193,7 @@ def evaluate(
             f"EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({overall['n']} questions), written to {out}"
         )
     else:
-        typer.echo(text)
+        typer.echo(scores_in_words(scores) if for_people(as_json) else text)
 
 
 def _evaluate_suite(settings: Config, limit: int | None, **asked: Any) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 
 _SHOWN = "\N{REPLACEMENT CHARACTER}"
 _KEPT = frozenset("\n\t\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}")
+
+
+def for_people(as_json: bool) -> bool:
+    """Whether results are printed in words: on a terminal, unless JSON is asked for. Programs read a pipe."""
+    return not as_json and sys.stdout.isatty()
 
 
 def harmless(text: str) -> str:

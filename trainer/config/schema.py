@@ -30,6 +30,7 @@ from services.settings import (
     WeightSyncSettings,
 )
 from trainer.config.algorithm import AlgorithmSettings
+from trainer.config.aliases import meant_by
 from trainer.config.learner import LearnerSettings
 from trainer.rewards import ACCEPTED, is_kind
 
@@ -369,7 +370,11 @@ def _one_line(error: ValidationError) -> str:
         known = _keys_at(first["loc"][:-1])
         elsewhere = [path for path in paths_of(Config) if path.endswith(f".{name}")][:3]
         near = nearest(name, known)
-        found = elsewhere or ([f"{section}.{near}".lstrip(".")] if near else [])
+        found = (
+            elsewhere
+            or [*meant_by(key, first["input"])]
+            or ([f"{section}.{near}".lstrip(".")] if near else [])
+        )
         hint = f"did you mean {' or '.join(found)}?" if found else accepted(name, known)
         return f"{key}: unknown key; {hint}"
     if first["type"] == "missing":

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
+from retriever_service.settings import ServerSettings
 from services.common.errors import UserError
+from services.common.lazy import LazyModule
+from services.common.progress import progress_on
+from services.contracts import Question
+from trainer.config.schema import Config, load_config
+from trainer.data.columns import Keys
 from trainer.data.convert import convert
 from trainer.data.models import fetch
 from trainer.data.overlap import NEAR, twins
-from trainer.data.questions import validate
+from trainer.data.questions import NO_KEYS, BadRow, parsed, validate
+
+if TYPE_CHECKING:
+    from retriever_service import backends
+    from retriever_service.indexing import corpus
+    from trainer.data import coverage, passages, prompts
+else:  # numba, transformers and httpx take seconds
+    backends = LazyModule("retriever_service.backends")
+    corpus = LazyModule("retriever_service.indexing.corpus")
+    coverage = LazyModule("trainer.data.coverage")
+    passages = LazyModule("trainer.data.passages")
+    prompts = LazyModule("trainer.data.prompts")
 
 data_app = typer.Typer(help="Check and convert question files.", no_args_is_help=True)
 model_app = typer.Typer(
@@ -20,23 +39,57 @@ model_app = typer.Typer(
 )
 
 SHOWN_PROBLEMS = 10
+QuestionKey = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Column of the question, if it has a name of its own.")
+]
+AnswerKey = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Column of the answers, or a key in one, such as metadata.answer."),
+]
 
 
 @data_app.command("validate")
 def validate_command(
-    path: Annotated[Path, typer.Argument(help="Question file or folder, of any layout in docs/data.md.")],
+    path: Annotated[
+        Path, typer.Argument(help="Questions or corpus: file or folder, of any layout in docs/data.md.")
+    ],
     against: Annotated[
         Path | None,
         typer.Option(
             help="Questions that must not stand in PATH, such as the training set's. Lists those that do."
         ),
     ] = None,
+    index: Annotated[
+        str | None,
+        typer.Option(help="Index folder: count the questions whose answer stands in its best passages."),
+    ] = None,
+    topk: Annotated[int, typer.Option(min=1, help="With --index: best passages that are looked at.")] = 3,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Configuration: show a prompt of its model, and count what is too long or cut."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, help="With --index and --config: the first N questions are looked at.")
+    ] = 2000,
+    question_key: QuestionKey = None,
+    answer_key: AnswerKey = None,
 ) -> None:
-    """Read every row and count the questions of each data source. Malformed rows are listed, and make the
-    exit status 2; so do questions of --against."""
-    report = validate(path)
-    _list(report.problems)
-    _list(report.emptied)
+    """Read every row and count the questions of each data source, or the passages of a corpus. Malformed rows
+    are listed, and make the exit status 2; so do questions of --against."""
+    keys = Keys(question_key, answer_key)
+    if keys == NO_KEYS and passages.is_corpus(path):
+        if index or config or against:
+            raise UserError(f"{path}: is a corpus; --index, --config and --against go with questions")
+        _validate_corpus(path)
+        return
+    settings = load_config(config) if config else None
+    with progress_on(Console(stderr=True)) as tell:
+        rows = _expected(path)
+        report = validate(
+            path, keys=keys, on_rows=lambda n: tell("read", min(1.0, n / rows), f"{n:,} questions")
+        )
+    for lines in (report.problems, report.emptied, report.repeated, report.odd):
+        _list(lines)
     width = max(map(len, [*report.sources, "total"]))
     for source, count in sorted(report.sources.items()):
         typer.echo(f"{source:{width}}  {count:8,}")
@@ -51,11 +104,85 @@ def validate_command(
             f"{len(report.emptied):,} rows have a golden answer of which scoring by em, f1 and subem leaves "
             "nothing"
         )
+    if report.repeated:
+        typer.echo(f"{len(report.repeated):,} questions stand in the file before")
+    if report.odd:
+        typer.echo(f"{len(report.odd):,} rows look like UTF-8 that was read as another encoding")
     same = _list_twins(path, against) if against is not None else 0
+    if report.good and (index or settings):
+        _look_up(path, keys, index, topk, limit, settings)
     if report.problems:
         raise UserError(f"{path}: {report.total_line}")
     if same:
         raise UserError(f"{path}: {same:,} of {report.good:,} questions stand in {against} too")
+
+
+def _expected(path: Path) -> int:
+    """About how many rows there are, for progress."""
+    try:
+        return corpus.estimate(path)[1]
+    except UserError:  # the reading says what is wrong
+        return 1
+
+
+def _validate_corpus(path: Path) -> None:
+    with progress_on(Console(stderr=True)) as tell:
+        rows = _expected(path)
+        report = passages.validate_corpus(path, lambda n: tell("read", min(1.0, n / rows), f"{n:,} passages"))
+    _list(report.problems)
+    _list(report.notes)
+    typer.echo(f"{path}: a corpus of {report.passages:,} passages")
+    for count, what in (
+        (report.empty, "are empty"),
+        (report.odd, "look like UTF-8 that was read as another encoding"),
+        (report.same_texts, "have the text of another one"),
+    ):
+        if count:
+            typer.echo(f"{count:,} passages {what}")
+    if report.malformed:
+        bad = f"{report.malformed:,} of {report.malformed + report.passages:,} rows are malformed"
+        raise UserError(f"{path}: {bad}; the first: {report.problems[0]}")
+    if report.same_ids:
+        raise UserError(
+            f"{path}: {report.same_ids:,} passages have the id of another one; expected unique ids"
+        )
+
+
+def _printable(text: str) -> str:
+    """The text without what would act on a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _look_up(path: Path, keys: Keys, index: str | None, topk: int, limit: int, config: Config | None) -> None:
+    """Print what the agent would be shown of the first questions, and whether their answers can be found."""
+    rows = [
+        (item[1].question, coverage.hops_of(item[0].fields or {}))
+        for item in islice(parsed(path, all_columns=True, keys=keys), limit)
+        if not isinstance(item, BadRow)
+    ]
+    shown = prompts.Prompts(config) if config else None
+    if index is None:
+        for question, _ in rows:
+            shown.add(question) if shown else None
+    else:
+        settings = ServerSettings(index=index)
+        backends.check_settings(settings)
+        opened = backends.open_index(settings)
+        with progress_on(Console(stderr=True)) as tell:
+
+            def on_batch(done: int, found: list[tuple[Question, list[dict[str, Any]]]]) -> None:
+                tell("search", done / len(rows), f"{done:,} questions")
+                for question, held in found:
+                    shown.add(question, held) if shown else None
+
+            result = coverage.coverage(rows, opened, topk, on_batch)
+        opened.close()
+        for line in coverage.lines(result, index):
+            typer.echo(line)
+    if shown:
+        typer.echo(f"the first prompt:\n{_printable(shown.shown.first)}")
+        for line in shown.shown.lines():
+            typer.echo(line)
 
 
 def _list_twins(path: Path, against: Path) -> int:
@@ -97,9 +224,11 @@ def convert_command(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave malformed rows out and count them.")
     ] = False,
+    question_key: QuestionKey = None,
+    answer_key: AnswerKey = None,
 ) -> None:
     """Write the questions in another format, by the file's ending."""
-    done = convert(src, dst, skip_bad=skip_bad)
+    done = convert(src, dst, skip_bad=skip_bad, keys=Keys(question_key, answer_key))
     typer.echo(
         f"{len(done.rows):,} questions written to {dst}"
         + (f", {done.skipped:,} malformed rows left out" if done.skipped else "")

@@ -55,6 +55,39 @@ class Parsed:
     """Of the question's text and of the answers."""
 
 
+@dataclass(frozen=True)
+class Keys:
+    """Columns that the user has named, where a data set has names of its own; `metadata.answer` is a key in a
+    column."""
+
+    question: str | None = None
+    answer: str | None = None
+
+    def is_wanted(self, name: str) -> bool:
+        """As the function: whether a question may be made from a column of that name."""
+        return is_wanted(name) or name in {
+            (key or "").partition(".")[0] for key in (self.question, self.answer)
+        }
+
+    def applied(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The row with the named columns in the place of those that count otherwise. Raises UserError where
+        it lacks one."""
+        for option, key, mine, others in (
+            ("--question-key", self.question, "question", QUESTION),
+            ("--answer-key", self.answer, "golden_answers", (*REWARD, *ANSWERS, *ALIASES)),
+        ):
+            if key is None:
+                continue
+            value: Any = row
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if is_missing(value):
+                columns = ", ".join(map(str, row)) or "none"
+                raise UserError(f"{option} {key}: nothing is there; the columns are {columns}")
+            row = {name: held for name, held in row.items() if plain_name(name) not in others} | {mine: value}
+        return row
+
+
 def is_wanted(name: str) -> bool:
     """Whether a question may be made from a column of that name."""
     return plain_name(name) in _WANTED

@@ -12,7 +12,8 @@ from services.common.errors import UserError
 from services.common.files import written_aside
 from services.contracts import Question
 from services.rollout.worker.templates.search_r1 import user_turn
-from trainer.data.questions import BadRow, Questions, nothing_in, parsed
+from trainer.data.columns import Keys
+from trainer.data.questions import NO_KEYS, BadRow, Questions, nothing_in, parsed
 
 SEARCH_R1_COLUMNS = (
     "data_source",
@@ -29,7 +30,7 @@ SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 """Endings of files that are written."""
 
 
-def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False) -> Questions:
+def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False, keys: Keys = NO_KEYS) -> Questions:
     """Write the questions of `src` to `dst`: `.parquet` in Search-R1's columns, `.jsonl` and `.jsonl.gz` as
     FlashRAG has them.
 
@@ -48,7 +49,7 @@ def convert(src: str | Path, dst: str | Path, *, skip_bad: bool = False) -> Ques
         )
     rows: list[tuple[Mapping[str, Any], Question]] = []
     problems: list[BadRow] = []
-    for item in parsed(src, all_columns=True):
+    for item in parsed(src, all_columns=True, keys=keys):
         if isinstance(item, BadRow):
             if not skip_bad:
                 raise UserError(str(item))

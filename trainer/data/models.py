@@ -108,6 +108,12 @@ def resolve_file(name: str) -> str:
     return str(scheme.file(name)) if scheme else name
 
 
+def is_there(name: str) -> bool:
+    """Whether a model, a file or a folder of that name is there, or can be made: a known model, or
+    `lab:...`."""
+    return name in KNOWN or _scheme(name) is not None or Path(name).expanduser().exists()
+
+
 def check_folder(folder: Path, given: str) -> Path:
     """The folder, if a model can be loaded from it. Raises UserError."""
     where = f"model.path {given}"

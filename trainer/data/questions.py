@@ -4,20 +4,25 @@ columns."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.common.errors import UserError
 from services.common.records import ACCEPTED, Record, data_files, read_records
 from services.contracts import Question
-from trainer.data.columns import Parsed, is_wanted, question_of
-from trainer.rewards import unscorable
+from trainer.data.columns import Keys, Parsed, question_of
+from trainer.data.passages import ODD
+from trainer.rewards import normalize, unscorable
 
 TRAIN = {"train", "training"}
 HELD_OUT = {"dev", "valid", "val", "validation", "eval", "test"}
 SPLITS = TRAIN | HELD_OUT
 """File names that say nothing of the source; the folder's name is taken instead."""
+
+
+NO_KEYS = Keys()
+"""Columns by the names of docs/data.md."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,10 @@ class Report:
     """Malformed rows by reason."""
     read_from: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Rows by the columns that held their question and their answers."""
+    repeated: list[str] = field(default_factory=list)
+    """One line for each question that its data source had before, once normalised."""
+    odd: list[str] = field(default_factory=list)
+    """One line for each question or answer that looks like UTF-8 read as another encoding."""
     emptied: list[str] = field(default_factory=list)
     """One line for each row with a golden answer of which scoring leaves nothing."""
 
@@ -88,12 +97,17 @@ def load_questions(path: str | Path, *, skip_bad: bool = False) -> Questions:
     return Questions(rows, len(problems))
 
 
-def validate(path: str | Path) -> Report:
-    """Read the whole file and count. Raises UserError only where the file cannot be read at all, or is
-    empty."""
+def validate(
+    path: str | Path, *, keys: Keys = NO_KEYS, on_rows: Callable[[int], None] = lambda rows: None
+) -> Report:
+    """Read the whole file and count. on_rows: told now and then how many rows are read. Raises UserError only
+    where the file cannot be read at all, or is empty."""
     path = Path(path)
     report = Report()
-    for item in parsed(path):
+    seen: dict[tuple[str, str], str] = {}
+    for number, item in enumerate(parsed(path, keys=keys), 1):
+        if number % 1000 == 0:
+            on_rows(number)
         if isinstance(item, BadRow):
             report.problems.append(str(item))
             report.reasons[item.reason] += 1
@@ -101,6 +115,12 @@ def validate(path: str | Path) -> Report:
         record, found = item
         report.sources[found.question.data_source] += 1
         report.read_from[found.read_from] += 1
+        question = found.question
+        first = seen.setdefault((question.data_source, normalize(question.text)), record.place)
+        if first != record.place:
+            report.repeated.append(f"{record.place}: the same question as {first}: {question.text}")
+        if ODD.search("\n".join((question.text, *question.golden_answers))):
+            report.odd.append(f"{record.place}: looks like UTF-8 read as another encoding: {question.text}")
         emptied = next(filter(unscorable, found.question.golden_answers), None)
         if emptied is not None:
             report.emptied.append(
@@ -118,7 +138,9 @@ def nothing_in(path: Path, problems: list[BadRow]) -> str:
     return f"{path}: empty; expected at least one question"
 
 
-def parsed(path: Path, *, all_columns: bool = False) -> Iterator[tuple[Record, Parsed] | BadRow]:
+def parsed(
+    path: Path, *, all_columns: bool = False, keys: Keys = NO_KEYS
+) -> Iterator[tuple[Record, Parsed] | BadRow]:
     """Each row with its question, or the reason why it has none. Columns of Parquet that no question needs
     are read only on request."""
     try:
@@ -130,18 +152,18 @@ def parsed(path: Path, *, all_columns: bool = False) -> Iterator[tuple[Record, P
     for file in files:
         source = source_of(file)
         try:
-            for record in read_records(file, None if all_columns else is_wanted):
-                yield _parsed_record(record, number, source)
+            for record in read_records(file, None if all_columns else keys.is_wanted):
+                yield _parsed_record(record, number, source, keys)
                 number += 1
         except ValueError as error:
             raise UserError(str(error)) from None
 
 
-def _parsed_record(record: Record, number: int, source: str) -> tuple[Record, Parsed] | BadRow:
+def _parsed_record(record: Record, number: int, source: str, keys: Keys) -> tuple[Record, Parsed] | BadRow:
     if record.fields is None:
         return BadRow(record.place, record.problem)
     try:
-        return record, question_of(record.fields, number, source, record.names)
+        return record, question_of(keys.applied(record.fields), number, source, record.names)
     except UserError as error:
         return BadRow(record.place, str(error))
     except RecursionError:

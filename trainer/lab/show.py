@@ -20,7 +20,7 @@ from rich.table import Table
 
 from services.common import signals
 from services.common.errors import UnspiralError, UserError
-from services.common.files import json_lines, lock, move, write_atomically, write_json
+from services.common.files import holder_of, json_lines, lock, move, write_atomically, write_json
 from services.likelihood.exports.report import write_report
 from trainer.config.schema import Config, dump_config, parse_config
 from trainer.lab.before_after import NEXT, before_after
@@ -60,7 +60,8 @@ def fresh_config(raw: dict[str, Any]) -> Config:
             held = lock(config.run_dir / ".lock")
         except BlockingIOError as e:
             raise UserError(
-                f"{config.run_dir} is in use by another running process; choose another --dir or --seed"
+                f"{config.run_dir} is in use by another running process"
+                f"{holder_of(config.run_dir / '.lock')}; choose another --dir or --seed"
             ) from e
         with held:
             before = config.run_dir.with_name(config.run_dir.name + ".before")

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from services.common.errors import UserError
 from services.common.files import (
     append_json,
+    holder_of,
     json_lines,
     keep_json_lines,
     lock,
@@ -55,7 +56,8 @@ class RunFolder:
             self._lock = lock(self.path / ".lock")
         except BlockingIOError as e:
             raise UserError(
-                f"run.name: {self.path} is in use by another running process; choose another run.name"
+                f"run.name: {self.path} is in use by another running process"
+                f"{holder_of(self.path / '.lock')}; choose another run.name"
             ) from e
         if not resume and self.metrics_path.exists() and self.metrics_path.stat().st_size:
             way = (

@@ -18,10 +18,31 @@ from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import make_template
 from services.settings import RolloutSettings
 from trainer.config.schema import Config
+from trainer.data import models
 from trainer.data.demonstrations import read_demonstrations
 from trainer.loop.matched_step import read_series
 
 GIB = 1 << 30
+
+
+def check_named_files(config: Config) -> None:
+    """What a run is to read, before its folder is made. Raises UserError: one line with the key of each file
+    and folder that is not there."""
+    named = {
+        "model.path": config.model.path,
+        "data.train": config.data.train,
+        "data.eval": config.data.eval,
+        "retriever.index": config.retriever.index,
+        "retriever.corpus": config.retriever.corpus,
+    }
+    if config.evaluation.retriever:
+        named["evaluation.retriever.index"] = config.evaluation.retriever.index
+        named["evaluation.retriever.corpus"] = config.evaluation.retriever.corpus
+    missing = [f"{key}: {value}" for key, value in named.items() if value and not models.is_there(value)]
+    if len(missing) == 1 and missing[0].startswith("model.path: "):
+        models.resolve(config.model.path)  # it says what a model may be
+    if missing:
+        raise UserError(f"{'; '.join(missing)}: no such file or folder")
 
 
 def check_retrievers(config: Config) -> None:

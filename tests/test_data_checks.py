@@ -1,0 +1,139 @@
+"""`unspiral data validate`, as somebody uses it on data of their own before a run: a corpus, columns of other
+names, repeated and damaged rows, answers that no search finds, prompts that are too long."""
+
+import json
+
+import pytest
+from command_line import run  # noqa: F401
+
+from trainer.data.coverage import holds, hops_of
+
+CORPUS = [
+    {"id": "0", "contents": '"Italy"\nThe capital of Italy is Rome.'},
+    {"id": "1", "contents": '"Peru"\nThe capital of Peru is Lima.'},
+    {"id": "2", "contents": '"Chad"\nN\'Djamena lies in Chad.'},
+]
+QUESTIONS = [
+    {"id": "2hop__1", "question": "capital of Italy", "golden_answers": ["Rome"], "data_source": "a"},
+    {"id": "3hop__1", "question": "capital of Peru", "golden_answers": ["the Lima"], "data_source": "a"},
+    {"id": "3hop__2", "question": "where is Chad", "golden_answers": ["Africa"], "data_source": "b"},
+    {"id": "3hop__3", "question": "is Peru in Chad", "golden_answers": ["no"], "data_source": "b"},
+]
+
+
+def jsonl(path, rows):
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def index(tmp_path, run):
+    jsonl(tmp_path / "corpus.jsonl", CORPUS)
+    assert (
+        run("index", "build", "--corpus", str(tmp_path / "corpus.jsonl"), "--out", str(tmp_path / "i"))[0]
+        == 0
+    )
+    return str(tmp_path / "i")
+
+
+def test_a_corpus_is_told_from_questions_and_its_faults_are_counted(run, tmp_path):
+    rows = [*CORPUS, {"id": "3", "contents": CORPUS[0]["contents"]}, {"id": "4", "contents": "cafÃ© au lait"}]
+    file = jsonl(tmp_path / "corpus.jsonl", [*rows, {"id": "5", "contents": ""}])
+    status, out, err = run("data", "validate", file)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[2:] == [
+        f"{file}: a corpus of 6 passages",
+        "1 passages are empty",
+        "1 passages look like UTF-8 that was read as another encoding",
+        "1 passages have the text of another one",
+    ]
+    file = jsonl(tmp_path / "again.jsonl", [*CORPUS, CORPUS[0]])
+    status, _, err = run("data", "validate", file)
+    assert (status, err) == (
+        2,
+        f"unspiral: {file}: 1 passages have the id of another one; expected unique ids\n",
+    )
+    file = jsonl(tmp_path / "bad.jsonl", [*CORPUS, {"id": "7"}])
+    status, _, err = run("data", "validate", file)
+    assert status == 2 and "1 of 4 rows are malformed; the first: " in err and 'line 4: no "contents"' in err
+    status, _, err = run("data", "validate", file, "--index", "i")
+    assert status == 2 and "is a corpus; --index, --config and --against go with questions" in err
+
+
+def test_columns_of_other_names_are_read_by_key_and_a_missing_one_is_named(run, tmp_path):
+    rows = [{"frage": "Hauptstadt von Peru?", "meta": {"antwort": 1535}, "answer": "wrong"}]
+    file = jsonl(tmp_path / "q.jsonl", rows)
+    keys = ("--question-key", "frage", "--answer-key", "meta.antwort")
+    status, out, _ = run("data", "validate", file, *keys)
+    assert status == 0 and out.split() == ["q", "1", "total", "1"]
+    status, _, err = run("data", "convert", file, str(tmp_path / "out.jsonl"), *keys)
+    assert (status, err) == (0, "")
+    made = json.loads((tmp_path / "out.jsonl").read_text())
+    assert (made["question"], made["golden_answers"]) == ("Hauptstadt von Peru?", ["1535"])
+    status, _, err = run("data", "validate", file, "--question-key", "fragen")
+    assert (
+        status == 2 and "--question-key fragen: nothing is there; the columns are frage, meta, answer" in err
+    )
+
+
+def test_repeated_questions_and_damaged_texts_are_reported(run, tmp_path):
+    rows = [{"question": q, "answer": "x"} for q in ("Who is it?", "who is it", "Wo liegt MÃ¼nchen?")]
+    file = jsonl(tmp_path / "q.jsonl", rows)
+    status, out, _ = run("data", "validate", file)
+    assert status == 0 and f"{file}, line 2: the same question as {file}, line 1: who is it" in out
+    assert "1 questions stand in the file before" in out
+    assert "1 rows look like UTF-8 that was read as another encoding" in out
+    assert "in 3 rows the question was read from `question` and the answers from `answer`" in out
+
+
+def test_answers_that_stand_in_an_index_are_counted_by_source_and_hops_with_misses_to_read(
+    run, tmp_path, index
+):
+    file = jsonl(tmp_path / "q.jsonl", QUESTIONS)
+    status, out, err = run("data", "validate", file, "--index", index, "--topk", "2")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[3:] == [
+        f"an answer stands in the best 2 passages of {index} for 2 of 3 questions (66.7%)",
+        "  1 questions are answered by yes or no, which no passage shows",
+        "  a       2 of 2 (100.0%)",
+        "  b       0 of 1 (0.0%)",
+        "  2 hops  1 of 1 (100.0%)",
+        "  3 hops  1 of 2 (50.0%)",
+        "  the first such passage: 2 at place 1",
+        "  missed, for example:",
+        '    where is Chad -> Africa  (best: "Chad")',
+    ]
+
+
+def test_a_prompt_is_shown_and_what_is_too_long_or_cut_is_counted(run, tmp_path, index):
+    from rollout_models import tiny_model
+
+    tiny_model(tmp_path / "model")
+    config = {
+        "model": {"path": str(tmp_path / "model")}, "data": {"train": "t"}, "retriever": {"index": index},
+        "rollout": {"max_prompt_tokens": 4, "max_obs_tokens": 16, "template": "lab"},
+    }  # fmt: skip
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+    file = jsonl(tmp_path / "q.jsonl", QUESTIONS)
+    status, out, err = run("data", "validate", file, "--index", index, "--config", str(tmp_path / "c.yaml"))
+    assert status == 0, err
+    shown = out.partition("the first prompt:\n")[2]
+    assert shown.splitlines() == [
+        "<bos> <unk> <unk> <unk>",
+        "prompts: 4 tokens at the median, 5 at most; 1 of 4 are longer than rollout.max_prompt_tokens allows "
+        "(4)",
+        "search results: 17 tokens at the median, 18 at most; 50.0% are cut at rollout.max_obs_tokens=16",
+    ]
+
+
+def test_hops_are_read_where_data_sets_keep_them():
+    assert hops_of({"id": "2hop__1_2"}) == "2 hops"
+    assert hops_of({"question_decomposition": [{}, {}, {}]}) == "3 hops"
+    assert hops_of({"metadata": {"type": "bridge"}}) == "bridge"
+    assert hops_of({"hops": 2, "type": "bridge"}) == "2 hops"
+    assert hops_of({"id": "x"}) is None
+
+
+def test_an_answer_is_found_word_by_word_as_exact_match_reads_it():
+    assert holds("It was The Beatles, in 1962.", ["Beatles"]) and holds("in 1962.", ["x", "1962"])
+    assert not holds("Romeo and Juliet", ["Rome"]) and not holds("anything", ["A"])

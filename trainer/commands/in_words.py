@@ -1,0 +1,40 @@
+"""Results of commands in words, for a terminal. Programs get the same as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_MODES = {"": "greedily", "_sampled": "sampled"}
+
+
+def run_in_words(summary: Mapping[str, Any]) -> str:
+    """The summary of a run: steps, time, phase, and the held-out scores that it has."""
+    minutes, seconds = divmod(round(summary.get("seconds") or 0), 60)
+    lines = [
+        f"{summary.get('steps', 0)} steps in {minutes}:{seconds:02}, phase {summary.get('phase', 'unknown')}"
+    ]
+    for suffix, how in _MODES.items():
+        before = summary.get(f"em_before{suffix}")
+        after = summary.get(f"em_after{suffix}")
+        if before is not None and after is not None:
+            lines.append(f"exact match on held-out questions, {how}: {before:.3f} before, {after:.3f} after")
+    return "\n".join(lines)
+
+
+def scores_in_words(scores: Mapping[str, Any]) -> str:
+    """The scores of an evaluation, a line per data source."""
+    rows = {**scores["sources"], "overall": scores["overall"]}
+    width = max(map(len, rows))
+    return "\n".join(
+        f"{name:{width}}  EM {row['em']:.3f}  F1 {row['f1']:.3f}  ({row['n']:,} questions)"
+        for name, row in rows.items()
+    )
+
+
+def taught_in_words(done: Mapping[str, Any]) -> str:
+    """The result of a warm start."""
+    return (
+        f"{done['demonstrations']:,} demonstrations, {done['steps']:,} optimiser steps: log-prob per token "
+        f"{done['logp_first']:.3f} at first, {done['logp_last']:.3f} at last"
+    )
