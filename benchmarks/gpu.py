@@ -18,21 +18,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from pathlib import Path
 
 from benchmarks import gpu_learner, gpu_peer, gpu_rollout, gpu_train
+from benchmarks.gpu_machine import machine
 
 COMMANDS = {"learner": gpu_learner, "rollout": gpu_rollout, "train": gpu_train, "peer": gpu_peer}
-
-
-def machine() -> dict[str, object]:
-    import torch
-
-    cuda = torch.cuda.is_available()
-    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["CPU"]
-    return {"devices": devices, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def main() -> int:
@@ -46,7 +38,8 @@ def main() -> int:
         module.arguments(sub)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    numbers = machine() | COMMANDS[args.command].run(args)
+    measured = COMMANDS[args.command].run(args)
+    numbers = machine() | measured
     (args.out / f"{args.command}.json").write_text(json.dumps(numbers, indent=1) + "\n")
     print(f"\n{', '.join(map(str, numbers['devices']))}, torch {numbers['torch']}")
     print(COMMANDS[args.command].table(numbers))
