@@ -8,10 +8,13 @@
         warm start, a real run, exact match before and after by source
     python -m benchmarks.gpu peer --model M --data D
         a step against one of TRL's GRPOTrainer, on one GPU
+    python -m benchmarks.gpu compare BEFORE.json AFTER.json
+        what became slower or larger between two results; ends with status 1 where something did
 
 D is a folder with corpus.jsonl, train.jsonl and test.jsonl. Each prints a table last and writes
-OUT/NAME.json. All run on CPU as well, with small sizes, so that a script can be tried before it meets a
-GPU.
+OUT/NAME.json, with the machine and the versions in it; --keep LABEL writes the same to
+benchmarks/results/gpu. All run on CPU as well, with small sizes, so that a script can be tried before it
+meets a GPU.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks import gpu_learner, gpu_peer, gpu_rollout, gpu_train
+from benchmarks import gpu_compare, gpu_learner, gpu_peer, gpu_rollout, gpu_train
 from benchmarks.gpu_machine import machine
 
+KEPT = Path(__file__).parent / "results" / "gpu"
 COMMANDS = {"learner": gpu_learner, "rollout": gpu_rollout, "train": gpu_train, "peer": gpu_peer}
 
 
@@ -35,12 +39,20 @@ def main() -> int:
     for name, module in COMMANDS.items():
         sub = commands.add_parser(name)
         sub.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
+        sub.add_argument("--keep", metavar="LABEL", help=f"also write {KEPT.name}/NAME_LABEL.json")
         module.arguments(sub)
+    gpu_compare.arguments(commands.add_parser("compare"))
     args = parser.parse_args()
+    if args.command == "compare":
+        return gpu_compare.compare(args)
     args.out.mkdir(parents=True, exist_ok=True)
     measured = COMMANDS[args.command].run(args)
     numbers = machine() | measured
-    (args.out / f"{args.command}.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    text = json.dumps(numbers, indent=1) + "\n"
+    (args.out / f"{args.command}.json").write_text(text)
+    if args.keep:
+        KEPT.mkdir(parents=True, exist_ok=True)
+        (KEPT / f"{args.command}_{args.keep}.json").write_text(text)
     print(f"\n{', '.join(map(str, numbers['devices']))}, torch {numbers['torch']}")
     print(COMMANDS[args.command].table(numbers))
     return 0

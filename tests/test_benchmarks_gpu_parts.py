@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import torch
 from transformers import Qwen2ForCausalLM
 
-from benchmarks import gpu_searcher, gpu_watch
+from benchmarks import gpu, gpu_searcher, gpu_watch
 from services.rollout.worker.tokenizer import load_tokenizer
 
 
@@ -40,3 +41,32 @@ def test_the_searcher_thinks_searches_and_answers_as_often_as_it_is_told(tmp_pat
 def test_the_innermost_functions_of_a_profile_are_counted():
     stacks = "a (x.py:1);b (y.py:2) 6\na (x.py:1) 1\nc (z.py:3);b (y.py:2) 3\n"
     assert gpu_watch.top_functions(stacks) == [("b (y.py:2)", 0.9), ("a (x.py:1)", 0.1)]
+
+
+def write(file, learner, rollout):
+    rows = [{"tokens_per_s": rate, "us_per_token": 1e6 / rate, "turns": 2.0} for rate in rollout]
+    file.write_text(
+        json.dumps(
+            {"devices": ["H"], "packed": {"tokens_per_s": learner, "peak_gib": 10.0}, "asynchronous": rows}
+            | {"results": [{"what": "speed", "size": "3b", "ours": 0.1 * learner / 100, "ours_max": 9.0}]}
+        )
+    )
+    return str(file)
+
+
+def test_compare_names_what_became_worse_and_ends_with_its_status(tmp_path, monkeypatch, capsys):
+    before = write(tmp_path / "a.json", 100.0, [900.0, 1000.0, 5000.0])
+    after = write(tmp_path / "b.json", 50.0, [1000.0, 990.0, 1010.0])
+    monkeypatch.setattr(sys, "argv", ["gpu", "compare", before, after])
+    assert gpu.main() == 1
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["packed/tokens_per_s", "100", "50", "-50.0%", "worse"]
+    # Medians of repeats: 1000 before and after.
+    assert ["asynchronous/tokens_per_s", "1000", "1000", "+0.0%"] in [line[:4] for line in lines]
+    assert ["results[what=speed", "size=3b]/ours", "0.1", "0.05", "+50.0%", "better"] in lines
+    assert lines[-1][:3] == ["1", "of", "5"]
+    monkeypatch.setattr(sys, "argv", ["gpu", "compare", before, before])
+    assert gpu.main() == 0
+    (tmp_path / "c.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["gpu", "compare", before, str(tmp_path / "c.json")])
+    assert gpu.main() == 2
