@@ -35,6 +35,8 @@ Observe = Callable[[list["Hit"], int], Awaitable["Observation"]]
 """An observation of hits in at most so many tokens."""
 SAMPLING_ATTEMPTS = 3
 """Times that a trajectory is sampled before non-finite log-probs are taken for the policy's own fault."""
+KNOWN_PROMPTS = 256
+"""Prompts that are kept. A question's trajectories are sampled close to each other."""
 THINK = "<think>"
 PROMPT_END_TOKENS = 16
 """Newest tokens of a prompt in which a chat template may have opened a think block."""
@@ -56,8 +58,10 @@ async def run_trajectory(
     search: Search,
     settings: RolloutSettings,
     observe: Observe | None = None,
+    known: Prompts | None = None,
 ) -> Trajectory:
     """Sample one trajectory. observe: the template's `observation_ids`, made elsewhere than on this loop.
+    known: prompts of this template, which trajectories of one group share.
 
     `max_turns` generations may search; one more follows in which a search is not carried out. An action
     without a tag gets the template's notice and uses its turn up. `finish` is `answer`, `turns` (no answer in
@@ -69,7 +73,7 @@ async def run_trajectory(
     started = time.monotonic()
     for attempt in range(SAMPLING_ATTEMPTS):
         try:
-            trajectory = await _sample(request, attempt, engine, template, search, settings, observe)
+            trajectory = await _sample(request, attempt, engine, template, search, settings, observe, known)
         except NonFiniteLogprobError as e:
             error = e
         else:
@@ -78,9 +82,27 @@ async def run_trajectory(
     raise error
 
 
-def prompt_of(question: Question, template: Template, settings: RolloutSettings) -> list[int]:
+class Prompts:
+    """The last prompts of one template."""
+
+    def __init__(self) -> None:
+        self._ids: dict[Question, list[int]] = {}
+
+    def ids(self, question: Question, template: Template) -> list[int]:
+        """A list of the caller's own."""
+        if question not in self._ids:
+            made = template.prompt_ids(question)
+            if len(self._ids) >= KNOWN_PROMPTS:
+                del self._ids[next(iter(self._ids))]
+            self._ids[question] = made
+        return list(self._ids[question])
+
+
+def prompt_of(
+    question: Question, template: Template, settings: RolloutSettings, known: Prompts | None = None
+) -> list[int]:
     """The question's prompt as token ids. Raises UserError."""
-    prompt = template.prompt_ids(question)
+    prompt = template.prompt_ids(question) if known is None else known.ids(question, template)
     if len(prompt) > min(settings.max_prompt_tokens, settings.max_model_tokens - 1):
         raise UserError(
             f"question {question.id}: its prompt has {len(prompt)} tokens; "
@@ -98,8 +120,9 @@ async def _sample(
     search: Search,
     settings: RolloutSettings,
     observe: Observe | None,
+    known: Prompts | None,
 ) -> Trajectory:
-    prompt = prompt_of(request.question, template, settings)
+    prompt = prompt_of(request.question, template, settings, known)
     ids = list(prompt)
     segments: list[Action | Observation] = []
     finish: FinishReason = "turns"
