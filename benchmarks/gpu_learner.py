@@ -146,17 +146,18 @@ def measure(rank: LearnerRank, batch: TrainBatch, repeats: int, *, llds_cost: bo
     return out
 
 
+KEPT = {"gradient_checkpointing": False, "tokens_per_microbatch": 8192}
 VARIANTS: dict[str, tuple[type[RandomRank], dict[str, Any]]] = {
     "plain": (PlainRank, {"packing": "padded", "gradient_checkpointing": True}),
     "packed": (RandomRank, {"packing": "packed", "gradient_checkpointing": True}),
     "packed, compiled": (RandomRank, {"packing": "packed", "compile": True, "gradient_checkpointing": True}),
     "compiled, no checkpointing": (
         RandomRank,
-        {"packing": "packed", "compile": True, "tokens_per_microbatch": 8192},
+        {"packing": "packed", "compile": True, **KEPT},
     ),
     "packed, no checkpointing": (
         RandomRank,
-        {"packing": "packed", "tokens_per_microbatch": 8192},
+        {"packing": "packed", **KEPT},
     ),
     "packed, offload": (
         RandomRank,

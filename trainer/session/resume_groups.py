@@ -155,6 +155,7 @@ GROUPS = (
             "rollout.trajectory_timeout_seconds",
             "rollout.start_timeout_seconds",
             "rollout.dtype",
+            "rollout.head_dtype",
             "rollout.gpu_memory_utilization",
             "rollout.kv_cache_gib",
             "rollout.tensor_parallel",
