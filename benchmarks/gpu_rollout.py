@@ -14,17 +14,22 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_retriever import served
 from benchmarks.gpu_watch import BusyShare, Profile
 from services.contracts import Question, TrajectoryRequest
+from services.rollout.engines import vllm_engine
 from services.rollout.worker.worker import RolloutWorker
 from services.settings import RolloutSettings
 from trainer.data import load_questions
 
 WAYS = ["asynchronous", "barrier"]
+OWN = "vLLM's own front end"
+"""Name of the asynchronous rounds without ours."""
 
 
 def arguments(parser: Any) -> None:
@@ -40,6 +45,9 @@ def arguments(parser: Any) -> None:
         "--compile", choices=["full", "graphs", "off"], default="full", help="rollout.compile"
     )
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
+    parser.add_argument(
+        "--beside-own", action="store_true", help="each round also with vLLM's own front end, in turns"
+    )
     parser.add_argument("--profile", type=int, default=0, help="seconds of py-spy, in a further round")
     parser.add_argument("--memory", type=float, default=0.8, help="rollout.gpu_memory_utilization")
 
@@ -70,9 +78,12 @@ async def _run(args: Any, url: str) -> dict[str, Any]:
         requests = [TrajectoryRequest(f"w-{i}", "w", q, i, args.temperature) for i, q in enumerate(questions)]
         await asyncio.gather(*(worker.rollout(r) for r in requests[:16]))  # warms up
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in args.ways}
+        if args.beside_own:
+            runs[OWN] = []
         for repeat in range(args.repeats):
             for name in runs:
-                runs[name].append(await _round(worker, questions, name, repeat, args.temperature))
+                with own_front_end() if name == OWN else nullcontext():
+                    runs[name].append(await _round(worker, questions, name, repeat, args.temperature))
                 print(name, json.dumps(runs[name][-1]), flush=True)
         if args.profile:
             with Profile(args.out / "rollout.stacks", args.profile) as profile:
@@ -86,9 +97,20 @@ async def _run(args: Any, url: str) -> dict[str, Any]:
         await worker.close()
     out |= runs
     rates = {name: statistics.median(r["tokens_per_s"] for r in rows) for name, rows in runs.items()}
-    if len(rates) == 2:
+    if {"asynchronous", "barrier"} <= rates.keys():
         out["ratio"] = rates["asynchronous"] / rates["barrier"]
     return out
+
+
+@contextmanager
+def own_front_end() -> Iterator[None]:
+    """Requests go vLLM's own way through its front end."""
+    kept = vllm_engine.IDS_ONLY
+    vllm_engine.IDS_ONLY = {}
+    try:
+        yield
+    finally:
+        vllm_engine.IDS_ONLY = kept
 
 
 async def _round(
@@ -120,12 +142,14 @@ async def _round(
 
 def table(out: dict[str, Any]) -> str:
     lines = [f"{out['trajectories']} trajectories, engine up in {out['start_seconds']:.0f} s"]
-    for name in (n for n in WAYS if n in out):
+    for name in (n for n in [*WAYS, OWN] if n in out):
         rates = ", ".join(f"{r['tokens_per_s']:,.0f}" for r in out[name])
         last = out[name][-1]
         busy = "" if last.get("busy") is None else f", GPU busy {last['busy']:.0%}"
         cost = "" if "us_per_token" not in last else f", {last['us_per_token']:.1f} us of processor a token"
-        lines.append(f"{name:14} tokens/s {rates}   (turns a trajectory {last['turns']:.2f}{cost}{busy})")
+        lines.append(
+            f"{name:{len(OWN)}} tokens/s {rates}   (turns a trajectory {last['turns']:.2f}{cost}{busy})"
+        )
     if "ratio" in out:
         lines.append(f"ratio {out['ratio']:.2f}")
     return "\n".join([*lines, *(f"  {share:6.1%} {name}" for name, share in out.get("top", []))])
