@@ -8,31 +8,27 @@
         warm start, a real run, exact match before and after by source
     python -m benchmarks.gpu peer --model M --data D
         a step against one of TRL's GRPOTrainer, on one GPU
+    python -m benchmarks.gpu compare BEFORE.json AFTER.json
+        what became slower or larger between two results; ends with status 1 where something did
 
 D is a folder with corpus.jsonl, train.jsonl and test.jsonl. Each prints a table last and writes
-OUT/NAME.json. All run on CPU as well, with small sizes, so that a script can be tried before it meets a
-GPU.
+OUT/NAME.json, with the machine and the versions in it; --keep LABEL writes the same to
+benchmarks/results/gpu. All run on CPU as well, with small sizes, so that a script can be tried before it
+meets a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from pathlib import Path
 
-from benchmarks import gpu_learner, gpu_peer, gpu_rollout, gpu_train
+from benchmarks import gpu_compare, gpu_learner, gpu_peer, gpu_rollout, gpu_train
+from benchmarks.gpu_machine import machine
 
+KEPT = Path(__file__).parent / "results" / "gpu"
 COMMANDS = {"learner": gpu_learner, "rollout": gpu_rollout, "train": gpu_train, "peer": gpu_peer}
-
-
-def machine() -> dict[str, object]:
-    import torch
-
-    cuda = torch.cuda.is_available()
-    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["CPU"]
-    return {"devices": devices, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def main() -> int:
@@ -43,11 +39,20 @@ def main() -> int:
     for name, module in COMMANDS.items():
         sub = commands.add_parser(name)
         sub.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
+        sub.add_argument("--keep", metavar="LABEL", help=f"also write {KEPT.name}/NAME_LABEL.json")
         module.arguments(sub)
+    gpu_compare.arguments(commands.add_parser("compare"))
     args = parser.parse_args()
+    if args.command == "compare":
+        return gpu_compare.compare(args)
     args.out.mkdir(parents=True, exist_ok=True)
-    numbers = machine() | COMMANDS[args.command].run(args)
-    (args.out / f"{args.command}.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    measured = COMMANDS[args.command].run(args)
+    numbers = machine() | measured
+    text = json.dumps(numbers, indent=1) + "\n"
+    (args.out / f"{args.command}.json").write_text(text)
+    if args.keep:
+        KEPT.mkdir(parents=True, exist_ok=True)
+        (KEPT / f"{args.command}_{args.keep}.json").write_text(text)
     print(f"\n{', '.join(map(str, numbers['devices']))}, torch {numbers['torch']}")
     print(COMMANDS[args.command].table(numbers))
     return 0

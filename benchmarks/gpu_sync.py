@@ -37,6 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 import ray  # noqa: E402
 
+from benchmarks.gpu_machine import machine  # noqa: E402
 from benchmarks.gpu_shapes import SHAPES, make_model  # noqa: E402
 from benchmarks.gpu_sync_actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
 from services.contracts import TokenBatch, TrainBatch  # noqa: E402
@@ -48,6 +49,8 @@ from trainer.learner.group import LearnerGroup  # noqa: E402
 from trainer.loop.sync import run_with_resync, sync_weights  # noqa: E402
 
 WEIGHTS_ONLY = ("7b",)
+PARAMETERS_GB = {"tiny": 0.1, "0.5b": 1, "1.5b": 3.1, "3b": 6.2, "7b": 15.3}
+"""Size of a model in bfloat16."""
 BEGAN = time.monotonic()
 RESULTS: list[dict[str, Any]] = []
 
@@ -77,7 +80,7 @@ def config_of(
                 "max_model_tokens": 512,
                 "max_response_tokens": 64,
                 "max_obs_tokens": 64,
-                "gpu_memory_utilization": 0.5,
+                "gpu_memory_utilization": options.memory,
                 "kv_cache_gib": 0.2,
                 "start_timeout_seconds": 400,
                 "prompts_per_step": 4,
@@ -248,6 +251,15 @@ async def agreement(options: argparse.Namespace, folder: Path, workers: int) -> 
     return good
 
 
+def spread(name: str, values: list[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return {
+        name: statistics.median(values),
+        f"{name}_min": min(values),
+        f"{name}_max": max(values),
+    }
+
+
 async def speed(options: argparse.Namespace, folder: Path, workers: int) -> bool:
     """Seconds of a sync, ours and vLLM's own engine called bare, by size, ZeRO stage and number of
     workers."""
@@ -261,27 +273,24 @@ async def speed(options: argparse.Namespace, folder: Path, workers: int) -> bool
                     first = await world.sync(only=count)
                     if options.device == "gpu":
                         await world.rank("memory_gib")  # from here on
-                    ours = [await world.sync(only=count) for _ in range(options.repeats)]
                     about = {"what": "speed", "size": size, "zero": 0 if only else stage, "workers": count}
-                    said = {
-                        "first_s": first,
-                        "ours_s": statistics.median(ours),
-                        "ours_min_s": min(ours),
-                        "ours_max_s": max(ours),
-                    }
-                    if options.device == "gpu":
-                        said["learner_peak_gib"] = await world.rank("memory_gib")
-                    if options.bare and options.device == "gpu":
+                    said: dict[str, Any] = {"first_s": first}
+                    beside = options.bare and options.device == "gpu"
+                    if beside:
                         handles = [m.worker.actor for m in world.pool._roster.all()][:count]
                         said["bare_init_s"] = await world.rank("bare_init", handles)
                         await world.rank("bare_send")
-                        bare = [await world.rank("bare_send") for _ in range(options.repeats)]
-                        said |= {
-                            "bare_s": statistics.median(bare),
-                            "bare_min_s": min(bare),
-                            "bare_max_s": max(bare),
-                        }
-                        said["ratio"] = said["ours_s"] / said["bare_s"]
+                    ours, bare = [], []
+                    for _ in range(options.repeats):  # in turns: the host's own noise meets both
+                        ours.append(await world.sync(only=count))
+                        if beside:
+                            bare.append(await world.rank("bare_send"))
+                    said |= spread("ours", ours)
+                    if options.device == "gpu":
+                        said["learner_peak_gib"] = await world.rank("memory_gib")
+                    if beside:
+                        said |= spread("bare", bare)
+                        said |= spread("ratio", [a / b for a, b in zip(ours, bare, strict=True)])
                     result(**about, **said)
         shutil.rmtree(model)
     return True
@@ -371,7 +380,7 @@ def main() -> int:
     parser.add_argument("--stages", nargs="+", type=int, default=[2, 3], help="ZeRO stages")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0, 0.6])
     parser.add_argument("--syncs", type=int, default=50)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=10, help="speed: pairs of syncs, ours and bare")
     parser.add_argument("--workers", type=int, help="at most; default: all GPUs but one, three at most")
     parser.add_argument("--timeout", type=float, default=30.0, help="weight_sync.timeout_seconds")
     parser.add_argument("--backend", choices=["nccl", "gloo", "shared_memory", "auto"], default="nccl")
@@ -380,6 +389,7 @@ def main() -> int:
     parser.add_argument(
         "--no-bare", dest="bare", action="store_false", help="speed: without vLLM's own engine"
     )
+    parser.add_argument("--memory", type=float, default=0.5, help="rollout.gpu_memory_utilization")
     parser.add_argument("--weights-only", action="store_true", help="speed: learner without an optimiser")
     parser.add_argument("--limit", type=float, default=570.0, help="seconds for everything")
     parser.add_argument("--out", type=Path, help="JSON file for the results")
@@ -404,7 +414,10 @@ def main() -> int:
         return 3
     workers = min(options.workers or 3, 3, gpus - 1 if options.device == "gpu" else 3)
     placement.RolloutWorker = BenchWorker
-    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    # In memory where the largest model fits there twice.
+    most = 2 * max(PARAMETERS_GB[size] for size in options.sizes) * 2**30
+    roomy = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > most
+    place = "/dev/shm" if roomy else None
     say(f"{gpus} GPUs, {workers} workers, {options.part}, backend {options.backend}")
     good = False
     try:
@@ -417,7 +430,7 @@ def main() -> int:
         table()
         if options.out:
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(RESULTS, indent=1))
+            options.out.write_text(json.dumps(machine() | {"results": RESULTS}, indent=1) + "\n")
         stop_local_ray()
     return 0 if good else 1
 

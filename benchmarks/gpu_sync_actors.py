@@ -35,6 +35,8 @@ class BenchWorker(RolloutWorker):
             more = {"enforce_eager": True} if (pathlib.Path(self._model_path) / "eager").exists() else {}
             if torch.cuda.is_available():
                 more["weight_transfer_config"] = WeightTransferConfig(backend="nccl")
+                # Given, not measured: engines of two measurements may start on one card.
+                more["kv_cache_memory_bytes"] = 2**30
             return plain(*args) | more
 
         vllm_engine._arguments = arguments

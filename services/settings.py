@@ -140,6 +140,9 @@ class RolloutSettings(Settings):
     """Longest wait in seconds for a worker's engine to start."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """Data type of the engine's weights. `auto` is float32 on CPU and bfloat16 on GPU."""
+    head_dtype: Literal["model", "float32"] = "model"
+    """Data type in which vLLM computes logits. `float32` brings a bfloat16 sampler closer to the learner,
+    whose logits are float32; the output layer takes longer."""
     gpu_memory_utilization: float = Field(0.6, gt=0, le=1)
     """Fraction of a GPU's memory that vLLM may take (GPU only)."""
     kv_cache_gib: float = Field(1.0, gt=0)

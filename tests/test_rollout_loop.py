@@ -16,7 +16,10 @@ from services.common.errors import UserError
 from services.contracts import Observation, Question
 from services.rollout.errors import NonFiniteLogprobError
 from services.rollout.worker.loop import (
+    KNOWN_PROMPTS,
     Found,
+    Prompts,
+    prompt_of,
     run_trajectory,
     tokens_through_end,
 )
@@ -382,3 +385,23 @@ def test_a_tokenizer_comes_back_as_it_was_saved_beside_a_qwen2_model(tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path).encode(text) != LAB.encode(text), (
         "the trap is gone: the loader can go too"
     )
+
+
+async def test_trajectories_of_a_group_share_the_work_on_their_prompt_and_no_list():
+    template, settings = lab()
+    made = []
+    own = template.prompt_ids
+    template.prompt_ids = lambda question: made.append(question) or own(question)
+    known = Prompts()
+
+    def asked(i):
+        return Question(f"q{i}", f"what is n{i % 20} ?", (), "s")
+
+    first, second = (prompt_of(asked(1), template, settings, known) for _ in range(2))
+    assert first == second == own(asked(1)) and first is not second and len(made) == 1
+    first.clear()
+    assert prompt_of(asked(1), template, settings, known) == second
+    for i in range(2, KNOWN_PROMPTS + 2):  # the oldest is forgotten
+        prompt_of(asked(i), template, settings, known)
+    assert prompt_of(asked(1), template, settings, known) == second
+    assert len(made) == KNOWN_PROMPTS + 2

@@ -160,9 +160,10 @@ def test_a_local_ray_without_room_is_told_before_anything_is_indexed_or_started(
 def test_records_are_flushed_before_workers_and_retrievers_are_ended(monkeypatch):
     """A worker may hang in its end until the process leaves without another look."""
     ended = []
+    said = []
 
     class Learner(Ranks):
-        where = "here"
+        where = (SimpleNamespace(activations="learner: activations are kept"),)
 
         def start(self):
             pass
@@ -198,12 +199,13 @@ def test_records_are_flushed_before_workers_and_retrievers_are_ended(monkeypatch
 
     async def run():
         async with startup.start_system(
-            parse_config(BASE | {"retriever": {"url": "http://x"}}), "m", None, lambda text: None, identity={}
+            parse_config(BASE | {"retriever": {"url": "http://x"}}), "m", None, said.append, identity={}
         ):
             assert ended == []
 
     asyncio.run(run())
     assert ended == ["learner", "records", "workers", "retrievers", "Ray"]
+    assert said[-1] == "learner: activations are kept"
 
 
 class Started:

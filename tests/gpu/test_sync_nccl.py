@@ -47,6 +47,7 @@ async def world(tmp_path_factory):
         make_config(path, weight_sync=settings, learner={"zero_stage": 3}), model_path=str(path)
     )
     shape = {"engine": "vllm", "workers": min(GPUS - 1, 2), "backend": "nccl", "compile": "off"}
+    shape["gpu_memory_utilization"] = 0.2  # other work may use the cards at the same time
     async with pool(path, timeout=20, **shape) as p:
         try:
             await asyncio.gather(p.start(), asyncio.to_thread(learner.start))

@@ -71,8 +71,9 @@ class LearnerSettings(Settings):
     """Largest global gradient norm."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type: `auto` is float32 on CPU, bfloat16 (fp32 master weights) on GPU."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass, to save memory."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Recompute activations in the backward pass, to save memory. `auto`: on GPU where they would not fit, by
+    their estimated size or by a try before the first step; never on CPU."""
     compile: bool = False
     """Compile the decoder layers (torch.compile): faster after a minute's start, with less memory for
     activations. Not with zero_stage 3."""

@@ -172,6 +172,11 @@ class Config(Settings):
         self._check_probes()
         self._fill_in()
         self._check_lengths()
+        if self.rollout.head_dtype != "model" and self.rollout.engine != "vllm":
+            raise ValueError(
+                f"rollout.head_dtype={self.rollout.head_dtype} needs rollout.engine=vllm; the engine "
+                f"{self.rollout.engine} computes logits in the type of its weights"
+            )
         if self.rollout.share_gpus:
             self._check_turns()
         self._check_batch()

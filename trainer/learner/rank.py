@@ -11,6 +11,7 @@ batch is counted.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -25,7 +26,7 @@ from services.contracts import TokenBatch, TrainBatch
 from services.weight_sync.meeting_place import listening_store
 from trainer.algorithms import nll_loss
 from trainer.config.schema import Config
-from trainer.learner import zero
+from trainer.learner import memory, zero
 from trainer.learner.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches, scored
 from trainer.learner.model_folder import fault_of_model_folder
 from trainer.learner.model_identity import weights_digest
@@ -35,6 +36,10 @@ from trainer.learner.rank_weights import RankWeights
 from trainer.learner.results import RankInfo, RankScores, RankUpdate
 from trainer.learner.schedule import lr_factor
 from trainer.learner.selection import choose_tokens, mark, whole_logp
+
+log = logging.getLogger("trainer.learner")
+TRIED_AGAIN = 1.02
+"""A micro-batch so many times as large as any before is tried first."""
 
 
 class LearnerRank(RankWeights):
@@ -58,6 +63,11 @@ class LearnerRank(RankWeights):
             self.settings.packing, self.settings.packing == "packed"
         )
         self.store: Any = None
+        self.checkpointing = False
+        self.tries_room = False
+        self.activations = ""
+        self.tokens_tried = 0
+        """Tokens of the largest micro-batch that was seen to fit with its activations."""
 
     def host_store(self, host: str) -> int:
         """Rank 0 opens the ranks' meeting point at its own address. Returns its port."""
@@ -91,6 +101,11 @@ class LearnerRank(RankWeights):
         self.engine = zero.ZeroEngine(
             policy, self.settings, dtype=self.dtype, device=self.device, world_size=self.world_size
         )
+        self.checkpointing = self.settings.gradient_checkpointing is True
+        # Under ZeRO 3 a forward pass gathers weights from all ranks, and on CPU memory is not measured.
+        self.tries_room = self.device.type == "cuda" and self.settings.zero_stage < 3
+        if self.settings.gradient_checkpointing == "auto":
+            self._plan_memory(policy)
         if self.settings.lora:
             self.base_weights = weights_digest(self.model_path)
         self.reference_weights = self.engine.copy_weights() if self.reference else None
@@ -105,7 +120,46 @@ class LearnerRank(RankWeights):
             lora=self.settings.lora is not None,
             parameters=parameters,
             head_parameters=ends[id(head)],
+            activations=self.activations,
         )
+
+    def _plan_memory(self, policy: PolicyModel) -> None:
+        decided = memory.plan_for_device(policy, self.settings.tokens_per_microbatch, self.device)
+        if self.world_size > 1 and self.device.type == "cuda":  # a rank alone would be the slowest of all
+            wanted = torch.tensor(float(decided.checkpointing), device=self.device)
+            torch.distributed.all_reduce(wanted, op=torch.distributed.ReduceOp.MAX)
+            decided = decided._replace(checkpointing=bool(wanted))
+        if decided.checkpointing:
+            self._switch_on_checkpointing()
+        self.activations = decided.line
+
+    def _check_room(self, micros: list[list[MicroBatch]]) -> None:
+        """Where activations are kept, and a micro-batch is larger than any before, try whether it fits. The
+        try adds to no gradient, so that a step is never left half taken."""
+        if self.settings.gradient_checkpointing != "auto" or self.checkpointing or not self.tries_room:
+            return
+        largest = max((m for part in micros for m in part), key=lambda m: m.action_ids.numel(), default=None)
+        tokens = 0 if largest is None else largest.action_ids.numel()
+        fits = True
+        if largest is not None and tokens > TRIED_AGAIN * self.tokens_tried:
+            fits = memory.fits(self.engine.policy, lambda: self._forward_of(self.engine.policy, largest)[0])
+            self.tokens_tried = max(tokens, self.tokens_tried)
+        if self.world_size > 1:
+            lacks = torch.tensor(float(not fits), device=self.device)
+            torch.distributed.all_reduce(lacks, op=torch.distributed.ReduceOp.MAX)
+            fits = not bool(lacks)
+        if not fits:
+            log.warning(
+                "learner: the activations of %d tokens did not fit; from now on they are computed again in "
+                "the backward pass (learner.gradient_checkpointing=auto)",
+                tokens,
+            )
+            self._switch_on_checkpointing()
+
+    def _switch_on_checkpointing(self) -> None:
+        self.free_cached_gpu_memory()
+        memory.switch_on_checkpointing(self.engine.policy)
+        self.checkpointing = True
 
     def _load_policy(self) -> PolicyModel:
         return load_policy(self.model_path, dtype=self.dtype, packed=self.packed, **self._policy_options())
@@ -114,7 +168,7 @@ class LearnerRank(RankWeights):
         return {
             "temperature": self.config.rollout.temperature,
             "chunk_tokens": self.settings.logit_chunk_tokens,
-            "gradient_checkpointing": self.settings.gradient_checkpointing,
+            "gradient_checkpointing": self.settings.gradient_checkpointing is True,
             "masked_ids": self.masked_ids,
             "compiled": self.settings.compile,
             "adapters": self.settings.lora,
@@ -156,11 +210,16 @@ class LearnerRank(RankWeights):
     def _forward(self, m: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [B, T], 0 outside the action mask."""
         blank = torch.zeros(m.action_ids.shape, device=self.device)
-        if p := m.packed:
-            logp, entropy = self.engine(p.input_ids, *p.at, p.position_ids, p.segments)
-        else:
-            logp, entropy = self.engine(m.input_ids, *m.at)
+        logp, entropy = self._forward_of(self.engine, m)
         return blank.index_put(m.at, logp), blank.index_put(m.at, entropy)
+
+    def _forward_of(self, model: Any, m: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [N] of the action tokens."""
+        if p := m.packed:
+            out: tuple[Tensor, Tensor] = model(p.input_ids, *p.at, p.position_ids, p.segments)
+        else:
+            out = model(m.input_ids, *m.at)
+        return out
 
     def _collect(self, micros: list[MicroBatch]) -> RankScores:
         rows = [b for m in micros for b in m.rows]
@@ -214,6 +273,8 @@ class LearnerRank(RankWeights):
         counts = self._global_counts(micros, Objective(self.algorithm, llds_lambda, answer_beta))
         min_drop = 0.0 if self.algorithm.llds.min_drop == "auto" else self.algorithm.llds.min_drop
         steps: list[StepStats] = []
+        if acts:
+            self._check_room(micros)
         lr = self._lr(lr_scale)
         for _ in range(self.settings.epochs if acts else 0):
             for part, count in zip(micros, counts, strict=True):

@@ -30,6 +30,8 @@ class RankInfo:
     """The model's parameters, without the input embedding and the output layer."""
     head_parameters: int
     """Parameters of the output layer, whether it is tied to the input embedding or not."""
+    activations: str = ""
+    """Whether activations are kept or computed again, in one line; empty where that was not to be decided."""
 
 
 class RankScores(NamedTuple):

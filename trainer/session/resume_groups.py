@@ -157,6 +157,7 @@ GROUPS = (
             "rollout.tool_timeout_seconds",
             "rollout.start_timeout_seconds",
             "rollout.dtype",
+            "rollout.head_dtype",
             "rollout.gpu_memory_utilization",
             "rollout.kv_cache_gib",
             "rollout.tensor_parallel",

@@ -429,6 +429,9 @@ async def start_system(
                 await asyncio.to_thread(learner.start)
             else:
                 await asyncio.gather(pool.start(), asyncio.to_thread(learner.start))
+        for rank in learner.where[:1]:
+            if rank.activations:
+                say(rank.activations)
         yield System(
             tokenizer=tokenizer,
             eval_questions=held_out,

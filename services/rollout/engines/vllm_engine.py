@@ -25,6 +25,7 @@ from services.common.quick_transformers import skip_scikit_learn
 from services.rollout.engines.base import Finish, GenerateCall, Generation, OnTokens, check_may_serve
 from services.rollout.engines.own_thread import OwnThread, on_this_loop
 from services.rollout.engines.owner import OWNER_VARIABLE
+from services.rollout.engines.vllm_scoring import scores, scoring_requests
 from services.rollout.errors import WorkerLostError, WorkerUnavailableError
 from services.weight_sync.base import WeightSyncError, untouched
 from services.weight_sync.broadcast import loan_ended, raise_failed
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from services.settings import RolloutSettings
     from services.weight_sync.group import Ticket
 
+FRONT_END = "services.rollout.engines.vllm_front_end"
+"""Module of what vLLM's front end does for our requests. It imports vLLM."""
+IDS_ONLY = {"unspiral_ids_only": True}
+"""`extra_args` of requests that the front end treats so."""
 WORKER_EXTENSION = "services.rollout.engines.vllm_worker_extension"
 """Module of the class that vLLM mixes into its worker."""
 ENVIRONMENT = {
@@ -56,6 +61,7 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
 
     # It imports vLLM, and changes it: that must hold in this process too, before a model is made.
     importlib.import_module(WORKER_EXTENSION)
+    importlib.import_module(FRONT_END).install()
     on_cpu = current_platform.is_cpu()
     dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(settings.dtype, settings.dtype)
     if on_cpu:
@@ -90,6 +96,7 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
         "worker_extension_cls": f"{WORKER_EXTENSION}.WorkerExtension",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
+        "hf_overrides": {} if settings.head_dtype == "model" else {"head_dtype": settings.head_dtype},
         **device,
     }
 
@@ -113,6 +120,7 @@ def _sampling(call: GenerateCall) -> Any:
         skip_special_tokens=False,
         logprobs=0,  # the sampled token's own, and no other
         flat_logprobs=True,
+        extra_args=dict(IDS_ONLY),
         output_kind=RequestOutputKind.CUMULATIVE if call.on_tokens else RequestOutputKind.FINAL_ONLY,
     )
 
@@ -124,7 +132,10 @@ def _generation(request_id: str, output: Any, version: int | None = None) -> Gen
     if completion.finish_reason not in ("stop", "length"):
         raise WorkerUnavailableError(f"request {request_id}: vLLM ended it with {completion.finish_reason!r}")
     ids = list(completion.token_ids)
-    logprobs = [position[token].logprob for position, token in zip(completion.logprobs, ids, strict=True)]
+    if isinstance(completion.logprobs, list) and isinstance(completion.logprobs[0], float):
+        logprobs = list(completion.logprobs)
+    else:
+        logprobs = [position[token].logprob for position, token in zip(completion.logprobs, ids, strict=True)]
     finish: Finish = "eos"
     if completion.finish_reason == "length":
         finish = "length"
@@ -133,37 +144,6 @@ def _generation(request_id: str, output: Any, version: int | None = None) -> Gen
     if version is None:
         version = min(int(span.version) for span in completion.weight_versions)
     return Generation(ids, logprobs, completion.text, finish, version)
-
-
-def _scoring_requests(row: list[int], temperature: float) -> list[tuple[list[int], Any]]:
-    """Requests that score a row. vLLM scores a whole prompt only at temperature 1; at others each token is
-    asked for by itself, through the sampler's own path (the prefix cache holds the rest)."""
-    from vllm import SamplingParams
-
-    if temperature == 1.0:
-        return [(row, SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False))]
-    return [
-        (
-            row[:t],
-            SamplingParams(
-                max_tokens=1, temperature=temperature, logprob_token_ids=[row[t]], detokenize=False
-            ),
-        )
-        for t in range(1, len(row))
-    ]
-
-
-def _scores(row: list[int], temperature: float, outputs: list[Any]) -> list[float]:
-    """Log-probs of a row from the outputs of its `_scoring_requests`."""
-    if temperature == 1.0:
-        return [
-            0.0,
-            *(p[token].logprob for p, token in zip(outputs[0].prompt_logprobs[1:], row[1:], strict=True)),
-        ]
-    return [
-        0.0,
-        *(o.outputs[0].logprobs[0][token].logprob for o, token in zip(outputs, row[1:], strict=True)),
-    ]
 
 
 class VllmEngine:
@@ -234,11 +214,11 @@ class VllmEngine:
         async def score(row: list[int]) -> list[float]:
             self._scored += 1
             name = f"score-{self._scored}"
-            requests = _scoring_requests(row, temperature)
+            requests = scoring_requests(row, temperature)
             outputs = await asyncio.gather(
                 *(self._finished(f"{name}-{i}", ids, params) for i, (ids, params) in enumerate(requests))
             )
-            return _scores(row, temperature, outputs)
+            return scores(row, temperature, outputs)
 
         return list(await asyncio.gather(*map(score, token_ids)))
 
@@ -385,10 +365,10 @@ class LockstepVllmEngine(OwnThread):
         ]
 
     async def logprobs(self, token_ids: list[list[int]], temperature: float) -> list[list[float]]:
-        groups = [_scoring_requests(row, temperature) for row in token_ids]
+        groups = [scoring_requests(row, temperature) for row in token_ids]
         outputs = iter(await self._call(self._run, [request for group in groups for request in group]))
         return [
-            _scores(row, temperature, [next(outputs) for _ in group])
+            scores(row, temperature, [next(outputs) for _ in group])
             for row, group in zip(token_ids, groups, strict=True)
         ]
 

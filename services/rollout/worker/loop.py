@@ -36,6 +36,8 @@ Observe = Callable[["list[Hit] | str", int], Awaitable["Observation"]]
 """An observation of hits, or of a tool's result, in at most so many tokens."""
 SAMPLING_ATTEMPTS = 3
 """Times that a trajectory is sampled before non-finite log-probs are taken for the policy's own fault."""
+KNOWN_PROMPTS = 256
+"""Prompts that are kept. A question's trajectories are sampled close to each other."""
 THINK = "<think>"
 PROMPT_END_TOKENS = 16
 """Newest tokens before an action in which a chat template may have opened a think block."""
@@ -58,9 +60,11 @@ async def run_trajectory(
     settings: RolloutSettings,
     observe: Observe | None = None,
     tools: Mapping[str, Callable[..., object]] | None = None,
+    known: Prompts | None = None,
 ) -> Trajectory:
     """Sample one trajectory. observe: the template's `observation_ids` and `result_ids`, made elsewhere than
-    on this loop. tools: those of `load_tools`.
+    on this loop. tools: those of `load_tools`. known: prompts of this template, which trajectories of one
+    group share.
 
     `max_turns` generations may search or call a tool; one more follows in which neither is carried out. An
     action without a tag gets the template's notice and uses its turn up. `finish` is `answer`, `turns` (no
@@ -73,7 +77,7 @@ async def run_trajectory(
     for attempt in range(SAMPLING_ATTEMPTS):
         try:
             toolbox = Toolbox(tools or {}, request.question, settings.tool_timeout_seconds)
-            world = _World(template, search, settings, observe, toolbox)
+            world = _World(template, search, settings, observe, toolbox, known)
             trajectory = await _sample(request, attempt, engine, world)
         except NonFiniteLogprobError as e:
             error = e
@@ -83,9 +87,27 @@ async def run_trajectory(
     raise error
 
 
-def prompt_of(question: Question, template: Template, settings: RolloutSettings) -> list[int]:
+class Prompts:
+    """The last prompts of one template."""
+
+    def __init__(self) -> None:
+        self._ids: dict[Question, list[int]] = {}
+
+    def ids(self, question: Question, template: Template) -> list[int]:
+        """A list of the caller's own."""
+        if question not in self._ids:
+            made = template.prompt_ids(question)
+            if len(self._ids) >= KNOWN_PROMPTS:
+                del self._ids[next(iter(self._ids))]
+            self._ids[question] = made
+        return list(self._ids[question])
+
+
+def prompt_of(
+    question: Question, template: Template, settings: RolloutSettings, known: Prompts | None = None
+) -> list[int]:
     """The question's prompt as token ids. Raises UserError."""
-    prompt = template.prompt_ids(question)
+    prompt = template.prompt_ids(question) if known is None else known.ids(question, template)
     if len(prompt) > min(settings.max_prompt_tokens, settings.max_model_tokens - 1):
         raise UserError(
             f"question {question.id}: its prompt has {len(prompt)} tokens; "
@@ -103,7 +125,7 @@ async def _sample(
 ) -> Trajectory:
     template = world.template
     settings = world.settings
-    prompt = prompt_of(request.question, template, settings)
+    prompt = prompt_of(request.question, template, settings, world.known)
     ids = list(prompt)
     segments: list[Action | Observation] = []
     finish: FinishReason = "turns"
@@ -165,6 +187,7 @@ class _World:
     settings: RolloutSettings
     observe: Observe | None
     toolbox: Toolbox
+    known: Prompts | None
 
 
 async def _observation(action: Action, room: int, world: _World) -> Observation | None:

@@ -30,7 +30,7 @@ from services.rollout.engines.base import Engine, Sampler
 from services.rollout.engines.transformers_engine import TransformersEngine
 from services.rollout.errors import WorkerUnavailableError
 from services.rollout.worker.barrier import TurnBarrier
-from services.rollout.worker.loop import Found, Search, prompt_of, run_trajectory
+from services.rollout.worker.loop import Found, Prompts, Search, prompt_of, run_trajectory
 from services.rollout.worker.templates import Template, make_template
 from services.rollout.worker.timing import TimedSampler, timed_search
 from services.rollout.worker.tokenizer import load_tokenizer
@@ -86,6 +86,7 @@ class RolloutWorker:
         self._meeting_place: Any = None
         """The TCPStore where the takers of this worker's weights meet it; None before the first loan."""
         self._clients: dict[str, RetrieverClient] = {}
+        self._prompts = Prompts()
         self._engine: Engine | None = None
         self._tools: dict[str, Callable[..., object]] = {}
         self._template: Template | None = None
@@ -360,6 +361,7 @@ class RolloutWorker:
                     settings=settings or self._settings,
                     observe=self._observe,
                     tools=self._tools,
+                    known=self._prompts,
                 )
         except TimeoutError as e:
             raise TimeoutError(
