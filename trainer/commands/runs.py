@@ -16,6 +16,7 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.lazy import LazyModule
 from trainer.commands.options import ConfigFile, Overrides
+from trainer.commands.version import code_versions
 from trainer.config.schema import Config, load_config
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
 from trainer.learner.checkpoint import export_checkpoint, find
@@ -49,7 +50,7 @@ def train(
 ) -> None:
     """Train a policy. The run's files go to run.dir/run.name."""
     settings = load_config(config, overrides or [])
-    summary = running.train(settings, resume=resume, allow_changed=allow_changed or [])
+    summary = running.train(settings, resume=resume, allow_changed=allow_changed or [], code=code_versions())
     last_words(f"{json.dumps(summary)}\nreport: {(settings.run_dir / 'report.html').resolve()}")
 
 
