@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StrictBool
 
 from services.likelihood.records import MAX_COUNT, MAX_STEP, Record, json_data
 
@@ -45,5 +45,5 @@ class LabelsRecord(Record):
     title: Line | None = None
     """The name that the page shows. Null shows the run's own name, which stays its address."""
     tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS)
-    hidden: bool = False
+    hidden: StrictBool = False
     """Whether the page leaves the run out of its list. A link to it still shows it."""
