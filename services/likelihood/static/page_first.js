@@ -106,7 +106,7 @@
     if (latest("rollout/workers") !== null) facts.push(`${latest("rollout/workers")} workers`);
     if (state.word === "running" && state.planned && state.usual && run.last_step < state.planned) facts.push(`about ${U.duration((state.planned - run.last_step) * state.usual)} left`);
     const unknown = [["rollout/tokens_per_s", "throughput"], ["rollout/workers", "workers"]].filter(([key]) => latest(key) === null).map(([, word]) => word);
-    if (!state.planned) unknown.push("time left");
+    if (!state.ended && !(state.planned && state.usual)) unknown.push("time left");
     if (facts.length) lines.push(node("p", {}, facts.join(" · ")));
     if (unknown.length) lines.push(node("p", { class: "muted" }, `Not posted: ${unknown.join(", ")}.`));
     return lines;
