@@ -55,7 +55,7 @@ def labels(request, tmp_path_factory):
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1400, "height": 900}, device_scale_factor=request.param)
         page.add_init_script(RECORD)
-        page.goto(report.as_uri())
+        page.goto(report.as_uri() + "#others=1")  # they are folded otherwise
         page.wait_for_selector("figure:not([hidden]) canvas")
         found = {name: page.evaluate(LABELS_OF, TITLES.get(name, name)) for name in VALUES}
         browser.close()

@@ -105,7 +105,8 @@ def test_pruned_and_exported_with_the_rest(store_of_a_step, tmp_path):
     for step in (1, 3, 9):
         store_of_a_step.put_step("run", StepRecord(step=step))
     files = export_parquet(store_of_a_step, "run", tmp_path / "out")
-    assert [f.name for f in files] == [f"run-{kind}.parquet" for kind in ("steps", "actions", "samples")]
+    kinds = ("steps.parquet", "actions.parquet", "samples.parquet", "about.json")
+    assert [f.name for f in files] == [f"run-{kind}" for kind in kinds]
     rows = pq.read_table(files[2]).to_pylist()
     assert len(rows) == 3 * (1 + 6 + 1)
     words = [row for row in rows if row["step"] == 3 and row["uid"] == "a"]

@@ -59,6 +59,9 @@ class Pool:
     async def receivers(self, version):
         return []
 
+    def workers(self):
+        return []
+
     async def sync(self, update):
         version = update.version
         if self.versions and version <= self.versions[-1]:
@@ -106,7 +109,9 @@ def system(tmp_path, **changes):
     folder.open(resume=False)
     posted = []
     store = SimpleNamespace(
-        keep=lambda timeout: None, post_event=lambda run, event: posted.append(event.kind)
+        keep=lambda timeout: None,
+        post_event=lambda run, event: posted.append(event.kind),
+        post_about=lambda run, about: None,
     )
     cursor = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
     return SimpleNamespace(

@@ -58,6 +58,8 @@ class Summary(RunInfo):
     phase: str
     since: int
     metrics: dict[str, float | None]
+    last_step_time: float | None
+    """Unix seconds of the post of the last step. Null where the run has none."""
     metric_names: list[str]
     alarms: list[Alarm]
 

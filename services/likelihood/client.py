@@ -22,6 +22,7 @@ import orjson
 from services.common.answers import read_json
 from services.common.errors import UserError
 from services.contracts import TokenBatch
+from services.likelihood.about import AboutRecord
 from services.likelihood.microscope.building import Lens, Slide
 from services.likelihood.microscope.record import SamplesRecord
 from services.likelihood.records import EventRecord, Record, StepRecord, check_run_name
@@ -120,6 +121,11 @@ class LikelihoodClient:
     def post_event(self, run: str, event: EventRecord) -> None:
         """Hand over something that happened in the run."""
         self._add("event", run, event.step, "POST", "events", lambda: _json(event), 3000)
+
+    def post_about(self, run: str, about: AboutRecord) -> None:
+        """Hand over what the run says of itself; keys that are not set stay as they are in the store."""
+        body = about.model_dump(exclude_unset=True)
+        self._add("about", run, 0, "POST", "about", lambda: orjson.dumps(body), 10_000)
 
     def get_tokens(self, run: str, step: int, timeout_seconds: float | None = None) -> TokenBatch | None:
         """The token arrays of a step, also while they still wait to be delivered.

@@ -36,6 +36,10 @@ NUMBERS: dict[str, tuple[type, ...]] = {
             "tokens",
             "logp_before",
             "logp_after",
+            "steps",
+            "started",
+            "ended",
+            "exit",
         ),
         (bool, str),
     ),
@@ -86,7 +90,7 @@ def _metrics(values: dict[str, float | None]) -> dict[str, float | None]:
     return {k: v if v is not None and math.isfinite(v) else None for k, v in values.items()}
 
 
-def _json_data(values: dict[str, Any]) -> dict[str, Any]:
+def json_data(values: dict[str, Any]) -> dict[str, Any]:
     """Refuse what a store could not write as JSON."""
     waiting: list[tuple[Any, int]] = [(values, 0)]
     while waiting:
@@ -180,7 +184,7 @@ class EventRecord(Record):
     kind: str = Field(min_length=1, max_length=100)
     text: str = Field(max_length=2000)
     """One line for people."""
-    data: Annotated[dict[str, Any], AfterValidator(_json_data)] = Field(default_factory=dict)
+    data: Annotated[dict[str, Any], AfterValidator(json_data)] = Field(default_factory=dict)
     """Further facts about the event. Integers have at most 64 bits."""
 
 
@@ -210,6 +214,11 @@ class RunInfo(Record):
     last_step: int | None
     steps: int
     trajectories: int
+    title: str | None = None
+    """The name that people gave it."""
+    tags: list[str] = Field(default_factory=list)
+    hidden: bool = False
+    """Whether the page leaves it out of its list."""
 
 
 class StoredStep(Record):

@@ -38,6 +38,7 @@ from services.likelihood.records import (
     TrajectoryRecord,
     parsed,
 )
+from services.likelihood.run_routes import add_run_routes
 from services.likelihood.sample_routes import add_sample_routes
 from services.likelihood.service import LikelihoodService
 from services.likelihood.store.base import LikelihoodStore, NotStored
@@ -250,7 +251,7 @@ def create_app(
         responses=OF_A_RUN | text_answer("text/event-stream"),
     )
     async def stream(run: Run, request: Request) -> EventSourceResponse:
-        """Server-sent events: `step`, `alarm`, `cleared`, `event`; `reset` asks the listener to read
+        """Server-sent events: `step`, `alarm`, `cleared`, `event`, `about`; `reset` asks the listener to read
         everything anew."""
         await run_in_threadpool(store.info, run)
         service.check_listeners()
@@ -279,6 +280,7 @@ def create_app(
         alive."""
         return Response(seen.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    add_run_routes(app, service, memory)
     add_sample_routes(app, store, memory, read, STATIC)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)

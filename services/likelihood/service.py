@@ -18,6 +18,7 @@ from services.likelihood.records import (
     MAX_METRICS,
     MAX_STEP,
     EventRecord,
+    RunInfo,
     StepReceipt,
     StepRecord,
     StoredStep,
@@ -105,6 +106,25 @@ class LikelihoodService:
         self.store.put_event(run, event)
         self.publish(run, "event", event.model_dump())
 
+    def put_about(self, run: str, changes: dict[str, Any]) -> None:
+        """Set what the run says of itself; listeners read it anew."""
+        self.store.put_about(run, changes)
+        self.publish(run, "about", {})
+
+    def put_labels(self, run: str, changes: dict[str, Any]) -> RunInfo:
+        """Set what people call a run; listeners read it anew."""
+        self.store.put_labels(run, changes)
+        self.publish(run, "about", {})
+        return self.store.info(run)
+
+    def delete_run(self, run: str) -> None:
+        """Forget all of a run. A later post makes it anew."""
+        with self._lock(run):
+            self.store.delete_run(run)
+            _forget(self._watches, run, self._guard)
+            _forget(self._names, run, self._guard)
+        self.publish(run, "reset", {})
+
     def phase(self, run: str) -> dict[str, Any]:
         """The run's phase now, since which step, and the bands of phases so far."""
         info = self.store.info(run)
@@ -162,6 +182,7 @@ class LikelihoodService:
             "phase": now["phase"],
             "since": now["since"],
             "metrics": latest[0].metrics if latest else {},
+            "last_step_time": latest[0].time if latest else None,
             "metric_names": self.store.metric_names(run),
             "alarms": [a for a in self.store.alarms(run) if a["cleared"] is None],
         }

@@ -18,6 +18,7 @@ from services.common.lazy import LazyModule
 from trainer.commands.in_words import run_in_words, scores_in_words, taught_in_words
 from trainer.commands.options import AsJson, ConfigFile, Overrides
 from trainer.commands.terminal import for_people
+from trainer.commands.version import code_versions
 from trainer.config.schema import Config, load_config
 from trainer.data import models
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
@@ -58,7 +59,7 @@ def train(
     settings = load_config(config, overrides or [])
     if resume is None and not allow_changed:  # a resumed run has its folder
         preflight.check_named_files(settings)
-    summary = running.train(settings, resume=resume, allow_changed=allow_changed or [])
+    summary = running.train(settings, resume=resume, allow_changed=allow_changed or [], code=code_versions())
     said = run_in_words(summary) if for_people(as_json) else json.dumps(summary)
     last_words(f"{said}\nreport: {(settings.run_dir / 'report.html').resolve()}")
 

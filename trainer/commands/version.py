@@ -41,6 +41,13 @@ def version_lines() -> Iterator[str]:
     yield f"CUDA {cuda()}"
 
 
+def code_versions() -> dict[str, str]:
+    """Version by package, of those that are installed; `commit` is that of the code that runs."""
+    found = {name: version(name) or "" for name in SHOWN}
+    versions = {"unspiral": own_version(), "python": platform.python_version(), **found}
+    return {name: number for name, number in (versions | {"commit": commit() or ""}).items() if number}
+
+
 def own_version() -> str:
     """The version of the code that runs: the checkout's, otherwise the installed distribution's."""
     project = ROOT / "pyproject.toml"

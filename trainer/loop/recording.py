@@ -10,8 +10,10 @@ from typing import Any
 from services.likelihood.metrics.scored_step import ScoredStep
 from services.likelihood.monitor.phases import PhaseMonitor, PhaseState
 from services.likelihood.records import EventRecord, StepRecord
+from services.worker_state import WorkerState
 from trainer.learner.results import UpdateResult
 from trainer.loop import sources
+from trainer.loop.machine import MachineUse
 from trainer.loop.microscope import Microscope
 from trainer.loop.probes import Rescored
 from trainer.loop.progress import Progress
@@ -101,6 +103,7 @@ class Recorder:
         self.microscope = Microscope(system)
         config = system.config
         self.tracking = Tracking(config.tracking, config.run.name, config.run_dir, progress.say)
+        self.machine = MachineUse()
         self.rewards: deque[float | None] = deque(maxlen=LAST_REWARDS)
         """Mean reward of the last steps."""
 
@@ -130,7 +133,7 @@ class Recorder:
             "step": result.step,
             "attempt": result.attempt,
             "policy_version": result.version - 1,
-            "metrics": numbers,
+            "metrics": numbers | self.machine.metrics() | {"rollout/workers": self._serving()},
             # Plain dicts, and not validated: there are thousands in a step, and they were made right here.
             "trajectories": result.scored.records(),
         }
@@ -138,6 +141,10 @@ class Recorder:
         store.put_tokens(run, result.step, result.scored.tokens, result.attempt)
         if slide:
             store.post_samples(run, result.step, slide, self.microscope.lens, result.attempt)
+
+    def _serving(self) -> float:
+        """Rollout workers that serve."""
+        return float(sum(worker.state is WorkerState.READY for worker in self.system.pool.workers()))
 
     def event(self, event: EventRecord) -> None:
         """Something that the monitor did: into the run's folder, the store and the terminal."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +21,7 @@ from trainer.learner.checkpoint import find, latest, step_of
 from trainer.loop.driver import Driver
 from trainer.loop.progress import Progress
 from trainer.loop.run_folder import RunFolder
+from trainer.session.about import about_run, described
 from trainer.session.control import announced, served
 from trainer.session.output import non_blocking
 from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
@@ -74,10 +75,12 @@ def train(
     resume: str | None = None,
     allow_changed: Iterable[str] = (),
     console: Console | None = None,
+    code: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run it. Returns the summary; raises signals.Stopped, or an error that has an `exit_code`.
 
-    allow_changed: settings that may differ from the checkpoint's though a resumed run should keep them."""
+    allow_changed: settings that may differ from the checkpoint's though a resumed run should keep them.
+    code: version by package, and `commit`, for the likelihood store."""
     folder = RunFolder(config)
     allowed = check_allowed(allow_changed)
     if allowed and resume is None:
@@ -107,12 +110,14 @@ def train(
                     model = models.resolve(config.model.path)
                 for line in resumed.lines if resumed else ():
                     progress.say(line)
-                summary = asyncio.run(_train(config, model, folder, resumed, again, progress, driver_box))
+                summary = asyncio.run(
+                    _train(config, model, folder, resumed, again, progress, driver_box, code or {})
+                )
             return _finish(folder, summary, began, 0, progress.say)
         except BaseException as error:
             summary = (driver_box[0].summary() if driver_box else {}) | {"steps": folder.last_step()}
-            code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-            _finish(folder, summary, began, code, progress.say)
+            status = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+            _finish(folder, summary, began, status, progress.say)
             if isinstance(error, signals.Stopped):
                 raise signals.Stopped(error.number, what_is_left(folder, *driver_box)) from None
             raise
@@ -146,6 +151,7 @@ async def _train(
     again: bool,
     progress: Progress,
     box: list[Driver],
+    code: Mapping[str, str],
 ) -> dict[str, Any]:
     """again: the folder was used by an earlier attempt."""
     loop = asyncio.get_running_loop()
@@ -177,15 +183,19 @@ async def _train(
                         f"no whole checkpoint to resume from: starting anew, as attempt {driver.attempt}"
                     )
                 try:
+                    about = about_run(config, code, system.learner.where)
                     with (
+                        described(system.store, config.run.name, about, lambda: stop.number),
                         announced(control, driver),
                         watched(driver),
                         ray_watched(lambda lost: _ray_has_died(lost, driver, stop, loop)),
                         told(progress.say, lambda: waits_of(driver), lambda: progress_of(driver)),
                     ):
                         summary = await driver.run()
-                    if stop.error is not None:
-                        raise stop.error
+                        if stop.error is not None:
+                            raise stop.error
+                        progress.performance(summary)
+                        stop.settle()
                     driver.recorder.tracking.close()
                 except BaseException as error:
                     driver.recorder.tracking.close()
@@ -193,8 +203,6 @@ async def _train(
                         _leave_without_ray(stop.error, driver, began)
                     first.append(error)
                     raise
-                progress.performance(summary)
-                stop.settle()
                 return summary
         except BaseException as error:
             # What ends the run is told, not what fails after it while the parts are ended.

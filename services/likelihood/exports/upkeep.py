@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.exports.mirrors import Mirror
@@ -95,7 +96,8 @@ def prune(
 
 def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]:
     """Write `RUN-steps.parquet` (one row per step, one column per metric), `RUN-actions.parquet` (one row per
-    action), and `RUN-samples.parquet` where trajectories are kept token by token. Raises EnvironmentLacks
+    action), `RUN-samples.parquet` where trajectories are kept token by token, and `RUN-about.json`: what the
+    run says of itself, its title, its tags and whether it is hidden. Raises EnvironmentLacks
     where the folder cannot be written."""
     import pyarrow.parquet as pq  # a quarter of a second that no other command needs
 
@@ -105,6 +107,8 @@ def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]
     steps = folder / f"{run}-steps.parquet"
     actions = folder / f"{run}-actions.parquet"
     samples = folder / f"{run}-samples.parquet"
+    about = folder / f"{run}-about.json"
+    said = store.about(run) | info.model_dump(include={"run", "title", "tags", "hidden"})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(_steps_table(store, run), steps)
@@ -116,9 +120,10 @@ def export_parquet(store: LikelihoodStore, run: str, folder: Path) -> list[Path]
             with pq.ParquetWriter(samples, samples_schema()) as out:
                 for step in sampled:
                     out.write_table(_samples_table(store, run, step))
+        about.write_bytes(orjson.dumps(said, option=orjson.OPT_INDENT_2))
     except OSError as e:
         raise EnvironmentLacks(f"{folder}: cannot be written ({e.strerror or e})") from e
-    return [steps, actions, *([samples] if sampled else [])]
+    return [steps, actions, *([samples] if sampled else []), about]
 
 
 def export_to(store: LikelihoodStore, run: str, mirror: Mirror) -> int:

@@ -8,8 +8,10 @@
 
   const app = {
     list: [],
-    selected: [],
+    loaded: [], // the chosen runs, as they are
+    selected: [], // as they are drawn: differences, where a run is taken from the others
     window: null,
+    view: U.readAddress(),
     smooth: 5,
     charts: [],
 
@@ -18,55 +20,90 @@
         this.paint();
         this.draw();
       });
-      $("smooth").onchange = (e) => this.setSmooth(Number(e.target.value));
+      this.window = source.live ? this.view.window : null;
+      $("unzoom").hidden = !this.window;
+      if (this.view.smooth) this.smooth = this.view.smooth;
+      $("smooth").value = String(this.smooth);
+      $("smooth").onchange = (e) => this.setSmooth(Number(e.target.value), true);
       $("unzoom").onclick = () => this.zoom(null);
+      $("minus").onchange = (e) => this.subtract(e.target.value || null);
       for (const group of U.GROUPS) {
         const charts = group.charts.map((definition) => new U.Chart(definition, this));
         const section = node("section", { class: "group" }, node("h2", {}, group.title), group.note ? node("p", { class: "note" }, group.note) : null, node("div", { class: "grid" }, ...charts.map((c) => c.figure)));
         this.charts.push({ section, charts, note: group.note });
         $("charts").append(section);
       }
-      this.others = { section: node("section", { class: "group" }, node("h2", {}, "Other metrics"), node("div", { class: "grid" })), charts: new Map() };
-      $("charts").append(this.others.section);
+      U.startOthers(this);
       U.startSamples();
       await this.readRuns();
-      await this.select(source.preselected(this.list));
+      await this.select(source.preselected(this.list, this.view.runs));
       const longest = Math.max(0, ...this.selected.map((r) => r.series.step.length));
-      if (longest && longest < 40) {
+      if (longest && longest < 40 && this.view.smooth === null) {
         $("smooth").value = "1";
         this.setSmooth(1);
       }
+      if (!source.live && this.view.window) await this.zoom(this.view.window);
       status();
       source.listen((kind, data) => this.heard(kind, data));
     },
 
     async readRuns() {
       this.list = await source.runs();
-      this.drawRuns();
+      U.drawRuns(this.list, this.loaded);
     },
 
     async select(names) {
       const wanted = names.slice(0, MOST_RUNS);
       const loaded = await Promise.all(wanted.map((name) => source.load(name, this.window)));
-      this.selected = loaded.filter(Boolean);
+      this.loaded = loaded.filter(Boolean);
       this.paint();
-      source.remember(wanted);
+      this.remember();
       this.draw();
+    },
+
+    remember() {
+      U.writeAddress(this.loaded.map((r) => r.run), this.view, this.window);
+    },
+
+    // Draw the other runs as their difference to one; null draws all as they are.
+    subtract(name) {
+      this.view.minus = name;
+      this.remember();
+      this.draw();
+    },
+
+    // What is drawn of the chosen runs.
+    derive() {
+      const base = this.loaded.find((r) => r.run === this.view.minus);
+      const others = this.loaded.filter((r) => r !== base);
+      if (!(base && others.length)) this.view.minus = null;
+      this.selected = this.view.minus ? others.map((run) => U.difference(run, base)) : this.loaded;
+      $("minus-choice").hidden = this.loaded.length < 2;
+      $("minus").replaceChildren(node("option", { value: "" }, "as they are"), ...this.loaded.map((r) => node("option", { value: r.run }, `minus ${U.titleOf(r)}`)));
+      $("minus").value = this.view.minus || "";
+    },
+
+    everyChart() {
+      return [...this.charts.flatMap(({ charts }) => charts), ...this.others.charts.values()];
+    },
+
+    forget(name) {
+      this.loaded = this.loaded.filter((r) => r.run !== name);
     },
 
     paint() {
       const order = this.list.map((r) => r.run);
-      for (const run of this.selected) run.colour = U.runColour(order.indexOf(run.run));
+      for (const run of this.loaded) run.colour = U.runColour(Math.max(0, order.indexOf(run.run)));
     },
 
     toggle(name) {
-      const names = this.selected.map((r) => r.run);
+      const names = this.loaded.map((r) => r.run);
       return this.select(names.includes(name) ? names.filter((n) => n !== name) : [...names, name]);
     },
 
     range() {
       if (this.window) return this.window;
-      const steps = this.selected.flatMap((r) => (r.series.step.length ? [r.series.step[0], r.last_step ?? r.series.step[r.series.step.length - 1]] : []));
+      const steps = this.loaded.flatMap((r) => (r.series.step.length ? [r.series.step[0], r.last_step ?? r.series.step[r.series.step.length - 1]] : []));
       const [low, high] = [Math.min(...steps), Math.max(...steps)];
       return steps.length ? [low, Math.max(high, low + 1)] : [0, 1];
     },
@@ -79,82 +116,55 @@
       if (this.window && this.window[1] - this.window[0] < 2) this.window = before;
       if (!this.window) this.whole = null;
       $("unzoom").hidden = !this.window;
-      if (source.live) await this.select(this.selected.map((r) => r.run));
-      else this.draw();
+      if (source.live) return this.select(this.loaded.map((r) => r.run));
+      this.remember();
+      this.draw();
     },
 
-    setSmooth(span) {
+    setSmooth(span, chosen = false) {
       this.smooth = span;
+      if (chosen) {
+        this.view.smooth = span;
+        this.remember();
+      }
       this.draw();
     },
 
     draw() {
-      this.drawRuns();
-      drawPhases(this.selected, this.range());
-      drawAlarms(this.selected);
-      U.drawLanes(this.selected, this.range());
-      drawEvents(this.selected);
-      drawDifferences(this.selected);
-      const known = new Set();
-      for (const { section, charts, note } of this.charts) {
-        const any = charts.map((chart) => {
-          const drawn = chart.update(this.selected);
-          for (const line of chart.lines) known.add(line.key);
-          for (const key of chart.definition.spread || []) known.add(key);
-          return drawn;
-        });
-        section.hidden = !any.some(Boolean) && !note;
-      }
-      if (!U.PAPER) this.drawOthers(known);
-      else this.others.section.hidden = true;
+      this.derive();
+      U.drawRuns(this.list, this.loaded);
+      U.drawFirst(this.loaded);
+      U.tabs.draw(this.loaded);
+      U.drawPin(this.loaded);
     },
 
-    drawOthers(known) {
-      const names = [...new Set(this.selected.flatMap((r) => Object.keys(r.series.series)))].filter((n) => !known.has(n) && !U.NOT_CURVES.includes(n)).sort();
-      for (const name of names) {
-        if (this.others.charts.has(name)) continue;
-        const chart = new U.Chart({ title: name, unit: "", lines: (all) => (all.has(name) ? [{ key: name, label: name }] : []) }, this);
-        this.others.charts.set(name, chart);
-        this.others.section.lastElementChild.append(chart.figure);
+    drawCurves() {
+      drawPhases(this.loaded, this.range());
+      drawAlarms(this.loaded);
+      U.drawLanes(this.loaded, this.range());
+      drawEvents(this.loaded);
+      drawDifferences(this.loaded);
+      const known = new Set();
+      let drawn = false;
+      for (const { section, charts, note } of this.charts) {
+        const any = charts.map((chart) => {
+          const shown = chart.update(this.selected);
+          for (const line of chart.lines) known.add(line.key);
+          for (const key of chart.definition.spread || []) known.add(key);
+          return shown;
+        });
+        section.hidden = !any.some(Boolean) && !note;
+        drawn ||= !section.hidden;
       }
-      for (const chart of this.others.charts.values()) chart.update(this.selected);
-      this.others.section.hidden = !names.length;
+      if (!U.PAPER) U.drawOthers(this, known, !drawn);
+      else this.others.section.hidden = true;
+      U.drawFull();
     },
 
     // The figure that draws a metric.
     figureOf(metric) {
-      const drawn = this.charts.flatMap(({ charts }) => charts).find((chart) => chart.lines.some((line) => line.key === metric));
-      return (drawn || this.others.charts.get(metric))?.figure;
-    },
-
-    drawRuns() {
-      if (!this.list.length) {
-        $("runs").replaceChildren(node("p", { class: "empty" }, "No run yet. The first post to /v1/runs/NAME/steps makes one."));
-        return;
-      }
-      const head = ["Run", "Phase", "Step", "Reward", "Right answers", "Lag probe", "Share falling", "Alarms"];
-      const rows = this.list.map((info) => {
-        const run = this.selected.find((r) => r.run === info.run);
-        const latest = (name) => run?.metrics[name] ?? run?.series.series[name]?.mean.findLast((v) => v !== null);
-        const standing = (run?.alarms || []).filter((a) => a.cleared === null);
-        const box = node("input", { type: "checkbox", onchange: () => this.toggle(info.run) });
-        box.checked = Boolean(run);
-        const swatch = node("span", { class: "swatch", style: `background:${run ? run.colour : "transparent"};border:1px solid var(--line)` });
-        return node(
-          "tr",
-          {},
-          node("th", { scope: "row" }, node("label", {}, box, swatch, info.run)),
-          node("td", {}, run ? chip(run.phase, ` since ${run.since}`) : node("span", { class: "muted" }, "not shown")),
-          node("td", { class: "n" }, (run && U.tokensLink(run, run.last_step, "", number(run.last_step))) || number((run || info).last_step)),
-          ...[latest("reward/mean"), latest("logp/right"), latest("probe/lag"), latest("displacement/share_negative")].map((v) => node("td", { class: "n" }, number(v))),
-          node("td", { class: "n" }, run ? (standing.length ? String(standing.length) : "none") : "–"),
-        );
-      });
-      const columns = head.map((h, i) => node("th", { scope: "col", class: i > 1 ? "n" : null }, h));
-      const table = node("table", {}, node("thead", {}, node("tr", {}, ...columns)), node("tbody", {}, ...rows));
-      const focused = document.activeElement?.closest?.("#runs") ? [...$("runs").querySelectorAll("input")].indexOf(document.activeElement) : -1;
-      $("runs").replaceChildren(table);
-      if (focused >= 0) $("runs").querySelectorAll("input")[focused]?.focus();
+      const drawn = this.charts.flatMap(({ charts }) => charts).find((chart) => chart.lines?.some((line) => line.key === metric));
+      return (drawn || U.otherChart(this, metric))?.figure;
     },
 
     // ---- live
@@ -165,8 +175,8 @@
         if (kind === "open") this.again();
         return;
       }
-      const run = this.selected.find((r) => r.run === data.run);
-      if (kind === "reset" || (kind === "step" && !this.list.some((r) => r.run === data.run))) return this.again();
+      const run = this.loaded.find((r) => r.run === data.run);
+      if (kind === "reset" || kind === "about" || (kind === "step" && !this.list.some((r) => r.run === data.run))) return this.again();
       if (!run) return;
       if (kind === "step" && !this.window && U.append(run, data)) this.soon();
       else if (kind === "alarm") run.alarms.push(data), this.soon();
@@ -182,28 +192,26 @@
       }, 400);
     },
 
-    again() {
+    again(wait = 1500) {
       if (this.rereading) return;
       this.rereading = setTimeout(async () => {
         this.rereading = null;
         try {
           await this.readRuns();
-          const names = this.selected.map((r) => r.run);
-          await this.select(names.length ? names : source.preselected(this.list));
+          const names = this.loaded.map((r) => r.run).filter((n) => this.list.some((r) => r.run === n));
+          await this.select(names.length ? names : source.preselected(this.list, []));
         } catch {
           status(true);
         }
-      }, 1500);
+      }, wait);
     },
   };
 
-  function chip(phase, more = "") {
-    return node("span", {}, node("span", { class: "chip", style: `color:var(--${phase})` }, phase), more ? node("span", { class: "muted" }, more) : null);
-  }
+  const { chip } = U;
 
   function status(lost = false) {
     const element = $("status");
-    const steps = app.selected.map((r) => r.last_step ?? 0);
+    const steps = app.loaded.map((r) => r.last_step ?? 0);
     element.className = `status ${source.live ? (lost ? "lost" : "live") : ""}`;
     if (source.live) element.textContent = lost ? "connection lost; trying again" : "live";
     else element.textContent = `report of ${app.list.length} run${app.list.length === 1 ? "" : "s"}, up to step ${Math.max(0, ...steps)}`;
@@ -219,7 +227,7 @@
         bar.append(node("i", { style: `left:${share(b.first)};right:calc(100% - ${share(b.last + 1)});background:var(--${b.phase});opacity:${b.phase === "healthy" || b.phase === "unknown" ? 0.35 : 0.9}`, title: `${b.phase}, steps ${b.first} to ${b.last}` }));
       }
       for (const a of run.alarms) if (a.step >= low && a.step <= high) bar.append(alarmMark(run, a, share(a.step)));
-      return node("div", { class: "lane" }, node("span", { title: run.run }, run.run), bar);
+      return node("div", { class: "lane" }, node("span", { title: run.run }, U.titleOf(run)), bar);
     });
     const axis = node("div", { class: "lane axis-lane" }, node("span"), node("div", { class: "axis" }, node("span", {}, `step ${Math.round(low)}`), node("span", {}, `step ${Math.round(high)}`)));
     $("timeline").replaceChildren(...lanes, axis);
@@ -251,7 +259,7 @@
       return node(
         "details",
         { id, class: `alarm ${stands ? "" : "cleared"}`, style: stands ? `border-color:var(--${U.TROUBLE.includes(alarm.phase) ? alarm.phase : "decay"})` : null, open: first || open.has(id) },
-        node("summary", {}, node("span", { class: "when" }, `step ${alarm.step}`), chip(alarm.phase), node("strong", {}, alarm.rule), node("span", { class: "head" }, runs.length > 1 ? `${run.run}: ${alarm.seen}` : alarm.seen)),
+        node("summary", {}, node("span", { class: "when" }, `step ${alarm.step}`), chip(alarm.phase), node("strong", {}, alarm.rule), node("span", { class: "head" }, runs.length > 1 ? `${U.titleOf(run)}: ${alarm.seen}` : alarm.seen)),
         node("p", {}, `${alarm.metric}, seen since step ${alarm.since}; confidence ${alarm.confidence}; ${stands ? "stands" : `ended at step ${alarm.cleared}`}.`),
         node("p", { class: "advice" }, alarm.advice),
         node("p", {}, U.tokensLink(run, alarm.step, alarm.rule)),
@@ -282,6 +290,9 @@
   }
 
   U.app = app;
+  U.tabs.add({ id: "curves", title: "Curves", panel: $("tab-curves"), draw: () => app.drawCurves() });
+  U.tabs.list.unshift(U.tabs.list.pop());
+  $("tabs").prepend($("tab-of-curves"));
   app.start().catch((error) => {
     $("status").className = "status lost";
     $("status").textContent = `the service did not answer (${error.message})`;

@@ -30,15 +30,14 @@
     constructor(definition, app) {
       this.definition = definition;
       this.app = app;
-      this.hidden = new Set();
       this.place = node("span", { class: "unit" }, definition.unit);
       this.legend = node("div", { class: "legend" });
       this.plot = node("div", { class: "plot", tabindex: "0", role: "img", onkeydown: (e) => this.key(e) });
-      this.table = node("details", { class: "values", ontoggle: () => this.fillTable() }, node("summary", {}, "Values"), node("div"));
+      this.table = node("details", { class: "values", ontoggle: () => this.fillTable() }, node("summary", {}, "Values (smoothed as drawn)"), node("div"));
       this.figure = node(
         "figure",
         {},
-        node("figcaption", {}, node("strong", {}, definition.title), this.place),
+        node("figcaption", {}, node("strong", {}, definition.title), this.place, U.chartTools(this)),
         definition.note ? node("p", { class: "note" }, definition.note) : null,
         this.legend,
         this.plot,
@@ -72,7 +71,7 @@
         const table = [run.series.step];
         for (const curve of this.curves.filter((c) => c.run === run)) {
           const data = run.series.series[curve.line.key];
-          const show = !this.hidden.has(this.id(curve));
+          const show = !this.app.view.off.has(this.id(curve));
           if (quiet && data.min) {
             this.band(table, series, bands, data.max, data.min, curve.colour, show);
           } else if (quiet && this.app.smooth > 1 && !curve.line.sparse) {
@@ -100,12 +99,12 @@
     }
 
     id(curve) {
-      return `${curve.run.run}\n${curve.line.key}`;
+      return `${curve.run.run} ${curve.line.key}`;
     }
 
     draw() {
       const { data, series, bands } = this.columns();
-      const shape = JSON.stringify([series.map((s) => [s.stroke, s.width, s.show, s.dash]), bands.length, this.logarithmic(data), U.dark()]);
+      const shape = JSON.stringify([series.map((s) => [s.stroke, s.width, s.show, s.dash]), bands.length, this.scaleKind(data), U.dark(), this.height()]);
       if (this.u && shape === this.shape) {
         this.u.setData(data, false);
         this.rescale();
@@ -125,18 +124,32 @@
       this.u.setScale("x", { min, max });
     }
 
+    // A logarithmic axis where it was chosen; by itself where the values of some metrics spread widely. With values of both signs it is
+    // linear around 0.
+    scaleKind(data) {
+      if (this.app.view.log.has(this.definition.title)) return data.slice(1).every((column) => column.every((v) => v === null || v === undefined || v > 0)) ? "log" : "asinh";
+      return this.logarithmic(data) ? "log" : "linear";
+    }
+
+    // Up to which size an axis with values of both signs is linear: a tenth of the usual one.
+    linearUpTo(data) {
+      const sizes = data.slice(1).flat().filter((v) => v).map(Math.abs).sort((a, b) => a - b);
+      return sizes.length ? sizes[Math.floor(sizes.length / 2)] / 10 : 1;
+    }
+
     logarithmic(data) {
-      if (!this.definition.log) return false;
+      if (!this.definition.log || this.app.view.minus) return false;
       const values = data.slice(1).flat().filter((v) => v !== null && v !== undefined).sort((a, b) => a - b);
       return values.length > 4 && values[0] > 0 && values[values.length - 1] > 40 * values[Math.floor(values.length / 2)];
     }
 
     options(data, series, bands) {
       const axis = { stroke: U.colour("soft"), grid: { stroke: U.colour("grid"), width: 1 }, ticks: { stroke: U.colour("line"), width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
-      const log = this.logarithmic(data);
+      const kind = this.scaleKind(data);
+      const scales = { log: () => ({ distr: 3 }), asinh: () => ({ distr: 4, asinh: this.linearUpTo(data) }), linear: () => ({ range: (u, low, high) => this.yRange(low, high) }) };
       return {
         width: Math.max(200, this.plot.clientWidth),
-        height: HEIGHT,
+        height: this.height(),
         legend: { show: false },
         padding: [8, 24, 0, 0],
         cursor: {
@@ -144,11 +157,11 @@
           sync: { key: "unspiral", setSeries: false, filters: { pub: (kind) => kind === "mousemove" || kind === "mouseleave" } },
           points: { size: 6 },
           y: false,
-          bind: { dblclick: () => () => this.app.zoom(null) },
+          bind: { click: (u, target, handle) => (e) => this.click(u, e, handle), dblclick: () => () => this.app.zoom(null) },
         },
         scales: {
           x: { time: false },
-          y: log ? { distr: 3 } : { range: (u, low, high) => this.yRange(low, high) },
+          y: scales[kind](),
         },
         axes: [
           { ...axis, size: 28, space: 60 },
@@ -231,7 +244,7 @@
       ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
       ctx.clip();
       ctx.lineWidth = devicePixelRatio;
-      const limit = this.definition.limit;
+      const limit = this.app.view.minus ? null : this.definition.limit;
       if (limit && u.scales.y.min < limit[0] && limit[0] < u.scales.y.max) {
         const y = u.valToPos(limit[0], "y", true);
         ctx.strokeStyle = ctx.fillStyle = U.colour("acceleration");
@@ -244,6 +257,7 @@
         ctx.textAlign = "left";
         ctx.fillText(limit[1], bbox.left + 4 * devicePixelRatio, y - 3 * devicePixelRatio);
       }
+      this.markPin(u);
       ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
       const seen = new Set();
       for (const run of this.app.selected) {
@@ -262,30 +276,64 @@
       ctx.restore();
     }
 
+    // The pinned step, through all curves.
+    markPin(u) {
+      const { pin } = this.app.view;
+      if (pin === null || pin < u.scales.x.min || pin > u.scales.x.max) return;
+      const { ctx, bbox } = u;
+      const x = u.valToPos(pin, "x", true);
+      ctx.save();
+      ctx.setLineDash([]);
+      ctx.strokeStyle = U.colour("accent");
+      ctx.lineWidth = 2 * devicePixelRatio;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.restore();
+    }
+
+    // A click pins the step under the cursor; the end of a drag is none.
+    click(u, event, handle) {
+      const dragged = this.dragged;
+      this.dragged = false;
+      handle?.(event);
+      const index = u.cursor.idx;
+      if (!dragged && index !== null && index !== undefined) U.pin(u.data[0][index]);
+    }
+
     select(u) {
-      if (u.select.width < 6) return;
+      this.dragged = u.select.width >= 6;
+      if (!this.dragged) return;
       const range = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")];
       u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
       this.app.zoom(range);
     }
 
+    // At the cursor, or at the end: the value as it was posted; beside it the one that is drawn, where it is smoothed. A value of an
+    // earlier step, where this one has none, says so.
     follow(u) {
       const index = u.cursor.idx;
-      this.place.textContent = index === null || index === undefined ? this.definition.unit : `step ${u.data[0][index]}`;
-      for (const [id, at] of this.legendSeries) {
-        const output = this.outputs?.get(id);
-        if (output) output.textContent = number(this.near(u.data[at], index));
+      const pointed = index !== null && index !== undefined;
+      const at = pointed ? index : u.data[0].length - 1;
+      const step = u.data[0][at];
+      const text = pointed ? `step ${step}` : `${this.definition.unit}${this.app.view.minus && this.definition.unit ? ", difference" : ""}`;
+      if (this.place.textContent !== text) this.place.textContent = text;
+      if (step === undefined) return;
+      for (const curve of this.curves) {
+        const output = this.outputs?.get(this.id(curve));
+        if (!output) continue;
+        const found = U.valueAt(curve.run, curve.line.key, step);
+        const smooth = this.app.smooth > 1 && !curve.line.sparse ? u.data[this.legendSeries.get(this.id(curve))][at] : null;
+        const older = pointed && found && found.step !== step && curve.line.sparse ? ` (step ${found.step})` : "";
+        output.firstChild.textContent = `${number(found?.value)}${older}`;
+        output.lastChild.textContent = smooth === null || smooth === undefined ? "" : ` ~${number(smooth)}`;
       }
-    }
-
-    near(values, index) {
-      for (let i = index ?? values.length - 1; i >= 0; i--) if (values[i] !== null && values[i] !== undefined) return values[i];
-      return null;
     }
 
     // One entry per line; its value for each run, in the run's colour. With one line, one entry per run.
     drawLegend() {
-      const shape = this.curves.map((c) => this.id(c) + c.colour).join() + [...this.hidden].join();
+      const shape = this.curves.map((c) => this.id(c) + c.colour).join() + [...this.app.view.off].join();
       if (shape === this.legendShape) return this.follow(this.u);
       this.legendShape = shape;
       this.outputs = new Map();
@@ -295,12 +343,12 @@
         ...entries.map((curves) => {
           const [{ line, run, dash, colour }] = curves;
           const stroke = byLine ? U.colour("soft") : colour;
-          const shown = curves.some((c) => !this.hidden.has(this.id(c)));
+          const shown = curves.some((c) => !this.app.view.off.has(this.id(c)));
           const button = node("button", { type: "button", "aria-pressed": String(shown), title: "Show or hide", onclick: () => this.toggle(curves) });
           button.innerHTML = `<svg width="20" height="8" aria-hidden="true"><line x1="0" y1="4" x2="20" y2="4" stroke="${stroke}" stroke-width="2.5" stroke-dasharray="${dash.join(" ")}"/></svg>`;
-          button.append(byLine || this.runs.length === 1 ? line.label : run.run);
+          button.append(byLine || this.runs.length === 1 ? line.label : U.titleOf(run));
           for (const curve of curves) {
-            const output = node("output", { style: byLine ? `color:${curve.colour}` : null, title: curve.run.run });
+            const output = node("output", { style: byLine ? `color:${curve.colour}` : null, title: `${U.titleOf(curve.run)}: last value, and ~ smoothed over ${this.app.smooth} points` }, node("b"), node("small"));
             this.outputs.set(this.id(curve), output);
             button.append(output);
           }
@@ -311,11 +359,12 @@
     }
 
     toggle(curves) {
-      const show = curves.every((c) => this.hidden.has(this.id(c)));
+      const show = curves.every((c) => this.app.view.off.has(this.id(c)));
       for (const curve of curves) {
-        if (show) this.hidden.delete(this.id(curve));
-        else this.hidden.add(this.id(curve));
+        if (show) this.app.view.off.delete(this.id(curve));
+        else this.app.view.off.add(this.id(curve));
       }
+      this.app.remember();
       this.draw();
     }
 
@@ -326,7 +375,7 @@
         if (!known.length) return "";
         const low = Math.min(...known);
         const at = curve.run.series.step[values.indexOf(low)];
-        return `${curve.run.run}, ${curve.line.label}: first ${number(known[0])}, last ${number(known[known.length - 1])}, lowest ${number(low)} at step ${at}`;
+        return `${U.titleOf(curve.run)}, ${curve.line.label}: first ${number(known[0])}, last ${number(known[known.length - 1])}, lowest ${number(low)} at step ${at}`;
       });
       this.plot.setAttribute("aria-label", `${this.definition.title}, ${this.definition.unit}. ${parts.join(". ")}`);
     }
@@ -336,7 +385,7 @@
       const { data } = this.u;
       const stepSize = Math.max(1, Math.ceil(data[0].length / 40));
       const columns = this.curves.map((c) => this.legendSeries.get(this.id(c)));
-      const head = node("tr", {}, node("th", { scope: "col" }, "step"), ...this.curves.map((c) => node("th", { scope: "col", class: "n" }, this.runs.length > 1 ? `${c.run.run} ${c.line.label}` : c.line.label)));
+      const head = node("tr", {}, node("th", { scope: "col" }, "step"), ...this.curves.map((c) => node("th", { scope: "col", class: "n" }, this.runs.length > 1 ? `${U.titleOf(c.run)} ${c.line.label}` : c.line.label)));
       const rows = [];
       for (let i = 0; i < data[0].length; i += stepSize) {
         rows.push(node("tr", {}, node("th", { scope: "row" }, String(data[0][i])), ...columns.map((at) => node("td", { class: "n" }, number(data[at][i])))));
@@ -357,7 +406,9 @@
         this.app.zoom([centre - (max - min) / 4, centre + (max - min) / 4]);
       } else if (event.key === "-") {
         this.app.zoom([centre - (max - min), centre + (max - min)]);
-      } else if (event.key === "0" || event.key === "Escape") {
+      } else if (event.key === "Enter" || event.key === "p") {
+        U.pin(centre);
+      } else if (event.key === "0" || (event.key === "Escape" && !this.app.view.full)) {
         this.app.zoom(null);
       } else {
         return;
@@ -365,8 +416,13 @@
       event.preventDefault();
     }
 
+    height() {
+      return this.figure.classList.contains("full") ? Math.max(HEIGHT, innerHeight - 190) : HEIGHT;
+    }
+
     resize() {
-      if (this.u && this.plot.clientWidth && this.plot.clientWidth !== this.u.width) this.u.setSize({ width: this.plot.clientWidth, height: HEIGHT });
+      const [width, height] = [this.plot.clientWidth, this.height()];
+      if (this.u && width && (width !== this.u.width || height !== this.u.height)) this.u.setSize({ width, height });
     }
   }
 

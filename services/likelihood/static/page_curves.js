@@ -19,6 +19,16 @@
   // title, unit, note (what it tells), lines, and: limit (a threshold), zero (range holds 0), log (log scale when it spreads widely)
   U.GROUPS = [
     {
+      title: "Reward and held-out score",
+      charts: [
+        { title: "Reward", unit: "mean of the batch", lines: named(["reward/mean", "reward", "a"], ["reward/em", "exact match", "b"]), zero: true },
+        { title: "Held-out score", unit: "exact match", note: "Questions that are not trained on.", lines: named(["eval/em_greedy", "greedy", "c", true], ["eval/em_sampled", "sampled", "d", true]), zero: true },
+        { title: "Held-out EM by source, greedy", unit: "mean of the source", lines: bySource("em_greedy"), zero: true },
+        { title: "Groups that teach nothing", unit: "share", note: "Every sample of the group has the same reward.", lines: named(["groups/zero_variance", "zero variance", "a"]), limit: [0.9, "alarm"], zero: true },
+        { title: "Wrong answers with a right one's documents", unit: "share of wrong", note: "First retrieval gave the same documents as a right answer of the group.", lines: named(["retrieval/wrong_same_documents", "same documents", "a"]), zero: true },
+      ],
+    },
+    {
       title: "Likelihood",
       charts: [
         { title: "Lag probe", unit: "nats per token", note: "Right answers of a few steps ago, scored again now. The earliest sign.", lines: named(["probe/lag", "lag probe", "a"]), limit: [-0.08, "alarm"], zero: true },
@@ -36,15 +46,6 @@
         { title: "Share that lost likelihood", unit: "share", note: "Above one half with LLDS off is a sign of acceleration.", lines: named(["displacement/share_negative", "responses", "a"], ["displacement/share_negative_actions", "actions", "b"], ["displacement/share_negative_positive", "advantage > 0", "right"]), limit: [0.5, "half"], zero: true },
         { title: "Change by action", unit: "nats per token", lines: numbered("displacement/mean_action_", "action"), zero: true },
         { title: "Share that lost likelihood, by action", unit: "share", lines: numbered("displacement/share_negative_action_", "action"), zero: true },
-      ],
-    },
-    {
-      title: "Reward",
-      charts: [
-        { title: "Reward", unit: "mean of the batch", lines: named(["reward/mean", "reward", "a"], ["reward/em", "exact match", "b"], ["eval/em_greedy", "held-out EM, greedy", "c", true], ["eval/em_sampled", "held-out EM, sampled", "d", true]), zero: true },
-        { title: "Held-out EM by source, greedy", unit: "mean of the source", lines: bySource("em_greedy"), zero: true },
-        { title: "Groups that teach nothing", unit: "share", note: "Every sample of the group has the same reward.", lines: named(["groups/zero_variance", "zero variance", "a"]), limit: [0.9, "alarm"], zero: true },
-        { title: "Wrong answers with a right one's documents", unit: "share of wrong", note: "First retrieval gave the same documents as a right answer of the group.", lines: named(["retrieval/wrong_same_documents", "same documents", "a"]), zero: true },
       ],
     },
     {
@@ -84,6 +85,14 @@
         { title: "Tags", unit: "log-prob per token", note: "Of right answers frozen at the start, and of this batch.", lines: named(["probe/control", "frozen answers", "a"], ["logp/control", "this batch", "b"]) },
         { title: "Sampling speed", unit: "tokens per second", lines: named(["rollout/tokens_per_s", "tokens/s", "a"]), zero: true },
         { title: "Time of a step", unit: "seconds", lines: named(["time/step", "step", "a"], ["time/rollout", "rollout", "b"], ["time/logprob", "log-probs", "c"], ["time/update", "update", "d"], ["time/sync", "sync", "e"]), zero: true },
+      ],
+    },
+    {
+      title: "Machine",
+      charts: [
+        { title: "Processor and memory", unit: "share", note: "Of the driver's machine, sampled once per step.", lines: named(["system/cpu", "processor", "a"], ["system/memory", "memory", "b"]), zero: true },
+        { title: "Memory of the driver", unit: "GiB", lines: named(["system/driver_gib", "driver", "a"]), zero: true },
+        { title: "Rollout workers", unit: "that serve", lines: named(["rollout/workers", "workers", "a"]), zero: true },
       ],
     },
   ];

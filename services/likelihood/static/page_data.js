@@ -3,6 +3,8 @@
   "use strict";
   const U = (window.Unspiral = {});
   const POINTS = 1200;
+  const FINEST = 20000;
+  const HEADLINE = "reward/mean,eval/em_greedy,eval/em_sampled,time/step";
 
   class FrozenSource {
     constructor(data) {
@@ -16,10 +18,23 @@
     async load(name) {
       return this.data.runs.find((r) => r.run === name);
     }
-    preselected(runs) {
-      return runs.map((r) => r.run);
+    // The runs in the address, else all.
+    preselected(runs, wanted) {
+      const names = wanted.filter((n) => runs.some((r) => r.run === n));
+      return names.length ? names : runs.map((r) => r.run);
     }
-    remember() {}
+    now() {
+      return Date.now() / 1000;
+    }
+    async curve(run) {
+      return run.series;
+    }
+    async stepOf(run, step) {
+      const at = run.series.step.indexOf(step);
+      if (at < 0) return null;
+      const found = Object.entries(run.series.series).map(([name, { mean }]) => [name, mean[at]]);
+      return Object.fromEntries(found.filter(([, value]) => value !== null && value !== undefined));
+    }
     listen() {}
   }
 
@@ -27,9 +42,17 @@
     constructor() {
       this.live = true;
       this.differences = [];
+      this.ahead = 0;
+      this.steps = new Map();
+    }
+    // Unix seconds by the service's clock: steps are dated by it.
+    now() {
+      return Date.now() / 1000 + this.ahead;
     }
     async get(path) {
       const answer = await fetch(path, { credentials: "same-origin" });
+      const date = Date.parse(answer.headers.get("date"));
+      if (date) this.ahead = Math.abs(date - Date.now()) < 2000 ? 0 : (date - Date.now()) / 1000;
       if (answer.status === 401) {
         location.href = "/login";
       }
@@ -44,30 +67,43 @@
     async load(name, range) {
       const at = `/v1/runs/${encodeURIComponent(name)}`;
       const part = range ? `&first=${Math.max(0, Math.floor(range[0]))}&last=${Math.max(0, Math.ceil(range[1]))}` : "";
-      const [summary, series, phase, alarms, events, sampled] = await Promise.all([
+      const [summary, series, phase, alarms, events, sampled, about, headline] = await Promise.all([
         this.get(`${at}/summary`),
         this.get(`${at}/series?points=${POINTS}${part}`),
         this.get(`${at}/phase`),
         this.get(`${at}/alarms`),
         this.get(`${at}/events?limit=200`),
         this.get(`${at}/samples`),
+        this.get(`${at}/about`),
+        range ? this.get(`${at}/series?points=${POINTS}&names=${HEADLINE}`) : null, // the first screen tells of the whole run
       ]);
-      return { ...summary, series, bands: phase.bands, phase: phase.phase, since: phase.since, alarms, events, sampled };
+      return { ...summary, series, about, headline, bands: phase.bands, phase: phase.phase, since: phase.since, alarms, events, sampled };
     }
-    // The runs in the address, else the one that was updated last.
-    preselected(runs) {
-      const wanted = new URLSearchParams(location.hash.slice(1)).get("runs");
-      const names = (wanted ? wanted.split(",") : []).filter((n) => runs.some((r) => r.run === n));
-      return names.length ? names : runs.slice(0, 1).map((r) => r.run);
+    // The runs in the address, hidden ones too, else the one that was updated last.
+    preselected(runs, wanted) {
+      const names = wanted.filter((n) => runs.some((r) => r.run === n));
+      return names.length ? names : runs.filter((r) => !r.hidden).slice(0, 1).map((r) => r.run);
     }
-    remember(names) {
-      history.replaceState(null, "", `#runs=${names.join(",")}`);
+    // A curve as finely as the service gives it.
+    curve(run, name, range) {
+      const part = range ? `&first=${Math.max(0, Math.floor(range[0]))}&last=${Math.max(0, Math.ceil(range[1]))}` : "";
+      return this.get(`/v1/runs/${encodeURIComponent(run.run)}/series?points=${FINEST}&names=${encodeURIComponent(name)}${part}`);
+    }
+    // The metrics of one step, exactly; null where the run has no such step.
+    async stepOf(run, step) {
+      const key = `${run.run} ${run.attempt} ${step}`;
+      if (!this.steps.has(key)) {
+        const [found] = await this.get(`/v1/runs/${encodeURIComponent(run.run)}/steps?first=${step}&limit=1`);
+        if (found?.step !== step) return null;
+        this.steps.set(key, found.metrics);
+      }
+      return this.steps.get(key);
     }
     listen(on) {
       const stream = new EventSource("/v1/stream");
       stream.onopen = () => on("open", {});
       stream.onerror = () => on("lost", {});
-      for (const kind of ["step", "alarm", "cleared", "event", "reset"]) {
+      for (const kind of ["step", "alarm", "cleared", "event", "about", "reset"]) {
         stream.addEventListener(kind, (e) => on(kind, JSON.parse(e.data)));
       }
     }
@@ -97,7 +133,7 @@
       run.bands.push({ phase: event.phase, first: event.step, last: event.step });
       run.since = event.step;
     }
-    Object.assign(run, { phase: event.phase, last_step: event.step, steps: run.steps + 1, metrics: event.metrics });
+    Object.assign(run, { phase: event.phase, last_step: event.step, steps: run.steps + 1, metrics: event.metrics, last_step_time: event.time });
     return true;
   };
 

@@ -43,11 +43,14 @@
   }
 
   function show(run, alarm) {
+    if (U.tabs.current.id !== "curves") U.tabs.show("curves");
     const card = $(`alarm-${run.run}-${alarm.rule}-${alarm.step}`);
     for (let box = card; box; box = box.parentElement?.closest("details")) box.open = true;
     card?.scrollIntoView({ block: "center" });
     point(alarm.metric);
   }
+
+  U.showAlarm = show;
 
   // One curve is marked at a time, for 4 s from the last click; each redraw sets the mark again.
   let pointed = null;

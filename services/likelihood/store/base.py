@@ -146,6 +146,19 @@ class LikelihoodStore(Protocol):
         """The newest events, oldest first: step, kind, text, data, time."""
         ...
 
+    def put_about(self, run: str, changes: dict[str, Any]) -> None:
+        """Set keys of what the run says of itself (AboutRecord); makes the run."""
+        ...
+
+    def about(self, run: str) -> dict[str, Any]:
+        """Those keys; empty where nothing was posted."""
+        ...
+
+    def put_labels(self, run: str, changes: dict[str, Any]) -> None:
+        """Set keys of what people call the run (LabelsRecord), which `info` gives back. They do not count as
+        a post to the run."""
+        ...
+
     def delete_trajectories(self, run: str, below: int) -> int:
         """Forget the trajectories of all steps below, also those that are kept token by token; metrics and
         curves stay. How many of the step records went."""

@@ -14,6 +14,7 @@ Keys, all below `unspiral:`
     RUN:tokens:{step}             npz body; expires after `token_seconds`
     RUN:samples                   hash: step -> JSON of attempt, number and bytes (redis_samples.py)
     RUN:samples:{step}            hash: `h:` or `b:` and uid -> head, body; expires as RUN:trajectories:{step}
+    RUN:facts                     hash: about, labels -> JSON (redis_facts.py)
     RUN:monitor                   hash: step -> state;  RUN:alarms  JSON
     RUN:events                    stream
 A step is written in one MULTI under WATCH, so that several services may share a Redis. Aggregates stay for
@@ -54,6 +55,7 @@ from services.likelihood.store.base import (
     refuse_overfull,
     superseded_error,
 )
+from services.likelihood.store.redis_facts import RedisFacts, labels_of
 from services.likelihood.store.redis_samples import RedisSamples
 from services.likelihood.store.redis_values import NAN_BITS, decoded, pack, unpack
 
@@ -80,7 +82,7 @@ class Replaced:
     """Steps whose trajectories token by token go."""
 
 
-class RedisStore(RedisSamples):
+class RedisStore(RedisSamples, RedisFacts):
     """See LikelihoodStore. Raises EnvironmentLacks if the server does not answer at the start."""
 
     def __init__(
@@ -292,7 +294,8 @@ class RedisStore(RedisSamples):
                 pipe.zrange(at("order"), -1, -1)
                 pipe.zcard(at("order"))
                 pipe.get(at("count"))
-                attempts, first, last, steps, count = pipe.execute()
+                pipe.hget(at("facts"), "labels")
+                attempts, first, last, steps, count, labels = pipe.execute()
         return RunInfo(
             run=run,
             created=float(times[b"created"]),
@@ -302,6 +305,7 @@ class RedisStore(RedisSamples):
             last_step=int(last[0]) if last else None,
             steps=steps,
             trajectories=int(count or 0),
+            **labels_of(labels),
         )
 
     def metric_names(self, run: str) -> list[str]:

@@ -2,7 +2,8 @@
 
 Tables: `step` holds what was posted and what was worked out of it, `trajectory` one row per trajectory with
 its actions packed, `chunk` the metric curves (services.likelihood.store.series), `tokens` the npz bodies of
-the newest steps, `sample` the trajectories that are kept token by token (sqlite_samples.py). Readers never
+the newest steps, `sample` the trajectories that are kept token by token (sqlite_samples.py),
+`run_facts` what a run says of itself and what people call it (sqlite_facts.py). Readers never
 wait for writers.
 """
 
@@ -31,7 +32,7 @@ from services.likelihood.records import (
     TrajectoryRecord,
     check_run_name,
 )
-from services.likelihood.store import series, sqlite_samples
+from services.likelihood.store import series, sqlite_facts, sqlite_samples
 from services.likelihood.store.action_arrays import pack_actions, unpack_trajectory
 from services.likelihood.store.base import (
     MAX_RUNS,
@@ -67,10 +68,11 @@ CREATE INDEX event_run ON event (run, id);
 TABLES_OF_A_RUN = (
     *("attempt", "step", "trajectory", "chunk", "tokens", "monitor", "alarms", "event"),
     *sqlite_samples.TABLES,
+    sqlite_facts.TABLE,
 )
 
 
-class SQLiteStore:
+class SQLiteStore(sqlite_facts.SQLiteFacts):
     """See LikelihoodStore. `path` is made, with its folder, if it is not there."""
 
     def __init__(self, path: str | Path, token_steps: int = 8, sample_steps: int = SAMPLE_STEPS):
@@ -87,6 +89,7 @@ class SQLiteStore:
             if "is_right" not in columns:
                 db.execute("ALTER TABLE trajectory ADD COLUMN is_right INTEGER")
             sqlite_samples.add_tables(db)
+            sqlite_facts.add_table(db)
 
     # ---- writing
 
@@ -316,9 +319,10 @@ class SQLiteStore:
                 "SELECT min(step), max(step), count(*), coalesce(sum(trajectories), 0) FROM step WHERE run=?",
                 (run_id,),
             ).fetchone()
+            labels = sqlite_facts.held(db, run_id, "labels")
         return RunInfo(
             run=run, created=created, updated=updated, attempt=attempt or 0,
-            first_step=first, last_step=last, steps=count, trajectories=trajectories,
+            first_step=first, last_step=last, steps=count, trajectories=trajectories, **labels,
         )  # fmt: skip
 
     def metric_names(self, run: str) -> list[str]:

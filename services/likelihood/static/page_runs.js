@@ -1,0 +1,56 @@
+// The list of runs: which are shown, by name, title or tag; hidden ones on request.
+(() => {
+  "use strict";
+  const U = window.Unspiral;
+  const { node, number } = U;
+  const $ = (id) => document.getElementById(id);
+  const MANY = 6;
+  let wanted = "";
+  let withHidden = false;
+
+  U.chip = (phase, more = "") => node("span", {}, node("span", { class: "chip", style: `color:var(--${phase})` }, phase), more ? node("span", { class: "muted" }, more) : null);
+
+  const find = node("input", { type: "search", placeholder: "name, title or tag", "aria-label": "Search the runs", oninput: () => ((wanted = find.value), U.drawRuns(U.app.list, U.app.loaded)) });
+  const fits = (info) => [info.run, info.title || "", ...(info.tags || [])].some((t) => t.toLowerCase().includes(wanted.toLowerCase()));
+
+  function row(info, run) {
+    const latest = (name) => run?.metrics[name] ?? run?.series.series[name]?.mean.findLast((v) => v !== null);
+    const standing = (run?.alarms || []).filter((a) => a.cleared === null);
+    const box = node("input", { type: "checkbox", "aria-label": info.title ? `${info.title} (${info.run})` : info.run, onchange: () => U.app.toggle(info.run) });
+    box.checked = Boolean(run);
+    const swatch = node("span", { class: "swatch", style: `background:${run ? run.colour : "transparent"};border:1px solid var(--line)` });
+    const names = node("span", { class: "names" }, U.titleOf(info), info.title ? node("span", { class: "muted" }, ` ${info.run}`) : null, info.hidden ? node("span", { class: "muted" }, " (hidden)") : null);
+    const tags = (info.tags || []).map((tag) => node("span", { class: "tag" }, tag));
+    const change = U.source.live ? node("button", { type: "button", class: "edit", "aria-label": `Change ${info.run}`, title: "title, tags, hide, delete", onclick: () => U.manage(info) }, "⋯") : null;
+    const score = latest("eval/em_greedy") ?? latest("eval/em_sampled");
+    return node(
+      "tr",
+      {},
+      node("th", { scope: "row" }, node("label", {}, box, swatch, names), ...tags, change),
+      node("td", {}, run ? U.chip(run.phase, ` since ${run.since}`) : node("span", { class: "muted" }, "not shown")),
+      node("td", { class: "n" }, (run && U.tokensLink(run, run.last_step, "", number(run.last_step))) || number((run || info).last_step)),
+      ...[latest("reward/mean"), score, latest("logp/right"), latest("probe/lag"), latest("displacement/share_negative")].map((v) => node("td", { class: "n" }, number(v))),
+      node("td", { class: "n" }, run ? (standing.length ? String(standing.length) : "none") : "–"),
+    );
+  }
+
+  U.drawRuns = (list, loaded) => {
+    if (!list.length) {
+      $("runs").replaceChildren(node("p", { class: "empty" }, "No run yet. The first post to /v1/runs/NAME/steps makes one."));
+      return;
+    }
+    const chosen = new Map(loaded.map((r) => [r.run, r]));
+    const hidden = list.filter((info) => info.hidden && !chosen.has(info.run));
+    const shown = list.filter((info) => chosen.has(info.run) || ((withHidden || !info.hidden) && fits(info)));
+    const head = ["Run", "Phase", "Step", "Reward", "Held-out", "Right answers", "Lag probe", "Share falling", "Alarms"];
+    const columns = head.map((h, i) => node("th", { scope: "col", class: i > 1 ? "n" : null }, h));
+    const table = node("table", {}, node("thead", {}, node("tr", {}, ...columns)), node("tbody", {}, ...shown.map((info) => row(info, chosen.get(info.run)))));
+    const more = node("button", { type: "button", onclick: () => ((withHidden = !withHidden), U.drawRuns(list, loaded)) }, withHidden ? "Leave hidden runs out" : `Show ${hidden.length} hidden`);
+    const bar = node("div", { class: "run-bar filters" }, list.length > MANY || wanted ? node("label", { class: "search" }, "Search ", find) : null, hidden.length || withHidden ? more : null);
+    const focused = document.activeElement?.closest?.("#runs table") ? [...$("runs").querySelectorAll("input[type=checkbox]")].indexOf(document.activeElement) : -1;
+    const searching = document.activeElement === find;
+    $("runs").replaceChildren(bar, node("div", { class: "wide" }, table));
+    if (focused >= 0) $("runs").querySelectorAll("input[type=checkbox]")[focused]?.focus();
+    if (searching) find.focus();
+  };
+})();

@@ -1,0 +1,73 @@
+// The tab "About": what each run says of itself, and on which keys of the configuration the chosen runs differ.
+(() => {
+  "use strict";
+  const U = window.Unspiral;
+  const { node } = U;
+  let wanted = "";
+  let onlyDifferent = false;
+
+  const flat = (value, prefix = "") =>
+    Object.entries(value || {}).flatMap(([key, inner]) => (inner && typeof inner === "object" && !Array.isArray(inner) && Object.keys(inner).length ? flat(inner, `${prefix}${key}.`) : [[`${prefix}${key}`, inner]]));
+  const text = (value) => (value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
+  const time = (seconds) => (seconds ? new Date(seconds * 1000).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC") : null);
+
+  function facts(run) {
+    const about = run.about || {};
+    const rows = [
+      ["name", run.run],
+      ["title", run.title],
+      ["tags", run.tags?.join(", ")],
+      ["commit", about.commit],
+      ...Object.entries(about.versions || {}).map(([name, number]) => [`version of ${name}`, number]),
+      ...Object.entries(about.machine || {}),
+      ["started", time(about.started)],
+      ["first post", time(run.created)],
+      ["last step", time(run.last_step_time)],
+      ["ended", time(about.ended)],
+      ["exit status", about.ended ? about.exit : null],
+      ["attempt", run.attempt],
+      ["steps", about.steps ? `${run.steps} of ${about.steps}` : run.steps],
+      ["trajectories", run.trajectories],
+    ];
+    return new Map(rows.filter(([, value]) => value !== null && value !== undefined && value !== ""));
+  }
+
+  const heading = (run) => node("th", { scope: "col" }, node("span", { class: "swatch", style: `background:${run.colour}` }), " ", U.titleOf(run));
+  function table(title, runs, columns, name) {
+    const keys = [...new Set(columns.flatMap((c) => [...c.keys()]))];
+    if (!keys.length) return null;
+    const body = keys.map((key) => {
+      const cells = columns.map((c) => text(c.get(key)));
+      const differs = cells.some((c) => c !== cells[0]);
+      return node("tr", { "data-key": key.toLowerCase(), class: differs ? "differs" : null }, node("th", { scope: "row" }, key, differs ? node("span", { class: "quiet" }, " (differs)") : null), ...cells.map((c) => node("td", {}, c)));
+    });
+    return node("section", { class: `panel ${name}` }, node("h2", {}, title), node("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title }, node("table", { class: "facts" }, node("thead", {}, node("tr", {}, node("th", { scope: "col" }, "Key"), ...runs.map(heading))), node("tbody", {}, ...body))));
+  }
+
+  function filter(panel) {
+    for (const row of panel.querySelectorAll(".configuration tbody tr")) row.hidden = !row.dataset.key.includes(wanted.toLowerCase()) || (onlyDifferent && !row.classList.contains("differs"));
+  }
+
+  U.tabs.add({
+    id: "about",
+    title: "About",
+    draw(panel, runs) {
+      const shape = JSON.stringify(runs.map((r) => [r.run, r.colour, r.title, r.tags, r.about, r.config, r.steps]));
+      if (panel.shape === shape) return;
+      panel.shape = shape;
+      const configs = runs.map((run) => new Map(flat(run.about?.config || run.config)));
+      const find = node("input", { type: "search", placeholder: "key of the configuration", "aria-label": "Search the configuration", oninput: () => ((wanted = find.value), filter(panel)) });
+      find.value = wanted;
+      const different = node("input", { type: "checkbox", onchange: () => ((onlyDifferent = different.checked), filter(panel)) });
+      different.checked = onlyDifferent;
+      const silent = runs.filter((_, i) => !configs[i].size).map(U.titleOf);
+      const bar = node("div", { class: "filters" }, node("label", { class: "search" }, "Search ", find), runs.length > 1 ? node("label", {}, different, " only what differs") : null);
+      const config = table("Configuration", runs, configs, "configuration");
+      config?.firstElementChild.after(bar);
+      panel.replaceChildren(
+        ...[table("Run", runs, runs.map(facts), "run-facts"), config, silent.length ? node("p", { class: "hint" }, `${silent.join(", ")} posted no configuration (POST /v1/runs/NAME/about).`) : null].filter(Boolean),
+      );
+      filter(panel);
+    },
+  });
+})();

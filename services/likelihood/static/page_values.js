@@ -1,0 +1,59 @@
+// Values of a curve at a step, and two runs as their difference.
+(() => {
+  "use strict";
+  const U = window.Unspiral;
+
+  // Index of the newest point at a step or before it; -1 without one.
+  const before = (steps, step) => {
+    let [low, high] = [0, steps.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (steps[middle] <= step) low = middle + 1;
+      else high = middle;
+    }
+    return low - 1;
+  };
+
+  // The value of a metric at a step as it was posted, not smoothed: {value, step}. Where the step has none, the newest before it.
+  U.valueAt = (run, key, step) => {
+    const values = run.series.series[key]?.mean;
+    if (!values) return null;
+    for (let i = before(run.series.step, step); i >= 0; i--) if (values[i] !== null && values[i] !== undefined) return { value: values[i], step: run.series.step[i] };
+    return null;
+  };
+
+  // Means of a curve in buckets of `stride` steps, which begin at multiples of it, as on the server.
+  const bucketed = (run, key, stride) => {
+    const sums = new Map();
+    const { step, series } = run.series;
+    series[key].mean.forEach((value, i) => {
+      if (value === null || value === undefined) return;
+      const at = Math.floor(step[i] / stride) * stride;
+      const [sum, count] = sums.get(at) || [0, 0];
+      sums.set(at, [sum + value, count + 1]);
+    });
+    return sums;
+  };
+
+  // A run as its difference to another, at the steps that both have. It has no thresholds, and no spread.
+  U.difference = (run, base) => {
+    const stride = Math.max(run.series.stride || 1, base.series.stride || 1);
+    const series = {};
+    const steps = new Set();
+    const found = new Map();
+    for (const key of Object.keys(run.series.series)) {
+      if (!base.series.series[key]) continue;
+      const [left, right] = [bucketed(run, key, stride), bucketed(base, key, stride)];
+      const values = new Map();
+      for (const [at, [sum, count]] of left) if (right.has(at)) values.set(at, sum / count - right.get(at)[0] / right.get(at)[1]);
+      if (!values.size) continue;
+      found.set(key, values);
+      for (const at of values.keys()) steps.add(at);
+    }
+    const step = [...steps].sort((a, b) => a - b);
+    for (const [key, values] of found) series[key] = { mean: step.map((at) => values.get(at) ?? null) };
+    return { ...run, label: `${U.titleOf(run)} − ${U.titleOf(base)}`, alarms: [], bands: [], series: { ...run.series, step, stride, series } };
+  };
+
+  U.titleOf = (run) => run.label || run.title || run.run;
+})();

@@ -1,0 +1,68 @@
+"""What a run says of itself and what people call it, in the Redis store: one hash per run, JSON by kind."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import orjson
+
+from services.likelihood.records import check_run_name
+
+Kind = Literal["about", "labels"]
+
+
+def labels_of(body: bytes | None) -> dict[str, Any]:
+    """What people call a run, from the field of the hash."""
+    return orjson.loads(body) if body else {}
+
+
+class RedisFacts(ABC):
+    """That part of the store (see LikelihoodStore)."""
+
+    _redis: Any
+
+    @abstractmethod
+    def _talking(self) -> AbstractContextManager[None]: ...
+
+    @abstractmethod
+    def _known(self, run: str) -> dict[bytes, bytes]: ...
+
+    @abstractmethod
+    def _touch(self, pipe: Any, run: str) -> None: ...
+
+    @abstractmethod
+    def _transaction(self, write: Callable[[Any], Any], *watched: str) -> Any: ...
+
+    @staticmethod
+    @abstractmethod
+    def _keys(run: str) -> Callable[..., str]: ...
+
+    def put_about(self, run: str, changes: dict[str, Any]) -> None:
+        check_run_name(run)
+        self._set_keys(run, "about", changes)
+
+    def about(self, run: str) -> dict[str, Any]:
+        with self._talking():
+            self._known(run)
+            body = self._redis.hget(self._keys(run)("facts"), "about")
+        return orjson.loads(body) if body else {}
+
+    def put_labels(self, run: str, changes: dict[str, Any]) -> None:
+        with self._talking():
+            self._known(run)
+        self._set_keys(run, "labels", changes)
+
+    def _set_keys(self, run: str, kind: Kind, changes: dict[str, Any]) -> None:
+        place = self._keys(run)("facts")
+
+        def write(pipe: Any) -> None:
+            held = orjson.loads(pipe.hget(place, kind) or b"{}")
+            pipe.multi()
+            if kind == "about":
+                self._touch(pipe, run)
+            pipe.hset(place, kind, orjson.dumps(held | changes))
+
+        self._transaction(write, place)
