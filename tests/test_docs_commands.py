@@ -3,7 +3,7 @@
 A block ```sh is run here as it stands, block after block of a page in one folder, unless the line above it
 says why not: `<!-- not run: REASON -->`. What is not run is parsed: each command of ours must exist and take
 its options and arguments, and its configuration keys must be keys of the configuration. Blocks for a GPU,
-root or a cluster were run by hand; those that take minutes are run by other tests in a smaller form.
+root or a cluster, and those that take minutes, are parsed alone.
 """
 
 import json

@@ -81,7 +81,7 @@ def test_a_step_after_a_failed_try_has_the_bits_of_one_with_checkpointing(model,
     batch = make_batch(8)
     options = {"zero_stage": stage, "lr": 1e-3}
     asked = start_rank(make_config(model, learner=options | {"gradient_checkpointing": True}), model)
-    rank = start_rank(make_config(model, learner=options), model)
+    rank = start_rank(make_config(model, learner=options | {"gradient_checkpointing": "auto"}), model)
     rank.tries_room = True
 
     def fail(gradient):
@@ -102,7 +102,8 @@ def test_a_step_after_a_failed_try_has_the_bits_of_one_with_checkpointing(model,
 def test_a_micro_batch_is_tried_once_and_again_only_where_a_larger_one_comes(model, monkeypatch):
     tried = []
     monkeypatch.setattr(memory, "fits", lambda policy, forward: tried.append(forward().numel()) or True)
-    rank = start_rank(make_config(model, learner={"tokens_per_microbatch": 10_000}), model)
+    options = {"tokens_per_microbatch": 10_000, "gradient_checkpointing": "auto"}
+    rank = start_rank(make_config(model, learner=options), model)
     rank.tries_room = True
     for rows in (8, 8, 24):
         rank.update(make_batch(rows), **STEP)

@@ -71,7 +71,7 @@ class LearnerSettings(Settings):
     """Largest global gradient norm."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type: `auto` is float32 on CPU, bfloat16 (fp32 master weights) on GPU."""
-    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    gradient_checkpointing: bool | Literal["auto"] = False
     """Recompute activations in the backward pass, to save memory. `auto`: on GPU where they would not fit, by
     their estimated size or by a try before the first step; never on CPU."""
     compile: bool = False

@@ -410,15 +410,13 @@ class Driver(RunState):
             )
             with self.clock.measure(f"evaluate, {mode}"):
                 scores, trajectories = await run_with_resync(self.system.pool, evaluation, self.sync)
-            em_by_source = sources.em_of(scores["sources"])
-            self.scores[f"{tag}/{mode}"] = scores["overall"] | {"em_by_source": em_by_source}
+            by_source = {"em_by_source": sources.em_of(scores["sources"])}
+            self.scores[f"{tag}/{mode}"] = scores["overall"] | by_source
             if mode == "greedy":
                 self.best.take(self.step, scores["overall"].get(self.config.trainer.best_by))
             exact = [self.sampler.exact(t) for t in trajectories]
             self.system.folder.trajectories(f"eval_{tag}_{mode}", trajectories, exact)
-            self.system.folder.event(
-                "evaluation", step=self.step, tag=tag, mode=mode, em_by_source=em_by_source, **scores
-            )
+            self.system.folder.event("evaluation", step=self.step, tag=tag, mode=mode, **by_source, **scores)
             self.progress.evaluation(tag, mode, scores)
 
     async def checkpoint(self) -> None:

@@ -157,7 +157,7 @@
           sync: { key: "unspiral", setSeries: false, filters: { pub: (kind) => kind === "mousemove" || kind === "mouseleave" } },
           points: { size: 6 },
           y: false,
-          bind: { click: (u, target, handle) => (e) => this.click(u, e, handle), dblclick: () => () => this.app.zoom(null) },
+          bind: { dblclick: () => () => this.app.zoom(null) },
         },
         scales: {
           x: { time: false },
@@ -170,6 +170,7 @@
         series,
         bands,
         hooks: {
+          ready: [(u) => u.over.addEventListener("click", () => this.click(u))],
           drawClear: [(u) => this.shade(u)],
           draw: [(u) => this.marks(u)],
           setCursor: [(u) => this.follow(u)],
@@ -294,10 +295,9 @@
     }
 
     // A click pins the step under the cursor; the end of a drag is none.
-    click(u, event, handle) {
+    click(u) {
       const dragged = this.dragged;
       this.dragged = false;
-      handle?.(event);
       const index = u.cursor.idx;
       if (!dragged && index !== null && index !== undefined) U.pin(u.data[0][index]);
     }
