@@ -25,7 +25,14 @@ from benchmarks.barometer.faults import Fault
 from retriever_service.client import Hit
 from retriever_service.index import Index
 from retriever_service.indexing.build import build_index
-from services.contracts import TokenBatch, TrainBatch, Trajectory, TrajectoryRequest, WeightUpdate
+from services.contracts import (
+    TokenBatch,
+    TrainBatch,
+    Trajectory,
+    TrajectoryRequest,
+    WeightUpdate,
+    WorkerInfo,
+)
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.rollout.worker.loop import Found
@@ -89,6 +96,9 @@ class Pool:
         for trajectory in done if on_done else ():
             on_done(trajectory)
         return done
+
+    def workers(self) -> list[WorkerInfo]:
+        return [WorkerInfo("w0.1", os.getpid(), "", 0)]
 
     async def receivers(self, version: int) -> list[Any]:
         return []

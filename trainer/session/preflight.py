@@ -32,12 +32,16 @@ def check_named_files(config: Config) -> None:
         "model.path": config.model.path,
         "data.train": config.data.train,
         "data.eval": config.data.eval,
-        "retriever.index": config.retriever.index,
-        "retriever.corpus": config.retriever.corpus,
     }
-    if config.evaluation.retriever:
-        named["evaluation.retriever.index"] = config.evaluation.retriever.index
-        named["evaluation.retriever.corpus"] = config.evaluation.retriever.corpus
+    for key, settings in (
+        ("retriever", config.retriever),
+        ("evaluation.retriever", config.evaluation.retriever),
+    ):
+        if settings is None:
+            continue
+        named[f"{key}.corpus"] = settings.corpus
+        if settings.index and not is_import_path(settings.index):
+            named[f"{key}.index"] = settings.index
     missing = [f"{key}: {value}" for key, value in named.items() if value and not models.is_there(value)]
     if len(missing) == 1 and missing[0].startswith("model.path: "):
         models.resolve(config.model.path)  # it says what a model may be
