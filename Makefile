@@ -29,9 +29,9 @@ study-full: setup
 	$(PY) -m benchmarks.collapse collect --folder $(STUDY_FOLDER) --arms $(STUDY_ARMS)
 	$(PY) -m benchmarks.collapse tables
 
-# Lint, and the tests that start no engine, cluster or browser and take less than ten seconds each.
+# Lint, and the tests that start no engine, cluster or browser and take less than four seconds or so each.
 check: setup lint
-	$(PY) -m pytest -n 2 --dist loadfile -m "not chaos and not ray and not vllm and not browser and not slow"
+	$(PY) -m pytest -n 3 --dist loadfile -m "not chaos and not ray and not vllm and not browser and not slow"
 
 test: setup lint
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -131,3 +131,6 @@ def command(
     except (UnspiralError, Stopped) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2

@@ -127,6 +127,7 @@ def test_a_question_is_answered_on_the_terminal_and_as_json(run, model, search, 
     assert (status, err) == (2, "unspiral: ask: the question is empty\n")
 
 
+@pytest.mark.slow
 def test_on_a_terminal_it_asks_for_question_after_question_until_ctrl_c(model, search):
     """By a terminal of the system's own."""
     leader, follower = pty.openpty()

@@ -137,3 +137,16 @@ def test_hops_are_read_where_data_sets_keep_them():
 def test_an_answer_is_found_word_by_word_as_exact_match_reads_it():
     assert holds("It was The Beatles, in 1962.", ["Beatles"]) and holds("in 1962.", ["x", "1962"])
     assert not holds("Romeo and Juliet", ["Rome"]) and not holds("anything", ["A"])
+
+
+def test_questions_that_carry_a_passage_are_questions(run, tmp_path):
+    row = {"id": "1", "question": "who?", "golden_answers": [], "text": "a passage"}
+    status, _, err = run("data", "validate", jsonl(tmp_path / "q.jsonl", [row]))
+    assert status == 2 and "1 of 1 rows are malformed: expected `golden_answers`" in err
+
+
+def test_a_malformed_row_is_none_of_those_that_are_looked_up(run, tmp_path, index):
+    file = tmp_path / "q.jsonl"
+    file.write_text("{broken\n" + json.dumps(QUESTIONS[0]) + "\n", encoding="utf-8")
+    out = run("data", "validate", str(file), "--index", index, "--limit", "1")[1]
+    assert "for 1 of 1 questions" in out

@@ -125,6 +125,7 @@ def test_the_gradient_does_not_depend_on_the_microbatch_size(model, stage, loss)
     assert relative_difference(rank.gradient(batch, 0.0), gradients[0]) > 0.01  # LLDS is a visible part of it
 
 
+@pytest.mark.slow
 @STAGES
 def test_in_bfloat16_micro_batches_add_up_in_fp32(model, stage):
     batch, gradients = given_old(make_batch(8)), []
@@ -248,6 +249,7 @@ def test_lambda_0_is_the_update_without_llds_to_the_bit(model, monkeypatch):
     assert not same_bits(other.master(), with_lambda_0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_llds_acts_on_later_steps_never_on_the_first_and_never_with_unchanged_weights(model, dtype):
     config, batch = make_config(model, learner={"minibatches_per_batch": 4, "dtype": dtype}), make_batch(16)

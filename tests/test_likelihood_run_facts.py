@@ -13,6 +13,7 @@ from services.likelihood.client import LikelihoodClient
 from services.likelihood.exports.upkeep import export_parquet
 from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.server import create_app
+from services.likelihood.store.base import NotStored
 from services.likelihood.store.opening import open_store
 
 
@@ -156,3 +157,13 @@ def test_the_client_hands_over_only_the_keys_that_are_set(tmp_path):
 def test_a_configuration_that_json_cannot_hold_is_refused():
     with pytest.raises(ValueError, match="64 bits"):
         AboutRecord(config={"seed": 2**70})
+
+
+def test_labels_that_arrive_after_the_run_was_deleted_make_no_run(store, monkeypatch):
+    store.put_about("gone", {"seed": 1})
+    store.delete_run("gone")
+    with monkeypatch.context() as patch, pytest.raises(NotStored):
+        patch.setattr(store, "_known", lambda run: None, raising=False)  # it was there a moment ago
+        store.put_labels("gone", {"title": "ghost"})
+    store.put_about("gone", {"seed": 2})
+    assert store.info("gone").title is None

@@ -133,6 +133,7 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path, monkeypatch):
     assert list((tmp_path / "models").iterdir()) == []
 
 
+@pytest.mark.slow
 @needs_package
 def test_the_known_model_is_converted_once_and_speaks(tmp_path, monkeypatch, capsys):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

@@ -80,3 +80,7 @@ def test_without_the_network_one_line_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(EnvironmentLacks, match=f"{NAME}: cannot be downloaded .* give its path") as e:
         models.fetch(NAME, say=said.append)
     assert "\n" not in str(e.value) and said == [f"downloading {NAME} from the Hugging Face hub"]
+
+
+def test_the_check_before_a_run_takes_hub_names_for_models_that_are_there():
+    assert all(models.is_there(name) for name in BY_HUB_NAME)

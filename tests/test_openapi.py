@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 OPERATIONS = {"retriever": 9, "likelihood": 23, "control": 8, "agent": 6}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SCHEMATHESIS.exists(), reason="needs schemathesis")
 @pytest.mark.parametrize(("name", "operations"), OPERATIONS.items())
 def test_schemathesis_finds_nothing_with_all_its_checks(tmp_path, small_index, name, operations):

@@ -302,6 +302,7 @@ def test_a_run_is_ended_also_where_the_stuck_part_cannot_be_asked(tmp_path):
     assert "stall.txt cannot be written" in "\n".join(driver.said)
 
 
+@pytest.mark.slow
 def test_progress_and_pauses_keep_the_watchdog_quiet(tmp_path):
     made = system(tmp_path)
     made.pool.wants_weights = False

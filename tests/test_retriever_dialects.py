@@ -181,7 +181,7 @@ def test_a_misspelt_field_of_a_request_is_named_with_what_is_accepted(url):
             f"{slip}: unknown field; did you mean {meant}? Accepted are topk, "
         )
     others = dict.fromkeys(
-        ("model", "user", "query_id", "data_source", "index_name", "timeout", "rerank"), "x"
+        ("model", "user", "query_id", "data_source", "top_p", "return_source", "timeout", "rerank"), "x"
     )
     assert post(f"{url}/retrieve", asked | others) == post(f"{url}/retrieve", asked)
 

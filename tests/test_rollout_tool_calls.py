@@ -65,6 +65,7 @@ def script_of(family):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_of_a_turn_are_a_prefix_of_the_next_and_the_models_own_stay(family, name):

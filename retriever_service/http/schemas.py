@@ -27,9 +27,11 @@ class Reply(NamedTuple):
 
 
 T = TypeVar("T")
-SLIP = 0.8
-"""Likeness (difflib's ratio) from which on an unknown field is a slip of a known one. No client of the field
-sends one that is so near: `query_id` beside `query` is .77."""
+SLIP = 0.81
+"""Likeness (difflib's ratio) from which on an unknown field is a slip of a known one: `query_id` beside
+`query` is .77, and `top_p`, which clients pass on with their sampling parameters, beside `top_n` .80."""
+OTHERS = {"return_source"}
+"""Fields of other services that are nearer than that."""
 _NUMBER: JsonDict = {"not": {"type": "null"}}
 ONE_LIMIT: JsonDict = {
     "not": {
@@ -44,7 +46,7 @@ ONE_LIMIT: JsonDict = {
 
 def refuse_slips(given: Mapping[str, Any] | None, known: list[str]) -> None:
     """Raises BadRequest for an unknown field that is a misspelt known one."""
-    for field in given or ():
+    for field in (name for name in given or () if name not in OTHERS):
         if near := get_close_matches(plain_name(field), known, n=1, cutoff=SLIP):
             accepted = ", ".join(known)
             what = f"unknown field; did you mean {near[0]}? Accepted are {accepted}"

@@ -20,7 +20,7 @@ from services.likelihood.paths import Run
 PAGE = "table.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
-Name = Annotated[str, InPath(pattern=r"^[\w][\w.-]*$", max_length=200)]
+Name = Annotated[str, InPath(max_length=255)]
 
 
 def folder_of(store: str) -> Path | None:

@@ -103,19 +103,23 @@ class LikelihoodService:
         return receipt
 
     def put_event(self, run: str, event: EventRecord) -> None:
-        self.store.put_event(run, event)
+        with self._lock(run):
+            self.store.put_event(run, event)
         self.publish(run, "event", event.model_dump())
 
     def put_about(self, run: str, changes: dict[str, Any]) -> None:
         """Set what the run says of itself; listeners read it anew."""
-        self.store.put_about(run, changes)
+        with self._lock(run):
+            self.store.put_about(run, changes)
         self.publish(run, "about", {})
 
     def put_labels(self, run: str, changes: dict[str, Any]) -> RunInfo:
         """Set what people call a run; listeners read it anew."""
-        self.store.put_labels(run, changes)
+        with self._lock(run):
+            self.store.put_labels(run, changes)
+            info = self.store.info(run)
         self.publish(run, "about", {})
-        return self.store.info(run)
+        return info
 
     def delete_run(self, run: str) -> None:
         """Forget all of a run. A later post makes it anew."""

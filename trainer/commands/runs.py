@@ -147,6 +147,8 @@ def evaluate(
     once. `unspiral eval compare A B` compares what --suite has written."""
     settings = load_config(config, overrides or [])
     if suite is not None:
+        if answers is not None or as_json:
+            raise UserError("eval: --answers and --json go without --suite, whose folder holds both")
         _evaluate_suite(
             settings,
             limit,
@@ -177,6 +179,12 @@ def evaluate(
     answers = answers or (
         out.with_suffix(".answers.jsonl") if out else settings.run_dir / "eval" / ANSWERS_FILE
     )
+    if answers.is_dir():  # this too before the scoring
+        raise UserError(f"--answers {answers}: is a folder; expected the name of a file")
+    try:
+        answers.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"--answers {answers}: its folder cannot be made: {e.strerror}") from e
     scores = run_eval(
         settings,
         checkpoint=checkpoint,

@@ -157,8 +157,9 @@ def _look_up(path: Path, keys: Keys, index: str | None, topk: int, limit: int, c
     """Print what the agent would be shown of the first questions, and whether their answers can be found."""
     rows = [
         (item[1].question, coverage.hops_of(item[0].fields or {}))
-        for item in islice(parsed(path, all_columns=True, keys=keys), limit)
-        if not isinstance(item, BadRow)
+        for item in islice(
+            (one for one in parsed(path, all_columns=True, keys=keys) if not isinstance(one, BadRow)), limit
+        )
     ]
     shown = prompts.Prompts(config) if config else None
     if index is None:

@@ -111,7 +111,8 @@ def resolve_file(name: str) -> str:
 def is_there(name: str) -> bool:
     """Whether a model, a file or a folder of that name is there, or can be made: a known model, or
     `lab:...`."""
-    return name in KNOWN or _scheme(name) is not None or Path(name).expanduser().exists()
+    known = name in KNOWN or name in BY_HUB_NAME or _scheme(name) is not None
+    return known or Path(name).expanduser().exists()
 
 
 def check_folder(folder: Path, given: str) -> Path:

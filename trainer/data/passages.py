@@ -15,6 +15,8 @@ from retriever_service.indexing.passages import row_of
 from retriever_service.rows import hash_of
 from services.common.errors import UserError
 from services.common.records import read_records
+from services.common.records.columns import QUESTION, plain_name
+from trainer.data.columns import ANSWERS, REWARD
 
 ODD = re.compile("\N{REPLACEMENT CHARACTER}|Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]")
 """What UTF-8 looks like that was read in another encoding and written again."""
@@ -40,7 +42,12 @@ def is_corpus(path: Path) -> bool:
     wrong."""
     try:
         first = next(read_records(path), None)
-        return first is not None and first.fields is not None and bool(row_of(first.fields))
+        if first is None or first.fields is None:
+            return False
+        names = {plain_name(name) for name in first.fields}
+        if not names.isdisjoint(QUESTION) and not names.isdisjoint((*ANSWERS, *REWARD)):
+            return False  # questions that carry a passage of their own
+        return bool(row_of(first.fields))
     except ValueError:
         return False
 

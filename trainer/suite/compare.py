@@ -17,6 +17,19 @@ from trainer.suite.rows import ANSWERS_FILE, GREEDY, METRICS, Row, read_rows
 from trainer.suite.sets import SETS, drawn
 from trainer.suite.statistics import Estimates, sign_test
 
+NEEDED = (
+    "suite",
+    "method",
+    "model",
+    "protocol",
+    "sets",
+    "sources",
+    "averages",
+    "interval",
+    "n",
+    "missing_sets",
+)
+"""Keys of a result."""
 OF_A_METHOD = {
     "template",
     "prompt_digest",
@@ -56,7 +69,7 @@ def load(given: Path) -> Evaluation:
             )
         )
     result = read_json(folder / RESULT_FILE)
-    if not all(key in result for key in ("method", "model", "protocol", "sets")):
+    if not all(key in result for key in NEEDED):
         raise UserError(f"{folder / RESULT_FILE}: expected what `unspiral eval --suite` writes")
     rows = {row["key"]: row for row in read_rows(folder / ANSWERS_FILE) if row["sample"] == GREEDY}
     return Evaluation(str(given), result, _of_result(result, rows))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import orjson
 
 from services.likelihood.records import check_run_name
+from services.likelihood.store.base import NotStored
 
 Kind = Literal["about", "labels"]
 
@@ -56,13 +57,16 @@ class RedisFacts(ABC):
         self._set_keys(run, "labels", changes)
 
     def _set_keys(self, run: str, kind: Kind, changes: dict[str, Any]) -> None:
-        place = self._keys(run)("facts")
+        at = self._keys(run)
+        place = at("facts")
 
         def write(pipe: Any) -> None:
+            if kind == "labels" and not pipe.exists(at("run")):
+                raise NotStored(f"run {run[:140]!r}: not in this store")
             held = orjson.loads(pipe.hget(place, kind) or b"{}")
             pipe.multi()
             if kind == "about":
                 self._touch(pipe, run)
             pipe.hset(place, kind, orjson.dumps(held | changes))
 
-        self._transaction(write, place)
+        self._transaction(write, place, at("run"))
