@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,22 @@ def test_a_tool_that_hangs_times_out_and_an_async_one_is_awaited():
     with pytest.raises(TimeoutError, match=r"rollout.tools.slow: .*rollout.tool_timeout_seconds=0.05"):
         asyncio.run(Toolbox(tools, QUESTION, 0.05).call("slow", "y"))
     assert asyncio.run(Toolbox(tools, QUESTION, 10).call("quick", "y")) == "Y"
+
+
+def test_calls_that_hang_leave_the_worker_its_threads():
+    ends = threading.Event()
+
+    async def many():
+        tools = {"slow": lambda content, question: ends.wait(30)}
+        hanging = [asyncio.create_task(Toolbox(tools, QUESTION, 20).call("slow", "y")) for _ in range(40)]
+        await asyncio.sleep(0)
+        try:
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 10) == "free"
+        finally:
+            ends.set()
+            await asyncio.gather(*hanging, return_exceptions=True)
+
+    asyncio.run(many())
 
 
 def test_a_template_without_results_is_refused_where_a_tool_is_named():

@@ -189,6 +189,12 @@ def test_a_tokenizer_without_tools_is_refused_in_one_line(chat, line):
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_tools_are_refused_since_no_call_would_reach_them(family):
+    with pytest.raises(UserError, match=rf"rollout\.template={family}: knows search alone; rollout\.tools"):
+        make_template(family, tokenizer_of("bpe", family), settings(family, tools={"calc": "a:b"}))
+
+
 def test_a_result_that_begins_a_thought_is_read_as_one():
     """A chat template may open a think block for the model, in the prompt and after each result."""
     chat = FAMILIES["hermes"].replace(

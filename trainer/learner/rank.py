@@ -42,6 +42,11 @@ TRIED_AGAIN = 1.02
 """A micro-batch so many times as large as any before is tried first."""
 
 
+def _model_tokens(m: MicroBatch) -> int:
+    """Tokens that the model sees, padding included."""
+    return (m.packed.input_ids if m.packed else m.input_ids).numel()
+
+
 class LearnerRank(RankWeights):
     """Rank `rank` of `config.learner.ranks`. `host_store` (rank 0), then `setup`, then everything else; all
     ranks make the same calls."""
@@ -138,8 +143,8 @@ class LearnerRank(RankWeights):
         try adds to no gradient, so that a step is never left half taken."""
         if self.settings.gradient_checkpointing != "auto" or self.checkpointing or not self.tries_room:
             return
-        largest = max((m for part in micros for m in part), key=lambda m: m.action_ids.numel(), default=None)
-        tokens = 0 if largest is None else largest.action_ids.numel()
+        largest = max((m for part in micros for m in part), key=_model_tokens, default=None)
+        tokens = 0 if largest is None else _model_tokens(largest)
         fits = True
         if largest is not None and tokens > TRIED_AGAIN * self.tokens_tried:
             fits = memory.fits(self.engine.policy, lambda: self._forward_of(self.engine.policy, largest)[0])

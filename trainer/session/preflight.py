@@ -118,7 +118,7 @@ def check_room(
     while not folder.exists():
         folder = folder.parent
     disk_free = shutil.disk_usage(folder).free if disk_free is None else disk_free
-    disk = 16 * parameters * (config.trainer.keep_checkpoints + 1) + GIB // 4
+    disk = 16 * parameters * (config.trainer.keep_checkpoints + config.trainer.keep_best + 1) + GIB // 4
     if disk_free < disk:
         raise EnvironmentLacks(
             f"run.dir: {folder} has {disk_free / GIB:.1f} GiB free; {disk / GIB:.1f} GiB are needed for "

@@ -18,11 +18,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Protocol
 
 from services.common.errors import UserError
 from services.common.user_code import load, told
 from services.contracts import Question
+
+_THREADS = ThreadPoolExecutor(64, "tools")
+"""Of their own: calls that hang must not keep the worker from its weights."""
 
 
 class Tool(Protocol):
@@ -92,4 +98,5 @@ async def _called(function: Any, *arguments: object) -> Any:
     """The result of a user's function: awaited where it is `async`, otherwise made in a thread."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         return await function(*arguments)
-    return await asyncio.to_thread(function, *arguments)
+    call = partial(copy_context().run, function, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, call)

@@ -79,6 +79,11 @@ class ToolCallTemplate(TagTemplate):
 
     def __init__(self, tokenizer: Any, settings: RolloutSettings):
         self._where = f"rollout.template={self.family}"
+        if settings.tools:
+            raise UserError(
+                f"{self._where}: knows search alone; rollout.tools ({', '.join(settings.tools)}) needs "
+                "search_r1 or a template of your own"
+            )
         if not tokenizer.chat_template:
             raise UserError(
                 f"{self._where}: the tokenizer has no chat template; accepted is one that shows tools"
