@@ -149,6 +149,26 @@ def test_the_loop_keeps_the_best_and_ends_in_patience_wherever_it_was_killed(tmp
     assert again.trace == []
 
 
+def test_a_run_that_ended_with_its_best_step_keeps_it_when_it_goes_on(tmp_path, monkeypatch):
+    """The score of the last step comes after that step's checkpoint."""
+    for step, score in {5: 0.9, 8: 0.1, 9: 0.1}.items():
+        monkeypatch.setitem(SCORES, step, score)
+
+    made = system(
+        tmp_path,
+        data={"train": "t", "eval": "e"},
+        trainer=SETTINGS["trainer"] | {"steps": 5, "eval_every": 2, "patience": 0},
+        monitor={"action": "none"},
+    )
+    assert asyncio.run(Scored(made).run())["best"]["step"] == 5
+    made.config.trainer = made.config.trainer.model_copy(update={"steps": 9})
+    made.pool = Pool()
+    driver = Scored(made)
+    driver.load_state_dict(made.learner.load(latest(made.folder.path)))
+    assert asyncio.run(driver.run())["best"] == {"step": 5, "score": 0.9, "by": "right"}
+    assert best_of(made.folder.path).name == "step_000005"
+
+
 def reward(trajectory):
     """1 or 0 by the trajectory's name alone, so that held-out scores are known beforehand."""
     return float((zlib.crc32(f"19 {trajectory.uid}".encode()) >> 8) % 3 == 0)

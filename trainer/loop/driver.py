@@ -196,7 +196,7 @@ class Driver(RunState):
         await self.checkpoint()
         if at_ends and not self.stop.requested:
             await self.evaluate("after")
-            await asyncio.to_thread(self.best.keep, self.system.folder.path, self.config.trainer)
+            await self.checkpoint(again=self.config.trainer.keep_best and self.best.step == self.step)
         return self.summary()
 
     def out_of_time(self, began: float) -> bool:
@@ -419,18 +419,18 @@ class Driver(RunState):
             self.system.folder.event("evaluation", step=self.step, tag=tag, mode=mode, **by_source, **scores)
             self.progress.evaluation(tag, mode, scores)
 
-    async def checkpoint(self) -> None:
+    async def checkpoint(self, *, again: bool = False) -> None:
         """Save everything that a resumed run needs, then prune older checkpoints. A step that is saved
-        already, and whole, is not saved again."""
+        already, and whole, is saved `again` only: with the score that made it the best."""
         folder = self.system.folder.path
         target = step_folder(folder, self.step)
-        if self.step == 0 or (target.exists() and await asyncio.to_thread(fault, target) is None):
+        saved = target.exists() and not again and await asyncio.to_thread(fault, target) is None
+        if self.step == 0 or saved:
             return
         with self.stop.saving(), self.clock.measure("checkpoint"):
             await asyncio.to_thread(self.system.store.keep, KEEP_SECONDS)
             await self.on_learner(self.system.learner.save, target, self.state_dict())
-            # In a thread, too: gigabytes are deleted.
-            await asyncio.to_thread(self.best.keep, folder, self.config.trainer)
+            await asyncio.to_thread(self.best.keep, folder, self.config.trainer)  # gigabytes are deleted
             self.system.folder.event("checkpoint", step=self.step, path=str(target.relative_to(folder)))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
