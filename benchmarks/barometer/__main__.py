@@ -6,17 +6,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.barometer.cells import Cell, cells, run_grid, status_table
+from benchmarks.barometer.cells import Cell, cells, run_grid
 from benchmarks.barometer.collected import RESULTS, collect, read_all
 from benchmarks.barometer.plan import HELD_OUT_SEEDS, KINDS, LOOKED_AT, STEPS, chosen, configuration, split_of
 from benchmarks.barometer.tables import everything, write_page
-from benchmarks.cell_grid import command, numbers, tell_collected
-from services.common.files import write_json
+from benchmarks.cell_grid import add_commands, command, numbers, run_timed, states_table, tell_collected
 from services.common.lazy import LazyModule
 from trainer.config.schema import parse_config
 
@@ -34,13 +32,7 @@ def seeds(text: str) -> list[int]:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m benchmarks.barometer", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    for name, says in (
-        ("grid", "run the cells that have not ended"),
-        ("status", "print the state of all cells"),
-        ("collect", "write the compressed metrics of ended cells"),
-    ):
-        one = commands.add_parser(name, help=says)
-        one.add_argument("--folder", type=Path, default=FOLDER, help="folder of the run folders")
+    for name, one in add_commands(commands, FOLDER, RESULTS):
         one.add_argument("--kinds", nargs="+", default=["all"], help=f"all, or some of {', '.join(KINDS)}")
         one.add_argument(
             "--seeds",
@@ -51,9 +43,6 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--steps", type=int, default=STEPS, help="training steps of a cell")
         if name == "grid":
             one.add_argument("--lock", type=Path, help="a file whose lock each cell holds while it runs")
-        if name == "collect":
-            one.add_argument("--out", type=Path, default=RESULTS, help="folder of the compressed metrics")
-            one.add_argument("--replace", action="store_true", help="write over files with other bits")
     tables = commands.add_parser("tables", help="print the tables from the compressed metrics")
     tables.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
     tables.add_argument("--page", type=Path, help="write them into this page, between its two marks")
@@ -66,14 +55,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_cell(cell: Cell) -> int:
-    began = time.monotonic()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     config = parse_config(configuration(cell.kind, cell.seed, cell.folder, cell.steps))
-    summary = one_process.train(config, KINDS[cell.kind].fault(cell.seed))
-    summary["seconds"] = round(time.monotonic() - began, 1)
-    summary["cpu_seconds"] = round(time.process_time(), 1)
-    write_json(cell.run / "summary.json", summary, indent=1)
-    return int(summary["exit"])
+    fault = KINDS[cell.kind].fault(cell.seed)
+    return run_timed(cell, lambda: one_process.train(config, fault))
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -93,7 +78,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "grid":
         return run_grid(found, arguments.folder, console, arguments.lock)
     if arguments.command == "status":
-        console.print(status_table(found), width=max(console.width, 200), soft_wrap=False, crop=False)
+        console.print(states_table(found, "kind"), width=max(console.width, 200), soft_wrap=False, crop=False)
         return 0
     words = {cell.name: collect(cell, arguments.out, replace=arguments.replace) for cell in found}
     return tell_collected(words, console)

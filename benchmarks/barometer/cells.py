@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.barometer.plan import STEPS
-from benchmarks.cell_grid import CellFolder
+from benchmarks.cell_grid import MOST_FAILURES, CellFolder
 from services.common import signals
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import lock
@@ -23,8 +22,6 @@ CELL_SECONDS = 2 * 3600.0
 """Longest time of a cell, whose process computes for about a minute and a half."""
 LOCK_SECONDS = 24 * 3600
 """Longest wait for other work that holds `--lock`."""
-MOST_FAILURES = 2
-"""Times that a cell may fail; then it is left out, and named."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +36,6 @@ class Cell(CellFolder):
     @property
     def row(self) -> str:
         return self.kind
-
-    @property
-    def ended(self) -> bool:
-        summary = self.summary()
-        return summary.get("exit") == 0 and summary.get("steps") == self.steps
-
-    def state(self) -> str:
-        """`ended`, `failed`, `at N` or `-`."""
-        if self.ended:
-            return "ended"
-        if self.failures() >= MOST_FAILURES:
-            return "failed"
-        return f"at {self.step()}" if self.run.exists() else "-"
 
 
 def cells(folder: Path, kinds: list[str], seeds: list[int], steps: int = STEPS) -> list[Cell]:
@@ -126,16 +110,3 @@ def _run(cell: Cell, command: list[str], seconds: float) -> int:
                     process.wait(30)
                 process.kill()
                 process.wait()
-
-
-def status_table(found: list[Cell]) -> Table:
-    """A row per kind, a column per seed."""
-    table = Table(box=None, title="cells", title_justify="left")
-    table.add_column("kind")
-    seeds = list(dict.fromkeys(cell.seed for cell in found))
-    for seed in seeds:
-        table.add_column(str(seed), justify="right")
-    for kind in dict.fromkeys(cell.kind for cell in found):
-        mine = {cell.seed: cell for cell in found if cell.kind == kind}
-        table.add_row(kind, *(mine[seed].state() for seed in seeds))
-    return table

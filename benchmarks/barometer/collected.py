@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 from dataclasses import dataclass
@@ -11,14 +10,11 @@ from typing import Any
 
 from benchmarks.barometer.cells import Cell
 from benchmarks.barometer.plan import split_of, warm_start_of
-from benchmarks.cell_grid import compressed, short, versions
-from services.common.files import write_atomically
+from benchmarks.cell_grid import columns_of, keep, rows_of, unpacked, versions
 from services.likelihood.exports.run_files import read_run
 from services.likelihood.monitor.detectors.table import READS
 
 RESULTS = Path(__file__).parents[1] / "results" / "barometer"
-ABSENT = "-"
-"""Stands for a metric that a step does not have; null is one that has no finite value."""
 PACKAGES = ("torch", "transformers", "deepspeed", "numpy")
 COLUMNS = tuple(
     dict.fromkeys(["reward/em", "llds/lambda", *(name for names in READS.values() for name in names)])
@@ -54,11 +50,7 @@ def collect(cell: Cell, out: Path = RESULTS, *, replace: bool = False) -> str:
         return "not ended"
     run = read_run(cell.run)
     run.add_evaluations()
-    columns = {
-        name: [short(row[name]) if name in row else ABSENT for row in run.metrics]
-        for name in COLUMNS
-        if any(name in row for row in run.metrics)
-    }
+    columns = columns_of(run.metrics, COLUMNS)
     text = json.dumps(columns, sort_keys=True)
     header = {
         "kind": cell.kind,
@@ -70,26 +62,13 @@ def collect(cell: Cell, out: Path = RESULTS, *, replace: bool = False) -> str:
         "fingerprint": hashlib.sha256(text.encode()).hexdigest(),
         "versions": versions(PACKAGES),
     }
-    file = out / cell.kind / f"{cell.seed}.json.gz"
-    if file.exists() and not replace:
-        same = read(file).header["fingerprint"] == header["fingerprint"]
-        return "same bits" if same else "other bits"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    steps = [row["step"] for row in run.metrics]
-    content = {"header": header, "steps": steps, "columns": columns}
-    write_atomically(file, compressed(json.dumps(content, separators=(",", ":"))))
-    return "written"
+    content = {"header": header, "steps": [row["step"] for row in run.metrics], "columns": columns}
+    return keep(out / cell.kind / f"{cell.seed}.json.gz", content, replace=replace)
 
 
 def read(file: Path) -> Result:
-    with gzip.open(file, "rt", encoding="utf-8") as text:
-        kept = json.load(text)
-    rows = [{"step": step} for step in kept["steps"]]
-    for name, values in kept["columns"].items():
-        for row, value in zip(rows, values, strict=True):
-            if value != ABSENT:
-                row[name] = value
-    return Result(kept["header"], rows)
+    kept = unpacked(file)
+    return Result(kept["header"], rows_of(kept))
 
 
 def read_all(folder: Path = RESULTS) -> list[Result]:

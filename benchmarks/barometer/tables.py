@@ -10,8 +10,7 @@ from pathlib import Path
 from benchmarks.barometer.collected import Result
 from benchmarks.barometer.judged import Judged, judge, poisson, wilson
 from benchmarks.barometer.plan import KINDS
-from services.common.errors import UserError
-from services.common.files import write_atomically
+from benchmarks.cell_grid import write_between
 
 FIRST, LAST = "<!-- barometer: begin -->", "<!-- barometer: end -->"
 SPLITS = ("held out", "looked at")
@@ -31,12 +30,7 @@ def everything(results: Sequence[Result]) -> str:
 
 def write_page(results: Sequence[Result], page: Path) -> None:
     """Write the tables between the two marks of a page. Raises UserError where it has none."""
-    text = page.read_text(encoding="utf-8")
-    before, first, rest = text.partition(FIRST)
-    _, last, after = rest.partition(LAST)
-    if not first or not last:
-        raise UserError(f"--page {page}: expected the lines {FIRST} and {LAST}")
-    write_atomically(page, f"{before}{FIRST}\n{everything(results)}\n{LAST}{after}")
+    write_between(page, FIRST, LAST, everything(results))
 
 
 def _head(split: str, judged: Sequence[Judged]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.cell_grid import command, numbers, tell_collected
+from benchmarks.cell_grid import add_commands, command, numbers, positive, tell_collected
 from benchmarks.collapse.arms import RUNNABLE, SEEDS, STEPS, chosen, contrasts
 from benchmarks.collapse.cells import Cell, cells
 from benchmarks.collapse.collected import RESULTS, collect, read_all
@@ -28,23 +28,10 @@ def seeds(text: str) -> list[int]:
     return found
 
 
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
-
-
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m benchmarks.collapse", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    for name, says in (
-        ("grid", "run the cells that have not ended"),
-        ("status", "print the state of all cells"),
-        ("collect", "write the compressed metrics of ended cells"),
-    ):
-        one = commands.add_parser(name, help=says)
-        one.add_argument("--folder", type=Path, default=FOLDER, help="folder of the run folders")
+    for name, one in add_commands(commands, FOLDER, RESULTS):
         one.add_argument("--arms", nargs="+", default=["all"], help="arms, or factorial, variants, all")
         one.add_argument(
             "--seeds", type=seeds, default=list(SEEDS), help="FIRST:END (END not included), or a list"
@@ -52,9 +39,6 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--steps", type=positive, default=STEPS, help="training steps of a cell")
         if name == "grid":
             one.add_argument("--parallel", type=positive, default=2, help="cells at the same time")
-        if name == "collect":
-            one.add_argument("--out", type=Path, default=RESULTS, help="folder of the compressed metrics")
-            one.add_argument("--replace", action="store_true", help="write over files with other bits")
     tables = commands.add_parser("tables", help="print tables and verdict from the compressed metrics")
     tables.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
     tables.add_argument(

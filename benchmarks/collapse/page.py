@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.cell_grid import write_between
 from benchmarks.collapse.arms import BASE, FAMILIES, SEEDS, STEPS
 from benchmarks.collapse.findings import arms_there, paper_table, user_lines
 from benchmarks.collapse.outcomes import PRIMARY, SECONDARY
@@ -17,8 +18,6 @@ from benchmarks.collapse.tables import (
     tested,
     verdict,
 )
-from services.common.errors import UserError
-from services.common.files import write_atomically
 
 FIRST, LAST = "<!-- collapse study: begin -->", "<!-- collapse study: end -->"
 
@@ -82,9 +81,4 @@ def secondary_table(results: Results, family: int) -> str:
 
 def write_page(results: Results, page: Path) -> None:
     """Write the block between the two marks of a page. Raises UserError where it has none."""
-    text = page.read_text(encoding="utf-8")
-    before, first, rest = text.partition(FIRST)
-    _, last, after = rest.partition(LAST)
-    if not first or not last:
-        raise UserError(f"--page {page}: expected the lines {FIRST} and {LAST}")
-    write_atomically(page, f"{before}{FIRST}\n{block(results)}\n{LAST}{after}")
+    write_between(page, FIRST, LAST, block(results))

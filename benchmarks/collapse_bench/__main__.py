@@ -6,15 +6,21 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.cell_grid import command, numbers, tell_collected
-from benchmarks.collapse.__main__ import positive
+from benchmarks.cell_grid import (
+    add_commands,
+    command,
+    numbers,
+    positive,
+    run_timed,
+    states_table,
+    tell_collected,
+)
 from benchmarks.collapse_bench.causes import CAUSES
-from benchmarks.collapse_bench.cells import Cell, cells, run_grid, set_threads, status_table
+from benchmarks.collapse_bench.cells import Cell, cells, run_grid, set_threads
 from benchmarks.collapse_bench.collected import RESULTS, collect, read_all
 from benchmarks.collapse_bench.plan import (
     CURES,
@@ -26,7 +32,6 @@ from benchmarks.collapse_bench.plan import (
     configuration,
 )
 from benchmarks.collapse_bench.tables import block, write_page
-from services.common.files import write_json
 from services.common.lazy import LazyModule
 from trainer.config.schema import parse_config
 
@@ -38,13 +43,7 @@ FOLDER = Path("runs/collapse_bench")
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m benchmarks.collapse_bench", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    for name, says in (
-        ("grid", "run the cells that have not ended"),
-        ("status", "print the state of all cells"),
-        ("collect", "write the compressed metrics of ended cells"),
-    ):
-        one = commands.add_parser(name, help=says)
-        one.add_argument("--folder", type=Path, default=FOLDER, help="folder of the run folders")
+    for name, one in add_commands(commands, FOLDER, RESULTS):
         one.add_argument("--causes", nargs="+", default=["all"], help="causes, or all, dose")
         one.add_argument("--cures", nargs="+", default=["all"], help=f"all, or some of {', '.join(CURES)}")
         one.add_argument(
@@ -53,9 +52,6 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--steps", type=positive, default=STEPS, help="training steps of a cell")
         if name == "grid":
             one.add_argument("--parallel", type=positive, default=2, help="cells at the same time")
-        if name == "collect":
-            one.add_argument("--out", type=Path, default=RESULTS, help="folder of the compressed metrics")
-            one.add_argument("--replace", action="store_true", help="write over files with other bits")
     one = commands.add_parser("tables", help="print the page's tables from the compressed metrics")
     one.add_argument("--results", type=Path, default=RESULTS, help="folder of the compressed metrics")
     one.add_argument("--page", type=Path, help="write them into this page, between its two marks")
@@ -71,14 +67,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_cell(cell: Cell) -> int:
-    began = time.monotonic()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     config = parse_config(configuration(cell.cause, cell.cure, cell.seed, cell.folder, cell.steps))
-    summary = one_process.train(config, CAUSES[cell.cause].made(cell.seed))
-    summary["seconds"] = round(time.monotonic() - began, 1)
-    summary["cpu_seconds"] = round(time.process_time(), 1)
-    write_json(cell.run / "summary.json", summary, indent=1)
-    return int(summary["exit"])
+    fault = CAUSES[cell.cause].made(cell.seed)
+    return run_timed(cell, lambda: one_process.train(config, fault))
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -105,7 +97,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         set_threads()
         return run_grid(found, arguments.folder, arguments.parallel, console)
     if arguments.command == "status":
-        console.print(status_table(found), width=max(console.width, 160), soft_wrap=False, crop=False)
+        console.print(
+            states_table(found, "cause+cure"), width=max(console.width, 160), soft_wrap=False, crop=False
+        )
         return 0
     words = {cell.name: collect(cell, arguments.out, replace=arguments.replace) for cell in found}
     return tell_collected(words, console)

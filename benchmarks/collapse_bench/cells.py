@@ -11,18 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.barometer.plan import warm_start_of
-from benchmarks.cell_grid import CellFolder
+from benchmarks.cell_grid import MOST_FAILURES, CellFolder
 from benchmarks.collapse.grid import Job, end_all
 from benchmarks.collapse_bench.plan import STEPS
 from services.common import signals
 from services.common.errors import UnspiralError, UserError
 from services.common.files import lock
 
-MOST_FAILURES = 2
-"""Times that a cell may fail; then it is left out, and named."""
 CELL_SECONDS = 2 * 3600.0
 POLL_SECONDS = 0.2
 
@@ -40,19 +37,6 @@ class Cell(CellFolder):
     @property
     def row(self) -> str:
         return f"{self.cause}+{self.cure}"
-
-    @property
-    def ended(self) -> bool:
-        summary = self.summary()
-        return summary.get("exit") == 0 and summary.get("steps") == self.steps
-
-    def state(self) -> str:
-        """`ended`, `failed`, `at N` or `-`."""
-        if self.ended:
-            return "ended"
-        if self.failures() >= MOST_FAILURES:
-            return "failed"
-        return f"at {self.step()}" if self.run.exists() else "-"
 
 
 def cells(
@@ -159,16 +143,3 @@ def _said(one: Running) -> str:
 def set_threads() -> None:
     """One thread per cell: cells run beside each other."""
     os.environ["OMP_NUM_THREADS"] = "1"
-
-
-def status_table(found: list[Cell]) -> Table:
-    """A row per cause and cure, a column per seed."""
-    table = Table(box=None, title="cells", title_justify="left")
-    table.add_column("cause+cure")
-    seeds = list(dict.fromkeys(cell.seed for cell in found))
-    for seed in seeds:
-        table.add_column(str(seed), justify="right")
-    for row in dict.fromkeys(cell.row for cell in found):
-        mine = {cell.seed: cell for cell in found if cell.row == row}
-        table.add_row(row, *(mine[seed].state() for seed in seeds))
-    return table

@@ -3,19 +3,18 @@ that the monitor reads."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.barometer.collected import ABSENT, COLUMNS, PACKAGES
+from benchmarks.barometer.collected import COLUMNS, PACKAGES
 from benchmarks.barometer.plan import warm_start_of
-from benchmarks.cell_grid import compressed, short, versions
+from benchmarks.cell_grid import columns_of, keep, rows_of, unpacked, versions
 from benchmarks.collapse.collected import evaluations
 from benchmarks.collapse_bench.cells import Cell
-from services.common.files import json_lines, write_atomically
+from services.common.files import json_lines
 from services.likelihood.exports.run_files import read_run
 
 RESULTS = Path(__file__).parents[1] / "results" / "collapse_bench"
@@ -45,11 +44,7 @@ def collect(cell: Cell, out: Path = RESULTS, *, replace: bool = False) -> str:
     scores: dict[str, dict[int, float]] = {}
     for (mode, step), score in sorted(found.items()):
         scores.setdefault(mode, {})[step] = score["em"]
-    columns = {
-        name: [short(row[name]) if name in row else ABSENT for row in run.metrics]
-        for name in COLUMNS
-        if any(name in row for row in run.metrics)
-    }
+    columns = columns_of(run.metrics, COLUMNS)
     text = json.dumps([scores, columns], sort_keys=True)
     header = {
         "cause": cell.cause,
@@ -62,27 +57,15 @@ def collect(cell: Cell, out: Path = RESULTS, *, replace: bool = False) -> str:
         "fingerprint": hashlib.sha256(text.encode()).hexdigest(),
         "versions": versions(PACKAGES),
     }
-    file = out / cell.cause / cell.cure / f"{cell.seed}.json.gz"
-    if file.exists() and not replace:
-        same = read(file).header["fingerprint"] == header["fingerprint"]
-        return "same bits" if same else "other bits"
-    file.parent.mkdir(parents=True, exist_ok=True)
     steps = [row["step"] for row in run.metrics]
     content = {"header": header, "scores": scores, "steps": steps, "columns": columns}
-    write_atomically(file, compressed(json.dumps(content, separators=(",", ":"))))
-    return "written"
+    return keep(out / cell.cause / cell.cure / f"{cell.seed}.json.gz", content, replace=replace)
 
 
 def read(file: Path) -> Result:
-    with gzip.open(file, "rt", encoding="utf-8") as text:
-        kept = json.load(text)
-    rows = [{"step": step} for step in kept["steps"]]
-    for name, values in kept["columns"].items():
-        for row, value in zip(rows, values, strict=True):
-            if value != ABSENT:
-                row[name] = value
+    kept = unpacked(file)
     scores = {mode: {int(step): em for step, em in by.items()} for mode, by in kept["scores"].items()}
-    return Result(kept["header"], scores, rows)
+    return Result(kept["header"], scores, rows_of(kept))
 
 
 def read_all(folder: Path = RESULTS) -> list[Result]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.barometer.judged import fell, wilson
+from benchmarks.cell_grid import write_between
 from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE
 from benchmarks.collapse_bench.collected import Result
 from benchmarks.collapse_bench.plan import CURES, EVAL_EVERY, STEPS
-from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.likelihood.monitor.phases import PhaseMonitor
 
@@ -205,12 +205,7 @@ def _colour(mean: float) -> str:
 def write_page(results: Sequence[Result], page: Path) -> None:
     """Write the block between the two marks of a page, and the heat map into `images` beside it. Raises
     UserError where the page has no marks."""
-    text = page.read_text(encoding="utf-8")
-    before, first, rest = text.partition(FIRST)
-    _, last, after = rest.partition(LAST)
-    if not first or not last:
-        raise UserError(f"--page {page}: expected the lines {FIRST} and {LAST}")
-    write_atomically(page, f"{before}{FIRST}\n{block(results)}\n{LAST}{after}")
+    write_between(page, FIRST, LAST, block(results))
     if results:
         (page.parent / "images").mkdir(exist_ok=True)
         write_atomically(page.parent / "images" / "collapse_bench.svg", heat_map(results))
