@@ -18,7 +18,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_shapes import SHAPES, qwen2_config
+from benchmarks.gpu_shapes import SHAPES, qwen2_config, random_model
 
 TAGS = [f"<{slash}{tag}>" for tag in ("think", "search", "information", "answer") for slash in ("", "/")]
 LOUD = 3000.0
@@ -90,7 +90,6 @@ def make_searcher(
 ) -> Path:
     """Write the model in bfloat16. On average a trajectory searches so often, where `max_turns` allows it."""
     import torch
-    from transformers import Qwen2ForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
     small = size == "tiny"
@@ -104,15 +103,7 @@ def make_searcher(
         eos_token_id=tokenizer.eos_token_id,
     )
     assert len(tokenizer) <= config.vocab_size, (len(tokenizer), config.vocab_size)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device(device):
-            model = Qwen2ForCausalLM(config)
-    finally:
-        torch.set_default_dtype(before)
+    model = random_model(config)
     all_words = words_of(tokenizer)
     # Every third word each, so that the last token tells what is being written.
     sets = {kind: all_words[i::3] for i, kind in enumerate((THOUGHT, QUERY, WORD))}

@@ -30,28 +30,35 @@ def qwen2_config(size: str, **options: Any):
     return Qwen2Config(**(dict(zip(names, SHAPES[size], strict=True)) | options))
 
 
+def random_model(config: Any) -> Any:
+    """Weights in bfloat16 from seed 0, made on the GPU where there is one."""
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            return Qwen2ForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+
+
 def make_model(size: str, folder: Path, *, eager: bool) -> Path:
     """Random weights in bf16, and a small tokenizer."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
     options = {"initializer_range": 0.05, "rope_theta": 1e6, "bos_token_id": 1, "eos_token_id": 2}
     config = qwen2_config(size, max_position_embeddings=4096, **options)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device(device):
-            model = Qwen2ForCausalLM(config)
-    finally:
-        torch.set_default_dtype(before)
+    model = random_model(config)
     path = folder / size
     model.save_pretrained(path)
     count = sum(p.numel() for p in model.parameters())
     del model
-    if device == "cuda":
+    if torch.cuda.is_available():
         torch.cuda.empty_cache()
     tags = [f"<{slash}{tag}>" for tag in ("think", "search", "information", "answer") for slash in ("", "/")]
     words = {

@@ -168,23 +168,12 @@ def evaluate(
     if asked is not None and not models.is_there(asked):
         raise UserError(f"{'--data' if data else 'data.eval'}: {asked}: no such file or folder")
     run_eval = evaluating.run_eval
-    if out:  # before the scoring, which takes minutes
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise UserError(f"--out {out}: its folder cannot be made: {e.strerror}") from e
-        if out.is_dir():
-            raise UserError(f"--out {out}: is a folder; expected the name of a file")
-
+    if out:
+        _make_room("--out", out)
     answers = answers or (
         out.with_suffix(".answers.jsonl") if out else settings.run_dir / "eval" / ANSWERS_FILE
     )
-    if answers.is_dir():  # this too before the scoring
-        raise UserError(f"--answers {answers}: is a folder; expected the name of a file")
-    try:
-        answers.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UserError(f"--answers {answers}: its folder cannot be made: {e.strerror}") from e
+    _make_room("--answers", answers)
     scores = run_eval(
         settings,
         checkpoint=checkpoint,
@@ -203,6 +192,16 @@ def evaluate(
         )
     else:
         typer.echo(scores_in_words(scores) if for_people(as_json) else text)
+
+
+def _make_room(option: str, file: Path) -> None:
+    """The folder of a file that is written after the scoring, which takes minutes. Raises UserError."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"{option} {file}: its folder cannot be made: {e.strerror}") from e
+    if file.is_dir():
+        raise UserError(f"{option} {file}: is a folder; expected the name of a file")
 
 
 def _evaluate_suite(settings: Config, limit: int | None, **asked: Any) -> None:

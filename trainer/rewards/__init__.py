@@ -6,13 +6,12 @@ from __future__ import annotations
 import functools
 import math
 import re
-import traceback
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
 from services.common.errors import UserError
-from services.common.user_code import find
+from services.common.user_code import find, told
 from services.contracts import Trajectory
 from services.likelihood.metrics.verdicts import BEST_REWARD
 from trainer.rewards.answers import (
@@ -109,7 +108,7 @@ def make_reward(kind: str) -> Reward:
     try:
         found = find(kind)
     except Exception as e:  # the module's own code may raise anything
-        raise UserError(f"reward.kind {kind!r}: cannot be imported: {_what(e)}") from e
+        raise UserError(f"reward.kind {kind!r}: cannot be imported: {told(e)}") from e
     if not callable(found):
         raise UserError(
             f"reward.kind {kind!r}: expected a function of one trajectory, found {type(found).__name__}"
@@ -132,7 +131,7 @@ class _UsersReward:
         try:
             return _as_reward(self.function(trajectory))
         except Exception as e:  # a user's function
-            raise UserError(f"reward.kind {self.kind!r}: on trajectory {trajectory.uid}: {_what(e)}") from e
+            raise UserError(f"reward.kind {self.kind!r}: on trajectory {trajectory.uid}: {told(e)}") from e
 
 
 def right_at(reward: Reward | None, setting: float | None) -> float:
@@ -154,12 +153,6 @@ def _as_reward(value: Any) -> float | None:
     if isinstance(value, str | bytes | bytearray):
         raise TypeError(f"returned the text {value!r}; expected a number or None")
     return None if value is None else float(value)
-
-
-def _what(error: Exception) -> str:
-    """Kind, message and innermost place of an exception, in one line."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {' '.join(str(error).split())} ({place.filename}, line {place.lineno})"
 
 
 def _of_answer(trajectory: Trajectory, score: Callable[[str, tuple[str, ...]], float]) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from services.common.user_code import is_import_path, load
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import make_template
-from services.settings import RolloutSettings
+from services.settings import RetrieverSettings, RolloutSettings
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.demonstrations import read_demonstrations
@@ -33,12 +34,7 @@ def check_named_files(config: Config) -> None:
         "data.train": config.data.train,
         "data.eval": config.data.eval,
     }
-    for key, settings in (
-        ("retriever", config.retriever),
-        ("evaluation.retriever", config.evaluation.retriever),
-    ):
-        if settings is None:
-            continue
+    for key, settings in _retrievers(config):
         named[f"{key}.corpus"] = settings.corpus
         if settings.index and not is_import_path(settings.index):
             named[f"{key}.index"] = settings.index
@@ -49,20 +45,24 @@ def check_named_files(config: Config) -> None:
         raise UserError(f"{'; '.join(missing)}: no such file or folder")
 
 
+def _retrievers(config: Config) -> Iterator[tuple[str, RetrieverSettings]]:
+    """Those that are set, by key."""
+    yield "retriever", config.retriever
+    if config.evaluation.retriever:
+        yield "evaluation.retriever", config.evaluation.retriever
+
+
 def check_retrievers(config: Config) -> None:
     """Raises UserError where an index folder or a corpus file is not there."""
-    for key, settings in (
-        ("retriever", config.retriever),
-        ("evaluation.retriever", config.evaluation.retriever),
-    ):
-        if settings and settings.index and is_import_path(settings.index):
+    for key, settings in _retrievers(config):
+        if settings.index and is_import_path(settings.index):
             load(f"{key}.index", settings.index, "a function of a query and topk")
-        elif settings and settings.index and not Path(settings.index).is_dir():
+        elif settings.index and not Path(settings.index).is_dir():
             raise UserError(
                 f"{key}.index: {settings.index}: no such folder; expected one that `unspiral index build` "
                 "made"
             )
-        corpus = settings.corpus if settings else None
+        corpus = settings.corpus
         if corpus and not corpus.startswith("lab:") and not Path(corpus).exists():
             raise UserError(f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read")
 

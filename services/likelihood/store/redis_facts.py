@@ -52,8 +52,6 @@ class RedisFacts(ABC):
         return orjson.loads(body) if body else {}
 
     def put_labels(self, run: str, changes: dict[str, Any]) -> None:
-        with self._talking():
-            self._known(run)
         self._set_keys(run, "labels", changes)
 
     def _set_keys(self, run: str, kind: Kind, changes: dict[str, Any]) -> None:

@@ -175,7 +175,7 @@ class RolloutWorker:
         template = self.template
         settings = self._settings
         if most_tokens is not None:
-            room = len(prompt_of(request.question, template, settings)) + most_tokens
+            room = len(prompt_of(request.question, template, settings, self._prompts)) + most_tokens
             settings = settings.model_copy(update={"max_model_tokens": min(settings.max_model_tokens, room)})
         search = self._search(request.retriever_url or self._retriever_url)
         return await self._one(

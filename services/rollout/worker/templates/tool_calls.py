@@ -16,6 +16,7 @@ turn k + 1.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ _QUOTED = '\n"'
 """Shows whether a chat template writes results as JSON text."""
 
 
-class ToolCallTemplate(TagTemplate):
+class ToolCallTemplate(TagTemplate, ABC):
     """A search tool in the tokenizer's own chat template. Raises UserError for a chat template that shows no
     tools, and for one that drops earlier thoughts while `rollout.thoughts` is `family`."""
 
@@ -147,9 +148,9 @@ class ToolCallTemplate(TagTemplate):
             return ParsedAction("answer", answer.content.strip())
         return ParsedAction("search", call[1]) if call else ParsedAction("invalid", "")
 
+    @abstractmethod
     def calls(self, text: str) -> Iterator[tuple[int, str]]:
         """Where a call of search begins, and its query. text: without thoughts."""
-        raise NotImplementedError
 
     def written(self, kind: str, thought: str, content: str) -> list[str]:
         """An action as a model of the family writes it, as pieces, for demonstrations."""
@@ -162,9 +163,9 @@ class ToolCallTemplate(TagTemplate):
         end = "" if any(stop in after for stop in self.stop) else self.turn_end
         return [*words, before, query, after + end]
 
+    @abstractmethod
     def call_text(self, query: str) -> str:
         """A call of search, as the family writes it."""
-        raise NotImplementedError
 
 
 class HermesTemplate(ToolCallTemplate):
