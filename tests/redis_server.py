@@ -60,3 +60,10 @@ class RedisServer:
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory):
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()

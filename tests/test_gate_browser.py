@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from chromium import CHROMIUM
 
 from tests.gate_services import NAMES, POSTS, serving
 from tests.retriever_fixtures import small_index  # noqa: F401
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FETCH = """([url, method, body]) => fetch(url, {method, body, headers: {"content-type": "text/plain"}})
     .then((answer) => answer.text().then((text) => [answer.status, text]), (error) => [0, String(error)])"""
 

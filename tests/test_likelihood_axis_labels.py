@@ -1,13 +1,12 @@
 """Labels of the charts' axes in a real Chromium: none is cut, whatever the size of the numbers."""
 
 import json
-import shutil
 
 import pytest
+from chromium import CHROMIUM
 
 from services.likelihood.exports.report import write_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 
 RECORD = """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import typer
+from chromium import CHROMIUM
 from typer.testing import CliRunner
 
 from services.likelihood.cli import report
@@ -16,7 +16,6 @@ from services.likelihood.exports.paper_figures import FIGURES, paper_figures
 from services.likelihood.exports.report import write_report
 
 ROOT = Path(__file__).parents[1]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def run_folder(tmp_path, name, **more):

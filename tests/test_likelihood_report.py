@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from chromium import CHROMIUM
 from typer.testing import CliRunner
 
 from services.common.errors import UserError
@@ -18,7 +19,6 @@ from services.likelihood.exports.run_files import differences, read_run
 app = typer.Typer()
 app.add_typer(monitor_app, name="monitor")
 LAB = Path(__file__).parent / "data" / "lab"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def run_folder(tmp_path, name, lab, lam):

@@ -6,7 +6,8 @@ import json
 
 import pytest
 from fastapi.testclient import TestClient
-from redis_server import RedisServer
+from likelihood_addresses import url  # noqa: F401
+from redis_server import redis_server  # noqa: F401
 
 from services.likelihood.about import AboutRecord
 from services.likelihood.client import LikelihoodClient
@@ -15,26 +16,6 @@ from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.server import create_app
 from services.likelihood.store.base import NotStored
 from services.likelihood.store.opening import open_store
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory):
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture(params=["sqlite", "redis"])
-def url(request, tmp_path):
-    """A store's address with nothing in it."""
-    if request.param == "sqlite":
-        return f"sqlite:{tmp_path / 'l.db'}"
-    server = request.getfixturevalue("redis_server")
-    store = open_store(server.url)
-    for run in store.runs():
-        store.delete_run(run.run)
-    store.close()
-    return server.url
 
 
 @pytest.fixture

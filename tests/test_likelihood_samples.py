@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
-from redis_server import RedisServer
+from redis_server import redis_server  # noqa: F401
 
 from services.common.errors import UserError
 from services.likelihood.exports.upkeep import export_parquet, prune
@@ -14,13 +14,6 @@ from services.likelihood.records import StepRecord
 from services.likelihood.server import create_app
 from services.likelihood.store.opening import open_store
 from tests.microscope_world import trajectory
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory):
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
 
 
 def opened(kind, request, tmp_path, **settings):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import httpx
 import pytest
+from chromium import CHROMIUM, browser  # noqa: F401
 from redis_server import RedisServer
 
 from services.likelihood.exports.report import write_report
@@ -16,19 +16,8 @@ from services.likelihood.store.opening import open_store
 from tests.microscope_world import collapsing_step, trajectory
 
 LAB = Path(__file__).parent / "data" / "lab"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 STEPS = 30
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def recorded() -> list[dict]:

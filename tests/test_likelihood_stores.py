@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from redis_server import RedisServer
+from likelihood_addresses import url  # noqa: F401
+from redis_server import RedisServer, redis_server  # noqa: F401
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.client import LikelihoodClient
@@ -31,26 +32,6 @@ from services.likelihood.records import (
 from services.likelihood.store.base import NotStored
 from services.likelihood.store.opening import open_store
 from services.likelihood.store.sqlite_store import SQLiteStore
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory):
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture(params=["sqlite", "redis"])
-def url(request, tmp_path):
-    """A store's address with nothing in it."""
-    if request.param == "sqlite":
-        return f"sqlite:{tmp_path / 'l.db'}"
-    server = request.getfixturevalue("redis_server")
-    store = open_store(server.url)
-    for run in store.runs():
-        store.delete_run(run.run)
-    store.close()
-    return server.url
 
 
 @pytest.fixture

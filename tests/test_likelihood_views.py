@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 import time
 from pathlib import Path
 
 import httpx
 import pytest
+from chromium import CHROMIUM, browser  # noqa: F401
 
 from services.likelihood.launch import ServeSettings, serve_in_thread
 
 LAB = Path(__file__).parent / "data" / "lab"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 HOSTILE = "<img src=x onerror=alert(1)>"
 STEPS = 45
@@ -40,16 +39,6 @@ def change(server, method, path, body=None, headers=None):
     answer = httpx.request(method, f"{server.url}/v1/runs/{path}", json=body, headers=headers)
     answer.raise_for_status()
     return answer.json()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

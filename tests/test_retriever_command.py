@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from chromium import CHROMIUM
 from pydantic import ValidationError
 
 from retriever_service.__main__ import main
@@ -352,9 +352,6 @@ def test_a_stop_lets_requests_in_flight_finish(small_index, tmp_path):
             assert process.wait(20) == 143
         finally:
             process.kill()
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.mark.browser
