@@ -40,12 +40,18 @@ _LONG_SECONDS = 10.0
 
 
 class _Transient(Exception):
-    """A failure that is worth another try, after `wait` seconds at least (the server's Retry-After)."""
+    """A failure that is worth another try, after `wait` seconds at least (the server's Retry-After).
 
-    def __init__(self, reason: str, wait: float = 0.0, *, lacks: str = "no answer") -> None:
+    One that is `cut_off` ended with the search's own time: it says nothing about the server.
+    """
+
+    def __init__(
+        self, reason: str, wait: float = 0.0, *, lacks: str = "no answer", cut_off: bool = False
+    ) -> None:
         super().__init__(reason)
         self.wait = wait
         self.lacks = lacks
+        self.cut_off = cut_off
 
 
 def _failure(state: RetryCallState) -> _Transient:
@@ -182,6 +188,7 @@ class RetrieverClient:
         """The result of `attempt`, which gets the seconds that are left and is repeated while it may help."""
         started = time.monotonic()
         key = object()
+        seen: list[_Transient] = []
 
         def left() -> float:
             return self.timeout_seconds - (time.monotonic() - started)
@@ -193,13 +200,16 @@ class RetrieverClient:
             return state.upcoming_sleep >= left()
 
         def note(state: RetryCallState) -> None:
-            reason = str(_failure(state))
+            seen.append(_failure(state))
+            reason = str(seen[-1])
             self._searches[key] = (started, reason)
             if on_failure:
                 on_failure(reason)
 
         def give_up(state: RetryCallState) -> list[list[Hit]]:
             reason = _failure(state)
+            if reason.cut_off and seen:
+                reason = seen[-1]
             what = f"{reason.lacks} within {self.timeout_seconds:g} s ({state.attempt_number} tries)"
             raise RetrieverUnavailable(f"retriever at {self.url}: {what}: {reason}") from None
 
@@ -229,7 +239,7 @@ class RetrieverClient:
                     f"{self.url}/retrieve", content=body, headers={"x-timeout-seconds": f"{seconds:.3f}"}
                 )
         except TimeoutError:
-            raise _Transient(f"no whole answer within {left:.3g} s") from None
+            raise _Transient(f"no whole answer within {left:.3g} s", cut_off=True) from None
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             raise UserError(f"retriever at {self.url}: {type(error).__name__}: {error}") from None
         except httpx.DecodingError as error:

@@ -112,7 +112,7 @@ async def test_an_odd_answer_that_stays_ends_the_rollout_in_one_line(cluster, po
     monkeypatch.setattr("services.rollout.pool.membership.FIRST_BACK_OFF_SECONDS", 0.01)
     odd.stays = "a page with 200"
     try:
-        async with pool(policy.path, odd.url, retriever_timeout=0.3) as p:
+        async with pool(policy.path, odd.url, retriever_timeout=3) as p:
             await p.start()
             with pytest.raises(
                 RetrieverUnavailable, match=f"^retriever at {odd.url}: no usable answer within"
@@ -123,5 +123,5 @@ async def test_an_odd_answer_that_stays_ends_the_rollout_in_one_line(cluster, po
         odd.stays = None
     assert error.value.exit_code == 3 and "\n" not in str(error.value)
     # Four searches at once on a busy machine: the last answer may also be one that did not come.
-    lacks = re.compile(f"retriever at {re.escape(odd.url)}: no (usable )?answer within 0.3 s")
+    lacks = re.compile(f"retriever at {re.escape(odd.url)}: no (usable )?answer within 3 s")
     assert retries and all(lacks.search(e["reason"]) for e in retries), retries

@@ -124,6 +124,30 @@ async def test_an_outage_ends_in_an_error_that_names_the_address_never_in_an_emp
             await client.retrieve(["q"], 3)
 
 
+async def test_the_last_answer_is_the_reason_where_the_time_ends_within_a_later_try():
+    asked = 0
+
+    async def answer_once(reader, writer):
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"\r\n\r\n")
+        if asked == 1:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\n<p>Hi</p>")
+            await writer.drain()
+        else:
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer_once, "127.0.0.1", 0) as odd:
+        url = f"http://127.0.0.1:{odd.sockets[0].getsockname()[1]}"
+        async with RetrieverClient(url, timeout_seconds=3) as client:
+            with pytest.raises(
+                RetrieverUnavailable,
+                match=rf"{url}: no usable answer within 3 s \(2 tries\): .*not JSON .*'<p>Hi</p>'",
+            ):
+                await client.retrieve(["q"], 3)
+
+
 @pytest.mark.parametrize(
     ("status", "detail"), [(400, "bad"), (403, "no"), (413, "too long"), (422, "topk: too many")]
 )
