@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks.barometer.judged import fell, wilson
 from benchmarks.cell_grid import write_between
+from benchmarks.collapse_bench import roc
 from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE
 from benchmarks.collapse_bench.collected import Result
 from benchmarks.collapse_bench.plan import CURES, EVAL_EVERY, STEPS
@@ -143,8 +144,8 @@ def _names(causes: Sequence[str]) -> str:
     return ", ".join(f"`{cause}`" for cause in causes) or "none"
 
 
-def block(results: Sequence[Result]) -> str:
-    """The generated part of the page."""
+def block(results: Sequence[Result], runs: Sequence[roc.Run] | None = None) -> str:
+    """The generated part of the page. runs: the results as the monitor judges them, where that was done."""
     if not results:
         return "No cell has been collected yet."
     scores = scores_of(results)
@@ -166,6 +167,7 @@ def block(results: Sequence[Result]) -> str:
         effects_table(scores, DOSE_CURVE),
         "### The barometer on these runs",
         barometer_lines(results),
+        roc.section(roc.judged(results) if runs is None else runs),
     ]
     return "\n\n".join(parts)
 
@@ -203,9 +205,11 @@ def _colour(mean: float) -> str:
 
 
 def write_page(results: Sequence[Result], page: Path) -> None:
-    """Write the block between the two marks of a page, and the heat map into `images` beside it. Raises
+    """Write the block between the two marks of a page, and the two pictures into `images` beside it. Raises
     UserError where the page has no marks."""
-    write_between(page, FIRST, LAST, block(results))
+    runs = roc.judged(results)
+    write_between(page, FIRST, LAST, block(results, runs))
     if results:
         (page.parent / "images").mkdir(exist_ok=True)
         write_atomically(page.parent / "images" / "collapse_bench.svg", heat_map(results))
+        write_atomically(page.parent / "images" / "collapse_bench_roc.svg", roc.drawing(runs))
