@@ -195,6 +195,7 @@ def test_the_page_pairs_by_seed_and_says_where_llds_loses():
     assert "of 3 (" in text.split("An alarm came in ")[1] and "of 9 (" in text
     drawn = heat_map(made)
     assert drawn.count("<rect") == len(BENCH) * 6 and "-0.10 *" in drawn and "+0.20 *" in drawn
+    assert "-0.10 to -0.10<" in drawn and "+0.20 to +0.20<" in drawn
 
 
 def lost(cause, seed, *, falls=False, slip=0.0):

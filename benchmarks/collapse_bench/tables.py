@@ -173,10 +173,11 @@ def block(results: Sequence[Result], runs: Sequence[roc.Run] | None = None) -> s
 
 
 def heat_map(results: Sequence[Result]) -> str:
-    """An SVG: a row per cause, a column per cure; red harms, blue helps, by the mean effect."""
+    """An SVG: a row per cause, a column per cure; red harms, blue helps, by the mean effect, with its
+    interval."""
     scores = scores_of(results)
     cures = [cure for cure in CURES if cure != PLAIN]
-    width, height, left, top = 92, 26, 150, 40
+    width, height, left, top = 100, 38, 150, 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="12" '
         f'viewBox="0 0 {left + width * len(cures)} {top + height * len(BENCH)}">'
@@ -185,14 +186,19 @@ def heat_map(results: Sequence[Result]) -> str:
         parts.append(f'<text x="{left + width * (x + 0.5)}" y="24" text-anchor="middle">{cure}</text>')
     for y, cause in enumerate(BENCH):
         at = top + height * y
-        parts.append(f'<text x="{left - 8}" y="{at + 17}" text-anchor="end">{cause}</text>')
+        parts.append(f'<text x="{left - 8}" y="{at + 22}" text-anchor="end">{cause}</text>')
         for x, cure in enumerate(cures):
             found = effect(scores, (cause, cure), (cause, PLAIN))
             place = f'x="{left + width * x}" y="{at}" width="{width - 2}" height="{height - 2}"'
             parts.append(f'<rect {place} fill="{_colour(found.mean)}"/>')
             text = f"{found.mean:+.2f}{' *' if found.word else ''}" if found.pairs else "-"
             middle = left + width * x + width / 2
-            parts.append(f'<text x="{middle}" y="{at + 17}" text-anchor="middle">{text}</text>')
+            parts.append(f'<text x="{middle}" y="{at + 16}" text-anchor="middle">{text}</text>')
+            if not math.isnan(found.low):
+                span = f"{found.low:+.2f} to {found.high:+.2f}"
+                parts.append(
+                    f'<text x="{middle}" y="{at + 30}" text-anchor="middle" font-size="10">{span}</text>'
+                )
     return "\n".join([*parts, "</svg>\n"])
 
 
