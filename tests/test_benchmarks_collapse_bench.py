@@ -14,7 +14,7 @@ from rich.console import Console
 from benchmarks.collapse_bench import cells as cells_module
 from benchmarks.collapse_bench import plan, roc
 from benchmarks.collapse_bench.__main__ import main
-from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE, Bf16Optimiser
+from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE, SECOND, Bf16Optimiser
 from benchmarks.collapse_bench.cells import cells, run_grid
 from benchmarks.collapse_bench.collected import Result, collect, read, read_all
 from benchmarks.collapse_bench.plan import CURES, configuration
@@ -38,6 +38,8 @@ def test_the_plan_shows_what_the_code_runs():
     assert plan.causes_table() in page and plan.cures_table() in page
     assert f"```\n{plan.base_lines()}\n```" in page
     assert f"Seeds: {plan.SEEDS[0]} to {plan.SEEDS[-1]}" in page
+    second = (ROOT / "benchmarks" / "collapse_bench" / "PLAN_SECOND.md").read_text(encoding="utf-8")
+    assert plan.causes_table(SECOND) in second and "exact" not in BENCH + DOSE_CURVE
     assert len(BENCH) >= 11 and len(CURES) == 7 and len(DOSE_CURVE) == 6
 
 
@@ -142,7 +144,7 @@ def test_the_grid_skips_what_has_ended_tries_again_what_failed_and_collects_the_
 
 def test_names_and_seeds_outside_the_plan_are_refused_in_one_line(tmp_path, capsys):
     for arguments, says in (
-        (["--causes", "hihg_rate"], "--causes hihg_rate: no such name; accepted: all, dose, none"),
+        (["--causes", "hihg_rate"], "--causes hihg_rate: no such name; accepted: all, dose, second, none"),
         (["--cures", "x"], "--cures x: no such name"),
         (["--seeds", "5"], "--seeds 5: not in the plan; accepted: 2000 to 2009"),
     ):

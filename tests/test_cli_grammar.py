@@ -21,7 +21,8 @@ from trainer.learner.checkpoint import find, written_aside
 LAB = Path(__file__).parent / "data" / "lab"
 VERBS = {
     "Add", "Ask", "Begin", "Check", "Compare", "Convert", "Copy", "Delete", "Forget", "Go", "Index", "Let",
-    "List", "Make", "Measure", "Print", "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train", "Write",
+    "List", "Make", "Measure", "Print", "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train",
+    "Write",
 }  # fmt: skip
 
 

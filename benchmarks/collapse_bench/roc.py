@@ -25,6 +25,8 @@ SCALED = (
     "leak_nats", "entropy_rise_alarm_nats", "share_rise", "mismatch_nats", "control_drop_nats", "gap_drop",
 )  # fmt: skip
 """Thresholds that a factor scales; shares stay below .95."""
+SOUND = ("none", "exact")
+"""Causes under which nothing is wrong."""
 FAMILIES = {"likelihood": ("likelihood", "acceleration"), "any rule": tuple(DETECTORS)}
 Z = 1.959964
 
@@ -43,7 +45,7 @@ class Run:
     @property
     def sound(self) -> bool:
         """Nothing is wrong with it, and its reward did not fall."""
-        return self.result.key[0] == "none" and self.fell is None
+        return self.result.key[0] in SOUND and self.fell is None
 
     def first(self, rules: Iterable[str], factor: float = 1.0) -> int | None:
         """Step of the first alarm of these rules."""
@@ -138,9 +140,9 @@ def section(runs: Sequence[Run]) -> str:
     )
     return "\n\n".join(
         [
-            f"*Fallen*: the reward fell from the cause on ({len(fallen)} runs). *Sound*: `none`, and it did "
-            f"not fall ({len(sound)} runs). False alarms: {len(wrong)} in {steps:,} steps of sound runs and "
-            f"before an injected fault, {rate} per 1,000. Rules that compare with a usual "
+            f"*Fallen*: the reward fell from the cause on ({len(fallen)} runs). *Sound*: nothing was "
+            f"wrong, and it did not fall ({len(sound)} runs). False alarms: {len(wrong)} in {steps:,} steps "
+            f"of sound runs and before an injected fault, {rate} per 1,000. Rules that compare with a usual "
             "level learn it from the values 11 to 30, in which an injected fault begins: what they miss here "
             "they may see where a run was sound for 30 steps.",
             rules_table(fallen, sound),

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.barometer.judged import fell, wilson
 from benchmarks.cell_grid import write_between
 from benchmarks.collapse_bench import roc
-from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE
+from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE, SECOND
 from benchmarks.collapse_bench.collected import Result
 from benchmarks.collapse_bench.plan import CURES, EVAL_EVERY, STEPS
 from services.common.files import write_atomically
@@ -164,7 +164,7 @@ def block(results: Sequence[Result], runs: Sequence[roc.Run] | None = None) -> s
         "### Where LLDS helps and where it loses",
         where_llds_loses(scores),
         "### Dose and response of mismatch",
-        effects_table(scores, DOSE_CURVE),
+        effects_table(scores, (*(cause.name for cause in SECOND), *DOSE_CURVE)),
         "### The barometer on these runs",
         barometer_lines(results),
         roc.section(roc.judged(results) if runs is None else runs),
