@@ -53,13 +53,16 @@ class Group:
     responses: list[Response]
 
 
-class _Worker(RolloutWorker):
+@dataclass(frozen=True)
+class _OneWorker:
     """What the sampler of batches asks of a pool, by one worker in this process."""
+
+    worker: RolloutWorker
 
     async def rollout(
         self, requests: list[TrajectoryRequest], on_done: Callable[[Trajectory], None] | None = None
     ) -> list[Trajectory]:
-        return await self.rollout_batch(requests)
+        return await self.worker.rollout_batch(requests)
 
 
 def settings_for(config: Config, prompts: int, samples: int) -> Config:
@@ -107,7 +110,7 @@ def measure(
 async def _sampled(
     config: Config, model: Path, retriever_url: str, questions: list[Question]
 ) -> RolloutBatch:
-    worker = _Worker(
+    worker = RolloutWorker(
         "w0",
         config.rollout,
         model_path=str(model),
@@ -117,7 +120,7 @@ async def _sampled(
     )
     await worker.start()
     try:
-        pool: Any = worker
+        pool: Any = _OneWorker(worker)
         cursor = PromptCursor(questions, config.seed, shuffle=False)
         return await BatchSampler(config, pool, cursor, make_reward(config.reward.kind)).sample(0)
     finally:
