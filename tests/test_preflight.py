@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from services.common.errors import EnvironmentLacks
+from services.likelihood.monitor.alarms import Alarm
 from trainer.commands.cli import main
 from trainer.commands.doctor import check_config, run_doctor
 from trainer.config.schema import load_config, parse_config
@@ -126,6 +127,28 @@ def test_a_column_that_stays_empty_is_explained_once():
         ["reward"],
     ]
     assert "no right answer of probe.lag_steps steps ago" in said[0]
+
+
+def test_the_worst_of_several_alarms_is_named_in_the_order_of_the_page():
+    def alarm(rule, phase, confidence, step):
+        return Alarm(rule, "reward/mean", step, step, phase, "seen", confidence, "do")
+
+    out = io.StringIO()
+    progress = Progress(9, Console(file=out, width=200))
+    first = alarm("length", "decay", "high", 2)
+    fall = alarm("collapse", "collapsed", "medium", 3)
+    sure = alarm("acceleration", "collapsed", "high", 1)
+    metrics = {"step": 3, "time/step": 1.0, "phase": "collapsed"}
+    with progress:
+        progress.step(metrics, [fall], [first, fall])
+        progress.step(metrics | {"step": 4}, [], [first, fall])
+        progress.step(metrics | {"step": 5}, [sure], [first, fall, sure])
+        progress.step(metrics | {"step": 6}, [first], [first])
+    said = [line for line in out.getvalue().splitlines() if "stand" in line]
+    assert said == [
+        "2 alarms stand; the worst: collapse, since step 3",
+        "3 alarms stand; the worst: acceleration, since step 1",
+    ]
 
 
 def test_on_a_terminal_there_is_a_live_table():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from services.contracts import Trajectory
+from services.likelihood.monitor.alarms import Alarm, worst
 from trainer.loop import performance
 
 COLUMNS = (
@@ -129,7 +131,8 @@ class Progress:
     def trajectory(self, _: Trajectory) -> None:
         self._done += 1
 
-    def step(self, metrics: dict[str, Any], alarms: list[Any]) -> None:
+    def step(self, metrics: dict[str, Any], alarms: list[Alarm], standing: Sequence[Alarm] = ()) -> None:
+        """alarms: those raised at this step; standing: all that have not ended."""
         self._rows.append(metrics)
         self._seconds.append(metrics["time/step"])
         self._recorded = time.monotonic()
@@ -142,6 +145,8 @@ class Progress:
         self._explain(metrics)
         for alarm in alarms:
             self.say(f"alarm at step {metrics['step']}, {alarm.rule}: {alarm.seen}. {alarm.advice}")
+        if alarms and len(standing) > 1 and (first := worst(standing)) is not None:
+            self.say(f"{len(standing)} alarms stand; the worst: {first.rule}, since step {first.step}")
 
     def _explain(self, metrics: dict[str, Any]) -> None:
         """A line about the columns that show `-` for the second time, or in the last row for the first."""

@@ -120,7 +120,7 @@ class Recorder:
         folder.metrics(metrics)
         self.tracking.step(metrics)
         self._store(result, numbers, [alarm.rule for alarm in state.active])
-        self.progress.step(metrics, state.alarms)
+        self.progress.step(metrics, state.alarms, state.active)
         return state
 
     def _store(self, result: StepResult, numbers: dict[str, float | None], rules: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -73,3 +73,19 @@ class Alarm:
 def renamed(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """A recorded alarm by the keys of today. Earlier versions wrote `sure` for `confidence`."""
     return {"confidence" if key == "sure" else key: value for key, value in recorded.items()}
+
+
+WORST_PHASES: tuple[Phase, ...] = (
+    "collapsed", "acceleration", "decay", "stagnation", "recovering", "healthy", "unknown"
+)  # fmt: skip
+WORST_CONFIDENCE: tuple[Confidence, ...] = ("high", "medium", "low")
+
+
+def worst(alarms: Sequence[Alarm]) -> Alarm | None:
+    """The alarm to look at first, in the order of the page: by phase, then confidence, then the newest. None
+    without any."""
+
+    def rank(alarm: Alarm) -> tuple[int, int, int]:
+        return WORST_PHASES.index(alarm.phase), WORST_CONFIDENCE.index(alarm.confidence), -alarm.step
+
+    return min(alarms, key=rank, default=None)
