@@ -325,7 +325,7 @@ def test_a_call_of_the_learner_has_until_its_own_timeout_but_is_told_of(tmp_path
     made.config.learner.step_timeout_seconds = 1.5
 
     async def update(driver):
-        driver.learner_call = "update"
+        driver.on_learner.doing = "update"
         await asyncio.sleep(60)
 
     began = time.monotonic()

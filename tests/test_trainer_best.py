@@ -111,6 +111,7 @@ class Scored(Scripted):
     def __init__(self, made, dies=None):
         super().__init__(made, {})
         self.dies = dies
+        self.evaluations.run = self.evaluate
 
     async def one_step(self, step):
         if self.dies is not None and step > self.dies:

@@ -199,5 +199,5 @@ def test_the_driver_scales_the_rate_and_shows_demonstrations_when_they_are_due(t
     assert lines[0]["kl/old"] == pytest.approx(moved, rel=1e-4)
     again = Driver(made, progress, StopSignals(progress.say))
     again.step = 3
-    again.matched.restore(made.folder.metrics_path, 3)
-    assert again.matched.scale(4) == scales[3]
+    again.updates.restore(made.folder.metrics_path, 3)
+    assert again.updates.matched.scale(4) == scales[3]

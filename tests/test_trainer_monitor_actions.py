@@ -204,10 +204,10 @@ def test_a_torn_checkpoint_of_the_same_step_is_written_anew(tmp_path):
     driver.step = 4
     target.mkdir(parents=True)
     (target / "model.safetensors").write_bytes(b"half")
-    asyncio.run(driver.checkpoint())
+    asyncio.run(driver.checkpoints.save())
     assert latest(made.folder.path) == target
     written = (target / "state.json").stat().st_mtime_ns
-    asyncio.run(driver.checkpoint())
+    asyncio.run(driver.checkpoints.save())
     assert (target / "state.json").stat().st_mtime_ns == written  # a whole one is left as it is
 
 
@@ -215,7 +215,7 @@ def test_an_attempt_that_died_before_its_first_checkpoint_is_counted(tmp_path):
     made = system(tmp_path)
     driver = Scripted(made, {})
     driver.step = 4
-    asyncio.run(driver.checkpoint())
+    asyncio.run(driver.checkpoints.save())
     state = made.learner.load(step_folder(made.folder.path, 4))
     for expected in (1, 2, 3):  # resumed from the same checkpoint again and again
         resumed = Scripted(made, {})

@@ -201,7 +201,7 @@ def test_where_no_step_is_in_hand_the_first_signal_ends_the_run_at_once(tmp_path
         await send(signal.SIGTERM)
         raise AssertionError("goes on after the signal")
 
-    driver.evaluate, driver.config.trainer.eval_at_ends = evaluate, True
+    driver.evaluations.run, driver.config.trainer.eval_at_ends = evaluate, True
     with pytest.raises(signals.Stopped):
         asyncio.run(listened(driver))
     assert driver.trace == []

@@ -126,8 +126,7 @@ def test_a_run_names_its_stage_and_a_paused_one_waits_for_nothing():
     pool = SimpleNamespace(waits_for=lambda: "no rollout worker serves", trajectories=3)
     driver = SimpleNamespace(
         idle=False,
-        learner_call=None,
-        learner_calls=1,
+        on_learner=SimpleNamespace(doing=None, returned=1),
         step=2,
         attempt=0,
         progress=SimpleNamespace(doing="step 3: rollout"),
@@ -135,7 +134,7 @@ def test_a_run_names_its_stage_and_a_paused_one_waits_for_nothing():
     )
     assert waits_of(driver) == "step 3: rollout: no rollout worker serves"
     before = progress_of(driver)
-    driver.learner_call, driver.progress.doing = "update", "step 3: update"
+    driver.on_learner.doing, driver.progress.doing = "update", "step 3: update"
     assert waits_of(driver) == "step 3: update" and progress_of(driver) != before
     driver.idle = True
     assert waits_of(driver) == ""

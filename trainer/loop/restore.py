@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from trainer.config.schema import Config
 from trainer.learner.checkpoint import latest
 from trainer.learner.group import LearnerError
 from trainer.learner.model_identity import describe, differences
+from trainer.loop.learner_calls import LearnerCalls
 from trainer.loop.progress import Progress
 from trainer.loop.system import StopRequests, System
 
@@ -39,10 +39,9 @@ class Restorable(Protocol):
     attempt: int
     version: int
     restores: int
+    on_learner: LearnerCalls
 
     async def cancel_ahead(self) -> None: ...
-
-    async def on_learner(self, call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]: ...
 
     async def sync(self) -> float: ...
 

@@ -223,7 +223,7 @@ def _ray_has_died(lost: RayLost, driver: Driver, stop: StopSignals, loop: asynci
     watch's thread."""
     over = time.monotonic() + SAVE_SECONDS
     loop.call_soon_threadsafe(stop.end_soon, lost, 0.0 if driver.checkpointable else STEP_SECONDS)
-    while time.monotonic() < over or driver.learner_call == "save":
+    while time.monotonic() < over or driver.on_learner.doing == "save":
         time.sleep(0.5)
     _leave_without_ray(lost, driver, None)  # the loop is stuck in a call to Ray
 
