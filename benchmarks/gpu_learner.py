@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from benchmarks.gpu_shapes import SHAPES, qwen2_config
 from services.contracts import TokenBatch, TrainBatch
 from trainer.config.schema import Config, parse_config
-from trainer.learner.micro_batches import MicroBatch, Rows
+from trainer.learner.batches.micro_batches import MicroBatch, Rows
+from trainer.learner.model.policy import PolicyModel, prepare_policy
 from trainer.learner.objective import Objective
-from trainer.learner.policy import PolicyModel, prepare_policy
 from trainer.learner.rank import LearnerRank
 
 PLAIN_ROWS = 4
@@ -43,7 +43,7 @@ class RandomRank(LearnerRank):
     def _load_policy(self) -> PolicyModel:
         from transformers import AutoModelForCausalLM
 
-        from trainer.learner import attention as packed_attention
+        from trainer.learner.model import attention as packed_attention
 
         attention = packed_attention.register() if self.packed else "sdpa"
         with torch.device(self.device):

@@ -46,7 +46,7 @@ from services.rollout.pool import placement  # noqa: E402
 from services.rollout.pool.pool import RolloutPool  # noqa: E402
 from trainer.config.schema import Config, parse_config  # noqa: E402
 from trainer.learner.group import LearnerGroup  # noqa: E402
-from trainer.loop.sync import run_with_resync, sync_weights  # noqa: E402
+from trainer.loop.update.sync import run_with_resync, sync_weights  # noqa: E402
 
 WEIGHTS_ONLY = ("7b",)
 PARAMETERS_GB = {"tiny": 0.1, "0.5b": 1, "1.5b": 3.1, "3b": 6.2, "7b": 15.3}

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from services.contracts import TokenBatch, TrainBatch
 from trainer.config.schema import Config, parse_config
-from trainer.learner.micro_batches import make_microbatch
+from trainer.learner.batches.micro_batches import make_microbatch
 from trainer.learner.objective import Objective
 from trainer.learner.rank import LearnerRank
 

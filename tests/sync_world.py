@@ -13,7 +13,7 @@ from rollout_models import tiny_model
 from services.rollout.pool.pool import RolloutPool
 from services.settings import WeightSyncSettings
 from services.weight_sync.broadcast import BroadcastSource
-from trainer.loop.sync import sync_weights
+from trainer.loop.update.sync import sync_weights
 
 LONG = [[3 + i * i % 28 for i in range(100)]]
 """Longer than the blocks (32 tokens on a CPU) by which vLLM caches prompts."""

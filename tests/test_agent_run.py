@@ -9,7 +9,7 @@ import pytest
 from end_to_end import command, configuration, events, finish, metrics
 from test_trace import check_events
 
-from trainer.loop.spans import read_spans
+from trainer.loop.run.spans import read_spans
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(600)]
 

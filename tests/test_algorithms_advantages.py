@@ -17,7 +17,7 @@ from trainer.algorithms import (
     overlong_penalty,
     zero_variance,
 )
-from trainer.loop.batches import advantages_of
+from trainer.loop.update.batches import advantages_of
 
 KINDS = ("grpo", "dr_grpo", "rloo")
 each_kind = pytest.mark.parametrize("kind", KINDS)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.algorithms import group_advantages, kl_k3, llds_loss, policy_loss
+from trainer.algorithms import group_advantages, kl_k3, llds_loss
+from trainer.algorithms.losses import policy_loss
 
 CASES = {
     c["name"]: c for c in json.loads((Path(__file__).parent / "data" / "golden.json").read_text())["cases"]

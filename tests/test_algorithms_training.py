@@ -13,7 +13,8 @@ import torch
 import trainer.algorithms
 from services.contracts import Action, Observation, Question, TokenBatch, Trajectory
 from trainer.algorithm_names import PolicyLossKind
-from trainer.algorithms import group_advantages, kl_k3, llds_loss, policy_loss, token_logprobs
+from trainer.algorithms import group_advantages, kl_k3, llds_loss, token_logprobs
+from trainer.algorithms.losses import policy_loss
 
 QUESTION = Question("q", "who?", ("nobody",), "made_up")
 

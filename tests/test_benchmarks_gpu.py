@@ -11,8 +11,8 @@ import torch
 from benchmarks import gpu_learner, gpu_peer, gpu_rollout, gpu_train
 from benchmarks.gpu_shapes import qwen2_config
 from trainer.config.schema import load_config
-from trainer.learner.micro_batches import make_microbatch
-from trainer.learner.policy import PolicyModel
+from trainer.learner.batches.micro_batches import make_microbatch
+from trainer.learner.model.policy import PolicyModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 

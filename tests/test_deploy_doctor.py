@@ -10,9 +10,9 @@ from services.control.launch import serve_in_thread
 from services.control.records import RunStatus
 from services.likelihood.launch import without_password
 from services.settings import ControlSettings
-from trainer.commands import doctor_roles
-from trainer.commands.doctor import check_address, checks_of, run_doctor
-from trainer.commands.doctor_roles import (
+from trainer.commands.checks import doctor_roles
+from trainer.commands.checks.doctor import check_address, checks_of, run_doctor
+from trainer.commands.checks.doctor_roles import (
     check_container,
     check_ray_package,
     check_run,
@@ -131,7 +131,7 @@ def test_a_configuration_whose_services_do_not_answer_is_bad(tmp_path):
 
 
 def test_extras_are_named_in_full(monkeypatch):
-    monkeypatch.setattr("trainer.commands.doctor.version", lambda package: None)
+    monkeypatch.setattr("trainer.commands.checks.doctor.version", lambda package: None)
     _, text = table("workstation")
     assert "pip install '.[cpu]'" in text
 

@@ -23,7 +23,7 @@ from services.settings import RolloutSettings
 from trainer.algorithms import users_policy_loss
 from trainer.config.schema import parse_config
 from trainer.learner.objective import token_loss
-from trainer.loop.users_metrics import UsersMetrics, load_metrics
+from trainer.loop.records.users_metrics import UsersMetrics, load_metrics
 
 ROOT = Path(__file__).parent.parent
 TOOLS = {"calculator": "examples.extend.tool:calculator", "guess": "examples.extend.environment:Guessing"}

@@ -14,9 +14,10 @@ from services.common.files import lock
 from services.common.progress import progress_on
 from services.control.cli import address_of, show
 from services.control.records import RunStatus
-from trainer.commands import doctor, evaluate
-from trainer.commands.in_words import run_in_words, scores_in_words, taught_in_words
+from trainer.commands.checks import doctor
 from trainer.commands.terminal import for_people
+from trainer.commands.work import evaluate
+from trainer.commands.work.in_words import run_in_words, scores_in_words, taught_in_words
 
 ROWS = [
     {"id": "1", "contents": '"Rome"\nRome is the capital of Italy.'},

@@ -26,8 +26,8 @@ from services.likelihood.exports.report import write_report
 from services.settings import ProbeSettings
 from trainer.commands import cli
 from trainer.learner.checkpoint import CheckpointNotWritten, written_aside
-from trainer.loop.probes import Probes
-from trainer.loop.run_folder import RunFolder
+from trainer.loop.run.run_folder import RunFolder
+from trainer.loop.update.probes import Probes
 from trainer.session import run as runs
 from trainer.session.control import served
 

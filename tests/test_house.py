@@ -61,7 +61,7 @@ PLAIN = (
     "services.settings",
     "trainer.commands.cli",
     "trainer.config.schema",
-    "trainer.commands.doctor",
+    "trainer.commands.checks.doctor",
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from retriever_service.index import Index
 from retriever_service.indexing.build import build_index
 from services.common.errors import UserError
-from trainer.commands.doctor import check_config
+from trainer.commands.checks.doctor import check_config
 from trainer.config.schema import load_config
 from trainer.data import load_questions
 from trainer.data.models import resolve_file

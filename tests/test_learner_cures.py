@@ -15,8 +15,8 @@ from learner_world import (
 
 from services.common.errors import UserError
 from trainer.config.algorithm import AlgorithmSettings
+from trainer.learner.batches.selection import choose_tokens, whole_logp
 from trainer.learner.objective import can_act, update_metrics
-from trainer.learner.selection import choose_tokens, whole_logp
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch, at DeepSpeed's collectives
 STEP = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0}

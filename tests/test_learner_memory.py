@@ -8,8 +8,8 @@ import torch
 from learner_world import make_batch, make_config, make_policy, start_rank
 
 from benchmarks.gpu_shapes import qwen2_config
-from trainer.learner import memory
-from trainer.learner.policy import PolicyModel, load_policy
+from trainer.learner.model import memory
+from trainer.learner.model.policy import PolicyModel, load_policy
 
 STEP = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0}
 GIB = 2**30

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from services.common.errors import UserError
 from trainer.learner.checkpoint import export_checkpoint
-from trainer.learner.model_identity import weights_digest
+from trainer.learner.model.model_identity import weights_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 STEP = {"llds_lambda": 0.2, "answer_beta": 1.0, "lr_scale": 1.0}

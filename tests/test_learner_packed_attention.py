@@ -7,9 +7,9 @@ from learner_world import given_old, make_batch, make_config, make_policy, relat
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from services.common.errors import UserError
-from trainer.learner.attention import attention
-from trainer.learner.micro_batches import make_microbatch
-from trainer.learner.policy import load_policy
+from trainer.learner.batches.micro_batches import make_microbatch
+from trainer.learner.model.attention import attention
+from trainer.learner.model.policy import load_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 SMALL = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from learner_world import make_batch
 
 from services.contracts import TokenBatch
-from trainer.learner.micro_batches import deal, make_microbatch, minibatches
+from trainer.learner.batches.micro_batches import deal, make_microbatch, minibatches
 
 
 @settings(max_examples=200, deadline=None)

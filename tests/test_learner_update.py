@@ -20,7 +20,7 @@ import trainer.learner.objective
 from trainer.algorithm_names import PolicyLossKind
 from trainer.algorithms import LossTerm
 from trainer.config.algorithm import AlgorithmSettings
-from trainer.learner.micro_batches import make_microbatch
+from trainer.learner.batches.micro_batches import make_microbatch
 from trainer.learner.objective import Objective, can_act, update_metrics
 
 pytestmark = pytest.mark.filterwarnings(

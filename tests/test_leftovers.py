@@ -16,8 +16,8 @@ import pytest
 
 from services.common import semaphores
 from services.weight_sync import shared_memory
-from trainer.commands.doctor import check_leftovers
-from trainer.commands.leftovers import OWNER_VARIABLE, find_leftovers
+from trainer.commands.checks.doctor import check_leftovers
+from trainer.commands.checks.leftovers import OWNER_VARIABLE, find_leftovers
 
 
 @pytest.fixture

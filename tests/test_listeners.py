@@ -21,9 +21,9 @@ from ray_cluster import AUTHENTICATION, RayCluster
 from runs import run_config, start, until
 
 from services.local_ray import OWNER_VARIABLE
-from trainer.commands.doctor import check_listeners
-from trainer.commands.leftovers import is_running
-from trainer.commands.listeners import gcs_refuses, is_loopback, listeners, summary
+from trainer.commands.checks.doctor import check_listeners
+from trainer.commands.checks.leftovers import is_running
+from trainer.commands.checks.listeners import gcs_refuses, is_loopback, listeners, summary
 
 STRANGER = str(Path(__file__).parent / "ray_stranger.py")
 
@@ -175,7 +175,7 @@ def test_a_control_plane_that_would_be_open_is_bad(monkeypatch):
 
 def test_a_service_that_answers_everyone_is_bad_and_one_that_asks_for_a_token_is_not(tmp_path):
     from services.likelihood.launch import ServeSettings, serve_in_thread
-    from trainer.commands.listeners import Listener
+    from trainer.commands.checks.listeners import Listener
 
     for token, level in ((None, "bad"), ("t" * 40, "good")):
         server = serve_in_thread(

@@ -17,7 +17,7 @@ from services.likelihood.microscope.packing import packed, unpacked
 from services.likelihood.microscope.weights import WEIGHTS, HeadColumns, heaviest, weights_of
 from services.likelihood.monitor.detectors.table import READS
 from trainer.algorithms import llds_loss
-from trainer.loop.microscope import scoring_of
+from trainer.loop.records.microscope import scoring_of
 
 LENS = Lens(lambda ids: " ".join(f"w{i}" for i in ids), lambda t: scoring_of(t, "em"))
 

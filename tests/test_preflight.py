@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from services.common.errors import EnvironmentLacks
+from trainer.commands.checks.doctor import check_config, run_doctor
 from trainer.commands.cli import main
-from trainer.commands.doctor import check_config, run_doctor
 from trainer.config.schema import load_config, parse_config
-from trainer.loop.progress import Progress, duration
+from trainer.loop.run.progress import Progress, duration
 from trainer.session.preflight import GIB, check_room, parameter_count
 
 

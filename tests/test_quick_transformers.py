@@ -20,7 +20,7 @@ LOADS = {
     "from services.common.errors import UserError\n"
     "try: load_tokenizer('/nowhere')\nexcept UserError: pass",
     "learner": "import trainer.learner.rank\n"
-    "from trainer.learner.attention import register\nregister()\n"
+    "from trainer.learner.model.attention import register\nregister()\n"
     "from transformers import AutoModelForCausalLM",
 }
 

@@ -24,8 +24,8 @@ from services.common.errors import UnspiralError
 from services.contracts import Action, Question, Trajectory
 from trainer.learner.checkpoint import fault, step_folder, written_aside
 from trainer.learner.group import LearnerError
-from trainer.loop import restore
-from trainer.loop.sampling import RolloutBatch
+from trainer.loop.keeping import restore
+from trainer.loop.rollouts.sampling import RolloutBatch
 from trainer.session import stopping, watchdog
 from trainer.session.watchdog import watched
 

@@ -23,8 +23,8 @@ from trainer.data.cursor import PromptCursor
 from trainer.data.questions import load_questions
 from trainer.learner.checkpoint import latest, step_folder, written_aside
 from trainer.learner.group import LearnerError
-from trainer.learner.model_identity import describe, differences
-from trainer.loop import restore
+from trainer.learner.model.model_identity import describe, differences
+from trainer.loop.keeping import restore
 from trainer.session import resume_rules
 from trainer.session.resume_rules import GROUPS, RULES, go_on_from, identity_of
 from trainer.session.run import checkpoint_of

@@ -18,7 +18,7 @@ from services.rollout.worker.templates import ParsedAction, make_template
 from services.rollout.worker.templates.search_r1 import rendered
 from services.rollout.worker.templates.tool_calls import INVALID, TOOLS, WORDS
 from services.settings import RolloutSettings
-from trainer.commands.warm_start import compose
+from trainer.commands.work.warm_start import compose
 from trainer.rewards import make_reward
 
 SETTINGS = {"max_obs_tokens": 4000, "max_model_tokens": 30000, "max_response_tokens": 2000, "max_turns": 4}

@@ -7,7 +7,7 @@ import pytest
 from services.common.errors import UserError
 from services.contracts import Action, Observation, Question, Trajectory
 from trainer.config.schema import parse_config
-from trainer.loop.run_folder import RunFolder
+from trainer.loop.run.run_folder import RunFolder
 
 
 @pytest.fixture

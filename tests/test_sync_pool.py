@@ -26,7 +26,7 @@ from services.rollout.pool import delivery, membership, placement
 from services.rollout.pool.worker_handle import RayWorkerHandle
 from services.settings import WeightSyncSettings
 from services.weight_sync import GroupMismatchError, WeightSyncError
-from trainer.loop.sync import run_with_resync
+from trainer.loop.update.sync import run_with_resync
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.ray]
 

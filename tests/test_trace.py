@@ -11,7 +11,7 @@ from command_line import run  # noqa: F401
 from services.common.errors import UserError
 from services.contracts import Action, Question, Span, Trajectory
 from trainer.commands.look.trace import Lanes, offset_of, trace_of
-from trainer.loop.spans import (
+from trainer.loop.run.spans import (
     KEPT_STEPS,
     MOST_TRAJECTORIES,
     StepClock,

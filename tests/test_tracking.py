@@ -9,8 +9,8 @@ import pytest
 from services.common.errors import UserError
 from services.settings import TrackingSettings
 from trainer.config.schema import parse_config
-from trainer.loop import tracking as module
-from trainer.loop.tracking import Tracking
+from trainer.loop.records import tracking as module
+from trainer.loop.records.tracking import Tracking
 
 
 class Recorded:

@@ -8,7 +8,7 @@ import pytest
 
 from services.common.errors import EnvironmentLacks, UserError
 from trainer.config.schema import parse_config
-from trainer.loop.machine import MachineUse
+from trainer.loop.records.machine import MachineUse
 from trainer.session.about import about_run, described
 
 CONFIG = {

@@ -16,7 +16,7 @@ from trainer.config.learner import LearnerSettings
 from trainer.config.schema import TrainerSettings, parse_config
 from trainer.learner.checkpoint import best_of, find, latest, mark_best, prune, written_aside
 from trainer.learner.schedule import lr_factor
-from trainer.loop.best import Best
+from trainer.loop.run.best import Best
 
 
 def factors(batches, per_batch=2, **settings):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.contracts import Action, Question, Trajectory
-from trainer.loop.held_out import scores_of
+from trainer.loop.rollouts.held_out import scores_of
 from trainer.rewards import make_reward
 
 

@@ -18,8 +18,8 @@ from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its
 from trainer.lab.tokenizer import build_tokenizer
 from trainer.learner.group import Scores
 from trainer.loop.driver import Driver
-from trainer.loop.matched_step import LARGEST, MatchedStep, read_series
-from trainer.loop.supervision import Supervision
+from trainer.loop.update.matched_step import LARGEST, MatchedStep, read_series
+from trainer.loop.update.supervision import Supervision
 from trainer.session.preflight import check_learner_files
 from trainer.session.stopping import StopSignals
 

@@ -17,7 +17,7 @@ from services.weight_sync.base import WeightSyncError
 from trainer.config.schema import parse_config
 from trainer.learner.checkpoint import drop_after, latest, step_folder, written_aside
 from trainer.loop.driver import Driver
-from trainer.loop.run_folder import RunFolder
+from trainer.loop.run.run_folder import RunFolder
 from trainer.session.stopping import StopSignals
 
 

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from services.likelihood.monitor.alarms import PHASES
-from trainer.loop.progress import PHASE_STYLE, Progress
+from trainer.loop.run.progress import PHASE_STYLE, Progress
 from trainer.session.output import NonBlockingStream, complain, non_blocking
 
 PIPE_BYTES = 4096

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from trainer.learner.results import RankInfo
-from trainer.loop.performance import of_run, performance, rendered
+from trainer.loop.run.performance import of_run, performance, rendered
 
 STEP = {
     "time/step": 10.0,

@@ -405,7 +405,7 @@ def scored(tmp_path, monkeypatch):
         calls.append(kwargs)
         return {"overall": {"em": 0.5, "f1": 0.5, "n": 2}}
 
-    monkeypatch.setattr("trainer.commands.evaluate.run_eval", score)
+    monkeypatch.setattr("trainer.commands.work.evaluate.run_eval", score)
     config = tmp_path / "c.yaml"
     config.write_text("{model: {path: m}, data: {train: t.jsonl}, retriever: {url: 'http://x'}}")
 
@@ -431,7 +431,7 @@ def test_a_place_where_scores_cannot_be_written_is_refused_before_the_scoring(sc
 
 @pytest.mark.parametrize(("limit", "rows"), [(None, None), (3, 3)])
 def test_eval_scores_every_row_unless_it_is_given_a_limit(monkeypatch, limit, rows):
-    from trainer.commands.evaluate import run_eval
+    from trainer.commands.work.evaluate import run_eval
 
     class Seen(Exception):
         pass
@@ -439,7 +439,7 @@ def test_eval_scores_every_row_unless_it_is_given_a_limit(monkeypatch, limit, ro
     def serving(config, model, say, on_event):
         raise Seen(config.evaluation.limit)
 
-    monkeypatch.setattr("trainer.commands.evaluate.start_serving", serving)
+    monkeypatch.setattr("trainer.commands.work.evaluate.start_serving", serving)
     monkeypatch.setattr("trainer.data.models.resolve", lambda path: path)
     raw = {
         "model": {"path": "m"},

@@ -8,8 +8,8 @@ import pytest
 
 from services.contracts import TokenBatch
 from services.settings import ProbeSettings
-from trainer.loop import probes as module
-from trainer.loop.probes import FREEZE_BY_STEP, Probes
+from trainer.loop.update import probes as module
+from trainer.loop.update.probes import FREEZE_BY_STEP, Probes
 
 
 class Store:

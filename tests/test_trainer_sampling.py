@@ -13,8 +13,8 @@ from services.common.errors import UserError
 from services.contracts import Action, Question, Trajectory
 from trainer.config.schema import parse_config
 from trainer.data import PromptCursor
-from trainer.loop.batches import prepare
-from trainer.loop.sampling import BatchSampler
+from trainer.loop.rollouts.sampling import BatchSampler
+from trainer.loop.update.batches import prepare
 
 RAW = {"model": {"path": "m"}, "data": {"train": "t"}, "retriever": {"url": "http://x"}}
 QUESTIONS = [Question(str(i), f"q{i}?", ("a",), "lab") for i in range(40)]

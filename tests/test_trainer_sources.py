@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from services.likelihood.exports.run_files import read_run
-from trainer.loop import sources
-from trainer.loop.run_state import RunState
+from trainer.loop.run import sources
+from trainer.loop.run.run_state import RunState
 
 
 def test_prompts_are_counted_and_scored_by_source():

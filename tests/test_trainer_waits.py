@@ -18,7 +18,7 @@ from services.rollout.pool.member import Member
 from services.rollout.pool.roster import Roster
 from services.settings import RolloutSettings
 from services.worker_state import WorkerState
-from trainer.loop.progress import Progress
+from trainer.loop.run.progress import Progress
 from trainer.session import waits
 from trainer.session.waits import progress_of, told, waits_of
 
@@ -142,7 +142,7 @@ def test_a_run_names_its_stage_and_a_paused_one_waits_for_nothing():
 
 def test_the_time_left_does_not_grow_by_a_step_that_waited(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("trainer.loop.progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("trainer.loop.run.progress.time.monotonic", lambda: clock[0])
     progress, left = Progress(12, Console(file=io.StringIO(), width=200)), []
     for step, seconds in enumerate((4.0, 4.2, 4.1, 90.0, 4.2, 4.0), 1):
         clock[0] += seconds

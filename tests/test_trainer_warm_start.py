@@ -17,7 +17,7 @@ from services.contracts import Observation, Question
 from services.rollout.worker.plain_text import TextEncoder
 from services.rollout.worker.templates import ParsedAction, make_template
 from services.settings import RolloutSettings
-from trainer.commands.warm_start import as_batch, compose, run_warm_start, supervised, train_on
+from trainer.commands.work.warm_start import as_batch, compose, run_warm_start, supervised, train_on
 from trainer.config.schema import parse_config
 from trainer.rewards import make_reward
 

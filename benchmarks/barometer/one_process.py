@@ -44,9 +44,9 @@ from trainer.learner.group import gathered, joined
 from trainer.learner.rank import LearnerRank
 from trainer.learner.results import RankInfo, Scores, UpdateResult
 from trainer.loop.driver import Driver
-from trainer.loop.progress import Progress
-from trainer.loop.run_folder import RunFolder
-from trainer.loop.system import System
+from trainer.loop.run.progress import Progress
+from trainer.loop.run.run_folder import RunFolder
+from trainer.loop.run.system import System
 from trainer.rewards import make_reward
 from trainer.session.resume_rules import identity_of
 from trainer.session.stopping import StopSignals

@@ -93,7 +93,7 @@ async def test_an_engine_killed_in_mid_broadcast_ends_nothing_but_itself(world):
     from pool_world import events_of, in_state, until
     from sync_world import sync
 
-    from trainer.loop.sync import run_with_resync
+    from trainer.loop.update.sync import run_with_resync
 
     p, learner, _, _ = world
     victim = p._roster.all()[-1]

@@ -23,24 +23,24 @@ from services.likelihood.monitor.actions import MonitorAction
 from services.likelihood.records import EventRecord
 from trainer.learner.checkpoint import CheckpointNotWritten, drop_after
 from trainer.learner.group import LearnerError
-from trainer.loop.ahead import BatchesAhead
-from trainer.loop.batches import prepare, scored_step, text_of
-from trainer.loop.checkpoints import Checkpoints
-from trainer.loop.evaluations import Evaluations
-from trainer.loop.learner_calls import LearnerCalls
-from trainer.loop.notices import Notices
-from trainer.loop.probes import Probes, Rescored
-from trainer.loop.progress import Progress
-from trainer.loop.recording import Recorder, StepResult, StepTimes
-from trainer.loop.rescoring import Rescoring
-from trainer.loop.restore import restore_learner, roll_back
-from trainer.loop.run_state import RunState
-from trainer.loop.sampling import BatchSampler, RolloutBatch
-from trainer.loop.spans import StepClock, write_spans
-from trainer.loop.sync import run_with_resync, sync_weights
-from trainer.loop.system import StopRequests, System
-from trainer.loop.updates import Updates
-from trainer.loop.users_metrics import UsersMetrics, load_metrics
+from trainer.loop.keeping.checkpoints import Checkpoints
+from trainer.loop.keeping.evaluations import Evaluations
+from trainer.loop.keeping.restore import restore_learner, roll_back
+from trainer.loop.records.recording import Recorder, StepResult, StepTimes
+from trainer.loop.records.users_metrics import UsersMetrics, load_metrics
+from trainer.loop.rollouts.ahead import BatchesAhead
+from trainer.loop.rollouts.notices import Notices
+from trainer.loop.rollouts.sampling import BatchSampler, RolloutBatch
+from trainer.loop.run.progress import Progress
+from trainer.loop.run.run_state import RunState
+from trainer.loop.run.spans import StepClock, write_spans
+from trainer.loop.run.system import StopRequests, System
+from trainer.loop.update.batches import prepare, scored_step, text_of
+from trainer.loop.update.learner_calls import LearnerCalls
+from trainer.loop.update.probes import Probes, Rescored
+from trainer.loop.update.rescoring import Rescoring
+from trainer.loop.update.sync import run_with_resync, sync_weights
+from trainer.loop.update.updates import Updates
 
 STOPPED_BY_MONITOR = 4
 """Exit status of a run that the monitor ended (monitor.action=stop)."""

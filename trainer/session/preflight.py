@@ -21,7 +21,7 @@ from services.settings import RetrieverSettings, RolloutSettings
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.demonstrations import read_demonstrations
-from trainer.loop.matched_step import read_series
+from trainer.loop.update.matched_step import read_series
 
 GIB = 1 << 30
 

@@ -19,8 +19,8 @@ from trainer.data import models
 from trainer.data.cursor import PromptCursor
 from trainer.learner.checkpoint import find, latest, step_of
 from trainer.loop.driver import Driver
-from trainer.loop.progress import Progress
-from trainer.loop.run_folder import RunFolder
+from trainer.loop.run.progress import Progress
+from trainer.loop.run.run_folder import RunFolder
 from trainer.session.about import about_run, described
 from trainer.session.control import announced, served
 from trainer.session.output import non_blocking
