@@ -15,9 +15,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
-from retriever_service.description import read_info
-from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents
 from retriever_service.http.schemas import RetrieveRequest
+from retriever_service.index_folder.description import read_info
+from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Documents
 
 
 def searcher(folder: Path, encoder_dtype: str):

@@ -162,7 +162,7 @@ def encoder(args: argparse.Namespace) -> None:
     import torch
 
     from retriever_service.dense.encoder import Encoder, EncoderSettings
-    from retriever_service.description import read_info
+    from retriever_service.index_folder.description import read_info
 
     texts = [q["question"] for q in read_questions(args.questions)][:512]
     settings = EncoderSettings(**read_info(args.index).settings["encoder"])
@@ -234,7 +234,7 @@ def start(args: argparse.Namespace) -> None:
 
 def quality(args: argparse.Namespace) -> None:
     """The share of questions one of whose answers stands in the text of the top 3."""
-    from retriever_service.index import Index
+    from retriever_service.search.index import Index
 
     questions = read_questions(args.questions)
     index = Index(args.index)
@@ -266,7 +266,7 @@ def ranks(args: argparse.Namespace) -> None:
     from collections import Counter
 
     from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
-    from retriever_service.index import Index
+    from retriever_service.search.index import Index
 
     index, analyzer = Index(args.index), Analyzer(AnalyzerSettings())
     documents = [Counter(analyzer.terms(index.documents.get(row)[1])) for row in range(index.info.passages)]

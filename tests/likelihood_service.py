@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from services.likelihood.launch import ServeSettings, serve_in_thread
-from services.likelihood.server import create_app
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
+from services.likelihood.rest.server import create_app
 from services.likelihood.store.sqlite_store import SQLiteStore
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schemathesis import openapi
 
 from services.contracts import TokenBatch
-from services.likelihood.tokens import pack_tokens
+from services.likelihood.wire.tokens import pack_tokens
 
 TOKENS = TokenBatch(
     ["a", "b"],

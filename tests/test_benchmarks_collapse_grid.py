@@ -18,7 +18,7 @@ from benchmarks.collapse.cells import MOST_FAILURES, Cell, cells
 from benchmarks.collapse.grid import GridProgress, Job, Runner, end_all, run_grid, time_left
 from services.common.errors import UnspiralError, UserError
 from services.common.files import lock
-from services.common.signals import Stopped
+from services.common.processes.signals import Stopped
 
 CONSOLE = Console(quiet=True)
 TRAIN = """

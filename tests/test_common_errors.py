@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 
 from services.common.errors import EnvironmentLacks, UnspiralError, UserError, explains
 from services.common.http.faults import install_faults
-from services.common.lazy import LazyModule
-from services.common.signals import Stopped
+from services.common.loading.lazy import LazyModule
+from services.common.processes.signals import Stopped
 from services.control.records import NoRun
 from services.rollout.errors import NonFiniteLogprobError, WorkerLostError
 from services.weight_sync import WeightSyncError

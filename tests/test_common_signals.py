@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from end_to_end import ENVIRONMENT
 
-from services.common import signals
+from services.common.processes import signals
 
 ROOT = Path(__file__).parent.parent
 
@@ -81,7 +81,7 @@ def test_the_repetition_does_not_reach_the_handlers_of_before(kind, number):
     body = "".join(f"    {line}\n" for line in SCRIPTS[kind].format(number=int(number)).splitlines())
     done = alone(f"""
 import asyncio, os, sys, time
-from services.common import signals
+from services.common.processes import signals
 try:
 {body}
 except signals.Stopped as stopped:
@@ -138,4 +138,4 @@ def test_handlers_are_installed_in_one_file():
         for path in (ROOT / room).rglob("*.py")
         if own.search(path.read_text(encoding="utf-8"))
     ]
-    assert found == ["services/common/signals.py"]
+    assert found == ["services/common/processes/signals.py"]

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from retriever_service.index_folder.corpus import checksum, read_corpus
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.convert import read_questions
-from retriever_service.indexing.corpus import checksum, read_corpus
 from services.common.errors import UserError
 from trainer.commands.cli import main
 from trainer.data import load_questions, validate

@@ -16,8 +16,8 @@ from ruamel.yaml import YAML
 
 from services.control.gateway import Gateway
 from services.control.server import create_app as control_app
-from services.likelihood.launch import ServeSettings
-from services.likelihood.server import create_app
+from services.likelihood.rest.launch import ServeSettings
+from services.likelihood.rest.server import create_app
 from services.likelihood.store.opening import open_store
 from services.settings import MonitorRules
 from trainer.commands.cli import app
@@ -229,7 +229,7 @@ def test_the_job_and_the_index_are_started_by_scripts_that_take_their_arguments(
 
 
 def test_another_corpus_takes_the_place_of_the_index_and_the_same_one_keeps_it(stack, tmp_path, monkeypatch):
-    from retriever_service.description import read_info
+    from retriever_service.index_folder.description import read_info
 
     script, folder = ROOT / "deploy/docker/build_index.py", tmp_path / "index"
     corpus = tmp_path / "corpus.jsonl"

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from services.control.launch import serve_in_thread
 from services.control.records import RunStatus
-from services.likelihood.launch import without_password
+from services.likelihood.rest.launch import without_password
 from services.settings import ControlSettings
 from trainer.commands.checks import doctor_roles
 from trainer.commands.checks.doctor import check_address, checks_of, run_doctor
@@ -102,7 +102,7 @@ def test_a_limit_that_is_too_small_and_missing_shared_folders_are_bad(monkeypatc
 
 
 def test_serving_tells_a_server_that_is_up_from_one_that_is_not(monkeypatch, tmp_path):
-    from services.likelihood.launch import ServeSettings, serve_in_thread
+    from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # the services' clients go by none
     server = serve_in_thread(ServeSettings(store=str(tmp_path / "s.db"), port=0))

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from retriever_service.http.metrics import Metrics
 from services.likelihood.records import StepRecord
-from services.likelihood.server import create_app
+from services.likelihood.rest.server import create_app
 from services.likelihood.store.opening import open_store
 from services.settings import MonitorRules
 

@@ -35,7 +35,9 @@ def undescribed(names):
 
 
 def test_every_metric_that_is_drawn_or_judged_or_computed_is_described():
-    curves = (ROOT / "services" / "likelihood" / "static" / "page_curves.js").read_text(encoding="utf-8")
+    curves = (ROOT / "services" / "likelihood" / "static" / "curves" / "page_curves.js").read_text(
+        encoding="utf-8"
+    )
     drawn = set(re.findall(rf'"((?:{GROUPS})/[a-z_0-9]+)"', curves))
     judged = {name for names in READS.values() for name in names}
     computed = set()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.extras import (
+from services.common.loading.extras import (
     DISTRIBUTIONS,
     EXTRAS,
     INSTALL,

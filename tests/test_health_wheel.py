@@ -56,11 +56,7 @@ def test_the_wheel_is_small_and_brings_one_package(wheel):
     assert tops == {"unspiral_health", f"unspiral_health-{version}.dist-info"}
     assert wheel.stat().st_size < 200_000
     assert "unspiral_health/py.typed" in names
-    served = [
-        n
-        for n in names
-        if re.search(r"likelihood/(server|store|launch)|services/(rollout|control)/|static", n)
-    ]
+    served = [n for n in names if re.search(r"likelihood/(rest|store)|services/(rollout|control)/|static", n)]
     assert served == []
 
 

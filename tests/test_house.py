@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.extras import how_to_install
+from services.common.loading.extras import how_to_install
 from trainer.commands.cli import COMMANDS
 
 ROOT = Path(__file__).parent.parent
@@ -53,8 +53,8 @@ PLAIN = (
     "services.control.cli",
     "services.control.launch",
     "services.control.gateway",
-    "services.likelihood.server",
-    "services.likelihood.launch",
+    "services.likelihood.rest.server",
+    "services.likelihood.rest.launch",
     "services.likelihood.client",
     "services.likelihood.exports.report",
     "services.contracts",
@@ -171,8 +171,8 @@ def test_no_module_imports_itself_by_way_of_others():
 
 OURS = ("services", "trainer", "retriever_service")
 BY_NAME = {
-    "services/common/lazy.py",
-    "services/common/user_code.py",
+    "services/common/loading/lazy.py",
+    "services/common/loading/user_code.py",
     "services/rollout/engines/vllm_engine.py",
 }
 """Modules that are imported when they are used, code of users, and the engine, whose extension of vLLM must

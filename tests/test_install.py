@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.extras import INSTALL, TORCH_INDEX
+from services.common.loading.extras import INSTALL, TORCH_INDEX
 from tests.stub_index import BACKEND, make_indexes
 
 ROOT = Path(__file__).parent.parent

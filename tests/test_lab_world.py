@@ -7,8 +7,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from retriever_service.index import Index
 from retriever_service.indexing.build import build_index
+from retriever_service.search.index import Index
 from services.common.errors import UserError
 from trainer.commands.checks.doctor import check_config
 from trainer.config.schema import load_config

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common import semaphores
+from services.common.processes import semaphores
 from services.weight_sync import shared_memory
 from trainer.commands.checks.doctor import check_leftovers
 from trainer.commands.checks.leftovers import OWNER_VARIABLE, find_leftovers

@@ -12,8 +12,8 @@ import pytest
 from services.common.errors import EnvironmentLacks, UserError
 from services.contracts import TokenBatch
 from services.likelihood.client import LikelihoodClient
-from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.records import ActionRecord, StepRecord, TrajectoryRecord
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from services.likelihood.store.sqlite_store import SQLiteStore
 
 

@@ -150,7 +150,7 @@ def test_every_rule_reads_something_and_gives_advice():
 
 
 def test_the_lanes_of_the_page_are_those_of_the_table():
-    script = (ROOT / "services" / "likelihood" / "static" / "page_lanes.js").read_text()
+    script = (ROOT / "services" / "likelihood" / "static" / "curves" / "page_lanes.js").read_text()
     table = re.search(r"U\.RULES = \{(.*?)\n  \};", script, re.S)[1]
     shown = {
         rule: tuple(re.findall(r'"(.*?)"', names)) for rule, names in re.findall(r"(\w+): \[(.*?)\]", table)

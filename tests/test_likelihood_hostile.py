@@ -25,9 +25,9 @@ from services.common.http.bodies import Memory, Room
 from services.contracts import TokenBatch
 from services.likelihood import client as client_module
 from services.likelihood.client import LikelihoodClient
-from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.records import EventRecord, StepRecord, parsed
-from services.likelihood.tokens import pack_tokens, unpack_tokens
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
+from services.likelihood.wire.tokens import pack_tokens, unpack_tokens
 
 MIB = 1 << 20
 

@@ -12,10 +12,10 @@ import httpx
 import numpy as np
 import pytest
 
-from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.metrics.padded import LagMemory, padded_records
 from services.likelihood.metrics.verdicts import is_right
 from services.likelihood.records import StepRecord
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 
 ROOT = Path(__file__).parent.parent
 

@@ -9,13 +9,13 @@ from fastapi.testclient import TestClient
 from likelihood_addresses import url  # noqa: F401
 from redis_server import redis_server  # noqa: F401
 
-from services.likelihood.about import AboutRecord
 from services.likelihood.client import LikelihoodClient
 from services.likelihood.exports.upkeep import export_parquet
-from services.likelihood.launch import ServeSettings, serve_in_thread
-from services.likelihood.server import create_app
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
+from services.likelihood.rest.server import create_app
 from services.likelihood.store.base import NotStored
 from services.likelihood.store.opening import open_store
+from services.likelihood.wire.about import AboutRecord
 
 
 @pytest.fixture

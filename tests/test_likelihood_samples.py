@@ -11,7 +11,7 @@ from services.common.errors import UserError
 from services.likelihood.exports.upkeep import export_parquet, prune
 from services.likelihood.microscope.record import SampledTrajectory
 from services.likelihood.records import StepRecord
-from services.likelihood.server import create_app
+from services.likelihood.rest.server import create_app
 from services.likelihood.store.opening import open_store
 from tests.microscope_world import trajectory
 

@@ -13,9 +13,9 @@ from likelihood_service import client, store  # noqa: F401
 from services.common.errors import UserError
 from services.common.http.auth import COOKIE
 from services.contracts import TokenBatch
-from services.likelihood.launch import ServeSettings, serve_in_thread
-from services.likelihood.server import MAX_STEP_BYTES, create_app
-from services.likelihood.tokens import pack_tokens
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
+from services.likelihood.rest.server import MAX_STEP_BYTES, create_app
+from services.likelihood.wire.tokens import pack_tokens
 
 ACTION = {"tokens": 2, "logp_before": -1.0, "logp_after": -1.5, "documents": None}
 

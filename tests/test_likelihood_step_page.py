@@ -11,7 +11,7 @@ from chromium import CHROMIUM, browser  # noqa: F401
 from redis_server import RedisServer
 
 from services.likelihood.exports.report import write_report
-from services.likelihood.launch import ServeSettings, serve_in_thread
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from services.likelihood.store.opening import open_store
 from tests.microscope_world import collapsing_step, trajectory
 

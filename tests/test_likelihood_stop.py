@@ -15,11 +15,11 @@ import httpx
 import psutil
 import pytest
 
-from services.likelihood.server import THREADS
+from services.likelihood.rest.server import THREADS
 
 SERVER = """
 import sys
-from services.likelihood import launch
+from services.likelihood.rest import launch
 
 open_store = launch.open_store
 def noted(*args):

@@ -22,13 +22,13 @@ from redis_server import RedisServer, redis_server  # noqa: F401
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.client import LikelihoodClient
-from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.records import (
     ActionRecord,
     EventRecord,
     StepRecord,
     TrajectoryRecord,
 )
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from services.likelihood.store.base import NotStored
 from services.likelihood.store.opening import open_store
 from services.likelihood.store.sqlite_store import SQLiteStore

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from services.common.errors import EnvironmentLacks, UserError
 from services.likelihood.cli import likelihood_app, monitor_app
 from services.likelihood.exports.mirrors import Mirroring, WandbMirror
-from services.likelihood.launch import ServeSettings, serve_in_thread
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.records import ActionRecord, StepRecord, TrajectoryRecord
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from services.likelihood.store.sqlite_store import SQLiteStore
 
 app = typer.Typer()

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from chromium import CHROMIUM, browser  # noqa: F401
 
-from services.likelihood.launch import ServeSettings, serve_in_thread
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 
 LAB = Path(__file__).parent / "data" / "lab"
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]

@@ -174,7 +174,7 @@ def test_a_control_plane_that_would_be_open_is_bad(monkeypatch):
 
 
 def test_a_service_that_answers_everyone_is_bad_and_one_that_asks_for_a_token_is_not(tmp_path):
-    from services.likelihood.launch import ServeSettings, serve_in_thread
+    from services.likelihood.rest.launch import ServeSettings, serve_in_thread
     from trainer.commands.checks.listeners import Listener
 
     for token, level in ((None, "bad"), ("t" * 40, "good")):

@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 
-from retriever_service.dense.published import open_corpus_documents
+from retriever_service.search.published import open_corpus_documents
 from services.common.private_folder import is_own_file, private_folder
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
@@ -93,7 +93,7 @@ def test_places_of_lines_lie_in_the_private_folder_where_the_corpus_cannot_hold_
     other.write_bytes(corpus.read_bytes())
     os.utime(other, ns=(corpus.stat().st_atime_ns, corpus.stat().st_mtime_ns))
     monkeypatch.setattr(
-        "retriever_service.dense.published.line_offsets", lambda path: pytest.fail("read again")
+        "retriever_service.search.published.line_offsets", lambda path: pytest.fail("read again")
     )
     assert open_corpus_documents(corpus).count == 3
     with pytest.raises(BaseException, match="read again"):

@@ -19,8 +19,8 @@ from end_to_end import ENVIRONMENT
 from test_trainer_monitor_actions import Scripted, events, system
 from test_trainer_stopping import Halting, checkpoints, listened, send
 
-from services.common import signals
 from services.common.errors import UnspiralError
+from services.common.processes import signals
 from services.contracts import Action, Question, Trajectory
 from trainer.learner.checkpoint import fault, step_folder, written_aside
 from trainer.learner.group import LearnerError
@@ -388,7 +388,7 @@ def test_what_does_not_end_after_a_second_signal_is_left(tmp_path):
     script = f"""
 import asyncio, pathlib, signal, time
 from test_trainer_stopping import Halting, listened, send, system
-from services.common import signals
+from services.common.processes import signals
 from trainer.session import stopping
 stopping.LEAVE_SECONDS = 1.0
 signals.REPEAT_SECONDS = 0.01
@@ -410,7 +410,7 @@ def test_a_signal_while_what_was_started_ends_leaves_now(tmp_path):
     script = f"""
 import asyncio, os, pathlib, signal, time
 from test_trainer_stopping import Halting, listened, send, system
-from services.common import signals
+from services.common.processes import signals
 signals.REPEAT_SECONDS = 0.2
 async def thrice(driver):
     try:

@@ -10,13 +10,13 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from retriever_service import backends
-from retriever_service.backends import Backend, backend_of, check_settings
 from retriever_service.cli import index_app
-from retriever_service.description import IndexInfo
-from retriever_service.documents import encode_document
 from retriever_service.errors import RetrieverUnavailable
 from retriever_service.http.launch import serve_in_thread
+from retriever_service.index_folder.description import IndexInfo
+from retriever_service.index_folder.documents import encode_document
+from retriever_service.search import backends
+from retriever_service.search.backends import Backend, backend_of, check_settings
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import small_index  # noqa: F401
 

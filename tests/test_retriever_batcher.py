@@ -16,7 +16,7 @@ from retriever_service.errors import DeadlinePassed, QueueFull
 from retriever_service.http.batcher import Batcher
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.http.metrics import Metrics
-from retriever_service.index import Index
+from retriever_service.search.index import Index
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import small_index  # noqa: F401
 

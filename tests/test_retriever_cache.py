@@ -14,7 +14,7 @@ from retriever_service.http.dialects import Dialects
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.http.schemas import BadRequest
 from retriever_service.http.service import ResultCache, Service, encode_answer
-from retriever_service.index import Index
+from retriever_service.search.index import Index
 from retriever_service.settings import ServerSettings
 from tests.retriever_fixtures import small_index  # noqa: F401
 
@@ -124,7 +124,7 @@ def test_queries_to_an_encoder_share_an_answer_only_where_they_are_the_same():
     """Tokenizers of bytes and of pieces see every space; others join what a control character parts."""
     from retriever_service.dense.search import DenseRanker
     from retriever_service.ranking import HybridRanker
-    from retriever_service.remote import QdrantIndex
+    from retriever_service.search.remote import QdrantIndex
 
     for kind in (DenseRanker, HybridRanker, QdrantIndex):
         ranker = kind.__new__(kind)

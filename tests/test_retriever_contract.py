@@ -21,7 +21,7 @@ from retriever_service.http.launch import serve_in_thread
 from retriever_service.http.schemas import BadRequest, BatchSearchRequest, SearchRequest, parse_body
 from retriever_service.http.server import create_app
 from retriever_service.http.web import error_answer
-from retriever_service.index import Index
+from retriever_service.search.index import Index
 from retriever_service.settings import ServerSettings
 from services.common.errors import EnvironmentLacks
 from tests.retriever_fixtures import CORPUS, http, server, small_index  # noqa: F401

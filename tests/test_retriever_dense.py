@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from retriever_service.__main__ import main
-from retriever_service.backends import open_index
 from retriever_service.dense.build import flat_header
 from retriever_service.dense.encoder import BGE_QUERY, Encoder, EncoderSettings, family_of
 from retriever_service.dense.rerank import CrossEncoderReranker
-from retriever_service.description import verify
 from retriever_service.errors import IndexInvalid, RetrieverUnavailable
 from retriever_service.http.launch import serve_in_thread
-from retriever_service.index import Index
+from retriever_service.index_folder.description import verify
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.convert import convert_index
 from retriever_service.indexing.sinks import VectorSink
 from retriever_service.ranking import fuse
+from retriever_service.search.backends import open_index
+from retriever_service.search.index import Index
 from retriever_service.settings import ServerSettings
 from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401

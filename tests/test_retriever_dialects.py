@@ -6,11 +6,11 @@ import shutil
 import httpx
 import pytest
 
-from retriever_service.description import verify
 from retriever_service.http.launch import serve_in_thread
-from retriever_service.index import Index
+from retriever_service.index_folder.description import verify
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.scan import Scanner
+from retriever_service.search.index import Index
 from retriever_service.settings import ServerSettings
 
 PAGES = [
@@ -194,7 +194,7 @@ def test_a_name_in_return_fields_that_no_passage_has_is_refused_by_name(url, mon
 
 
 def test_a_name_that_only_a_sample_lacks_is_noted_and_not_refused(index, monkeypatch):
-    monkeypatch.setattr("retriever_service.rows._SAMPLED_ROWS", 2)
+    monkeypatch.setattr("retriever_service.index_folder.rows._SAMPLED_ROWS", 2)
     with serve_in_thread(ServerSettings(index=str(index), port=0)) as running:
         asked = {"query": QUESTION, "topk": 1, "return_fields": ["wiki", "rarely"]}
         answer = httpx.post(f"{running.url}/retrieve", json=asked, trust_env=False)

@@ -25,12 +25,12 @@ from retriever_service.bm25 import analysis
 from retriever_service.bm25 import build as bm25_build
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.bm25.stop_words import ENGLISH, OTHERS, stop_words
-from retriever_service.description import read_info, verify
 from retriever_service.errors import IndexInvalid
-from retriever_service.index import Index
+from retriever_service.index_folder.corpus import read_corpus
+from retriever_service.index_folder.description import read_info, verify
 from retriever_service.indexing.build import build_index
-from retriever_service.indexing.corpus import read_corpus
 from retriever_service.indexing.sinks import PostingsSink
+from retriever_service.search.index import Index
 from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 

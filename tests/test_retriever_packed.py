@@ -18,13 +18,13 @@ from retriever_service.bm25.analysis import AnalyzerSettings
 from retriever_service.bm25.packed import build as runs
 from retriever_service.bm25.packed.kernel import WINDOW
 from retriever_service.bm25.packed.search import PackedRanker
-from retriever_service.description import read_info, verify
 from retriever_service.errors import IndexInvalid
-from retriever_service.index import Index
+from retriever_service.index_folder.description import read_info, verify
 from retriever_service.indexing import changes
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.changes import add_to_index, delete_from_index, read_ids
 from retriever_service.indexing.merge import merge_index
+from retriever_service.search.index import Index
 from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 

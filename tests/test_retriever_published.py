@@ -10,11 +10,11 @@ import tempfile
 import numpy as np
 import pytest
 
-from retriever_service.backends import check_settings, open_index
 from retriever_service.dense.encoder import Encoder, EncoderSettings
-from retriever_service.dense.published import open_corpus_documents
-from retriever_service.index import Index
 from retriever_service.indexing.convert import convert_index
+from retriever_service.search.backends import check_settings, open_index
+from retriever_service.search.index import Index
+from retriever_service.search.published import open_corpus_documents
 from retriever_service.settings import ServerSettings
 from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever_fixtures import CORPUS

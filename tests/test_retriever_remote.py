@@ -6,10 +6,10 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from retriever_service.backends import open_index
 from retriever_service.errors import RetrieverUnavailable
 from retriever_service.indexing.build import build_index
-from retriever_service.remote import push
+from retriever_service.search.backends import open_index
+from retriever_service.search.remote import push
 from retriever_service.settings import ServerSettings
 from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever_models import tiny_encoder  # noqa: F401

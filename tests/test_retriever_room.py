@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from retriever_service.bm25 import build as bm25_build
-from retriever_service.description import verify
 from retriever_service.errors import IndexInvalid
 from retriever_service.http.launch import serve_in_thread
-from retriever_service.index import Index
+from retriever_service.index_folder.corpus import estimate
+from retriever_service.index_folder.description import verify
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.convert import convert_index
-from retriever_service.indexing.corpus import estimate
+from retriever_service.search.index import Index
 from retriever_service.settings import ServerSettings
 from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401

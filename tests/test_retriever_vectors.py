@@ -13,13 +13,13 @@ import pytest
 
 from retriever_service.__main__ import main
 from retriever_service.dense.encoder import family_of
-from retriever_service.dense.published import open_corpus_documents
-from retriever_service.description import read_info, verify
 from retriever_service.errors import IndexInvalid
 from retriever_service.http.web import error_answer
+from retriever_service.index_folder.description import read_info, verify
 from retriever_service.indexing import convert as conversion
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.convert import convert_index
+from retriever_service.search.published import open_corpus_documents
 from services.common.errors import UserError
 from tests.retriever_fixtures import CORPUS, small_index  # noqa: F401
 from tests.retriever_models import tiny_encoder  # noqa: F401

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 
-from services.common.stacks import answer_stack_requests, task_stacks, thread_stacks
+from services.common.processes.stacks import answer_stack_requests, task_stacks, thread_stacks
 
 
 def test_a_process_tells_the_stacks_of_its_threads_and_tasks():
@@ -50,8 +50,8 @@ def test_a_process_tells_the_stacks_of_its_threads_and_tasks():
 
 def test_a_stopped_process_is_named_as_such():
     script = (
-        "from services.common.stacks import answer_stack_requests as a; a(); print('up', flush=True); "
-        "import time; time.sleep(30)"
+        "from services.common.processes.stacks import answer_stack_requests as a; a(); "
+        "print('up', flush=True); import time; time.sleep(30)"
     )
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:

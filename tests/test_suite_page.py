@@ -10,7 +10,7 @@ import pytest
 from suite_rows import evaluation
 
 from services.common.errors import UserError
-from services.likelihood.launch import ServeSettings, serve_in_thread
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from trainer.suite.cli import page_command
 from trainer.suite.folder import read_json
 from trainer.suite.published import PUBLISHED

@@ -13,7 +13,7 @@ import pytest
 from test_trainer_monitor_actions import Scripted, system
 from test_trainer_stopping import Halting, checkpoints, listened, quick, send, started, summary, trained  # noqa: F401
 
-from services.common import signals
+from services.common.processes import signals
 from trainer.learner.checkpoint import CheckpointNotWritten, latest, step_folder
 from trainer.session import stopping
 

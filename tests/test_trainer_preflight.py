@@ -12,8 +12,8 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 from command_line import run  # noqa: F401
 
-from services.common import signals
 from services.common.errors import EnvironmentLacks, UserError
+from services.common.processes import signals
 from services.contracts import Question
 from services.settings import RolloutSettings
 from trainer.commands.cli import main

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.common import signals
 from services.common.errors import UnspiralError, UserError
+from services.common.processes import signals
 from trainer.lab import show
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]

@@ -19,8 +19,8 @@ import pytest
 from rich.console import Console
 from test_trainer_monitor_actions import Pool, Scripted, events, rollback, system
 
-from services.common import signals
 from services.common.errors import UserError
+from services.common.processes import signals
 from trainer.learner.checkpoint import CheckpointNotWritten, drop_after, latest, step_folder
 from trainer.learner.group import LearnerError
 from trainer.session import run as runs

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from services.common.errors import explains
-from services.common.extras import not_imported
+from services.common.loading.extras import not_imported
 from trainer.commands.lazy import Entry, lazy_app
 from trainer.commands.version import version_lines
 from trainer.session.output import complain

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from services.common.errors import UserError
-from services.common.user_code import load, told
+from services.common.loading.user_code import load, told
 from services.contracts import TrainBatch
 from trainer.algorithm_names import is_known_loss
 from trainer.algorithms import (

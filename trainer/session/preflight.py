@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.user_code import is_import_path, load
+from services.common.loading.user_code import is_import_path, load
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import make_template

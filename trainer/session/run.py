@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from services.common import signals
 from services.common.errors import UserError
+from services.common.processes import signals
 from services.likelihood.exports.report import write_report
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config

@@ -21,10 +21,10 @@ import ray
 from ray._private import utils, worker
 
 from retriever_service.client import RetrieverClient
-from services.common import signals
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.auth import TOKEN_VARIABLE, token_of
-from services.common.semaphores import remove_dead_semaphores
+from services.common.processes import signals
+from services.common.processes.semaphores import remove_dead_semaphores
 from services.contracts import Question
 from services.launcher import Service, index_corpus, start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.common.errors import UnspiralError
 from services.common.files import write_atomically
-from services.common.stacks import task_stacks, thread_stacks
+from services.common.processes.stacks import task_stacks, thread_stacks
 from trainer.session.output import complain
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from services.common.errors import UserError
-from services.common.extras import how_to_install
+from services.common.loading.extras import how_to_install
 from trainer.commands.checks import doctor_roles as roles
 from trainer.commands.checks import listeners
 from trainer.commands.checks.findings import GIB, Finding, ask, judged

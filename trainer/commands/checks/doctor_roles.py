@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 
 from services.common.errors import UnspiralError
-from services.common.extras import EXTRAS, how_to_install
 from services.common.http.auth import TOKEN_VARIABLE, token_of
+from services.common.loading.extras import EXTRAS, how_to_install
 from services.control.records import RunStatus
-from services.likelihood.launch import without_password
+from services.likelihood.rest.launch import without_password
 from services.likelihood.store.opening import open_store
 from trainer.commands.checks.findings import GIB, Finding, ask, judged
 from trainer.commands.version import version

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from services.common.files import lock
-from services.common.semaphores import dead_semaphores
+from services.common.processes.semaphores import dead_semaphores
 from services.weight_sync.shared_memory import orphans
 
 OWNER_VARIABLE = "UNSPIRAL_LOCAL_RAY"

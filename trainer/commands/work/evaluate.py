@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.common import signals
 from services.common.errors import UserError
 from services.common.files import written_aside
+from services.common.processes import signals
 from services.contracts import Trajectory
 from trainer.config.schema import Config
 from trainer.data import models

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from retriever_service.client import Hit, RetrieverClient
-from retriever_service.description import read_info
+from retriever_service.index_folder.description import read_info
 from services.common.errors import UserError
 from services.common.names import accepted
 from services.rollout.worker.tokenizer import load_tokenizer

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from services.common.errors import UserError
 from services.common.files import write_atomically
-from services.common.lazy import LazyModule
+from services.common.loading.lazy import LazyModule
 from trainer.commands.options import AsJson, ConfigFile, Overrides
 from trainer.commands.terminal import for_people
 from trainer.commands.version import code_versions

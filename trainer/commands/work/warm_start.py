@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from retriever_service.client import Hit, RetrieverClient
-from services.common import signals
 from services.common.errors import UserError
+from services.common.processes import signals
 from services.contracts import (
     Action,
     ActionKind,

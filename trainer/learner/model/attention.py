@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from services.common.errors import UserError
-from services.common.quick_transformers import skip_scikit_learn
+from services.common.loading.quick_transformers import skip_scikit_learn
 from trainer.learner.batches.micro_batches import Segments
 
 NAME = "unspiral_packed"

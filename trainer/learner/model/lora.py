@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.extras import not_imported
+from services.common.loading.extras import not_imported
 from trainer.config.learner import LoRASettings
 
 if TYPE_CHECKING:

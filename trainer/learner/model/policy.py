@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from services.common.errors import UserError
-from services.common.quick_transformers import skip_scikit_learn
+from services.common.loading.quick_transformers import skip_scikit_learn
 from trainer.algorithms import token_logprobs
 from trainer.config.learner import LoRASettings
 from trainer.learner.batches.micro_batches import Segments

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Protocol
 
-from services.common.user_code import load, told
+from services.common.loading.user_code import load, told
 from services.contracts import Trajectory
 
 KEY = "trainer.metrics"

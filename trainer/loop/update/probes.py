@@ -23,7 +23,7 @@ from services.likelihood.client import LikelihoodClient
 from services.likelihood.metrics.step_metrics import fixed_probe, lag_probe
 from services.likelihood.metrics.text_metrics import control_logp, control_mask
 from services.likelihood.metrics.verdicts import probe_rows
-from services.likelihood.tokens import pack_tokens, unpack_tokens
+from services.likelihood.wire.tokens import pack_tokens, unpack_tokens
 from services.settings import ProbeSettings
 
 ASK_SECONDS = 5.0

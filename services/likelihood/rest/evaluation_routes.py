@@ -15,7 +15,7 @@ from fastapi import FastAPI, HTTPException
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse, HTMLResponse
 
-from services.likelihood.paths import Run
+from services.likelihood.rest.paths import Run
 
 PAGE = "table.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import orjson
 
-from retriever_service.documents import Documents
+from retriever_service.index_folder.documents import Documents
 
 BLOCKS_FILE = "fields.blocks"
 PLACES_FILE = "fields.places"

@@ -13,9 +13,9 @@ from typing import Any, TypedDict
 
 import orjson
 
-from retriever_service.documents import OFFSETS_FILE, TEXT_FILE
 from retriever_service.errors import IndexInvalid, OtherFormat
-from retriever_service.indexing.corpus import checksum, corpus_bytes
+from retriever_service.index_folder.corpus import checksum, corpus_bytes
+from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE
 from services.common.errors import UserError
 
 FORMAT = 2

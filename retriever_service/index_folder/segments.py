@@ -10,10 +10,10 @@ from typing import Any, TypedDict
 
 import orjson
 
-from retriever_service.description import IndexInfo
-from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents
 from retriever_service.errors import IndexInvalid
-from retriever_service.rows import Rows
+from retriever_service.index_folder.description import IndexInfo
+from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Documents
+from retriever_service.index_folder.rows import Rows
 
 
 class Deletions(TypedDict):

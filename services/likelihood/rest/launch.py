@@ -13,7 +13,6 @@ from pydantic import Field
 from services.common.http.auth import required_token
 from services.common.http.serving import Manner, RunningServer, bind, run_in_thread, run_until_signal, url_of
 from services.common.redaction import address_without_secrets
-from services.likelihood.evaluation_routes import add_evaluation_routes, folder_of
 from services.likelihood.exports.mirrors import (
     Mirror,
     Mirroring,
@@ -21,7 +20,8 @@ from services.likelihood.exports.mirrors import (
     TensorBoardMirror,
     WandbMirror,
 )
-from services.likelihood.server import create_app
+from services.likelihood.rest.evaluation_routes import add_evaluation_routes, folder_of
+from services.likelihood.rest.server import create_app
 from services.likelihood.store.base import SAMPLE_STEPS
 from services.likelihood.store.opening import open_store
 from services.settings import MonitorRules, Settings

@@ -14,11 +14,11 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 from services.common.http.bodies import Memory, json_body
 from services.common.http.faults import WITH_BODY, described
 from services.common.http.pages import CONTENT_POLICY
-from services.likelihood.answers import SampledStep
 from services.likelihood.microscope.grid import MOST_GROUPS, Filters, Order, StepSamples, Which, step_samples
 from services.likelihood.microscope.record import SampledTrajectory, SamplesReceipt, SamplesRecord
-from services.likelihood.paths import Run, Step
 from services.likelihood.records import parsed
+from services.likelihood.rest.answers import SampledStep
+from services.likelihood.rest.paths import Run, Step
 from services.likelihood.store.base import LikelihoodStore
 
 MAX_SAMPLES_BYTES = 32 << 20

@@ -1,6 +1,7 @@
 """The protocol of everything that can be searched: an index folder, a FAISS file, a remote collection.
 
-Service, batcher and command line know this protocol alone. `retriever_service.backends` opens what has it.
+Service, batcher and command line know this protocol alone. `retriever_service.search.backends` opens what has
+it.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from retriever_service.description import IndexInfo
-from retriever_service.documents import Documents
+from retriever_service.index_folder.description import IndexInfo
+from retriever_service.index_folder.documents import Documents
+from retriever_service.index_folder.rows import Rows
 from retriever_service.ranking import Ranker, Reranker
-from retriever_service.rows import Rows
 
 Hits = list[tuple[bytes, float]]
 """Passages of one query, best first: the JSON bytes that are sent, and the score."""

@@ -17,15 +17,15 @@ import orjson
 
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
 from retriever_service.dense.search import FOLDER, INDEX_FILE, open_faiss
-from retriever_service.description import IndexInfo, verify
-from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
 from retriever_service.errors import RetrieverUnavailable
+from retriever_service.index_folder.description import IndexInfo, verify
+from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
+from retriever_service.index_folder.rows import Rows
 from retriever_service.ranking import Reranker
-from retriever_service.rows import Rows
-from retriever_service.search_index import Hits
+from retriever_service.search.search_index import Hits
 from services.common.answers import clean_text
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.extras import needed_for
+from services.common.loading.extras import needed_for
 
 PREFIX = "qdrant+"
 API_KEY_VARIABLE = "QDRANT_API_KEY"

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
 from retriever_service.dense.search import DenseRanker
-from retriever_service.description import IndexInfo
-from retriever_service.documents import Documents, encode_document
-from retriever_service.indexing.corpus import layout
-from retriever_service.indexing.passages import Row, parse_line
+from retriever_service.index_folder.corpus import layout
+from retriever_service.index_folder.description import IndexInfo
+from retriever_service.index_folder.documents import Documents, encode_document
+from retriever_service.index_folder.passages import Row, parse_line
 from retriever_service.ranking import Reranker
-from retriever_service.search_index import RankedIndex
+from retriever_service.search.search_index import RankedIndex
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import written_aside
 from services.common.private_folder import is_own_file, private_folder

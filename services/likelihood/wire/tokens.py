@@ -9,7 +9,7 @@ import numpy as np
 
 from services.common.errors import UserError
 from services.contracts import TokenBatch
-from services.likelihood.npz import read_arrays
+from services.likelihood.wire.npz import read_arrays
 
 NEEDED = {"offsets": np.integer, "token_ids": np.integer, "action_ids": np.integer, "logp_old": np.floating}
 LARGEST: dict[str, np.iinfo[Any]] = {"token_ids": np.iinfo(np.int32), "action_ids": np.iinfo(np.int16)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retriever_service.indexing.passages import EXPECTED, Row, parse_row, row_of
+from retriever_service.index_folder.passages import EXPECTED, Row, parse_row, row_of
 from services.common.errors import UserError
 from services.common.records import Layout, Record, data_files, layout_of, open_unpacked, read_records
 from services.common.records.files import DAMAGED

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING
 
 from retriever_service.bm25.analysis import AnalyzerSettings
 from retriever_service.dense.search import open_dense
-from retriever_service.description import BACKENDS, IndexInfo, verify
-from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents
+from retriever_service.index_folder.description import BACKENDS, IndexInfo, verify
+from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Documents
+from retriever_service.index_folder.rows import Rows
+from retriever_service.index_folder.segments import (
+    SegmentedDocuments,
+    SegmentedRows,
+    folders_of,
+    read_deletions,
+)
 from retriever_service.ranking import HybridRanker, Ranker, Reranker
-from retriever_service.rows import Rows
-from retriever_service.search_index import RankedIndex
-from retriever_service.segments import SegmentedDocuments, SegmentedRows, folders_of, read_deletions
-from services.common.lazy import LazyModule
+from retriever_service.search.search_index import RankedIndex
+from services.common.loading.lazy import LazyModule
 
 if TYPE_CHECKING:
     from retriever_service.bm25 import search as bm25

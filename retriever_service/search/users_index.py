@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Sequence
 from typing import Protocol
 
-from retriever_service.description import IndexInfo
-from retriever_service.documents import encode_document
+from retriever_service.index_folder.description import IndexInfo
+from retriever_service.index_folder.documents import encode_document
+from retriever_service.index_folder.rows import Rows
 from retriever_service.ranking import Reranker
-from retriever_service.rows import Rows
-from retriever_service.search_index import Hits
+from retriever_service.search.search_index import Hits
 from services.common.answers import clean_text
 from services.common.errors import UserError
-from services.common.user_code import load, told
+from services.common.loading.user_code import load, told
 
 
 class Search(Protocol):

@@ -22,11 +22,8 @@ from services.common.http.app import new_app
 from services.common.http.bodies import HeldResponse, Memory, binary_body, json_body
 from services.common.http.faults import WITH_BODY, described, text_answer
 from services.common.http.pages import CONTENT_POLICY
-from services.likelihood.answers import Alarm, Phase, Series, StoredEvent, Summary, TokensReceipt
 from services.likelihood.exports.mirrors import Mirroring
 from services.likelihood.exports.prometheus import ServiceMetrics
-from services.likelihood.npz import unpacked_size
-from services.likelihood.paths import Run, Step
 from services.likelihood.records import (
     MAX_COUNT,
     MAX_STEP,
@@ -38,11 +35,14 @@ from services.likelihood.records import (
     TrajectoryRecord,
     parsed,
 )
-from services.likelihood.run_routes import add_run_routes
-from services.likelihood.sample_routes import add_sample_routes
+from services.likelihood.rest.answers import Alarm, Phase, Series, StoredEvent, Summary, TokensReceipt
+from services.likelihood.rest.paths import Run, Step
+from services.likelihood.rest.run_routes import add_run_routes
+from services.likelihood.rest.sample_routes import add_sample_routes
 from services.likelihood.service import LikelihoodService
 from services.likelihood.store.base import LikelihoodStore, NotStored
-from services.likelihood.tokens import unpack_tokens
+from services.likelihood.wire.npz import unpacked_size
+from services.likelihood.wire.tokens import unpack_tokens
 from services.settings import MonitorRules
 
 MAX_STEP_BYTES = 32 << 20
@@ -56,7 +56,7 @@ actions without documents)."""
 THREADS = 8
 """That read and write the store. More would take turns with the event loop for the interpreter, each with a
 page cache of its own."""
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parents[1] / "static"
 OF_A_RUN = described(404)
 
 

@@ -12,18 +12,18 @@ from pathlib import Path
 
 from retriever_service.dense.encoder import family_of
 from retriever_service.dense.model_files import check_model
-from retriever_service.dense.published import PublishedIndex
 from retriever_service.dense.rerank import CrossEncoderReranker
-from retriever_service.description import IndexInfo, read_info, verify
 from retriever_service.errors import IndexInvalid
-from retriever_service.index import Index
+from retriever_service.index_folder.description import IndexInfo, read_info, verify
 from retriever_service.ranking import Reranker
-from retriever_service.remote import PREFIX, QdrantIndex
-from retriever_service.search_index import SearchIndex
+from retriever_service.search.index import Index
+from retriever_service.search.published import PublishedIndex
+from retriever_service.search.remote import PREFIX, QdrantIndex
+from retriever_service.search.search_index import SearchIndex
+from retriever_service.search.users_index import UsersIndex
 from retriever_service.settings import ServerSettings
-from retriever_service.users_index import UsersIndex
 from services.common.errors import UserError
-from services.common.user_code import is_import_path, load
+from services.common.loading.user_code import is_import_path, load
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from fastapi.concurrency import run_in_threadpool
 
 from services.common.http.bodies import Memory, json_body
 from services.common.http.faults import WITH_BODY, described
-from services.likelihood.about import AboutRecord, LabelsRecord
-from services.likelihood.paths import Run
 from services.likelihood.records import RunInfo, parsed
+from services.likelihood.rest.paths import Run
 from services.likelihood.service import LikelihoodService
+from services.likelihood.wire.about import AboutRecord, LabelsRecord
 
 MAX_ABOUT_BYTES = 1 << 20
 PARSED = 24
