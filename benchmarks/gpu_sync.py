@@ -37,9 +37,9 @@ sys.path.insert(0, str(ROOT))
 
 import ray  # noqa: E402
 
-from benchmarks.gpu_machine import machine  # noqa: E402
-from benchmarks.gpu_shapes import SHAPES, make_model  # noqa: E402
-from benchmarks.gpu_sync_actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
+from benchmarks.gpu.machine import machine  # noqa: E402
+from benchmarks.gpu.shapes import SHAPES, make_model  # noqa: E402
+from benchmarks.gpu.sync_actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
 from services.contracts import TokenBatch, TrainBatch  # noqa: E402
 from services.local_ray import start_local_ray, stop_local_ray  # noqa: E402
 from services.rollout.pool import placement  # noqa: E402

@@ -11,8 +11,8 @@ turns in one run.
     quality    answers in the top 3, by source and by backend
     ranks      ranks against a slow BM25 in double precision
 
-Corpora of any size: `benchmarks/corpora.py`. The load comes from another process on the same machine
-(`benchmarks/http_load.py`).
+Corpora of any size: `benchmarks/retriever_load/corpora.py`. The load comes from another process on the same
+machine (`benchmarks/retriever_load/http_load.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from benchmarks.http_load import get, load, post
+from benchmarks.retriever_load.http_load import get, load, post
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,7 +73,14 @@ def naive_server(index: Path, encoder_dtype: str) -> Iterator[str]:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.naive_retriever", str(index), str(port), encoder_dtype]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.retriever_load.naive_retriever",
+        str(index),
+        str(port),
+        encoder_dtype,
+    ]
     with subprocess.Popen(command, cwd=ROOT) as process:
         try:
             wait_ready(f"http://127.0.0.1:{port}")

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import gpu_learner, gpu_peer, gpu_rollout, gpu_train
-from benchmarks.gpu_shapes import qwen2_config
+from benchmarks.gpu import learner as gpu_learner
+from benchmarks.gpu import peer as gpu_peer
+from benchmarks.gpu import rollout as gpu_rollout
+from benchmarks.gpu import train as gpu_train
+from benchmarks.gpu.shapes import qwen2_config
 from trainer.config.schema import load_config
 from trainer.learner.batches.micro_batches import make_microbatch
 from trainer.learner.model.policy import PolicyModel

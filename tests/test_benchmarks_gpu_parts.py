@@ -8,7 +8,9 @@ import sys
 import torch
 from transformers import Qwen2ForCausalLM
 
-from benchmarks import gpu, gpu_searcher, gpu_watch
+from benchmarks import gpu_searcher
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import watch as gpu_watch
 from services.rollout.worker.tokenizer import load_tokenizer
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from learner_world import make_batch, make_config, make_policy, start_rank
 
-from benchmarks.gpu_shapes import qwen2_config
+from benchmarks.gpu.shapes import qwen2_config
 from trainer.learner.model import memory
 from trainer.learner.model.policy import PolicyModel, load_policy
 

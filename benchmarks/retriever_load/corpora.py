@@ -1,8 +1,9 @@
 """Large corpora for measurements: real passages, repeated and perturbed.
 
-`python -m benchmarks.corpora SOURCE OUT PASSAGES [SEED]`. Copy 0 is the source itself. In a further copy a
-third of the words of each passage are replaced by words drawn from the whole source (so word frequencies stay
-as they are), and titles get a number.
+    python -m benchmarks.retriever_load.corpora SOURCE OUT PASSAGES [SEED]
+
+Copy 0 is the source itself. In a further copy a third of the words of each passage are replaced by words
+drawn from the whole source (so word frequencies stay as they are), and titles get a number.
 """
 
 from __future__ import annotations

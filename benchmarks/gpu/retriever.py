@@ -1,6 +1,6 @@
 """A retriever over a corpus, in a process of its own, until its standard input ends.
 
-    python -m benchmarks.gpu_retriever corpus.jsonl
+    python -m benchmarks.gpu.retriever corpus.jsonl
 
 Prints its address once it is ready. `served` starts one from another process, and imports nothing of it.
 """
@@ -18,10 +18,10 @@ from pathlib import Path
 @contextmanager
 def served(corpus: Path) -> Iterator[str]:
     """The address of a retriever over the corpus."""
-    command = [sys.executable, "-m", "benchmarks.gpu_retriever", str(corpus.resolve())]
+    command = [sys.executable, "-m", "benchmarks.gpu.retriever", str(corpus.resolve())]
     process = subprocess.Popen(
         command,
-        cwd=Path(__file__).resolve().parents[1],
+        cwd=Path(__file__).resolve().parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -24,11 +24,11 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks import gpu_compare, gpu_learner, gpu_peer, gpu_rollout, gpu_train
-from benchmarks.gpu_machine import machine
+from benchmarks.gpu import compare, learner, peer, rollout, train
+from benchmarks.gpu.machine import machine
 
-KEPT = Path(__file__).parent / "results" / "gpu"
-COMMANDS = {"learner": gpu_learner, "rollout": gpu_rollout, "train": gpu_train, "peer": gpu_peer}
+KEPT = Path(__file__).parents[1] / "results" / "gpu"
+COMMANDS = {"learner": learner, "rollout": rollout, "train": train, "peer": peer}
 
 
 def main() -> int:
@@ -41,10 +41,10 @@ def main() -> int:
         sub.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
         sub.add_argument("--keep", metavar="LABEL", help=f"also write {KEPT.name}/NAME_LABEL.json")
         module.arguments(sub)
-    gpu_compare.arguments(commands.add_parser("compare"))
+    compare.arguments(commands.add_parser("compare"))
     args = parser.parse_args()
     if args.command == "compare":
-        return gpu_compare.compare(args)
+        return compare.compare(args)
     args.out.mkdir(parents=True, exist_ok=True)
     measured = COMMANDS[args.command].run(args)
     numbers = machine() | measured

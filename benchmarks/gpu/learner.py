@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu_shapes import SHAPES, qwen2_config
+from benchmarks.gpu.shapes import SHAPES, qwen2_config
 from services.contracts import TokenBatch, TrainBatch
 from trainer.config.schema import Config, parse_config
 from trainer.learner.batches.micro_batches import MicroBatch, Rows

@@ -19,8 +19,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_retriever import served
-from benchmarks.gpu_watch import BusyShare, Profile
+from benchmarks.gpu.retriever import served
+from benchmarks.gpu.watch import BusyShare, Profile
 from services.contracts import Question, TrajectoryRequest
 from services.rollout.engines import vllm_engine
 from services.rollout.worker.worker import RolloutWorker

@@ -1,9 +1,9 @@
 """A small HTTP/1.1 load generator: N keep-alive connections, each sends its next request when it has the
 answer to the last.
 
-Run in a process of its own (`python -m benchmarks.http_load`), so that it shares no interpreter lock with the
-server. It does as little as it can for an answer (finds the length, compares the status), because on a small
-machine its work is taken from the server's.
+Run in a process of its own (`python -m benchmarks.retriever_load.http_load`), so that it shares no
+interpreter lock with the server. It does as little as it can for an answer (finds the length, compares the
+status), because on a small machine its work is taken from the server's.
 """
 
 from __future__ import annotations
@@ -155,12 +155,12 @@ def load(
         "warm_up": warm_up,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.http_load"],
+        [sys.executable, "-m", "benchmarks.retriever_load.http_load"],
         input=json.dumps(job),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
     )
     return json.loads(done.stdout)
 

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MAX_PROMPT_TOKENS = 512
 
 
@@ -149,7 +149,7 @@ def peer(args: argparse.Namespace, questions: Path) -> dict[str, Any]:
     file = args.out.resolve() / "peer_trl.json"
     told = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     told |= {"out": str(file), "model": str(Path(args.model).resolve()), "questions": str(questions)}
-    command = [sys.executable, "-m", "benchmarks.gpu_peer", json.dumps(told)]
+    command = [sys.executable, "-m", "benchmarks.gpu.peer", json.dumps(told)]
     subprocess.run(command, cwd=ROOT, env=one_gpu(), check=True, timeout=900)
     return json.loads(file.read_text())
 

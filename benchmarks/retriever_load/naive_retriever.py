@@ -1,6 +1,8 @@
 """What most search agents are trained with, for comparison: a server that searches for one request at a time.
 
-`python -m benchmarks.naive_retriever INDEX PORT DTYPE`. BM25 by `bm25s.retrieve` as the library comes, or a
+    python -m benchmarks.retriever_load.naive_retriever INDEX PORT DTYPE
+
+BM25 by `bm25s.retrieve` as the library comes, or a
 sentence encoder and FAISS; FastAPI's worker threads take the requests and a lock lets one search at a time
 (without it, FAISS and the stemmer may crash).
 """
