@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import re
+import signal
 import zlib
 
 import pytest
@@ -168,6 +169,50 @@ def test_a_run_that_ended_with_its_best_step_keeps_it_when_it_goes_on(tmp_path, 
     driver.load_state_dict(made.learner.load(latest(made.folder.path)))
     assert asyncio.run(driver.run())["best"] == {"step": 5, "score": 0.9, "by": "right"}
     assert best_of(made.folder.path).name == "step_000005"
+
+
+@pytest.mark.parametrize("stopped", [2, 4, 5])
+def test_a_signal_before_an_evaluation_leaves_the_best_as_it_would_have_been(tmp_path, stopped):
+    class Stopped(Scored):
+        async def one_step(self, step):
+            if step == stopped:
+                self.stop.number = signal.SIGTERM  # it comes within the step, which ends first
+            return await super().one_step(step)
+
+    made = system(
+        tmp_path,
+        data={"train": "t", "eval": "e"},
+        trainer=SETTINGS["trainer"],
+        monitor={"action": "none"},
+    )
+    asyncio.run(Stopped(made).run())
+    made.pool = Pool()
+    driver = Scored(made)
+    driver.load_state_dict(made.learner.load(latest(made.folder.path)))
+    assert driver.step == stopped
+    summary = asyncio.run(driver.run())
+    assert summary["steps"] == 7 and summary["best"] == {"step": 4, "score": 0.5, "by": "right"}
+
+
+def scores_of(**by_tag):
+    return {f"{tag}/greedy": {"em": em, "right": right} for tag, (em, right) in by_tag.items()}
+
+
+def test_the_best_is_recalled_from_the_scores_where_a_state_lacks_it_or_chose_by_another(tmp_path):
+    made = system(tmp_path, trainer={"steps": 9, "eval_every": 2, "best_by": "right"})
+    driver = Scripted(made, {})
+    driver.load_state_dict(driver.first_state)  # as after a learner that was lost before its first checkpoint
+    driver.scores = scores_of(before=(0.3, 0.1))
+    driver.recall_best()
+    assert (driver.best.step, driver.best.score, driver.best.by) == (0, 0.1, "right")
+
+    driver.step = 4
+    driver.scores = scores_of(before=(0.3, 0.1), step2=(0.2, 0.6), step4=(0.4, 0.5), step6=(1.0, 1.0))
+    driver.best = Best.of_scores(driver.scores, 4, "em")
+    assert (driver.best.step, driver.best.score, driver.best.since) == (4, 0.4, 0)
+    state = json.loads(json.dumps(driver.state_dict()))
+    driver.take_up(state)
+    assert (driver.best.step, driver.best.score, driver.best.since, driver.best.by) == (2, 0.6, 1, "right")
 
 
 def reward(trajectory):

@@ -173,6 +173,7 @@ class Driver(RunState):
         await self.sync()
         await self.evaluations.before()
         try:
+            await self.evaluations.left_out()
             await self.steps(began)
         except BaseException as error:  # signals too
             if isinstance(error, LearnerError | CheckpointNotWritten):

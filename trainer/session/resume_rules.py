@@ -106,6 +106,7 @@ def differing(checkpoint: Path, config: Config) -> list[str]:
         "rollout.reading",
         "rollout.bos",
         "rollout.thoughts",
+        "rollout.tools",
         "rollout.topk",
         "rollout.max_turns",
         "rollout.max_response_tokens",

@@ -196,7 +196,7 @@ async def _train(
                             raise stop.error
                         progress.performance(summary)
                         stop.settle()
-                    driver.recorder.tracking.close()
+                    await asyncio.to_thread(driver.recorder.tracking.close)
                 except BaseException as error:
                     driver.recorder.tracking.close()
                     if isinstance(stop.error, RayLost):

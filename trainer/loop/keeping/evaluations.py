@@ -51,6 +51,12 @@ class Evaluations:
         if settings.eval_at_ends and self.state.step == 0 and "before/greedy" not in self.state.scores:
             await self.run("before")
 
+    async def left_out(self) -> None:
+        """The scores of the step that the run goes on from, where they were due and a signal came first."""
+        step = self.state.step
+        if step and self.due() and self.state.best.at != step:
+            await self.run(f"step{step}")
+
     async def after(self) -> bool:
         """The scores of the last weights, unless the run was asked to stop. Whether there was an
         evaluation."""

@@ -47,6 +47,8 @@ class Restorable(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
 
+    def recall_best(self) -> None: ...
+
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     def event(self, event: EventRecord) -> None: ...
@@ -91,6 +93,7 @@ async def restore_learner(driver: Restorable, error: LearnerError) -> None:
         scores = driver.scores
         driver.load_state_dict(state)
         driver.scores = scores
+        driver.recall_best()  # the first state of a run knows no score
         driver.version += 1  # the workers take no lower one, and may hold the lost step's
         driver.checkpointable = True
         system.folder.event(

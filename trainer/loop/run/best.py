@@ -3,6 +3,7 @@ end."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,17 @@ class Best:
     """The last step that was evaluated."""
     since: int = 0
     """Evaluations after it that were no better."""
+    by: str | None = None
+    """The kind of score; None in checkpoints of earlier versions."""
+
+    @classmethod
+    def of_scores(cls, scores: Mapping[str, Mapping[str, Any]], step: int, by: str) -> Best:
+        """The best of a run's evaluations up to `step`, from all the scores that it keeps."""
+        best = cls(by=by)
+        at = {0: "before"} | {s: f"step{s}" for s in range(1, step + 1)}
+        for number, tag in at.items():
+            best.take(number, scores.get(f"{tag}/greedy", {}).get(by))
+        return best
 
     def take(self, step: int, score: float | None) -> bool:
         """Note an evaluation; whether it is the best. The earlier of two equal ones is. A step that is

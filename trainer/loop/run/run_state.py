@@ -83,6 +83,14 @@ class RunState:
         self.actions.load_state_dict(state["actions"])
         self.scores = state["scores"]
         self.best = Best(**state.get("best", {}))  # earlier versions kept none
+        self.recall_best()
+
+    def recall_best(self) -> None:
+        """Take the best from the scores where the state knows none, or one by another kind of score."""
+        by = self.config.trainer.best_by
+        if self.best.at is None or self.best.by not in (by, None):
+            self.best = Best.of_scores(self.scores, self.step, by)
+        self.best.by = by
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds, but seconds and exit status."""
