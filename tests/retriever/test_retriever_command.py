@@ -275,7 +275,7 @@ def test_settings_made_in_a_program_are_refused_as_flags_are():
 def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index, tmp_path):
     script = tmp_path / "serve_stuck.py"  # a file, because workers import the main module anew
     script.write_text(
-        "import sys, time\nfrom retriever_service import backends, index; "
+        "import sys, time\nfrom retriever_service.search import backends, index; "
         "from retriever_service.http import launch\n"
         "from retriever_service.settings import ServerSettings\n"
         "class Stuck(index.Index):\n    quick = False\n    def search(self, queries, topk): time.sleep(60)\n"
@@ -321,7 +321,7 @@ def test_what_a_killed_worker_had_queued_leaves_the_metrics_with_it(small_index,
 
 def test_a_stop_lets_requests_in_flight_finish(small_index, tmp_path):
     program = (
-        "import sys, time; from retriever_service import backends, index; "
+        "import sys, time; from retriever_service.search import backends, index; "
         "from retriever_service.http import launch; from retriever_service.settings import ServerSettings\n"
         "class Slow(index.Index):\n    quick = False\n    def search(self, queries, topk): time.sleep(1.5); "
         "return super().search(queries, topk)\n"

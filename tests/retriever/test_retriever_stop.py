@@ -23,7 +23,7 @@ from tests.retriever.retriever_fixtures import small_index  # noqa: F401
 SCRIPT = """
 import ctypes, sys, time
 from retriever_service.http import launch
-from retriever_service import backends, index
+from retriever_service.search import backends, index
 from retriever_service.settings import ServerSettings
 
 class Slow(index.Index):
