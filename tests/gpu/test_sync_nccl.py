@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 GPUS = torch.cuda.device_count()
 TWO_ROUNDINGS = 0.02
