@@ -13,9 +13,9 @@ from trainer.algorithms import (
     llds_loss,
     mismatch_masks,
     nll_loss,
+    policy_loss,
     token_lottery,
 )
-from trainer.algorithms.losses import policy_loss
 
 INF = math.inf
 IDS = torch.tensor([[0, 0, -1, 1], [0, 0, 0, -1]])

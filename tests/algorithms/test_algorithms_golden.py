@@ -7,8 +7,7 @@ import pytest
 import torch
 from places import DATA
 
-from trainer.algorithms import group_advantages, kl_k3, llds_loss
-from trainer.algorithms.losses import policy_loss
+from trainer.algorithms import group_advantages, kl_k3, llds_loss, policy_loss
 
 CASES = {c["name"]: c for c in json.loads((DATA / "golden.json").read_text())["cases"]}
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-5}

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.algorithm_names import Denominator, Gate, PolicyLossKind
-from trainer.algorithms import entropy_bonus, kl_batch_start, kl_k3, llds_loss, nll_loss
-from trainer.algorithms.losses import policy_loss
+from trainer.algorithms import entropy_bonus, kl_batch_start, kl_k3, llds_loss, nll_loss, policy_loss
 from trainer.algorithms.terms import NOT_SUMMED, POLICY_STATS
 
 POLICY_KINDS = get_args(PolicyLossKind)

@@ -13,8 +13,7 @@ import torch
 import trainer.algorithms
 from services.contracts import Action, Observation, Question, TokenBatch, Trajectory
 from trainer.algorithm_names import PolicyLossKind
-from trainer.algorithms import group_advantages, kl_k3, llds_loss, token_logprobs
-from trainer.algorithms.losses import policy_loss
+from trainer.algorithms import group_advantages, kl_k3, llds_loss, policy_loss, token_logprobs
 
 QUESTION = Question("q", "who?", ("nobody",), "made_up")
 

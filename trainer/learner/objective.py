@@ -27,10 +27,10 @@ from trainer.algorithms import (
     llds_loss,
     mismatch_masks,
     nll_loss,
+    policy_loss,
     token_lottery,
     users_policy_loss,
 )
-from trainer.algorithms.losses import policy_loss
 from trainer.algorithms.terms import NOT_SUMMED
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.learner.batches.micro_batches import MicroBatch, scored
