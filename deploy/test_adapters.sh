@@ -3,20 +3,20 @@
 #
 #   deploy/test_adapters.sh [pytest's arguments]
 #
-# VENV is the folder of the trainers' environment (.venv-adapters); it is kept. PYTHONS are interpreters in whose empty
-# environments the wheel is installed (python3.11 and python3.12, where they are found). The trainers come without
-# their dependencies, as each pins its own transformers and Ray, and some want CUDA; what their tested modules import
-# is installed beside them.
+# ADAPTERS_VENV is the folder of the trainers' environment (.venv-adapters); it is kept. PYTHONS are interpreters in
+# whose empty environments the wheel is installed (python3.11 and python3.12, where they are found). The trainers come
+# without their dependencies, as each pins its own transformers and Ray, and some want CUDA; what their tested modules
+# import is installed beside them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-VENV=${VENV:-.venv-adapters}
+VENV=${ADAPTERS_VENV:-.venv-adapters}
 PYTHON=${PYTHON:-.venv/bin/python}
 PYTHONS=${PYTHONS:-python3.11 python3.12}
 TRAINERS=(verl==0.9.1 openrlhf==0.11.2 skyrl==0.3.0 skyrl-gym TransferQueue)
 BESIDE=(
   accelerate aiohttp cachetools cloudpickle codetiming deepspeed==0.19.8 hydra-core jaxtyping loguru omegaconf pandas
-  peft pylatexenc "ray==2.60.0" tensordict torchdata
+  peft pillow pylatexenc "ray==2.60.0" tensordict torchdata
 )
 TOOLS=(hypothesis "pytest>=9,<10" pytest-asyncio pytest-timeout pytest-xdist "setuptools>=77")
 

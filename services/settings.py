@@ -138,8 +138,9 @@ class RolloutSettings(Settings):
     worker."""
     start_timeout_seconds: float = Field(300.0, gt=0)
     """Longest wait in seconds for a worker's engine to start."""
-    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Data type of the engine's weights. `auto` is float32 on CPU and bfloat16 on GPU."""
+    dtype: Literal["float32", "bfloat16", "float64", "auto"] = "auto"
+    """Data type of the engine's weights. `auto` is float32 on CPU and bfloat16 on GPU. `float64` needs engine
+    transformers: vLLM computes in float32, bfloat16 or float16."""
     head_dtype: Literal["model", "float32"] = "model"
     """Data type in which vLLM computes logits. `float32` brings a bfloat16 sampler closer to the learner,
     whose logits are float32; the output layer takes longer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +96,10 @@ def configuration(cause: str, cure: str, seed: int, folder: Path, steps: int = S
     return out
 
 
-def causes_table() -> str:
-    """Of PLAN.md."""
+def causes_table(causes: Iterable[_causes.Cause] = tuple(_causes.FIRST.values())) -> str:
+    """Of PLAN.md; of PLAN_SECOND.md with its causes."""
     lines = ["| cause | what is wrong | from step | settings that differ |", "| --- " * 4 + "|"]
-    for cause in CAUSES.values():
+    for cause in causes:
         lines.append(f"| `{cause.name}` | {cause.says} | {cause.begins} | {_keys(cause.settings)} |")
     return "\n".join(lines)
 

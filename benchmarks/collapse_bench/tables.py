@@ -11,7 +11,8 @@ from pathlib import Path
 
 from benchmarks.barometer.judged import fell, wilson
 from benchmarks.cell_grid import write_between
-from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE
+from benchmarks.collapse_bench import roc
+from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE, SECOND
 from benchmarks.collapse_bench.collected import Result
 from benchmarks.collapse_bench.plan import CURES, EVAL_EVERY, STEPS
 from services.common.files import write_atomically
@@ -143,8 +144,8 @@ def _names(causes: Sequence[str]) -> str:
     return ", ".join(f"`{cause}`" for cause in causes) or "none"
 
 
-def block(results: Sequence[Result]) -> str:
-    """The generated part of the page."""
+def block(results: Sequence[Result], runs: Sequence[roc.Run] | None = None) -> str:
+    """The generated part of the page. runs: the results as the monitor judges them, where that was done."""
     if not results:
         return "No cell has been collected yet."
     scores = scores_of(results)
@@ -163,18 +164,20 @@ def block(results: Sequence[Result]) -> str:
         "### Where LLDS helps and where it loses",
         where_llds_loses(scores),
         "### Dose and response of mismatch",
-        effects_table(scores, DOSE_CURVE),
+        effects_table(scores, (*(cause.name for cause in SECOND), *DOSE_CURVE)),
         "### The barometer on these runs",
         barometer_lines(results),
+        roc.section(roc.judged(results) if runs is None else runs),
     ]
     return "\n\n".join(parts)
 
 
 def heat_map(results: Sequence[Result]) -> str:
-    """An SVG: a row per cause, a column per cure; red harms, blue helps, by the mean effect."""
+    """An SVG: a row per cause, a column per cure; red harms, blue helps, by the mean effect, with its
+    interval."""
     scores = scores_of(results)
     cures = [cure for cure in CURES if cure != PLAIN]
-    width, height, left, top = 92, 26, 150, 40
+    width, height, left, top = 100, 38, 150, 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="12" '
         f'viewBox="0 0 {left + width * len(cures)} {top + height * len(BENCH)}">'
@@ -183,14 +186,19 @@ def heat_map(results: Sequence[Result]) -> str:
         parts.append(f'<text x="{left + width * (x + 0.5)}" y="24" text-anchor="middle">{cure}</text>')
     for y, cause in enumerate(BENCH):
         at = top + height * y
-        parts.append(f'<text x="{left - 8}" y="{at + 17}" text-anchor="end">{cause}</text>')
+        parts.append(f'<text x="{left - 8}" y="{at + 22}" text-anchor="end">{cause}</text>')
         for x, cure in enumerate(cures):
             found = effect(scores, (cause, cure), (cause, PLAIN))
             place = f'x="{left + width * x}" y="{at}" width="{width - 2}" height="{height - 2}"'
             parts.append(f'<rect {place} fill="{_colour(found.mean)}"/>')
             text = f"{found.mean:+.2f}{' *' if found.word else ''}" if found.pairs else "-"
             middle = left + width * x + width / 2
-            parts.append(f'<text x="{middle}" y="{at + 17}" text-anchor="middle">{text}</text>')
+            parts.append(f'<text x="{middle}" y="{at + 16}" text-anchor="middle">{text}</text>')
+            if not math.isnan(found.low):
+                span = f"{found.low:+.2f} to {found.high:+.2f}"
+                parts.append(
+                    f'<text x="{middle}" y="{at + 30}" text-anchor="middle" font-size="10">{span}</text>'
+                )
     return "\n".join([*parts, "</svg>\n"])
 
 
@@ -203,9 +211,11 @@ def _colour(mean: float) -> str:
 
 
 def write_page(results: Sequence[Result], page: Path) -> None:
-    """Write the block between the two marks of a page, and the heat map into `images` beside it. Raises
+    """Write the block between the two marks of a page, and the two pictures into `images` beside it. Raises
     UserError where the page has no marks."""
-    write_between(page, FIRST, LAST, block(results))
+    runs = roc.judged(results)
+    write_between(page, FIRST, LAST, block(results, runs))
     if results:
         (page.parent / "images").mkdir(exist_ok=True)
         write_atomically(page.parent / "images" / "collapse_bench.svg", heat_map(results))
+        write_atomically(page.parent / "images" / "collapse_bench_roc.svg", roc.drawing(runs))

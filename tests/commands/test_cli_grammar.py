@@ -22,7 +22,8 @@ from trainer.learner.checkpoint import find, written_aside
 LAB = DATA / "lab"
 VERBS = {
     "Add", "Ask", "Begin", "Check", "Compare", "Convert", "Copy", "Delete", "Forget", "Go", "Index", "Let",
-    "List", "Make", "Print", "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train", "Write",
+    "List", "Make", "Measure", "Print", "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train",
+    "Write",
 }  # fmt: skip
 
 

@@ -12,9 +12,9 @@ from places import ROOT
 from rich.console import Console
 
 from benchmarks.collapse_bench import cells as cells_module
-from benchmarks.collapse_bench import plan
+from benchmarks.collapse_bench import plan, roc
 from benchmarks.collapse_bench.__main__ import main
-from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE, Bf16Optimiser
+from benchmarks.collapse_bench.causes import BENCH, CAUSES, DOSE_CURVE, SECOND, Bf16Optimiser
 from benchmarks.collapse_bench.cells import cells, run_grid
 from benchmarks.collapse_bench.collected import Result, collect, read, read_all
 from benchmarks.collapse_bench.plan import CURES, configuration
@@ -36,6 +36,8 @@ def test_the_plan_shows_what_the_code_runs():
     assert plan.causes_table() in page and plan.cures_table() in page
     assert f"```\n{plan.base_lines()}\n```" in page
     assert f"Seeds: {plan.SEEDS[0]} to {plan.SEEDS[-1]}" in page
+    second = (ROOT / "benchmarks" / "collapse_bench" / "PLAN_SECOND.md").read_text(encoding="utf-8")
+    assert plan.causes_table(SECOND) in second and "exact" not in BENCH + DOSE_CURVE
     assert len(BENCH) >= 11 and len(CURES) == 7 and len(DOSE_CURVE) == 6
 
 
@@ -140,7 +142,7 @@ def test_the_grid_skips_what_has_ended_tries_again_what_failed_and_collects_the_
 
 def test_names_and_seeds_outside_the_plan_are_refused_in_one_line(tmp_path, capsys):
     for arguments, says in (
-        (["--causes", "hihg_rate"], "--causes hihg_rate: no such name; accepted: all, dose, none"),
+        (["--causes", "hihg_rate"], "--causes hihg_rate: no such name; accepted: all, dose, second, none"),
         (["--cures", "x"], "--cures x: no such name"),
         (["--seeds", "5"], "--seeds 5: not in the plan; accepted: 2000 to 2009"),
     ):
@@ -193,14 +195,61 @@ def test_the_page_pairs_by_seed_and_says_where_llds_loses():
     assert "of 3 (" in text.split("An alarm came in ")[1] and "of 9 (" in text
     drawn = heat_map(made)
     assert drawn.count("<rect") == len(BENCH) * 6 and "-0.10 *" in drawn and "+0.20 *" in drawn
+    assert "-0.10 to -0.10<" in drawn and "+0.20 to +0.20<" in drawn
+
+
+def lost(cause, seed, *, falls=False, slip=0.0):
+    """A run whose lag probe slips by so many nats per token from step 15 on; its reward falls at 31."""
+    made = made_up(cause, "grpo", seed, 0.5, falls)
+    for row in made.rows:
+        row["probe/lag"] = 0.0 if row["step"] < 15 else slip
+    return made
+
+
+def test_the_roc_counts_recall_lead_and_false_alarms_of_runs_that_fell_and_of_sound_ones():
+    runs = roc.judged(
+        [
+            lost("high_rate", 2000, falls=True, slip=-0.5),  # named long before the fall
+            lost("high_rate", 2001, falls=True, slip=-0.05),  # by thresholds half as wide alone
+            lost("none", 2000),
+            lost("none", 2001, slip=-0.03),  # sound; cried at by the widest thresholds alone
+            lost("silent_tool", 2000, slip=-0.5),  # neither: something is wrong, and the reward holds
+        ]
+    )
+    named, missed, quiet, near, other = runs
+    family = roc.FAMILIES["likelihood"]
+    assert [run.fell is not None for run in runs] == [True, True, False, False, False]
+    assert [run.sound for run in runs] == [False, False, True, True, False]
+    assert named.first(family) < 25 and missed.first(family) is None and other.first(family) is not None
+    assert named.score(family) == 4.0 and missed.score(family) == 0.5
+    assert quiet.score(family) == 0.0 and near.score(family) == 0.25
+    assert str(roc.area([4.0, 0.5], [0.0, 0.25])).startswith("1.00")
+    points = roc.curve(runs, family)
+    assert points[0] == (0, 0) and points[-1] == (1, 1) and (0.0, 0.5) in points and (0.5, 1.0) in points
+    text = roc.section(runs)
+    row = next(line for line in text.splitlines() if line.startswith("| **likelihood** |"))
+    assert "| 1 of 2 (0.09 to 0.91) | 1 |" in row and row.endswith("| 0 of 2 (0.00 to 0.66) |")
+    assert "(2 runs). *Sound*" in text and "did not fall (2 runs). False alarms: 0 in 108 steps" in text
+    assert roc.drawing(runs).count("<polyline") == 3
+    assert str(roc.area([], [1.0])) == "-" and "0 of 0" in roc.section([])
+
+
+def test_an_area_is_that_of_hanley_and_mcneil():
+    # Ties count half: .75 of four pairs; the interval is cut off at 1.
+    found = roc.area([1.0, 2.0], [0.0, 1.0])
+    assert found.area == 0.875 and found.high == 1.0 and 0.4 < found.low < 0.6
 
 
 def test_the_page_holds_what_is_committed(tmp_path):
     page = ROOT / "docs" / "collapse_bench.md"
     committed = read_all()
-    assert page.read_text(encoding="utf-8").partition(FIRST)[2].partition(LAST)[0].strip() == block(committed)
-    picture = ROOT / "docs" / "images" / "collapse_bench.svg"
-    assert not committed or picture.read_text(encoding="utf-8") == heat_map(committed)
+    runs = roc.judged(committed)
+    made = block(committed, runs)
+    assert page.read_text(encoding="utf-8").partition(FIRST)[2].partition(LAST)[0].strip() == made
+    images = ROOT / "docs" / "images"
+    if committed:
+        assert (images / "collapse_bench.svg").read_text(encoding="utf-8") == heat_map(committed)
+        assert (images / "collapse_bench_roc.svg").read_text(encoding="utf-8") == roc.drawing(runs)
     copy = tmp_path / "page.md"
     copy.write_text(f"a\n{FIRST}\nSTALE\n{LAST}\nb\n")
     assert main(["tables", "--results", str(tmp_path), "--page", str(copy)]) == 0

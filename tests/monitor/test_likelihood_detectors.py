@@ -102,6 +102,24 @@ def test_recorded_runs_raise_the_same_alarms_as_before_there_were_detectors(name
     assert found == BEFORE[name]
 
 
+def replayed_row(name):
+    """The row of docs/monitor.md: what the monitor of one sickness said of a recorded run, and what the
+    detectors add."""
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(ROOT / name, "rt", encoding="utf-8") as lines:
+        run = [json.loads(line) for line in lines]
+    old = [(alarm["rule"], alarm["step"]) for alarm in BEFORE[name]]
+    added = [(a.rule, a.step) for a in alarms_of(run) if (a.rule, a.step) not in old]
+    cells = [", ".join(f"`{rule}` {step}" for rule, step in said) or "-" for said in (old, added)]
+    return f"| {Path(name).name.split('.')[0]} | {len(run)} | {cells[0]} | {cells[1]} |"
+
+
+def test_the_page_says_what_the_detectors_changed_in_every_recorded_run():
+    page = (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- replay: begin -->")[2].partition("<!-- replay: end -->")[0]
+    assert table.strip().splitlines()[2:] == [replayed_row(name) for name in BEFORE]
+
+
 def test_a_state_goes_through_json_and_goes_on_exactly_where_it_was_taken():
     for kind in ("gradient", "reward gap", "llds without active tokens", "groups without variance"):
         run = sick_run(kind, 1)

@@ -45,7 +45,8 @@ def test_figures_spell_out_actions_in_their_order_and_say_what_is_not_recorded()
         "reward/mean",
         "nll/rounds_0",
     }
-    made = {figure["title"]: figure for figure in paper_figures({"a": full, "b": {"reward/mean"}})}
+    found = paper_figures({"a": full, "b": {"reward/mean"}}, {"a": [], "b": []})
+    made = {figure["title"]: figure for figure in found}
     by_action = made["5. Likelihood by action"]
     assert by_action["charts"][0]["lines"] == [
         ("logp/right_action_2", "action 3"),
@@ -54,7 +55,8 @@ def test_figures_spell_out_actions_in_their_order_and_say_what_is_not_recorded()
     assert "Right answers: not recorded in b." in by_action["note"]
     assert "Wrong answers: not recorded in a, b." in by_action["note"]
     assert made["6. Surprise by tool rounds"]["charts"][0]["lines"] == [("nll/rounds_0", "rounds 0")]
-    assert "Reward: not recorded" not in made["1. Three phases"]["note"] and len(made) == 8
+    assert "Reward: not recorded" not in made["1. Three phases"]["note"] and len(made) == 9
+    assert "Not measured of a, b: unspiral displacement RUN" in list(made.values())[-1]["note"]
 
 
 def test_the_command_writes_a_second_file_and_leaves_the_usual_report_alone(tmp_path):

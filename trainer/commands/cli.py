@@ -51,6 +51,10 @@ PANELS: dict[str, dict[str, Entry]] = {
             "Write one HTML page with the curves, phases and alarms of runs.",
             "services.likelihood.cli:report",
         ),
+        "displacement": Entry(
+            "Measure what one update does to answers to fixed prompts.",
+            "trainer.commands.look.displacement:displacement",
+        ),
         "monitor": Entry("Run the phase monitor over recorded runs.", "services.likelihood.cli:monitor_app"),
         "trajectories": Entry(
             "Look at the trajectories of a run.", "trainer.commands.look.cli:trajectories_app"

@@ -19,6 +19,7 @@ EXAMPLES = {
     "trajectories show": "unspiral trajectories show latest 12 --group 000012-0003",
     "trajectories find": "unspiral trajectories find latest Hamlet --wrong",
     "trajectories diff": "unspiral trajectories diff latest eval_before_greedy eval_after_greedy",
+    "displacement": "unspiral displacement runs/plain --prompts 50 --samples 8",
     "trace": "unspiral trace latest 12 -o step12.json",
     "status": "unspiral status latest",
     "pause": "unspiral pause",

@@ -69,8 +69,9 @@ class LearnerSettings(Settings):
     """Positions whose logits exist at the same time."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest global gradient norm."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute type: `auto` is float32 on CPU, bfloat16 (fp32 master weights) on GPU."""
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Compute type: `auto` is float32 on CPU, bfloat16 (fp32 master weights) on GPU. `float64`, with the same
+    `rollout.dtype`, makes sampler and learner agree to the bit; one rank, zero_stage 0."""
     gradient_checkpointing: bool | Literal["auto"] = False
     """Recompute activations in the backward pass, to save memory. `auto`: on GPU where they would not fit, by
     their estimated size or by a try before the first step; never on CPU."""
@@ -101,6 +102,11 @@ class LearnerSettings(Settings):
         ]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are {NUMBERS[len(given)]} units of one warm-up; set one")
+        if self.dtype == "float64" and (self.zero_stage or self.ranks > 1 or self.lora):
+            raise ValueError(
+                "learner.dtype=float64 needs learner.ranks=1, learner.zero_stage=0 and no learner.lora: "
+                "DeepSpeed reduces and divides no float64 gradients, and adapters are added in float32"
+            )
         for option in ("lora", "compile"):
             if getattr(self, option) and self.zero_stage == 3:
                 raise ValueError(f"learner.{option} does not work with learner.zero_stage=3; set 1 or 2")

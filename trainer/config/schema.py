@@ -172,6 +172,11 @@ class Config(Settings):
         self._check_probes()
         self._fill_in()
         self._check_lengths()
+        if self.rollout.dtype == "float64" and self.rollout.engine != "transformers":
+            raise ValueError(
+                f"rollout.dtype=float64 needs rollout.engine=transformers; {self.rollout.engine} accepts "
+                "float32, bfloat16 and auto"
+            )
         if self.rollout.head_dtype != "model" and self.rollout.engine != "vllm":
             raise ValueError(
                 f"rollout.head_dtype={self.rollout.head_dtype} needs rollout.engine=vllm; the engine "

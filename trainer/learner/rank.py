@@ -214,10 +214,11 @@ class LearnerRank(RankWeights):
         return self._forward(m)
 
     def _forward(self, m: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [B, T], 0 outside the action mask."""
+        """Log-probs and entropies float32 [B, T], 0 outside the action mask. A float64 model's are rounded:
+        the sampler's come as float32 too, and the two can then be equal to the bit."""
         blank = torch.zeros(m.action_ids.shape, device=self.device)
         logp, entropy = self._forward_of(self.engine, m)
-        return blank.index_put(m.at, logp), blank.index_put(m.at, entropy)
+        return blank.index_put(m.at, logp.float()), blank.index_put(m.at, entropy.float())
 
     def _forward_of(self, model: Any, m: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [N] of the action tokens."""

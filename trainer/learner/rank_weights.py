@@ -34,10 +34,8 @@ class RankWeights:
         self.model_path = Path(model_path)
         self.rank = rank
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-        half = self.settings.dtype == "bfloat16" or (
-            self.settings.dtype == "auto" and self.device.type == "cuda"
-        )
-        self.dtype = torch.bfloat16 if half else torch.float32
+        auto = "bfloat16" if self.device.type == "cuda" else "float32"
+        self.dtype: torch.dtype = getattr(torch, {"auto": auto}.get(self.settings.dtype, self.settings.dtype))
         self.publisher: Any = None
         self.source: Any = None
         self.sends: list[WeightsReceiver] = []

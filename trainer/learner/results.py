@@ -23,7 +23,7 @@ class RankInfo:
     device_uuid: str
     """Empty on CPU."""
     dtype: str
-    """Of the weights in the forward pass: `bfloat16` or `float32`."""
+    """Of the weights in the forward pass: `bfloat16`, `float32` or `float64`."""
     lora: bool
     """Whether it trains LoRA adapters."""
     parameters: int

@@ -105,6 +105,9 @@ class ZeroEngine:
         self.engine, *_ = deepspeed.initialize(
             model=policy, optimizer=optimizer, config=self._config(settings, max(sizes), sum(sizes))
         )
+        if dtype == torch.float64:
+            # DeepSpeed reduces no float64 gradients. The settings allow a single rank: nothing is to reduce.
+            self.engine.enable_backward_allreduce = False
 
     def _config(self, settings: LearnerSettings, largest: int, total: int) -> dict[str, Any]:
         bucket = max(largest, min(total, 100_000_000))
@@ -212,6 +215,7 @@ class ZeroEngine:
 
         if adam_steps and not self.adam_steps:
             self._start_optimizer()
+        kept_as = torch.float64 if self.dtype == torch.float64 else torch.float32
         for name, p in self.weights:
             values: dict[str | None, Tensor] = {None: weights(name)}
             if self.engine.basic_optimizer.state:
@@ -224,7 +228,7 @@ class ZeroEngine:
                     f"{tuple(shape)}: it is of another model"
                 )
             for key, value in values.items():
-                value = value.to(self.device, torch.float32)
+                value = value.to(self.device, kept_as)
                 if self.stage == 0:
                     (p.data if key is None else self.engine.optimizer.state[p][key]).copy_(value)
                 elif self.stage == 3:

@@ -5,9 +5,11 @@ A figure that a run has not recorded says so, instead of being left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
+
+from services.likelihood.exports import fixed_prompts
 
 Line = tuple[str, str]
 """Metric and label. A metric that ends with `*` stands for all with that prefix and a number after it."""
@@ -51,7 +53,7 @@ FIGURES = (
         "likelihood lost; "
         "in the paper more than half of the answers end there. Answers are those of each step's "
         "batch, under the "
-        "weights of that step, and not of a fixed set of prompts.",
+        "weights of that step; figure 9 has those to fixed prompts.",
         (
             Chart(
                 "Displacement",
@@ -113,12 +115,22 @@ FIGURES = (
             Chart("Weight of the answer's tokens", "LLDS-MA alone", (("llds/beta", "beta"),)),
         ),
     ),
+    Figure(
+        "Displacement by one update, on fixed prompts",
+        "Sampled answers to the same prompts at each checkpoint. Each prompt's group takes one "
+        "optimiser step from the checkpoint's weights: a right answer below 0 lost likelihood by the "
+        "very step that was to reward it.",
+        (),
+    ),
 )
 
 
-def paper_figures(recorded: Mapping[str, Set[str]]) -> list[dict[str, Any]]:
-    """The figures for the page. recorded: the metrics of each run by its name."""
-    return [
+def paper_figures(
+    recorded: Mapping[str, Set[str]], fixed: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> list[dict[str, Any]]:
+    """The figures for the page. recorded: the metrics of each run by its name; fixed: what
+    `fixed_prompts.measured` found of each."""
+    figures: list[dict[str, Any]] = [
         {
             "title": f"{number}. {figure.title}",
             "note": " ".join([figure.says, *_missing(figure, recorded)]),
@@ -129,6 +141,11 @@ def paper_figures(recorded: Mapping[str, Set[str]]) -> list[dict[str, Any]]:
         }
         for number, figure in enumerate(FIGURES, 1)
     ]
+    last = figures[-1]
+    last["drawing"] = "\n".join(fixed_prompts.drawing(run, found) for run, found in fixed.items() if found)
+    if without := [run for run, found in fixed.items() if not found]:
+        last["note"] += f" Not measured of {', '.join(without)}: unspiral displacement RUN does it."
+    return figures
 
 
 def _lines(chart: Chart, names: Set[str]) -> list[Line]:

@@ -10,6 +10,7 @@ import orjson
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import write_atomically
+from services.likelihood.exports.fixed_prompts import measured
 from services.likelihood.exports.paper_figures import paper_figures
 from services.likelihood.exports.report_samples import report_samples
 from services.likelihood.exports.run_files import RunFiles, differences, read_run
@@ -35,7 +36,10 @@ def write_report(run_dirs: list[Path], out: Path, *, paper: bool = False) -> Pat
         "differences": differences([r.config for r in runs]) if len(runs) > 1 else [],
     }
     if paper:
-        data["paper"] = paper_figures({r["run"]: r["series"]["series"].keys() for r in data["runs"]})
+        data["paper"] = paper_figures(
+            {r["run"]: r["series"]["series"].keys() for r in data["runs"]},
+            {run.name: measured(folder) for run, folder in zip(runs, map(Path, run_dirs), strict=True)},
+        )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, page(data))

@@ -29,7 +29,7 @@
       $("minus").onchange = (e) => this.subtract(e.target.value || null);
       for (const group of U.GROUPS) {
         const charts = group.charts.map((definition) => new U.Chart(definition, this));
-        const section = node("section", { class: "group" }, node("h2", {}, group.title), group.note ? node("p", { class: "note" }, group.note) : null, node("div", { class: "grid" }, ...charts.map((c) => c.figure)));
+        const section = node("section", { class: "group" }, node("h2", {}, group.title), group.note ? node("p", { class: "note" }, group.note) : null, group.drawing ? U.drawn(group.drawing) : null, node("div", { class: "grid" }, ...charts.map((c) => c.figure)));
         this.charts.push({ section, charts, note: group.note });
         $("charts").append(section);
       }

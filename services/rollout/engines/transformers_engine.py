@@ -137,7 +137,7 @@ class TransformersEngine(OwnThread):
                     use_cache=True,
                 )
                 cache = out.past_key_values
-                logits = out.logits[:, -1].float()
+                logits = _at_least_float32(out.logits[:, -1])
                 chosen = [self._next(row, logits[i]) for i, row in enumerate(rows)]
                 tokens = torch.tensor(chosen, device=device)[:, None]
                 mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
@@ -156,7 +156,7 @@ class TransformersEngine(OwnThread):
         return torch.Generator(self._model.device).manual_seed(call.seed)
 
     def _next(self, row: _Row, logits: Tensor) -> int:
-        """Sample a row's next token from float32 logits [V]."""
+        """Sample a row's next token from float32 or float64 logits [V]."""
         import torch
 
         call = row.call
@@ -194,7 +194,8 @@ class TransformersEngine(OwnThread):
         with torch.inference_mode():
             for row in rows:
                 ids = torch.tensor([row], device=self._model.device)
-                logp = (self._model(ids).logits[0, :-1].float() / temperature).log_softmax(-1)
+                logits = _at_least_float32(self._model(ids).logits[0, :-1])
+                logp = (logits / temperature).log_softmax(-1)
                 scores.append([0.0, *logp.gather(1, ids[0, 1:, None])[:, 0].tolist()])
         return scores
 
@@ -266,3 +267,8 @@ class TransformersEngine(OwnThread):
 
     async def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _at_least_float32(logits: Tensor) -> Tensor:
+    """Half-precision logits are widened before the softmax; those of a float64 model stay as they are."""
+    return logits if logits.element_size() == 8 else logits.float()
