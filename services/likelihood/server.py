@@ -23,6 +23,7 @@ from services.common.http.bodies import HeldResponse, Memory, binary_body, json_
 from services.common.http.faults import WITH_BODY, described, text_answer
 from services.common.http.pages import CONTENT_POLICY
 from services.likelihood.answers import Alarm, Phase, Series, StoredEvent, Summary, TokensReceipt
+from services.likelihood.control_routes import add_control_routes
 from services.likelihood.exports.mirrors import Mirroring
 from services.likelihood.exports.prometheus import ServiceMetrics
 from services.likelihood.npz import unpacked_size
@@ -281,6 +282,7 @@ def create_app(
         return Response(seen.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     add_run_routes(app, service, memory)
+    add_control_routes(app, store, token)
     add_sample_routes(app, store, memory, read, STATIC)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
