@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.extras import not_imported
@@ -84,7 +84,11 @@ def fetched(name: HubName, what: str, say: Say = print) -> Path:
     patterns = list(MODEL_FILES if name.kind == "model" else DATA_FILES)
 
     def get(cached_alone: bool) -> Path:
-        options = {"repo_type": name.kind, "local_files_only": cached_alone, "etag_timeout": SECONDS}
+        options: dict[str, Any] = {
+            "repo_type": name.kind,
+            "local_files_only": cached_alone,
+            "etag_timeout": SECONDS,
+        }
         if name.file:
             return Path(hf_hub_download(name.repository, name.file, **options))
         return Path(snapshot_download(name.repository, allow_patterns=patterns, **options))
