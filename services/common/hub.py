@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.extras import not_imported
+from services.common.loading.extras import not_imported
 
 Say = Callable[[str], None]
 

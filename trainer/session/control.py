@@ -30,7 +30,7 @@ from services.control.records import (
     RunStatus,
     WorkerStatus,
 )
-from services.likelihood.about import ControlPlace
+from services.likelihood.wire.about import ControlPlace
 from trainer.config.schema import Config
 
 if TYPE_CHECKING:
