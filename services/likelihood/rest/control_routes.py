@@ -15,7 +15,7 @@ import httpx
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.auth import TOKEN_VARIABLE
@@ -52,12 +52,17 @@ class Passed(BaseModel):
     target: int | None = None
 
 
+def _whole(value: Any) -> Any:
+    """4.0 is a whole number in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class Workers(BaseModel):
     """How many rollout workers are wanted."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    n: Annotated[int, Field(ge=1, le=10_000, strict=True)] | Literal["all"]
+    n: Annotated[int, Field(ge=1, le=10_000, strict=True), BeforeValidator(_whole)] | Literal["all"]
     """A number, or "all": as many as the cluster has room for."""
     ahead: StrictBool = False
     """Also where the cluster has no room for so many yet."""
