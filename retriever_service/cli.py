@@ -14,6 +14,7 @@ from rich.console import Console
 
 from retriever_service.index_folder.description import META_FILE, IndexInfo, verify
 from retriever_service.settings import ServerSettings
+from services.common import hub
 from services.common.errors import UserError
 from services.common.http.auth import token_of
 from services.common.loading.lazy import LazyModule
@@ -133,6 +134,7 @@ def build(
     overwrite: Overwrite = False,
 ) -> None:
     """Index a corpus. An interrupted build goes on where it was."""
+    corpus = hub.local_file("--corpus", corpus, _err.print)
     before = _stamp(out)
     with progress_on(_err) as tell:
         info = building.build_index(
@@ -164,6 +166,7 @@ def add(
 ) -> None:
     """Add passages to an index of packed postings. An interrupted addition goes on where it was."""
     folder = Path(_one_index("index add", place, index))
+    corpus = hub.local_file("--corpus", corpus, _err.print)
     with progress_on(_err) as tell:
         info = changing.add_to_index(folder, corpus, skip_bad=skip_bad, progress=tell)
     _report(folder, info)

@@ -55,8 +55,8 @@ class RetrieverSettings(Settings):
     index: str | None = None
     """Folder of a built index; the driver starts the service on it."""
     corpus: str | None = None
-    """Corpus file or folder, of any layout in docs/data.md; the driver indexes it (BM25), then starts the
-    service."""
+    """Corpus file or folder, of any layout in docs/data.md, or a data set on the hub (hf:ORG/NAME/FILE); the
+    driver indexes it (BM25), then starts the service."""
     skip_bad: bool = False
     """Leave out malformed lines of `corpus` and count them. By default the first one is an error."""
     timeout_seconds: float = Field(60.0, gt=0)

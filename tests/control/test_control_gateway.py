@@ -16,9 +16,9 @@ import pytest
 from ray.exceptions import AuthenticationError
 
 from services.common.errors import EnvironmentLacks, UnspiralError, UserError
+from services.common.peers.proof import proof, proven
 from services.control.gateway import Gateway, announce_run, announcement, read_answer, withdraw_run
 from services.control.launch import serve_in_thread
-from services.control.proof import proof, proven
 from services.control.records import (
     Done,
     NoRun,

@@ -10,15 +10,13 @@ import time
 
 import httpx
 import pytest
+from control_world import Run
 
 from services.common.errors import EnvironmentLacks, UnspiralError, UserError
 from services.control.gateway import Gateway
 from services.control.launch import serve_in_thread
 from services.control.records import (
-    Done,
     NoRun,
-    RunStatus,
-    WorkerStatus,
 )
 from services.control.server import create_app
 from services.settings import ControlSettings
@@ -26,45 +24,6 @@ from trainer.commands.cli import main
 from trainer.config.schema import parse_config
 from trainer.session import control as run_control
 from trainer.session.control import RunControl
-
-
-class Run:
-    """A control that remembers what it was asked."""
-
-    def __init__(self):
-        self.asked = []
-
-    async def ready(self):
-        if self.asked == ["away"]:
-            raise EnvironmentLacks("the run does not answer", status=504)
-
-    async def status(self):
-        worker = WorkerStatus(
-            id="w0.1", node="n", pid=7, state="ready", version=3, outstanding_tokens=5, trajectories=2
-        )
-        return RunStatus(
-            state="running", run="r", step=4, steps=9, target=2, workers=[worker], rewards=[0.5, None]
-        )
-
-    async def scale(self, n, ahead):
-        if n == 99 and not ahead:
-            raise EnvironmentLacks("99 rollout workers ask for CPU 99; the cluster has CPU 2", status=409)
-        self.asked.append(("scale", n))
-        return Done(text=f"{n} workers wanted", target=0 if n == "all" else n)
-
-    async def drain(self, worker):
-        if worker != "w0.1":
-            raise UserError(f"no worker {worker}; there are w0.1", status=404)
-        self.asked.append(("drain", worker))
-        return Done(text=f"{worker} drains")
-
-    async def pause(self):
-        self.asked.append("pause")
-        return Done(text="pauses")
-
-    async def resume(self):
-        self.asked.append("resume")
-        return Done(text="goes on")
 
 
 @pytest.fixture

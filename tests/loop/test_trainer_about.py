@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
+from runs import until
 
 from services.common.errors import EnvironmentLacks, UserError
 from trainer.config.schema import parse_config
+from trainer.loop.records.gpu_use import GpuUse
 from trainer.loop.records.machine import MachineUse
 from trainer.session.about import about_run, described
 
@@ -63,6 +66,47 @@ def test_the_end_has_the_exit_status_of_the_run(error, number, status):
         assert raised is error
     run, said = store.said[-1]
     assert (run, said["exit"]) == ("r", status) and said["ended"] > store.said[0][1]["started"]
+
+
+class Nvml:
+    """NVML with two cards, of which the second is divided and does not tell how busy it is."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, cards=2):
+        self.cards = cards
+        self.use = iter([100, 50, 0])
+
+    def nvmlInit(self):
+        if not self.cards:
+            raise self.NVMLError("no driver")
+
+    def nvmlDeviceGetCount(self):
+        return self.cards
+
+    def nvmlDeviceGetHandleByIndex(self, number):
+        return number
+
+    def nvmlDeviceGetMemoryInfo(self, card):
+        return SimpleNamespace(used=[20, 60][card], total=80)
+
+    def nvmlDeviceGetUtilizationRates(self, card):
+        if card:
+            raise self.NVMLError("not supported")
+        return SimpleNamespace(gpu=next(self.use))
+
+
+def test_gpus_are_sampled_since_the_last_step_and_what_is_unknown_is_absent():
+    gpus = GpuUse(Nvml(), every_seconds=3600)
+    until(lambda: gpus._memory.keys() == {0, 1})  # the thread's own first sample
+    gpus.sample()
+    assert gpus.metrics() == {"system/gpu_0": 0.75, "system/gpu_memory_0": 0.25, "system/gpu_memory_1": 0.75}
+    assert gpus.metrics() == {}
+    gpus.sample()
+    assert gpus.metrics()["system/gpu_0"] == 0.0
+    gpus.end()
+    assert GpuUse(Nvml(cards=0)).metrics() == {}
 
 
 def test_a_sample_of_the_machine_is_in_shares_and_gib():

@@ -293,6 +293,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line_without_those_of_the_loader(s
     assert (
         done.stderr.startswith("error: reranker org/none: can't be loaded") and done.stderr.count("\n") == 1
     )
+    assert done.stderr.endswith("; where the hub is in reach, fetch it with: hf download org/none\n")
 
 
 def test_many_dense_requests_at_once_are_each_answered_rightly(dense_index):

@@ -15,7 +15,7 @@ from services.common.progress import progress_on
 from services.control.cli import address_of, show
 from services.control.records import RunStatus
 from trainer.commands.checks import doctor
-from trainer.commands.terminal import for_people
+from trainer.commands.terminal import ending, for_people
 from trainer.commands.work import evaluate
 from trainer.commands.work.in_words import run_in_words, scores_in_words, taught_in_words
 
@@ -85,6 +85,36 @@ def test_the_doctor_tells_a_busy_machine(monkeypatch):
     (busy,) = doctor.check_load()
     assert busy.level == "note" and "RAY_raylet_start_wait_time_s" in busy.advice
     assert doctor.check_load in doctor.checks_of("workstation")
+
+
+def test_the_last_line_of_a_command_is_json_for_programs_and_words_come_before_it(monkeypatch):
+    result = {"steps": 2, "report": "r.html"}
+    assert ending("2 steps\nreport: r.html", result, as_json=True) == json.dumps(result)
+    *words, last = ending(
+        "2 steps\nreport: r.html", result, as_json=False
+    ).splitlines()  # a pipe, under pytest
+    assert words == ["2 steps", "report: r.html"] and json.loads(last) == result
+    monkeypatch.setattr("sys.stdout", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
+    assert ending("2 steps", result, as_json=False) == "2 steps"
+
+
+def test_train_prints_nothing_but_json_on_stdout_with_json(run, tmp_path, monkeypatch):
+    import trainer.session.run
+
+    def made(settings, console=None, **_):
+        (console or Console()).print("step 1")
+        return {"steps": 1, "phase": "unknown", "seconds": 1.0}
+
+    monkeypatch.setattr(trainer.session.run, "train", made)
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "model: {path: 'lab:0'}\ndata: {train: 'lab:train_questions:0'}\n"
+        "retriever: {corpus: 'lab:corpus:0'}\nrun: {dir: runs}\n"
+    )
+    status, out, err = run("train", "--config", str(config), "--json")
+    assert status == 0 and "step 1" in err and json.loads(out)["report"].endswith("report.html")
+    status, out, _ = run("train", "--config", str(config))
+    assert status == 0 and out.startswith("step 1\n1 steps in 0:01") and json.loads(out.splitlines()[-1])
 
 
 def test_results_are_words_on_a_terminal_and_json_in_a_pipe(monkeypatch):

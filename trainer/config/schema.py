@@ -48,12 +48,13 @@ class ModelSettings(Settings):
     """The policy."""
 
     path: str
-    """Folder in Hugging Face form (config.json, safetensors, tokenizer), or a name that `unspiral model
-    fetch` knows."""
+    """Folder in Hugging Face form (config.json, safetensors, tokenizer), a name on the hub (ORG/NAME), or one
+    that `unspiral model list` knows."""
 
 
 class DataSettings(Settings):
-    """Question files or folders, of any layout in docs/data.md."""
+    """Question files or folders, of any layout in docs/data.md, or data sets on the hub
+    (hf:ORG/NAME/FILE)."""
 
     train: str
     """Questions to train on."""

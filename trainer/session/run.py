@@ -183,7 +183,7 @@ async def _train(
                         f"no whole checkpoint to resume from: starting anew, as attempt {driver.attempt}"
                     )
                 try:
-                    about = about_run(config, code, system.learner.where)
+                    about = about_run(config, code, system.learner.where, control.place())
                     with (
                         described(system.store, config.run.name, about, lambda: stop.number),
                         announced(control, driver),

@@ -36,6 +36,7 @@ from services.likelihood.records import (
     parsed,
 )
 from services.likelihood.rest.answers import Alarm, Phase, Series, StoredEvent, Summary, TokensReceipt
+from services.likelihood.rest.control_routes import add_control_routes
 from services.likelihood.rest.paths import Run, Step
 from services.likelihood.rest.run_routes import add_run_routes
 from services.likelihood.rest.sample_routes import add_sample_routes
@@ -281,6 +282,7 @@ def create_app(
         return Response(seen.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     add_run_routes(app, service, memory)
+    add_control_routes(app, store, token)
     add_sample_routes(app, store, memory, read, STATIC)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)

@@ -17,6 +17,15 @@ Tag = Annotated[str, Field(min_length=1, max_length=50, pattern=SHOWN)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
+class ControlPlace(Record):
+    """Where a run's control plane listens."""
+
+    url: Annotated[str, Field(max_length=200, pattern=r"^https?://[A-Za-z0-9.:\[\]_-]+$")]
+    """Address without a path, such as `http://127.0.0.1:8200`."""
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """What its health check answers with."""
+
+
 class AboutRecord(Record):
     """What is run, where and since when. A key that is given replaces what was posted before; the others stay
     as they are."""
@@ -37,6 +46,8 @@ class AboutRecord(Record):
     """The exit status that it ended with."""
     steps: int | None = Field(None, ge=0, le=MAX_STEP)
     """Number of the last step that is planned."""
+    control: ControlPlace | None = None
+    """The run's control plane. It is null while the run serves none."""
 
 
 class LabelsRecord(Record):

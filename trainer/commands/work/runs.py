@@ -16,7 +16,7 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from services.common.loading.lazy import LazyModule
 from trainer.commands.options import AsJson, ConfigFile, Overrides
-from trainer.commands.terminal import for_people
+from trainer.commands.terminal import ending, for_people
 from trainer.commands.version import code_versions
 from trainer.commands.work.in_words import run_in_words, scores_in_words, taught_in_words
 from trainer.config.schema import Config, load_config
@@ -59,9 +59,15 @@ def train(
     settings = load_config(config, overrides or [])
     if resume is None and not allow_changed:  # a resumed run has its folder
         preflight.check_named_files(settings)
-    summary = running.train(settings, resume=resume, allow_changed=allow_changed or [], code=code_versions())
-    said = run_in_words(summary) if for_people(as_json) else json.dumps(summary)
-    last_words(f"{said}\nreport: {(settings.run_dir / 'report.html').resolve()}")
+    summary = running.train(
+        settings,
+        resume=resume,
+        allow_changed=allow_changed or [],
+        console=Console(stderr=True) if as_json else None,
+        code=code_versions(),
+    )
+    report = str((settings.run_dir / "report.html").resolve())
+    last_words(ending(f"{run_in_words(summary)}\nreport: {report}", summary | {"report": report}, as_json))
 
 
 def warm_start(
@@ -95,8 +101,7 @@ def warm_start(
         trajectories=trajectories,
         say=lambda text: typer.echo(text, err=True),
     )
-    typer.echo(taught_in_words(done) if for_people(as_json) else json.dumps(done))
-    typer.echo(f"written to {out}")
+    typer.echo(ending(f"{taught_in_words(done)}\nwritten to {out}", done | {"out": str(out)}, as_json))
 
 
 def evaluate(

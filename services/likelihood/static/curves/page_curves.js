@@ -91,6 +91,8 @@
       title: "Machine",
       charts: [
         { title: "Processor and memory", unit: "share", note: "Of the driver's machine, sampled once per step.", lines: named(["system/cpu", "processor", "a"], ["system/memory", "memory", "b"]), zero: true },
+        { title: "GPUs", unit: "share of time", note: "Of the driver's machine; mean since the step before.", lines: numbered("system/gpu_", "GPU"), zero: true },
+        { title: "Memory of the GPUs", unit: "share", note: "The most since the step before, by all processes.", lines: numbered("system/gpu_memory_", "GPU"), zero: true },
         { title: "Memory of the driver", unit: "GiB", lines: named(["system/driver_gib", "driver", "a"]), zero: true },
         { title: "Rollout workers", unit: "that serve", lines: named(["rollout/workers", "workers", "a"]), zero: true },
       ],

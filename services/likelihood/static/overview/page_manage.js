@@ -1,19 +1,13 @@
-// A run's title and tags, whether the list shows it, and its end. Changes need the service's token, where it has one: the page's
-// cookie may only read. The token is asked for once, and forgotten with the page.
+// A run's title and tags, whether the list shows it, and its end. Changes need the service's token (page_token.js), where it has one.
 (() => {
   "use strict";
   const U = window.Unspiral;
   const { node } = U;
-  let token = null;
 
-  async function ask(method, run, body) {
-    const headers = { "Content-Type": "application/json", ...(token ? { Authorization: `Bearer ${token}` } : {}) };
-    const answer = await fetch(`/v1/runs/${encodeURIComponent(run)}`, { method, headers, body: body && JSON.stringify(body), credentials: "same-origin" });
-    if (answer.ok) return null;
-    if (answer.status === 401) token = null;
-    const said = await answer.json().catch(() => ({}));
-    return { token: answer.status === 401, text: String(said.detail || `the service answered ${answer.status}`) };
-  }
+  const ask = async (method, run, body) => {
+    const done = await U.change(method, `/v1/runs/${encodeURIComponent(run)}`, body);
+    return done.ok ? null : done;
+  };
 
   U.manage = (run) => {
     const field = (label, input, note) => node("label", { class: "field" }, node("span", {}, label), input, note ? node("span", { class: "muted" }, note) : null);
@@ -27,7 +21,7 @@
     const repeated = node("input", { type: "text", autocomplete: "off", "aria-label": `Type ${run.run} to delete it`, oninput: () => (remove.disabled = repeated.value !== run.run) });
     const said = node("p", { role: "alert", class: "flag" });
     const done = async (method, body) => {
-      if (secret.value) token = secret.value;
+      if (secret.value) U.token.use(secret.value);
       const problem = await ask(method, run.run, body);
       if (!problem) {
         box.close();
