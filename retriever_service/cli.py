@@ -205,6 +205,17 @@ def convert(
     family: Family = None,
     nprobe: Nprobe = None,
     ef_search: EfSearch = None,
+    rescore: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Keep the vectors beside the index, and score this many candidates per passage again by "
+            "them.",
+        ),
+    ] = 0,
+    rescore_dtype: Annotated[
+        str, typer.Option(help="Numbers of these vectors on disk: float16 or float32.")
+    ] = "float16",
     queries: Annotated[
         Path | None,
         typer.Option(help="Questions to measure recall with: JSONL with `question`, or one a line."),
@@ -218,7 +229,8 @@ def convert(
     with progress_on(_err) as tell:
         info, measured = converting.convert_index(
             exact, out, vector_type, corpus=corpus, model=model, family=family, nprobe=nprobe,
-            ef_search=ef_search, queries=queries, sample=sample, skip_bad=skip_bad, overwrite=overwrite,
+            ef_search=ef_search, rescore=rescore, rescore_dtype=rescore_dtype,
+            queries=queries, sample=sample, skip_bad=skip_bad, overwrite=overwrite,
             progress=tell,
         )  # fmt: skip
     _report(out, info)

@@ -54,6 +54,10 @@ class IndexSettings(TypedDict, total=False):
     """Dense: number type of the encoder."""
     nprobe: int | None
     ef_search: int | None
+    rescore: int
+    """Dense: passages that are scored again by exact vectors, for each that is asked for; absent for none."""
+    rescore_dtype: str
+    """Dense: number type of these vectors."""
 
 
 class FileEntry(TypedDict):
