@@ -152,6 +152,25 @@ def test_shards_that_do_not_go_together_are_refused_by_name(tmp_path, indexes, s
             alone.close()
 
 
+def test_a_shard_takes_no_more_than_its_limits_and_says_so_through_the_front(indexes):
+    with served(indexes / "part0", max_topk=5) as a, served(indexes / "part1") as b:
+        shards = opened(a.url, b.url)
+        with pytest.raises(
+            RetrieverUnavailable, match=rf"^shard {a.url}: 422 topk: 6 is asked for, 1 to 5 are"
+        ):
+            shards.search(["town"], 6)
+        shards.close()
+        version = httpx.get(f"{a.url}/shard", trust_env=False).json()["version"]
+        whole = {"passages": 0, "tokens": 0, "frequencies": {}}
+        for body, status in (
+            ({"version": "other", "queries": ["a"], "topk": 1}, 409),
+            ({"version": version, "queries": ["a"], "topk": 0}, 422),
+            ({"version": version, "queries": ["a"], "topk": 1, "whole": whole}, 422),
+            ({"version": version, "queries": []}, 422),
+        ):
+            assert httpx.post(f"{a.url}/shard/search", json=body, trust_env=False).status_code == status
+
+
 @pytest.mark.parametrize(
     ("given", "wrong"),
     [("ftp://a", "'ftp://a'"), ("http://a,,http://b", "''"), ("http://a|http://a", "http://a: given twice")],

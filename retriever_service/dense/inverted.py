@@ -8,7 +8,6 @@ sample or one block is in memory.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from retriever_service.dense.lists import write_lists
 from retriever_service.dense.search import INDEX_FILE, faiss_reason, import_faiss
 from services.common.errors import UserError
+from services.common.files import written_aside
 
 BLOCK_ROWS = 262_144
 _TRAIN_ROWS_PER_LIST = 64
@@ -81,9 +81,8 @@ def _sample(vectors: Vectors, count: int, lists: int, seed: int) -> np.ndarray:
 
 
 def _put(faiss, index, path: Path) -> None:
-    aside = path.with_suffix(".tmp")
-    faiss.write_index(index, str(aside))
-    os.replace(aside, path)
+    with written_aside(path, durable=True) as aside:
+        faiss.write_index(index, str(aside))
 
 
 def _merge(faiss, trained: Path, blocks: list[Path], folder: Path) -> None:

@@ -75,6 +75,8 @@ class Service:
         self._opened: _Opened | None = None
         self._retired: list[SearchIndex] = []
         self._reloading = asyncio.Lock()
+        self._opening = False
+        """Whether another index is being opened beside the one that is searched."""
         self.failure: Exception | None = None
         self.left_running = False
         """Whether `stop` left the owner thread at work, which the interpreter would wait for at its end."""
@@ -104,7 +106,7 @@ class Service:
         self.loaded()
         async with self._reloading:
             try:
-                new = await asyncio.get_running_loop().run_in_executor(self._opener, self._open)
+                new = await asyncio.get_running_loop().run_in_executor(self._opener, self._open_another)
             except Exception:
                 self.metrics.reloads.labels("failed").inc()
                 raise
@@ -121,6 +123,13 @@ class Service:
                 )
             return new
 
+    def _open_another(self) -> SearchIndex:
+        self._opening = True
+        try:
+            return self._open()
+        finally:
+            self._opening = False
+
     def _close_retired(self, index: SearchIndex) -> None:
         if any(one is index for one in self._retired):
             self._retired = [one for one in self._retired if one is not index]
@@ -135,9 +144,8 @@ class Service:
         done = self._opened is None or await self._opened.stop(self.settings.drain_seconds)
         self._owner.shutdown(wait=False, cancel_futures=True)
         self._opener.shutdown(wait=False, cancel_futures=True)
-        self.left_running = (
-            (self.index is None and self.failure is None) or not done or self._reloading.locked()
-        )
+        loading = self.index is None and self.failure is None
+        self.left_running = loading or not done or self._opening
         for retired in [*self._retired]:
             self._close_retired(retired)
         if self.index is not None and done:

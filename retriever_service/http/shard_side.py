@@ -92,6 +92,10 @@ class _ShardSide:
         if len(asked.queries) > settings.max_queries:
             counts = f"{len(asked.queries)} given, at most {settings.max_queries} are accepted"
             raise BadRequest(422, f"queries: {counts}", "queries", settings.max_queries)
+        most = min(settings.max_topk, settings.max_passages // max(len(asked.queries), 1))
+        if not 1 <= asked.topk <= most:
+            what = f"topk: {asked.topk} is asked for, 1 to {most} are accepted (--max-topk, --max-passages)"
+            raise BadRequest(422, what, "topk", most)
         queries = cleaned(asked.queries, "queries", settings.max_query_chars, [])
 
         def search(index: SearchIndex) -> list[Hits]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 ABOUT = "/shard"
 FREQUENCIES = "/shard/frequencies"
@@ -37,9 +37,9 @@ class About(_Message):
 class Whole(_Message):
     """`retriever_service.ranking.Statistics` of all shards."""
 
-    passages: int
-    tokens: int
-    frequencies: dict[str, int]
+    passages: int = Field(ge=1)
+    tokens: int = Field(ge=0)
+    frequencies: dict[str, NonNegativeInt]
 
 
 class FrequenciesAsked(_Message):
