@@ -13,7 +13,7 @@ from retriever_service.cli import Dtype, one_index
 from retriever_service.settings import SHARDS, ServerSettings
 from services.common.errors import UserError
 from services.common.http.auth import token_of
-from services.common.lazy import LazyModule
+from services.common.loading.lazy import LazyModule
 
 _out = Console()
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from services.common.errors import UserError
-from services.common.extras import needed_for
+from services.common.loading.extras import needed_for
 from services.common.names import accepted
 
 DTYPES = ("float32", "float16", "int8")

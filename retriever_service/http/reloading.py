@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
-from retriever_service.description import META_FILE
 from retriever_service.http.service import Service
-from services.common import signals
+from retriever_service.index_folder.description import META_FILE
+from services.common.processes import signals
 
 log = logging.getLogger("retriever_service")
 _Stamp = tuple[int, int, int]

@@ -8,13 +8,13 @@ import orjson
 from fastapi import Response
 from pydantic import TypeAdapter
 
-from retriever_service.description import IndexInfo, version_of
 from retriever_service.http.leniency import cleaned
 from retriever_service.http.schemas import BadRequest, Reply, parse_body
 from retriever_service.http.service import Service, encode_answer
 from retriever_service.http.web import JsonEndpoint, RetrieverApp
+from retriever_service.index_folder.description import IndexInfo, version_of
 from retriever_service.ranking import RankerOfPart, Statistics
-from retriever_service.search_index import Hits, RankedIndex, SearchIndex
+from retriever_service.search.search_index import Hits, RankedIndex, SearchIndex
 from retriever_service.shards import wire
 from services.common.http.bodies import Room
 

@@ -24,8 +24,8 @@ from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
 from retriever_service.dense.exact import DTYPES, ExactVectors
 from retriever_service.dense.exact import FILE as EXACT_FILE
 from retriever_service.dense.search import FOLDER, INDEX_FILE, open_faiss, set_search_effort
-from retriever_service.description import IndexInfo, IndexSettings, verify
 from retriever_service.errors import IndexInvalid
+from retriever_service.index_folder.description import IndexInfo, IndexSettings, verify
 from retriever_service.indexing.build import Build, Plan, make_index, silent
 from retriever_service.indexing.parts import Progress
 from services.common.errors import UserError

@@ -18,11 +18,11 @@ import httpx
 import orjson
 
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
-from retriever_service.description import IndexInfo
 from retriever_service.errors import RetrieverUnavailable
+from retriever_service.index_folder.description import IndexInfo
+from retriever_service.index_folder.rows import Rows
 from retriever_service.ranking import Reranker
-from retriever_service.rows import Rows
-from retriever_service.search_index import Hits, PartHits
+from retriever_service.search.search_index import Hits, PartHits
 from retriever_service.settings import SHARDS
 from retriever_service.shards import wire
 from retriever_service.shards.agreement import agreed

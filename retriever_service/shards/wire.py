@@ -25,7 +25,7 @@ class About(_Message):
     """The index of a shard."""
 
     version: str
-    """As `retriever_service.description.version_of`."""
+    """As `retriever_service.index_folder.description.version_of`."""
     backend: str
     passages: int
     tokens: int | None = None
