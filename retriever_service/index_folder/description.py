@@ -7,7 +7,7 @@ size and checksum, so that a torn or truncated index is refused when it is opene
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -54,6 +54,10 @@ class IndexSettings(TypedDict, total=False):
     """Dense: number type of the encoder."""
     nprobe: int | None
     ef_search: int | None
+    rescore: int
+    """Dense: passages that are scored again by exact vectors, for each that is asked for; absent for none."""
+    rescore_dtype: str
+    """Dense: number type of these vectors."""
 
 
 class FileEntry(TypedDict):
@@ -95,6 +99,12 @@ RECORDED = {f.name for f in fields(IndexInfo)} - {"bytes", "segments", "deletion
 def format_of(settings: IndexSettings) -> int:
     """The format of an index with these settings."""
     return PACKED_FORMAT if settings.get("postings") == "packed" else FORMAT
+
+
+def version_of(info: IndexInfo) -> str:
+    """What changes with the content of an index, wherever it lies: a digest of its description."""
+    content = {name: value for name, value in asdict(info).items() if name not in ("corpus", "bytes")}
+    return hashlib.blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
 
 
 def work_of(folder: Path) -> Path:

@@ -21,7 +21,9 @@ from retriever_service.search.published import PublishedIndex
 from retriever_service.search.remote import PREFIX, QdrantIndex
 from retriever_service.search.search_index import SearchIndex
 from retriever_service.search.users_index import UsersIndex
-from retriever_service.settings import ServerSettings
+from retriever_service.settings import SHARDS, ServerSettings
+from retriever_service.shards.asking import parse
+from retriever_service.shards.index import ShardedIndex
 from services.common.errors import UserError
 from services.common.loading.user_code import is_import_path, load
 
@@ -48,6 +50,22 @@ def _open_remote(settings: ServerSettings, reranker: Reranker | None) -> SearchI
         name=settings.retriever_name,
         model=settings.retriever_model,
         dtype=settings.encoder_dtype,
+        reranker=reranker,
+        rerank_depth=settings.rerank_depth,
+    )
+
+
+def _check_shards(settings: ServerSettings) -> str:
+    shards = parse(settings.index.removeprefix(SHARDS))
+    return f"{len(shards)} shard{'s' if len(shards) > 1 else ''}"
+
+
+def _open_shards(settings: ServerSettings, reranker: Reranker | None) -> SearchIndex:
+    return ShardedIndex(
+        settings.index,
+        timeout_seconds=settings.shard_timeout_seconds,
+        partial=settings.partial_answers,
+        token=settings.shard_token.get_secret_value() if settings.shard_token is not None else None,
         reranker=reranker,
         rerank_depth=settings.rerank_depth,
     )
@@ -129,6 +147,7 @@ BACKENDS: tuple[Backend, ...] = (
         _check_function,
         lambda s, reranker: UsersIndex(s.index, reranker),
     ),
+    Backend("shards", lambda s: s.index.startswith(SHARDS), _check_shards, _open_shards),
     Backend("qdrant", lambda s: s.index.startswith(PREFIX), _check_remote, _open_remote),
     Backend("faiss file", lambda s: Path(s.index).is_file(), _check_file, _open_file),
     Backend("folder", lambda s: True, _check_folder, _open_folder),

@@ -18,6 +18,15 @@ Hits = list[tuple[bytes, float]]
 """Passages of one query, best first: the JSON bytes that are sent, and the score."""
 
 
+class PartHits(list[tuple[bytes, float]]):
+    """Hits of a query that not all shards were searched for."""
+
+    def __init__(self, hits: Hits, missing: str) -> None:
+        super().__init__(hits)
+        self.missing = missing
+        """The shards that are missing, and why, in one line."""
+
+
 class SearchIndex(Protocol):
     """An open index. One thread at a time calls it."""
 
@@ -69,10 +78,12 @@ class RankedIndex:
         """As SearchIndex."""
         if self.reranker is not None:
             return self._search_reranked(self.reranker, list(queries), topk)
+        return self.with_text(self.ranker.rank(list(queries), topk))
+
+    def with_text(self, ranked: Sequence[Sequence[tuple[int, float]]]) -> list[Hits]:
+        """The passages of rows and scores."""
         raw = self.documents.raw
-        return [
-            [(raw(row), score) for row, score in ranked] for ranked in self.ranker.rank(list(queries), topk)
-        ]
+        return [[(raw(row), score) for row, score in one] for one in ranked]
 
     def _search_reranked(self, reranker: Reranker, queries: list[str], topk: int) -> list[Hits]:
         ranked = self.ranker.rank(queries, max(topk, self._depth))

@@ -152,7 +152,7 @@ def test_every_service_command_is_one_that_the_command_line_takes(stack):
         if line[:1] == ["unspiral"]:
             assert line[1] == "serve"
             serving[name] = parse(click_app.commands["serve"].commands[line[2]], line[3:])
-    assert serving.keys() == {"retriever", "likelihood", "control"}
+    assert serving.keys() == {"retriever", "retriever-second", "likelihood", "control"}
     for name, port in (("retriever", 8000), ("likelihood", 8100), ("control", 8200)):
         command = click_app.commands["serve"].commands[name]
         default = next(p.default for p in command.params if p.name == "port")
@@ -303,6 +303,21 @@ def test_health_checks_ask_routes_that_exist_at_the_port_served(stack, tmp_path)
     ):
         path = re.search(r"/api/\w+", " ".join(stack["services"][name]["healthcheck"]["test"]))[0]
         assert f'"{path}"' in file.read_text()
+
+
+def test_the_second_retriever_answers_under_the_name_of_the_first(checkout, stack):
+    """Both serve one index, which each opens anew by itself; one may stop while the other one answers."""
+    first, second = stack["services"]["retriever"], stack["services"]["retriever-second"]
+    apart = {"ports", "profiles", "networks"}
+    assert {k: v for k, v in first.items() if k not in apart} == {
+        k: v for k, v in second.items() if k not in apart
+    }
+    assert "retriever" in second["networks"]["internal"]["aliases"] and not second.get("ports")
+    assert second["networks"].keys() == first["networks"].keys()
+    assert "--reload-seconds" in words(first)
+    for profiles, there in (((), False), (("--profile", "replicas"), True)):
+        done = compose(checkout, *profiles, "config", "--services")
+        assert ("retriever-second" in done.stdout.split()) is there, done.stderr
 
 
 def test_dependencies_wait_for_health(stack):

@@ -80,7 +80,7 @@ PANELS: dict[str, dict[str, Entry]] = {
         "serve": Entry(
             "Run one service alone.",
             commands={
-                "retriever": Entry("Serve an index over HTTP.", "retriever_service.cli:serve_retriever"),
+                "retriever": Entry("Serve an index over HTTP.", "retriever_service.serve:serve_retriever"),
                 "likelihood": Entry(
                     "Serve a likelihood store, and the live page.", "services.likelihood.cli:serve_likelihood"
                 ),

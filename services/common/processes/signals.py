@@ -43,13 +43,16 @@ class _Listener:
     """A handler that calls `receive` for each signal that does not repeat the last one. The time of arrival
     counts."""
 
-    def __init__(self, receive: Callable[[int], None], last: float = float("-inf")) -> None:
+    def __init__(
+        self, receive: Callable[[int], None], last: float = float("-inf"), repeat: float = REPEAT_SECONDS
+    ) -> None:
         self.receive = receive
         self.last = last
+        self.repeat = repeat
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if now - self.last >= REPEAT_SECONDS:
+        if now - self.last >= self.repeat:
             self.last = now
             self.receive(number)
 
@@ -93,9 +96,13 @@ def listening(
 
 @contextmanager
 def listening_in_loop(
-    receive: Callable[[int], None], numbers: tuple[signal.Signals, ...] | None = None
+    receive: Callable[[int], None],
+    numbers: tuple[signal.Signals, ...] | None = None,
+    *,
+    each: bool = False,
 ) -> Iterator[None]:
-    """The same inside a running event loop, which makes the calls."""
+    """The same inside a running event loop, which makes the calls. `each`: a signal just after another one is
+    heard too."""
     loop = asyncio.get_running_loop()
     heard = numbers or of_commands()
     before = {number: signal.getsignal(number) for number in heard}
@@ -103,7 +110,7 @@ def listening_in_loop(
     def hand_on(number: int) -> None:
         loop.call_soon_threadsafe(receive, number)
 
-    listener = _Listener(hand_on)
+    listener = _Listener(hand_on, repeat=0.0 if each else REPEAT_SECONDS)
     for number in heard:
         loop.add_signal_handler(number, lambda: None)  # whichever thread the system picks, the loop is roused
         signal.signal(number, listener)  # and not the loop's: a busy loop would see two signals seconds apart
