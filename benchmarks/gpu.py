@@ -8,6 +8,8 @@
         warm start, a real run, exact match before and after by source
     python -m benchmarks.gpu peer --model M --data D
         a step against one of TRL's GRPOTrainer, on one GPU
+    python -m benchmarks.gpu staleness --model M --data D --minutes N
+        asynchronous training (rollout.max_staleness 1, 2) against on-policy at equal time; two GPUs or more
     python -m benchmarks.gpu compare BEFORE.json AFTER.json
         what became slower or larger between two results; ends with status 1 where something did
 
@@ -24,11 +26,17 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks import gpu_compare, gpu_learner, gpu_peer, gpu_rollout, gpu_train
+from benchmarks import gpu_compare, gpu_learner, gpu_peer, gpu_rollout, gpu_staleness, gpu_train
 from benchmarks.gpu_machine import machine
 
 KEPT = Path(__file__).parent / "results" / "gpu"
-COMMANDS = {"learner": gpu_learner, "rollout": gpu_rollout, "train": gpu_train, "peer": gpu_peer}
+COMMANDS = {
+    "learner": gpu_learner,
+    "rollout": gpu_rollout,
+    "train": gpu_train,
+    "peer": gpu_peer,
+    "staleness": gpu_staleness,
+}
 
 
 def main() -> int:
