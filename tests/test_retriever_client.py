@@ -165,7 +165,7 @@ async def test_the_deadline_bounds_the_whole_request_also_where_the_answer_trick
         await reader.read(100)
         try:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
-            for _ in range(60):
+            for _ in range(600):
                 writer.write(b" ")
                 await writer.drain()
                 await asyncio.sleep(0.1)
@@ -186,7 +186,7 @@ async def test_the_deadline_bounds_the_whole_request_also_where_the_answer_trick
                 RetrieverUnavailable, match=r"not ready after 0\.5 s: /readyz: no whole answer within"
             ):
                 await client.wait_ready(0.5)
-            assert time.monotonic() - started < 2
+            assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize(
