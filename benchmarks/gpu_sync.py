@@ -36,17 +36,17 @@ sys.path.insert(0, str(ROOT))
 
 import ray  # noqa: E402
 
-from benchmarks.gpu_batches import batch_of, random_batch, spread  # noqa: E402
-from benchmarks.gpu_machine import machine  # noqa: E402
-from benchmarks.gpu_shapes import SHAPES, make_model  # noqa: E402
-from benchmarks.gpu_sync_actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
+from benchmarks.gpu.batches import batch_of, random_batch, spread  # noqa: E402
+from benchmarks.gpu.machine import machine  # noqa: E402
+from benchmarks.gpu.shapes import SHAPES, make_model  # noqa: E402
+from benchmarks.gpu.sync_actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
 from services.contracts import TokenBatch, TrainBatch  # noqa: E402
 from services.local_ray import start_local_ray, stop_local_ray  # noqa: E402
 from services.rollout.pool import placement  # noqa: E402
 from services.rollout.pool.pool import RolloutPool  # noqa: E402
 from trainer.config.schema import Config, parse_config  # noqa: E402
 from trainer.learner.group import LearnerGroup  # noqa: E402
-from trainer.loop.sync import run_with_resync, sync_weights  # noqa: E402
+from trainer.loop.update.sync import run_with_resync, sync_weights  # noqa: E402
 
 WEIGHTS_ONLY = ("7b",)
 PARAMETERS_GB = {"tiny": 0.1, "0.5b": 1, "1.5b": 3.1, "3b": 6.2, "7b": 15.3}

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_machine import machine
-from benchmarks.gpu_retriever import served
+from benchmarks.gpu.machine import machine
+from benchmarks.gpu.retriever import served
 from retriever_service.client import RetrieverClient
 from services.rollout.worker.worker import JOIN_SECONDS
 

@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_machine import machine
-from benchmarks.gpu_retriever import served
+from benchmarks.gpu.machine import machine
+from benchmarks.gpu.retriever import served
 from benchmarks.gpu_searcher import train_tokenizer
 from services.contracts import Question, TrajectoryRequest
 from services.rollout.engines.base import Generation

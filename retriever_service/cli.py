@@ -12,11 +12,11 @@ import typer
 from pydantic import SecretStr, ValidationError
 from rich.console import Console
 
-from retriever_service.description import META_FILE, IndexInfo, verify
+from retriever_service.index_folder.description import META_FILE, IndexInfo, verify
 from retriever_service.settings import ServerSettings
 from services.common.errors import UserError
 from services.common.http.auth import token_of
-from services.common.lazy import LazyModule
+from services.common.loading.lazy import LazyModule
 from services.common.progress import progress_on
 
 index_app = typer.Typer(help="Build, inspect and search indexes.", no_args_is_help=True)
@@ -24,16 +24,17 @@ _out = Console()
 _err = Console(stderr=True)
 
 if TYPE_CHECKING:
-    from retriever_service import backends, client, remote
+    from retriever_service import client
     from retriever_service.http import launch, mcp
     from retriever_service.indexing import build as building
     from retriever_service.indexing import changes as changing
     from retriever_service.indexing import convert as converting
     from retriever_service.indexing import merge as merging
+    from retriever_service.search import backends, remote
 else:  # FastAPI, numba and httpx take seconds, which `unspiral --help` need not wait for
-    backends = LazyModule("retriever_service.backends")
+    backends = LazyModule("retriever_service.search.backends")
     client = LazyModule("retriever_service.client")
-    remote = LazyModule("retriever_service.remote")
+    remote = LazyModule("retriever_service.search.remote")
     launch = LazyModule("retriever_service.http.launch")
     mcp = LazyModule("retriever_service.http.mcp")
     building = LazyModule("retriever_service.indexing.build")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from services.common.user_code import is_import_path
+from services.common.loading.user_code import is_import_path
 
 TAKEN_TAGS = ("think", "search", "information", "answer")
 """Tags that are no tool's."""

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
-from retriever_service.description import IndexSettings
 from retriever_service.errors import IndexInvalid
+from retriever_service.index_folder.description import IndexSettings
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.extras import needed_for
+from services.common.loading.extras import needed_for
 
 FOLDER = "dense"
 INDEX_FILE = "faiss.index"

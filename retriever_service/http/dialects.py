@@ -31,8 +31,8 @@ from retriever_service.http.schemas import (
     parse_body,
 )
 from retriever_service.http.service import Service, encode_answer
-from retriever_service.rows import Rows, encode_fields
-from retriever_service.search_index import Hits
+from retriever_service.index_folder.rows import Rows, encode_fields
+from retriever_service.search.search_index import Hits
 from services.common.names import nearest
 
 ZEROSEARCH_PORT = 6002

@@ -19,12 +19,11 @@ from prometheus_client.multiprocess import mark_process_dead
 from pydantic import SecretStr
 from uvicorn.config import STARTUP_FAILURE
 
-from retriever_service.backends import check_settings
 from retriever_service.http.server import create_app
 from retriever_service.http.service import Service
-from retriever_service.search_index import SearchIndex
+from retriever_service.search.backends import check_settings
+from retriever_service.search.search_index import SearchIndex
 from retriever_service.settings import ServerSettings
-from services.common import signals
 from services.common.http.auth import refuse_wide_without_token
 from services.common.http.connections import Limits
 from services.common.http.serving import (
@@ -37,6 +36,7 @@ from services.common.http.serving import (
     url_of,
 )
 from services.common.http.workers import run_workers
+from services.common.processes import signals
 
 _SETTINGS_VARIABLE = "UNSPIRAL_RETRIEVER_SETTINGS"
 _TOKEN_VARIABLE = "UNSPIRAL_RETRIEVER_TOKEN"

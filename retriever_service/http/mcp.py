@@ -17,13 +17,13 @@ import orjson
 from fastapi import FastAPI
 from pydantic import Field
 
-from retriever_service import backends
 from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.service import Service
 from retriever_service.http.web import BoundedBodies
+from retriever_service.search import backends
 from retriever_service.settings import ServerSettings
-from services.common.extras import needed_for
 from services.common.http.bodies import Room
+from services.common.loading.extras import needed_for
 
 PATH = "/mcp"
 _ABOUT = "Searches a corpus and returns the best passages, best first, each with its id, contents and score."

@@ -17,17 +17,17 @@ from fastapi import FastAPI, Response
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 
-from retriever_service import backends
 from retriever_service.http.mcp import mounted
 from retriever_service.http.metrics import Metrics
 from retriever_service.http.routes import ALWAYS, ERROR_RESPONSES, add_routes
 from retriever_service.http.service import Service
 from retriever_service.http.web import RetrieverApp, install_error_handlers
-from retriever_service.search_index import SearchIndex
+from retriever_service.search import backends
+from retriever_service.search.search_index import SearchIndex
 from retriever_service.settings import ServerSettings
-from services.common import signals
 from services.common.http.bodies import Room
 from services.common.http.pages import add_pages
+from services.common.processes import signals
 
 log = logging.getLogger("retriever_service")
 _PAGE = Path(__file__).with_name("search.html")

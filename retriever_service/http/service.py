@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 import orjson
 from pydantic import TypeAdapter
 
-from retriever_service.documents import encode_document
 from retriever_service.errors import QueueFull
 from retriever_service.http.batcher import Batcher, Q, R
 from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.metrics import Metrics
 from retriever_service.http.schemas import BadRequest, GivenDocument, Reply, RerankRequest, parse_body
+from retriever_service.index_folder.documents import encode_document
 from retriever_service.ranking import Order
-from retriever_service.search_index import Hits, SearchIndex
+from retriever_service.search.search_index import Hits, SearchIndex
 from retriever_service.settings import ServerSettings
 
 _ENCODED_AT_ONCE = 2000

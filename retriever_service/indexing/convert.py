@@ -15,8 +15,8 @@ import numpy as np
 from retriever_service.dense.build import convert, recall, sample_queries, stored_bytes
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
 from retriever_service.dense.search import FOLDER, INDEX_FILE, open_faiss, set_search_effort
-from retriever_service.description import IndexInfo, IndexSettings, verify
 from retriever_service.errors import IndexInvalid
+from retriever_service.index_folder.description import IndexInfo, IndexSettings, verify
 from retriever_service.indexing.build import Build, Plan, make_index, silent
 from retriever_service.indexing.parts import Progress
 from services.common.errors import UserError

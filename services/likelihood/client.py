@@ -22,12 +22,12 @@ import orjson
 from services.common.answers import read_json
 from services.common.errors import UserError
 from services.contracts import TokenBatch
-from services.likelihood.about import AboutRecord
 from services.likelihood.microscope.building import Lens, Slide
 from services.likelihood.microscope.record import SamplesRecord
 from services.likelihood.records import EventRecord, Record, StepRecord, check_run_name
 from services.likelihood.spool import Message, Spool
-from services.likelihood.tokens import pack_tokens, unpack_tokens
+from services.likelihood.wire.about import AboutRecord
+from services.likelihood.wire.tokens import pack_tokens, unpack_tokens
 
 log = logging.getLogger("unspiral.likelihood")
 SAMPLES_PART = 128

@@ -11,7 +11,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from services.common.errors import UserError
 from services.common.files import write_atomically
-from services.common.user_code import is_import_path
+from services.common.loading.user_code import is_import_path
 from trainer.config.schema import load_config
 from trainer.data.models import is_there, resolve
 from trainer.session.preflight import parameter_count

@@ -15,9 +15,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from services.common.errors import UserError
+from services.common.loading.user_code import is_import_path
 from services.common.names import accepted, nearest
 from services.common.redaction import address_without_secrets
-from services.common.user_code import is_import_path
 from services.settings import (
     ControlSettings,
     MonitorSettings,

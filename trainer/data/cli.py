@@ -11,7 +11,7 @@ from rich.console import Console
 
 from retriever_service.settings import ServerSettings
 from services.common.errors import UserError
-from services.common.lazy import LazyModule
+from services.common.loading.lazy import LazyModule
 from services.common.progress import progress_on
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
@@ -22,12 +22,12 @@ from trainer.data.overlap import NEAR, twins
 from trainer.data.questions import NO_KEYS, BadRow, parsed, validate
 
 if TYPE_CHECKING:
-    from retriever_service import backends
-    from retriever_service.indexing import corpus
+    from retriever_service.index_folder import corpus
+    from retriever_service.search import backends
     from trainer.data import coverage, passages, prompts
 else:  # numba, transformers and httpx take seconds
-    backends = LazyModule("retriever_service.backends")
-    corpus = LazyModule("retriever_service.indexing.corpus")
+    backends = LazyModule("retriever_service.search.backends")
+    corpus = LazyModule("retriever_service.index_folder.corpus")
     coverage = LazyModule("trainer.data.coverage")
     passages = LazyModule("trainer.data.passages")
     prompts = LazyModule("trainer.data.prompts")

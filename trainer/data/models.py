@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.extras import how_to_install, not_imported
 from services.common.files import folder_written_aside
+from services.common.loading.extras import how_to_install, not_imported
+from services.common.loading.quick_transformers import skip_scikit_learn
 from services.common.names import accepted, nearest
-from services.common.quick_transformers import skip_scikit_learn
 from trainer.data.checkpoints import BY_HUB_NAME
 
 Say = Callable[[str], None]

@@ -28,15 +28,15 @@ from services.weight_sync.meeting_place import listening_store
 from trainer.algorithms import nll_loss
 from trainer.config.schema import Config
 from trainer.learner import zero
-from trainer.learner.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches, scored
-from trainer.learner.model_folder import fault_of_model_folder
-from trainer.learner.model_identity import weights_digest
+from trainer.learner.batches.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches, scored
+from trainer.learner.batches.selection import choose_tokens, mark, whole_logp
+from trainer.learner.model.model_folder import fault_of_model_folder
+from trainer.learner.model.model_identity import weights_digest
+from trainer.learner.model.policy import PolicyModel, load_policy
 from trainer.learner.objective import TERMS, Objective, StepStats, can_act
-from trainer.learner.policy import PolicyModel, load_policy
 from trainer.learner.rank_steps import RankSteps
 from trainer.learner.results import RankInfo, RankScores, RankUpdate
 from trainer.learner.schedule import lr_factor
-from trainer.learner.selection import choose_tokens, mark, whole_logp
 
 
 class LearnerRank(RankSteps):

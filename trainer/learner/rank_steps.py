@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from trainer.config.schema import Config
-from trainer.learner import memory
-from trainer.learner.micro_batches import MicroBatch
-from trainer.learner.policy import PolicyModel
+from trainer.learner.batches.micro_batches import MicroBatch
+from trainer.learner.model import memory
+from trainer.learner.model.policy import PolicyModel
 from trainer.learner.rank_weights import RankWeights
 from trainer.learner.retaking import Attempt, Reductions, add_gradients
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from services.common.errors import UnspiralError
-from trainer.learner.micro_batches import MicroBatch
+from trainer.learner.batches.micro_batches import MicroBatch
 from trainer.learner.zero import ZeroEngine
 
 _PLAIN = (bool, int, float, str, type(None), Tensor)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from services.common.errors import UserError
 from trainer.config.learner import LearnerSettings
-from trainer.learner.policy import PolicyModel
+from trainer.learner.model.policy import PolicyModel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 NamedParams = list[tuple[str, nn.Parameter]]

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from services.common.errors import EnvironmentLacks
-from services.likelihood.about import AboutRecord
 from services.likelihood.client import LikelihoodClient
+from services.likelihood.wire.about import AboutRecord
 from trainer.config.schema import Config, without_secrets
 from trainer.learner.results import RankInfo
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.user_code import is_import_path, load
+from services.common.loading.user_code import is_import_path, load
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import make_template
@@ -21,7 +21,7 @@ from services.settings import RetrieverSettings, RolloutSettings
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.demonstrations import read_demonstrations
-from trainer.loop.matched_step import read_series
+from trainer.loop.update.matched_step import read_series
 
 GIB = 1 << 30
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
-from services.common.quick_transformers import skip_scikit_learn
+from services.common.loading.quick_transformers import skip_scikit_learn
 
 _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Saved classes that mean: what tokenizer.json says, and nothing else."""

@@ -14,8 +14,8 @@ from typing import Any
 
 from retriever_service.client import Hit, RetrieverClient
 from services.common.errors import EnvironmentLacks
-from services.common.extras import not_installed
-from services.common.stacks import answer_stack_requests, task_stacks
+from services.common.loading.extras import not_installed
+from services.common.processes.stacks import answer_stack_requests, task_stacks
 from services.contracts import (
     Observation,
     Span,

@@ -1,0 +1,71 @@
+"""What a run tells the store of itself: at its start, and how it ended."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from services.common.errors import EnvironmentLacks, UserError
+from trainer.config.schema import parse_config
+from trainer.loop.records.machine import MachineUse
+from trainer.session.about import about_run, described
+
+CONFIG = {
+    "run": {"name": "r", "dir": "runs"},
+    "model": {"path": "m"},
+    "data": {"train": "t"},
+    "retriever": {"url": "http://x"},
+    "store": {"url": "redis://me:s3cret@host:6379/0"},
+    "trainer": {"steps": 12},
+}
+
+
+class Store:
+    """A client that keeps what it was handed."""
+
+    def __init__(self):
+        self.said = []
+
+    def post_about(self, run, about):
+        self.said.append((run, about.model_dump(exclude_unset=True)))
+
+
+def about():
+    return about_run(parse_config(CONFIG), {"torch": "2.10.0", "commit": "abc"}, [])
+
+
+def test_the_start_holds_the_configuration_without_secrets_and_takes_back_an_earlier_end():
+    said = about().model_dump(exclude_unset=True)
+    assert said["config"]["trainer"]["steps"] == said["steps"] == 12
+    assert "s3cret" not in json.dumps(said) and "host:6379" in said["config"]["store"]["url"]
+    assert said["versions"] == {"torch": "2.10.0"} and said["commit"] == "abc"
+    assert said["ended"] is None and said["exit"] is None and said["machine"]["memory"].endswith("GiB")
+
+
+@pytest.mark.parametrize(
+    ("error", "number", "status"),
+    [
+        (None, None, 0),
+        (UserError("x"), None, 2),
+        (EnvironmentLacks("x"), None, 3),
+        (ValueError("x"), None, 1),
+        (KeyboardInterrupt(), 15, 143),
+    ],
+)
+def test_the_end_has_the_exit_status_of_the_run(error, number, status):
+    store = Store()
+    try:
+        with described(store, "r", about(), lambda: number):
+            if error:
+                raise error
+    except BaseException as raised:
+        assert raised is error
+    run, said = store.said[-1]
+    assert (run, said["exit"]) == ("r", status) and said["ended"] > store.said[0][1]["started"]
+
+
+def test_a_sample_of_the_machine_is_in_shares_and_gib():
+    found = MachineUse().metrics()
+    assert 0 <= found["system/cpu"] <= 1 and 0 < found["system/memory"] < 1
+    assert 0.01 < found["system/driver_gib"] < 100
