@@ -8,6 +8,8 @@
         warm start, a real run, exact match before and after by source
     python -m benchmarks.gpu peer --model M --data D
         a step against one of TRL's GRPOTrainer, on one GPU
+    python -m benchmarks.gpu staleness --model M --data D --minutes N
+        asynchronous training (rollout.max_staleness 1, 2) against on-policy at equal time; two GPUs or more
     python -m benchmarks.gpu compare BEFORE.json AFTER.json
         what became slower or larger between two results; ends with status 1 where something did
 
@@ -24,11 +26,11 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.gpu import compare, learner, peer, rollout, train
+from benchmarks.gpu import compare, learner, peer, rollout, staleness, train
 from benchmarks.gpu.machine import machine
 
 KEPT = Path(__file__).parents[1] / "results" / "gpu"
-COMMANDS = {"learner": learner, "rollout": rollout, "train": train, "peer": peer}
+COMMANDS = {"learner": learner, "rollout": rollout, "train": train, "peer": peer, "staleness": staleness}
 
 
 def main() -> int:

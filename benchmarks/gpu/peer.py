@@ -242,6 +242,11 @@ def table(out: dict[str, Any]) -> str:
         for name, r in out.items()
         if isinstance(r, dict)
     ]
+    lines += [
+        f"  {name}: no reward was earned, so no gradient was computed from one: give a warm-started model"
+        for name, r in out.items()
+        if isinstance(r, dict) and not r["reward"]
+    ]
     if "ours" in out and "trl" in out:
         lines.append(
             f"  TRL's step / ours = {out['trl']['seconds_per_step'] / out['ours']['seconds_per_step']:.2f}"

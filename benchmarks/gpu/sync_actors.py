@@ -3,14 +3,19 @@ on the same GPUs as ours."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import ray
 
+from services.contracts import TokenBatch
 from services.rollout.worker.worker import RolloutWorker
+from trainer.learner.batches.micro_batches import make_microbatch
+from trainer.learner.model.policy import load_policy
 from trainer.learner.rank_handle import RankActor
 from trainer.learner.results import RankInfo
 
@@ -41,6 +46,27 @@ class BenchWorker(RolloutWorker):
 
         vllm_engine._arguments = arguments
         return await super().start()
+
+    async def sample(
+        self, rows: int, prompt: int, tokens: int, temperature: float, vocabulary: int
+    ) -> list[list[int]]:
+        """Prompts of random ids, and what the model writes after each."""
+        draw = random.Random(7)
+        engine = self._ready()
+
+        async def one(row: int) -> list[int]:
+            ids = [draw.randrange(3, vocabulary) for _ in range(prompt)]
+            written = await engine.generate(
+                f"sample-{row}-{time.monotonic_ns()}",
+                ids,
+                max_tokens=tokens,
+                temperature=temperature,
+                seed=None,
+                stop=(),
+            )
+            return ids + written.token_ids
+
+        return list(await asyncio.gather(*map(one, range(rows))))
 
     async def bare(self, method: str, info: dict[str, Any] | None = None) -> None:
         """One call of vLLM's weight transfer."""
@@ -139,6 +165,26 @@ class BenchRank(RankActor):
             for _, p in self.engine.weights:
                 target = p.ds_tensor.data if hasattr(p, "ds_tensor") else p.data
                 target.add_(torch.randn_like(target), alpha=scale)
+
+    def rounding(self, batch: TokenBatch) -> float:
+        """Mean |log-prob in the compute dtype - log-prob in float32| of the batch's actions in nats, under
+        the same weights: what the learner is away from itself. Not under ZeRO 3."""
+        import torch
+
+        options = self._policy_options() | {"compiled": False, "gradient_checkpointing": False}
+        exact = load_policy(self.model_path, dtype=torch.float32, packed=self.packed, **options)
+        weights = dict(self.engine.iter_weights(2**28))
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for name, p in exact.named_weights():
+                p.copy_(weights[name])
+            exact.to(self.device)
+            for rows in self._deal(list(range(len(batch))), batch):
+                m = make_microbatch(batch, rows, self.device, packed=self.packed)
+                low, high = (self._forward_of(model, m)[0] for model in (self.engine, exact))
+                total += float((low.float() - high).abs().sum())
+                count += len(high)
+        return total / max(count, 1)
 
     def memory_gib(self) -> float:
         """Peak of the GPU memory since the last call."""

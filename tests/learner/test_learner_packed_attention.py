@@ -1,5 +1,7 @@
 """Rows end to end give the same log-probs and gradients as padded rows, and never see one another."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,8 @@ from learner_world import given_old, make_batch, make_config, make_policy, relat
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from services.common.errors import UserError
-from trainer.learner.batches.micro_batches import make_microbatch
-from trainer.learner.model.attention import attention
+from trainer.learner.batches.micro_batches import Segments, make_microbatch
+from trainer.learner.model.attention import attention, flash, takes_grouped
 from trainer.learner.model.policy import load_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -136,3 +138,64 @@ def test_compiled_layers_are_traced_once_for_any_number_of_rows(tmp_path):
         policy(m.packed.input_ids, *m.packed.at, m.packed.position_ids, m.packed.segments)[0].sum().backward()
         traced.append(graphs["unique_graphs"] - before)
     assert 0 < traced[0] <= 4 and set(traced) == {traced[0]}
+
+
+def causal_rows(query, key, value, bounds, *, groups):
+    """Attention over rows end to end, [T, H, D], by plain matrices."""
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    out = []
+    for a, b in pairwise(bounds.tolist()):
+        scores = torch.einsum("qhd,khd->hqk", query[a:b], key[a:b]) / query.shape[2] ** 0.5
+        future = torch.ones(b - a, b - a, dtype=torch.bool).triu(1)
+        out.append(
+            torch.einsum("hqk,khd->qhd", scores.masked_fill(future, -torch.inf).softmax(-1), value[a:b])
+        )
+    return torch.cat(out)
+
+
+class Kernel:
+    """In the place of PyTorch's, which needs a GPU: it notes how many key heads it is given."""
+
+    def __init__(self, grouped):
+        self.grouped = grouped
+        self.heads = []
+
+    def plain(self, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, scale=None):
+        self.heads.append(key.shape[1])
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1 and self.grouped == "refused":
+            raise ValueError("Expect query and key/value to have the same number of heads")
+        if groups > 1 and self.grouped == "wrong":
+            return query * value.mean()
+        return causal_rows(query, key, value, cu_seq_q, groups=groups)
+
+    def with_option(self, *given, is_causal=False, scale=None, enable_gqa=False):
+        assert enable_gqa == (given[0].shape[1] != given[1].shape[1])
+        return self.plain(*given, is_causal=is_causal, scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("grouped", "name", "given"),
+    [
+        ("taken", "with_option", 2),
+        ("taken", "plain", 2),
+        ("refused", "plain", 4),
+        ("wrong", "plain", 4),
+    ],
+)
+def test_keys_are_repeated_only_for_a_kernel_that_cannot_take_them_as_they_are(
+    monkeypatch, grouped, name, given
+):
+    kernel = Kernel(grouped)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", getattr(kernel, name))
+    takes_grouped.cache_clear()
+    draw = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(1, heads, 9, 8, generator=draw) for heads in (4, 2, 2))
+    segments = Segments(torch.tensor([0, 4, 9], dtype=torch.int32), 8)
+    for _ in range(2):
+        out = flash(query, key, value, segments, None)
+    takes_grouped.cache_clear()
+    rows = [x[0].transpose(0, 1) for x in (query, key, value)]
+    expected = causal_rows(*rows, segments.bounds, groups=2).transpose(0, 1)[None]
+    assert torch.allclose(out, expected, atol=1e-6)
+    assert kernel.heads[-2:] == [given, given], "once tried, it is known"

@@ -177,6 +177,13 @@ def test_the_peer_is_given_the_work_that_ours_does(tmp_path, vllm):
     )
 
 
+def test_a_peer_that_earned_nothing_is_named():
+    run = {"seconds_per_step": 2.0, "answer_tokens": 30.0, "reward": 0.0}
+    lines = gpu_peer.table({"ours": run, "trl": run | {"reward": 0.1, "seconds_per_step": 3.0}}).splitlines()
+    assert [line.split(":")[0].strip() for line in lines if "no reward" in line] == ["ours"]
+    assert lines[-1] == "  TRL's step / ours = 1.50"
+
+
 def test_the_peers_both_see_one_gpu_and_a_batch_that_does_not_divide_is_refused(tmp_path, monkeypatch):
     for given, seen in ((None, "0"), ("2,3", "2"), ("GPU-a1", "GPU-a1")):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

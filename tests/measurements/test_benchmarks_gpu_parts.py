@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 
 import torch
 from transformers import Qwen2ForCausalLM
 
-from benchmarks import gpu_searcher
+from benchmarks import gpu_searcher, two_gpus
 from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import staleness as gpu_staleness
 from benchmarks.gpu import watch as gpu_watch
 from services.rollout.worker.tokenizer import load_tokenizer
 
@@ -72,3 +74,85 @@ def test_compare_names_what_became_worse_and_ends_with_its_status(tmp_path, monk
     (tmp_path / "c.json").write_text("{}")
     monkeypatch.setattr(sys, "argv", ["gpu", "compare", before, str(tmp_path / "c.json")])
     assert gpu.main() == 2
+
+
+def test_staleness_is_compared_by_reward_over_wall_time(tmp_path):
+    for staleness, seconds in ((0, 6.0), (1, 3.0)):
+        folder = tmp_path / f"staleness_{staleness}"
+        folder.mkdir()
+        (folder / "summary.json").write_text(json.dumps({"em_before": 0.1, "em_after": 0.2 + staleness / 10}))
+        steps = [
+            {
+                "time/step": seconds,
+                "reward/mean": n / 100,
+                "mismatch/abs_logp": 0.01,
+                "rollout/stale_dropped": 1,
+            }
+            for n in range(int(60 / seconds))
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    out = {"minutes": 1.0} | {
+        f"staleness_{n}": gpu_staleness.report(tmp_path / f"staleness_{n}", 1.0) for n in (0, 1)
+    }
+    behind, ahead = out["staleness_0"], out["staleness_1"]
+    assert (behind["steps"], ahead["steps"], ahead["stale_dropped"]) == (10, 20, 20)
+    # A step that ends at 6 s is in the second tenth, with two steps of the other run.
+    assert behind["reward_by_tenth"][:3] == [None, 0.0, 0.01]
+    assert ahead["reward_by_tenth"][:3] == [0.0, 0.015, 0.035]
+    lines = gpu_staleness.table(out).splitlines()
+    assert lines[2].split()[:7] == ["0", "10", "6.00", "(6.00", "to", "6.00)", "0.100"]
+    assert lines[3].split()[6:10] == ["0.100", "0.300", "0.0100", "20"]
+
+
+def test_the_learners_distance_to_itself_is_that_of_its_rounding(tmp_path):
+    from learner_world import make_config, make_policy
+
+    from benchmarks.gpu.batches import random_batch
+    from benchmarks.gpu.sync_actors import BenchRank
+
+    model = make_policy(tmp_path)
+    batch = random_batch(4, 16, 40, seed=1)
+    distance = {}
+    for dtype in ("float32", "bfloat16"):
+        config = make_config(model, learner={"dtype": dtype, "zero_stage": 1})
+        rank = BenchRank(config, model_path=str(model), reference=False, rank=0)
+        rank.setup("127.0.0.1", rank.host_store("127.0.0.1"))
+        distance[dtype] = rank.rounding(batch)
+    assert distance["float32"] < 1e-6 and 1e-4 < distance["bfloat16"] < 0.1
+
+
+def test_what_the_time_does_not_suffice_for_is_left_out_and_a_failure_leaves_the_others_alone(
+    tmp_path, monkeypatch, capsys
+):
+    table = "print('noise'); print('speed: ours | bare'); print('  1 | 2')"
+    made = [
+        two_gpus.Part("good", ["-c", table], 60),
+        two_gpus.Part("failing", ["-c", "raise SystemExit('no such card')"], 60),
+        two_gpus.Part("long", ["-c", ""], 6000),
+        two_gpus.Part("last", ["-c", table], 60),
+    ]
+    monkeypatch.setattr(two_gpus, "parts", lambda _: made)
+    monkeypatch.setattr(sys, "argv", ["two_gpus", "--out", str(tmp_path), "--minutes", "10"])
+    assert two_gpus.main() == 1
+    said = capsys.readouterr().out
+    ended = {line.split()[0]: line.split(maxsplit=1)[1] for line in said.splitlines()[-4:]}
+    assert list(ended) == ["good", "failing", "long", "last"]
+    assert ended["good"].startswith("status 0") and ended["last"].startswith("status 0")
+    assert ended["failing"].startswith("status 1") and ended["long"] == "left out: too little time"
+    assert said.count("speed: ours | bare\n  1 | 2") == 2 and "noise" not in said and "no such card" in said
+
+
+def test_a_measurement_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(two_gpus, "END_SECONDS", 0.0)
+    part = two_gpus.Part("hangs", ["-c", "import time; time.sleep(600)"], 0.5)
+    assert two_gpus.carry_out(part, tmp_path / "log").startswith("ended by its limit")
+
+
+def test_the_plan_for_two_gpus_has_every_size(tmp_path):
+    args = argparse.Namespace(cpu=False, model="m", data=tmp_path, only=None, out=tmp_path)
+    plan = two_gpus.parts(args)
+    names = [part.name for part in plan]
+    assert names[:4] == ["sync_0.5b", "sync_1.5b", "sync_3b", "sync_7b"] and names[-1] == "staleness"
+    args.only = ["loss"]
+    [loss] = two_gpus.parts(args)
+    assert loss.command[:3] == ["-m", "benchmarks.gpu_sync", "loss"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from rollout_fakes import Hit, ScriptedEngine, byte_bpe, request, words
+from rollout_fakes import Hit, ScriptedEngine, byte_bpe, chat_bpe, request, words
 
 from services.common.errors import UserError
 from services.contracts import Observation, Question
@@ -24,6 +24,7 @@ from services.rollout.worker.loop import (
     tokens_through_end,
 )
 from services.rollout.worker.templates import make_template
+from services.rollout.worker.tokenizer import decoder_of
 from services.settings import RolloutSettings
 
 LAB = words()
@@ -34,6 +35,7 @@ BPE = byte_bpe(
     ]
     * 3
 )
+CHAT = chat_bpe()
 HITS = [Hit("d1", '"n1 n2"\nborn n3 river n4'), Hit("d2", '"n5"\nriver n6')]
 
 
@@ -148,6 +150,36 @@ def test_a_tag_that_ends_inside_a_token_keeps_that_token():
     assert tokens_through_end([0, 1, 3], ends, decode) is None
 
 
+def test_an_action_that_ends_with_its_last_token_is_decoded_twice_however_long_it_is():
+    decoded = []
+
+    def decode(ids):
+        decoded.append(len(ids))
+        return "".join("x>"[i] for i in ids)
+
+    assert tokens_through_end([0] * 400 + [1], lambda text: ">" in text, decode) == 401
+    assert decoded == [401, 400]
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["words", "bytes", "chat"]), st.data())
+def test_the_decoder_gives_transformers_own_text_of_any_ids(kind, data):
+    tokenizer = {"words": LAB, "bytes": BPE, "chat": CHAT}[kind]
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=40))
+    own = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert decoder_of(tokenizer)(ids) == own
+
+
+def test_a_tokenizer_with_a_decoding_of_its_own_keeps_it():
+    class Loud(type(LAB)):
+        def _decode(self, *given, **named):
+            return super()._decode(*given, **named).upper()
+
+    loud = Loud(tokenizer_object=LAB.backend_tokenizer, unk_token=LAB.unk_token)
+    ids = LAB.encode("where is n4", add_special_tokens=False)
+    assert decoder_of(loud)(ids) == decoder_of(LAB)(ids).upper()
+
+
 async def test_tags_in_documents_are_never_actions():
     async def search(query):
         return [Hit("d", '"n1"\n<answer> n5 </answer> </search>')]
@@ -236,6 +268,20 @@ def test_what_the_model_wrote_is_never_encoded_again(data):
 def test_the_bpe_of_the_property_test_does_not_round_trip():
     ids = [BPE.encode(c)[0] for c in "<search>"]
     assert BPE.encode(BPE.decode(ids)) != ids
+
+
+def test_an_observation_that_was_made_before_is_not_encoded_again_and_is_the_callers_own(monkeypatch):
+    template, _ = lab()
+    first = template.observation_ids(HITS, 60)
+    kept = list(first.token_ids)
+    monkeypatch.setattr(template, "first_ids", lambda *_: pytest.fail("encoded again"))
+    first.token_ids.append(7)
+    assert template.observation_ids(HITS, 60).token_ids == kept
+    monkeypatch.undo()
+    shorter = template.observation_ids(HITS, len(kept) - 1)
+    assert len(shorter.token_ids) < len(kept), "another budget is another observation"
+    many = [template.observation_ids([Hit("d", f"n{i} n{j}")], 60) for i in range(30) for j in range(10)]
+    assert len(many) == 300 and template.observation_ids(HITS, 60).token_ids == kept
 
 
 @pytest.mark.parametrize("budget", [16, 20, 33, 60, 500])

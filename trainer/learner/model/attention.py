@@ -9,8 +9,10 @@ reference that the tests compare with.
 from __future__ import annotations
 
 import inspect
+import logging
+from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +22,9 @@ from services.common.errors import UserError
 from services.common.loading.quick_transformers import skip_scikit_learn
 from trainer.learner.batches.micro_batches import Segments
 
+log = logging.getLogger("trainer.learner")
 NAME = "unspiral_packed"
+_TRIED_TOKENS = 12
 _UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 """Arguments of models whose attention is not plain: they would be silently ignored."""
 
@@ -50,7 +54,7 @@ def attention(
     if segments is None or len(segments.bounds) == 2:
         out = _rows(query, key, value, scaling)
     elif query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        out = _flash(query, key, value, segments, scaling)
+        out = flash(query, key, value, segments, scaling)
     else:
         parts = [
             _rows(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scaling)
@@ -67,29 +71,75 @@ def _rows(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> T
     )
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
+def flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
+    """PyTorch's variable-length kernel: query [1, H, T, D], key and value [1, Hkv, T, D] -> [1, H, T, D]."""
+    kind = Kind(query.device, query.dtype, query.shape[1], key.shape[1], query.shape[3])
+    if kind.heads > kind.key_heads and not takes_grouped(kind):
+        groups = kind.heads // kind.key_heads
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    out = _kernel(_tokens_first(query), _tokens_first(key), _tokens_first(value), segments, scaling)
+    return out.transpose(0, 1)[None]
+
+
+def _kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
+    """query [T, H, D], key and value [T, Hkv, D] -> [T, H, D]."""
     from torch.nn.attention.varlen import varlen_attn
 
-    known = inspect.signature(varlen_attn).parameters  # PyTorch 2.11 has no grouped queries here yet
+    known = inspect.signature(varlen_attn).parameters
     options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    if (groups := query.shape[1] // key.shape[1]) > 1:
-        if "enable_gqa" in known:
-            options["enable_gqa"] = True
-        else:
-            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    out = varlen_attn(
-        _tokens_first(query),
-        _tokens_first(key),
-        _tokens_first(value),
-        segments.bounds,
-        segments.bounds,
-        segments.longest,
-        segments.longest,
-        scale=scaling,
-        **options,
-    )
+    if query.shape[1] != key.shape[1] and "enable_gqa" in known:
+        options["enable_gqa"] = True
+    bounds, longest = segments.bounds, segments.longest
+    out = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scaling, **options)
     assert isinstance(out, Tensor)  # it is a tuple only where log-sum-exps are asked for
-    return out.transpose(0, 1)[None]
+    return out
+
+
+class Kind(NamedTuple):
+    """What decides whether a kernel takes grouped queries."""
+
+    device: torch.device
+    dtype: torch.dtype
+    heads: int
+    key_heads: int
+    size: int
+    """Of a head."""
+
+
+@lru_cache
+def takes_grouped(kind: Kind) -> bool:
+    """Whether the kernel takes fewer keys and values than queries, which are then never repeated. PyTorch
+    2.11 has no argument for it and promises nothing, so that it is tried, once, on a few tokens: results and
+    gradients have to be those of repeated keys and values."""
+    draw = torch.Generator().manual_seed(0)
+    groups = kind.heads // kind.key_heads
+    bounds = torch.tensor([0, 5, _TRIED_TOKENS], dtype=torch.int32, device=kind.device)
+    segments = Segments(bounds, _TRIED_TOKENS)
+    heads = (kind.heads, kind.key_heads, kind.key_heads)
+    query, key, value = (
+        torch.randn(_TRIED_TOKENS, n, kind.size, generator=draw).to(kind.device, kind.dtype) for n in heads
+    )
+
+    def tried(repeats: int) -> list[Tensor]:
+        given = [x.detach().requires_grad_() for x in (query, key, value)]
+        with torch.enable_grad():
+            keys, values = (x.repeat_interleave(repeats, dim=1) for x in given[1:])
+            out = _kernel(given[0], keys, values, segments, None)
+            return [out.detach(), *torch.autograd.grad(out.float().square().sum(), given)]
+
+    try:
+        grouped = tried(1)
+    except (RuntimeError, ValueError) as e:
+        log.info("learner: keys and values are repeated for their queries: %s", str(e).splitlines()[0])
+        return False
+    same = all(
+        a.shape == b.shape
+        and torch.allclose(a.float(), b.float(), rtol=0.02, atol=0.02 * float(b.abs().max()))
+        for a, b in zip(grouped, tried(groups), strict=True)
+    )
+    if not same:
+        log.info("learner: keys and values are repeated for their queries: the kernel ignores groups")
+    return same
 
 
 def _tokens_first(x: Tensor) -> Tensor:

@@ -18,8 +18,7 @@ KEPT_PER_LINEAR = 1.5
 """Bytes kept for each byte that goes into or comes out of a layer's linear maps: norms in float32, rotated
 queries and keys, and the gate's product lie beside them. A 3.09 B Qwen2.5 kept 5.0 MB per token, of which its
 linear maps account for 3.7."""
-GRADIENT_BYTES = 6
-"""Per parameter: a gradient in bfloat16, and its sum in float32."""
+COMPUTED_AGAIN = "learner: activations are computed again in the backward pass"
 SPARE = 0.08
 """Share of the device's memory that is left free, for the allocator's gaps and the kernels' own buffers."""
 
@@ -29,6 +28,13 @@ class Plan(NamedTuple):
 
     checkpointing: bool
     line: str
+
+    def joined(self, of_any: bool) -> Plan:
+        """The decision of all ranks: a rank that computed again alone would be the slowest."""
+        if of_any == self.checkpointing:
+            return self
+        line = f"{COMPUTED_AGAIN}: another rank has no room for them (learner.gradient_checkpointing=auto)"
+        return Plan(of_any, line)
 
 
 def activation_bytes(policy: PolicyModel) -> int:
@@ -48,39 +54,38 @@ def head_bytes(policy: PolicyModel) -> int:
     return 3 * 4 * policy.chunk_tokens * policy.hf.get_output_embeddings().weight.shape[0]
 
 
-def plan(policy: PolicyModel, tokens: int, free: int, total: int) -> Plan:
-    """For micro-batches of so many tokens, on a device with so many bytes free once the engine is built."""
-    trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
-    room = free - GRADIENT_BYTES * trained - head_bytes(policy) - int(SPARE * total)
+def plan(policy: PolicyModel, tokens: int, free: int, total: int, due: int) -> Plan:
+    """For micro-batches of so many tokens, on a device with so many bytes free once the engine is built, of
+    which gradients and optimiser will take `due`."""
+    room = free - due - head_bytes(policy) - int(SPARE * total)
     needed = tokens * activation_bytes(policy)
     on = needed > room
-    what = "computed again in the backward pass" if on else "kept"
+    what = COMPUTED_AGAIN if on else "learner: activations are kept"
     return Plan(
         on,
-        f"learner: activations are {what}: {tokens} tokens of a micro-batch need {needed / 2**30:.1f} GiB, "
+        f"{what}: {tokens} tokens of a micro-batch need {needed / 2**30:.1f} GiB, "
         f"{max(room, 0) / 2**30:.1f} GiB are free (learner.gradient_checkpointing=auto)",
     )
 
 
-def plan_for_device(policy: PolicyModel, tokens: int, device: torch.device) -> Plan:
+def plan_for_device(policy: PolicyModel, tokens: int, device: torch.device, due: int) -> Plan:
     """On CPU activations are kept: host memory is not measured."""
     if device.type != "cuda":
         return Plan(False, "")
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return plan(policy, tokens, free, total)
+    return plan(policy, tokens, free, total, due)
 
 
-def fits(policy: PolicyModel, forward: Callable[[], Tensor]) -> bool:
-    """Whether a forward and a backward pass find the memory they need, with as much set aside as gradients
-    take. Gradients go to the embedded tokens alone: no parameter is touched."""
+def fits(policy: PolicyModel, forward: Callable[[], Tensor], due: int) -> bool:
+    """Whether a forward and a backward pass find the memory they need, with the `due` bytes of gradients and
+    optimiser set aside. Gradients go to the embedded tokens alone: no parameter is touched."""
     embedded: list[Tensor] = []
     embedding = policy.hf.get_input_embeddings()
     hook = embedding.register_forward_hook(lambda _module, _inputs, out: embedded.append(out))
-    trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     device = next(policy.parameters()).device
     try:
-        aside = torch.empty(GRADIENT_BYTES * trained, dtype=torch.uint8, device=device)
+        aside = torch.empty(due, dtype=torch.uint8, device=device)
         with torch.enable_grad():
             total = forward().sum()
             if embedded and embedded[0].requires_grad:
