@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def renamed(row: PackedSample, step: int) -> PackedSample:
     """The same trajectory in another step. Its body keeps its old names: nothing here reads them."""
     old, new = b'"000000-', f'"{step:06d}-'.encode()
     head = row.head.replace(old, new)
-    return PackedSample(f"{step:06d}-{row.uid[7:]}", f"{step:06d}-{row.group[7:]}", head, row.body)
+    return replace(row, uid=f"{step:06d}-{row.uid[7:]}", group=f"{step:06d}-{row.group[7:]}", head=head)
 
 
 def pages(url: str, steps: int, per_step: int) -> dict[str, float]:

@@ -27,6 +27,7 @@ from services.likelihood.exports.mirrors import Mirroring
 from services.likelihood.exports.prometheus import ServiceMetrics
 from services.likelihood.npz import unpacked_size
 from services.likelihood.paths import Run, Step
+from services.likelihood.prompt_routes import add_prompt_routes
 from services.likelihood.records import (
     MAX_COUNT,
     MAX_STEP,
@@ -282,6 +283,7 @@ def create_app(
 
     add_run_routes(app, service, memory)
     add_sample_routes(app, store, memory, read, STATIC)
+    add_prompt_routes(app, store, read, STATIC)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page() -> FileResponse:

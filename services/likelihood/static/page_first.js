@@ -42,6 +42,7 @@
       const change = scores.length > 1 ? `, ${last.value > first.value ? "up from" : last.value < first.value ? "down from" : "as"} ${number(first.value)} at step ${first.step}` : ", the only score so far";
       lines.push(node("p", {}, node("strong", {}, number(last.value)), ` ${label}, at step ${last.step}${change}`));
     }
+    if (run.evaluations?.length) lines.push(node("p", {}, node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, run.evaluations.length === 1 ? "1 evaluation of this run" : `${run.evaluations.length} evaluations of this run`)));
     if (!SCORES.some(([key]) => all.series[key])) lines.push(node("p", { class: "muted" }, "No held-out score was posted."));
     return lines;
   }
@@ -59,12 +60,12 @@
     const lines = [node("p", { class: "big" }, U.chip(run.phase), node("span", { class: "muted" }, ` since step ${run.since ?? "–"}: ${U.PHASES[run.phase] || ""}`))];
     if (!standing.length) {
       const past = run.alarms.length ? `; ${run.alarms.length} ended` : "";
-      lines.push(node("p", { class: "muted" }, run.phase === "unknown" ? `No alarm stands${past}. That is no sign of health: likelihood and reward have not been seen long enough.` : `No alarm stands${past}.`));
+      lines.push(node("p", { class: "muted" }, run.phase === "unknown" ? `No alarm stands${past}. That is no sign of health: likelihood and reward have not been seen long enough.` : `No alarm stands${past}.`), node("p", {}, U.promptsLink(run)));
       return lines;
     }
     const [worst] = standing;
     lines.push(node("p", {}, node("strong", {}, `${standing.length} alarm${standing.length === 1 ? "" : "s"}`), `, worst: ${worst.rule} since step ${worst.step}. ${worst.seen}`));
-    lines.push(node("p", {}, U.tokensLink(run, worst.step, worst.rule), " ", node("button", { type: "button", onclick: () => U.showAlarm(run, worst) }, "Reason and advice")));
+    lines.push(node("p", {}, U.tokensLink(run, worst.step, worst.rule), " ", U.promptsLink(run), " ", node("button", { type: "button", onclick: () => U.showAlarm(run, worst) }, "Reason and advice")));
     return lines;
   }
 
