@@ -15,7 +15,7 @@ from tests.retriever_fixtures import small_index  # noqa: F401
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 ROOT = Path(__file__).parents[1]
-OPERATIONS = {"retriever": 9, "likelihood": 23, "control": 8, "agent": 6}
+OPERATIONS = {"retriever": 9, "likelihood": 25, "control": 8, "agent": 6}
 
 
 @pytest.mark.slow
