@@ -78,6 +78,9 @@
   };
   const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
 
+  // By exit status: at its end, or by SIGINT or SIGTERM with a checkpoint.
+  const ENDS = { 0: { word: "ended", look: "done" }, 130: { word: "stopped", look: "done" }, 143: { word: "stopped", look: "done" } };
+
   // Whether a run goes on, by what it said and by how long it has been silent.
   U.state = (run, now) => {
     const all = run.headline || run.series;
@@ -85,7 +88,7 @@
     const age = run.last_step_time ? now - run.last_step_time : null;
     const about = run.about || {};
     const out = { usual, age, planned: about.steps ?? null };
-    if (about.ended) return { ...out, word: about.exit ? "ended with an error" : "ended", look: about.exit ? "failed" : "done", ended: about.ended, exit: about.exit ?? null };
+    if (about.ended) return { ...out, ...ENDS[about.exit || 0] ?? { word: "ended with an error", look: "failed" }, ended: about.ended, exit: about.exit ?? null };
     if (age === null) return { ...out, word: "no step yet", look: "done" };
     if (age > Math.max(SILENT, 5 * (usual ?? 2 * SILENT))) return { ...out, word: "silent", look: "silent" };
     return { ...out, word: "running", look: "running" };
@@ -104,7 +107,7 @@
     const facts = [];
     const latest = (name) => run.metrics[name] ?? null;
     if (latest("rollout/tokens_per_s") !== null) facts.push(`${number(latest("rollout/tokens_per_s"))} tokens/s`);
-    if (latest("rollout/workers") !== null) facts.push(`${latest("rollout/workers")} workers`);
+    if (latest("rollout/workers") !== null) facts.push(`${latest("rollout/workers")} worker${latest("rollout/workers") === 1 ? "" : "s"}`);
     if (state.word === "running" && state.planned && state.usual && run.last_step < state.planned) facts.push(`about ${U.duration((state.planned - run.last_step) * state.usual)} left`);
     const unknown = [["rollout/tokens_per_s", "throughput"], ["rollout/workers", "workers"]].filter(([key]) => latest(key) === null).map(([, word]) => word);
     if (!state.ended && !(state.planned && state.usual)) unknown.push("time left");
