@@ -200,6 +200,9 @@ class StoreSettings(Settings):
     trajectory_steps: int = Field(1000, ge=1)
     """Number of latest steps of which such trajectories are kept, beside the first one and those at which an
     alarm was raised."""
+    probe_trajectories: int = Field(4, ge=0)
+    """Number of trajectories of the fixed probe that are kept token by token at each step that probes, for
+    the page of a prompt through time. None are kept where `store.trajectory_groups` is 0."""
 
     @field_validator("url")
     @classmethod

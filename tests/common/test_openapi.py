@@ -15,7 +15,7 @@ from tests.common.gate_services import serving
 from tests.retriever.retriever_fixtures import small_index  # noqa: F401
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
-OPERATIONS = {"retriever": 9, "likelihood": 28, "control": 8, "agent": 6}
+OPERATIONS = {"retriever": 9, "likelihood": 30, "control": 8, "agent": 6}
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def world(tmp_path_factory):
     (checkout / "deploy").mkdir(parents=True)
     for name in ("overrides.txt", "deploy/setup_venv.sh"):
         shutil.copy(ROOT / name, checkout / name)
-    shutil.copy(ROOT / "tests" / "stub_index.py", checkout)
+    shutil.copy(ROOT / "tests" / "retriever" / "stub_index.py", checkout)
     (checkout / "backend.py").write_text(BACKEND)
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     built = re.sub(

@@ -14,6 +14,7 @@ from services.likelihood.microscope.choice import StepColumns, chosen_rows
 from services.likelihood.microscope.heads import head_of
 from services.likelihood.microscope.held import LldsGate
 from services.likelihood.microscope.packing import packed, unpacked
+from services.likelihood.microscope.probe_slide import ProbeSlide, group_of
 from services.likelihood.microscope.weights import WEIGHTS, HeadColumns, heaviest, weights_of
 from services.likelihood.monitor.detectors.table import READS
 from trainer.algorithms import llds_loss
@@ -180,3 +181,40 @@ def test_token_strings_of_a_tokenizer_that_joins_words_keep_the_spaces():
         return " ".join(f"w{i}" for i in ids)
 
     assert token_texts([1, 2, 3], decode) == ["w1", " w2", " w3"]
+
+
+def test_a_frozen_trajectory_is_recorded_as_a_later_step_scores_it():
+    scored = step()
+    tokens = scored.tokens.take([5, 6, 9])
+    tokens.step = np.asarray([2, 2, 3])
+    later = tokens.logp_old - np.where(tokens.action_ids >= 0, 0.25, 0).astype(np.float32)
+    line = {
+        "uid": "u09",
+        "question": "Who founded Arl?",
+        "data_source": "towns",
+        "golden_answers": ["Ines Tobar"],
+        "segments": [
+            {"by": "model", "kind": "search", "text": "w5 w6 w7"},
+            {"by": "environment", "text": "<information> .. </information>"},
+            {"by": "model", "kind": "answer", "text": "w8 w9 w10"},
+        ],
+    }
+    asked = []
+    slide = ProbeSlide.of(
+        tokens, later, [0, 2], lambda uid, step: asked.append((uid, step)) or (line if uid == "u09" else {})
+    )
+    first, last = [unpacked(packed(t).body) for t in slide.records(LENS)]
+    assert asked == [("u05", 2), ("u09", 3)]
+    assert (last.uid, last.question, last.prompt, last.probe) == ("u09", "Who founded Arl?", "w1 w2 w3", True)
+    assert [(s.by, getattr(s, "kind", None)) for s in last.segments] == [
+        *(("model", "search"), ("environment", None), ("model", "answer"))
+    ]
+    assert last.segments[1].text == "<information> .. </information>" and last.segments[1].tokens == 2
+    assert last.written[1].tokens == ["w8", " w9", " w10"] and last.scoring.golden[0].text == "Ines Tobar"
+    fell = np.subtract(last.written[1].logp_after, last.written[1].logp_before)
+    assert fell == pytest.approx([-0.25] * 3, abs=1e-4)
+    assert first.question is None and first.segments[1].text == "w1 w2" and first.written[0].kind is None
+    assert packed(first).prompt == first.group and packed(last).prompt == "Who founded Arl?"
+    assert group_of("000002-0003-01") == "000002-0003"
+    blown = ProbeSlide.of(tokens, later * np.nan, [1], lambda uid, step: {}).records(LENS)
+    assert packed(blown[0]).probe and blown[0].written[0].logp_after is None, "no number, no record of one"

@@ -81,3 +81,9 @@ def collapsing_step(step: int, fall: float) -> list[dict[str, Any]]:
     made[3]["finish"] = "length"
     made[7]["valid"] = False
     return made
+
+
+def frozen_at(step: int, fallen: float) -> dict[str, Any]:
+    """A right answer of step 0 as a later step scores it again: `fallen` nats per token less."""
+    one = trajectory("0-1-0", group="0-1", probe=True, question="Who founded Brune?", fall=fallen)
+    return one | {"reward": None, "advantage": 0.0, "preserved": None, "scoring": None}

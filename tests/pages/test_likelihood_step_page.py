@@ -13,7 +13,7 @@ from redis_server import RedisServer
 from services.likelihood.exports.report import write_report
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from services.likelihood.store.opening import open_store
-from tests.pages.microscope_world import collapsing_step, trajectory
+from tests.pages.microscope_world import collapsing_step, frozen_at, trajectory
 
 LAB = DATA / "lab"
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
@@ -39,6 +39,9 @@ def post(url: str) -> None:
             http.post("/v1/runs/falls/steps", json={"step": step, "metrics": metrics}).raise_for_status()
             made = collapsing_step(step, fall_at(step))
             posted = http.post(f"/v1/runs/falls/steps/{step}/samples", json={"trajectories": made})
+            posted.raise_for_status()
+            again = [frozen_at(step, 10 * fall_at(step))] if step else []
+            posted = http.post(f"/v1/runs/falls/steps/{step}/samples", json={"trajectories": again})
             posted.raise_for_status()
 
 

@@ -30,12 +30,19 @@ def folder_of(store: str) -> Path | None:
 
 
 def add_evaluation_routes(app: FastAPI, folder: Path | None) -> None:
-    """Add /runs/RUN/evaluations, a list, and /runs/RUN/evaluations/NAME, a page of the list."""
+    """Add /runs/RUN/evaluations, a list, and /runs/RUN/evaluations/NAME, a page of the list;
+    /v1/runs/RUN/evaluations for programs."""
 
     def pages_of(run: str) -> dict[str, Path]:
         if folder is None or folder.name != run:
             return {}
         return {file.parent.name: file for file in sorted((folder / "eval").glob(f"*/{PAGE}"))}
+
+    @app.get("/v1/runs/{run}/evaluations")
+    def evaluation_names(run: Run) -> list[str]:
+        """Names of the evaluations that have a page, /runs/RUN/evaluations/NAME. Empty where the store does
+        not lie in the run's folder."""
+        return list(pages_of(run))
 
     @app.get("/runs/{run}/evaluations", response_class=HTMLResponse, include_in_schema=False)
     def evaluations(run: Run) -> HTMLResponse:

@@ -38,6 +38,7 @@ from services.likelihood.records import (
 from services.likelihood.rest.answers import Alarm, Phase, Series, StoredEvent, Summary, TokensReceipt
 from services.likelihood.rest.control_routes import add_control_routes
 from services.likelihood.rest.paths import Run, Step
+from services.likelihood.rest.prompt_routes import add_prompt_routes
 from services.likelihood.rest.run_routes import add_run_routes
 from services.likelihood.rest.sample_routes import add_sample_routes
 from services.likelihood.service import LikelihoodService
@@ -284,6 +285,7 @@ def create_app(
     add_run_routes(app, service, memory)
     add_control_routes(app, store, token)
     add_sample_routes(app, store, memory, read, STATIC)
+    add_prompt_routes(app, store, read, STATIC)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page() -> FileResponse:

@@ -141,6 +141,8 @@ class Recorder:
         store.put_tokens(run, result.step, result.scored.tokens, result.attempt)
         if slide:
             store.post_samples(run, result.step, slide, self.microscope.lens, result.attempt)
+        if probe := self.microscope.probe(result.rescored.fixed):
+            store.post_probes(run, result.step, probe, self.microscope.lens, result.attempt)
 
     def _serving(self) -> float:
         """Rollout workers that serve."""

@@ -34,6 +34,15 @@ FREEZE_BY_STEP = 5
 
 
 @dataclass(frozen=True)
+class FixedScores:
+    """The fixed set under the new weights."""
+
+    tokens: TokenBatch
+    logp: np.ndarray
+    """float32 [sum T] in nats."""
+
+
+@dataclass(frozen=True)
 class Rescored:
     """Log-probs under the new weights."""
 
@@ -43,6 +52,8 @@ class Rescored:
     """float32 [sum T] in nats, NaN on the other rows."""
     metrics: dict[str, float | None]
     """Of the probes, by name."""
+    fixed: FixedScores | None = None
+    """None at steps that do not score the fixed set."""
 
 
 class Probes:
@@ -126,7 +137,8 @@ class Probes:
                     self._tags = control_mask(parts["fixed"], self.decode)
                 if (value := control_logp(parts["fixed"], scored["fixed"], self._tags)) is not None:
                     metrics["probe/control"] = value
-        return Rescored(rows, logp_new, metrics)
+        fixed = FixedScores(parts["fixed"], scored["fixed"]) if "fixed" in parts else None
+        return Rescored(rows, logp_new, metrics, fixed)
 
     def _sample(self, n: int) -> list[int]:
         """A spread of n rows, in whole groups where not all are taken."""

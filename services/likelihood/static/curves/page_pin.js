@@ -29,6 +29,7 @@
     const found = await Promise.all(runs.map((run) => U.source.stepOf(run, pin)));
     if (turn !== asked) return;
     const links = runs.map((run) => U.tokensLink(run, pin, null, `${runs.length > 1 ? `${U.titleOf(run)}: ` : ""}tokens of step ${U.keptStep(run, pin)}`)).filter(Boolean);
+    links.push(...runs.map((run) => U.promptsLink(run, runs.length > 1)).filter(Boolean));
     const names = [...new Set(found.flatMap((metrics) => Object.keys(metrics || {})))].filter((n) => !U.NOT_CURVES.includes(n)).sort();
     const head = node("tr", {}, node("th", { scope: "col" }, "metric"), ...runs.map((run) => node("th", { scope: "col", class: "n" }, U.titleOf(run))));
     const rows = names.map((name) => node("tr", { "data-name": name }, node("th", { scope: "row" }, name), ...found.map((metrics) => node("td", { class: "n" }, number(metrics?.[name])))));

@@ -37,7 +37,7 @@
     const { trajectories, heads, a, b, scale } = view;
     const parted = b ? U.shared(a, b) : null;
     const held = trajectories.some((t) => t.segments.some((s) => s.held));
-    const children = [heading(a), table(view, heads, trajectories), U.legendOf(scale, held)];
+    const children = [heading(a, view.through), table(view, heads, trajectories), U.legendOf(scale, held)];
     if (parted) children.push(sharedPart(a, b, parted, scale));
     const columns = node("div", { class: `pair${b ? "" : " alone"}` }, column(a, "A", parted, scale));
     if (b) columns.append(column(b, "B", parted, scale));
@@ -45,16 +45,19 @@
     return children;
   };
 
-  function heading(t) {
+  // `through`: the address of the prompt's page through time, where there is one.
+  function heading(t, through) {
     const golden = t.scoring?.golden || [];
     return node(
       "div",
       { class: "group-head" },
       node("h2", {}, t.question ? U.long(t.question, 600) : `Group ${t.group}`),
-      node("p", {}, golden.length ? "Accepted: " : "No accepted answers were posted. ", ...golden.slice(0, 8).flatMap((g, i) => [i ? "; " : null, node("strong", {}, U.long(g.text, 200))]), golden.length > 8 ? ` and ${golden.length - 8} more` : null, node("span", { class: "muted" }, ` · group ${t.group}${t.data_source ? ` · ${t.data_source}` : ""}`)),
+      node("p", {}, golden.length ? "Accepted: " : "No accepted answers were posted. ", ...golden.slice(0, 8).flatMap((g, i) => [i ? "; " : null, node("strong", {}, U.long(g.text, 200))]), golden.length > 8 ? ` and ${golden.length - 8} more` : null, node("span", { class: "muted" }, ` · group ${t.group}${t.data_source ? ` · ${t.data_source}` : ""}`), through ? node("a", { class: "through", href: through }, "This prompt through time") : null),
       t.prompt ? node("details", { class: "folded" }, node("summary", {}, `Prompt, ${U.integer(t.prompt.length)} characters`), node("div", { class: "body" }, U.long(t.prompt))) : null,
     );
   }
+
+  U.headingOf = heading;
 
   function table(view, heads, trajectories) {
     const columns = ["A", "B", "", "Answer", "Reward", "Advantage", "Change per token", "Falling", "Held by LLDS", "Searches", "Tokens", "Tokens shared with A", "End"];
@@ -110,7 +113,7 @@
     const [sign, word] = U.verdict(t.verdict);
     const from = parted || { segment: 0, token: 0 };
     const body = parts(t, from, { segment: t.segments.length, token: 0 }, scale);
-    const about = [`reward ${number(t.reward)}`, `advantage ${U.signed(t.advantage)}`];
+    const about = t.probe ? ["probe, scored again"] : [`reward ${number(t.reward)}`, `advantage ${U.signed(t.advantage)}`];
     if (t.policy_version !== null && t.policy_version !== undefined) about.push(`policy version ${t.policy_version}`);
     if (t.seconds !== null && t.seconds !== undefined) about.push(`${t.seconds.toFixed(2)} s`);
     if (t.preserved !== null && t.preserved !== undefined) about.push(t.preserved ? "LLDS holds it" : "not held by LLDS");
@@ -120,9 +123,10 @@
       node("h3", {}, `${side} `, node("span", { class: `verdict ${word.replace(" ", "-")}` }, `${sign} ${word}`), node("span", { class: "muted uid" }, ` ${t.uid}`)),
       node("p", { class: "note" }, about.join(" · ")),
       ...(body.length ? body : [node("p", { class: "note" }, "Nothing but the shared beginning.")]),
-      reward(t),
+      t.probe ? null : reward(t),
     );
   }
+  U.columnOf = column;
 
   // Segments of a trajectory from one place up to another.
   function parts(t, from, to, scale) {
@@ -144,6 +148,7 @@
     }
     return out;
   }
+  U.partsOf = parts;
 
   function caption(segment, action, first) {
     const words = [`${first ? "… " : ""}action ${action}${segment.kind ? `: ${segment.kind}` : ""}`];

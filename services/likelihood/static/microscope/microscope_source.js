@@ -14,6 +14,10 @@
     group(run, step, group) {
       return U.source.get(`${at(run, step)}/full?group=${encodeURIComponent(group)}`);
     }
+    // The page of a trajectory's prompt. As the service names prompts, by code points.
+    through(run, t) {
+      return `/runs/${encodeURIComponent(run)}/prompts?prompt=${encodeURIComponent([...(t.question || t.group)].slice(0, 200).join(""))}`;
+    }
   }
   const at = (run, step) => `/v1/runs/${encodeURIComponent(run)}/steps/${step}/samples`;
 
@@ -46,6 +50,9 @@
         next: steps.find((s) => s > step) ?? null,
       };
     }
+    through() {
+      return null;
+    }
     async group(run, step, group) {
       return this.found(run, step).trajectories.filter((t) => t.group === group);
     }
@@ -71,6 +78,12 @@
   U.keptStep = (run, step) => {
     const steps = (run.sampled || []).map((s) => s.step);
     return steps.filter((s) => s <= step).pop() ?? steps[0] ?? null;
+  };
+
+  // A link to the prompts of a run through time; null where no trajectories are kept, or in a report.
+  U.promptsLink = (run, named) => {
+    if (!U.source.live || U.keptStep(run, 0) === null) return null;
+    return U.node("a", { class: "tokens-link", href: `/runs/${encodeURIComponent(run.run)}/prompts` }, `${named ? `${U.titleOf(run)}: ` : ""}prompts through time`);
   };
 
   // A link to the trajectories of a run's step; null where none are kept.

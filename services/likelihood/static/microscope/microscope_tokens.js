@@ -31,20 +31,23 @@
     return `color-mix(in srgb, var(--${nats < 0 ? "fell" : "rose"}) ${share.toFixed(1)}%, transparent)`;
   };
 
-  U.legendOf = (scale, held) => {
+  U.rampOf = (what, scale) => {
     const ticks = [-scale, -scale / 4, 0, scale / 4, scale];
     const stops = [];
     for (let i = -10; i <= 10; i++) stops.push(U.tint((i * Math.abs(i) * scale) / 100, scale));
     const bar = node("span", { class: "ramp", style: `background:linear-gradient(to right, ${stops.join(", ")})` });
     const marks = node("span", { class: "ticks" }, ...ticks.map((t) => node("span", {}, U.signed(t))));
-    return node(
+    return node("span", { class: "scale" }, node("span", { class: "what" }, what), node("span", { class: "ramp-box" }, bar, marks), node("span", {}, "gained"));
+  };
+
+  U.legendOf = (scale, held) =>
+    node(
       "div",
       { class: "legend-row" },
-      node("span", { class: "scale" }, node("span", { class: "what" }, "Change of a token's log-prob by the update, in nats: lost"), node("span", { class: "ramp-box" }, bar, marks), node("span", {}, "gained")),
+      U.rampOf("Change of a token's log-prob by the update, in nats: lost", scale),
       held ? node("span", {}, node("span", { class: "t held" }, "underlined"), ": LLDS pulls it up") : node("span", { class: "muted" }, "LLDS is off"),
       node("span", {}, node("span", { class: "t unscored" }, "dotted"), ": not scored again"),
     );
-  };
 
   // Tokens [from, to) of a segment as spans.
   U.strip = (segment, index, from, to, scale) => {

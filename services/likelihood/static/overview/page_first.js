@@ -42,6 +42,7 @@
       const change = scores.length > 1 ? `, ${last.value > first.value ? "up from" : last.value < first.value ? "down from" : "as"} ${number(first.value)} at step ${first.step}` : ", the only score so far";
       lines.push(node("p", {}, node("strong", {}, number(last.value)), ` ${label}, at step ${last.step}${change}`));
     }
+    if (run.evaluations?.length) lines.push(node("p", {}, node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, run.evaluations.length === 1 ? "1 evaluation of this run" : `${run.evaluations.length} evaluations of this run`)));
     if (!SCORES.some(([key]) => all.series[key])) lines.push(node("p", { class: "muted" }, "No held-out score was posted."));
     return lines;
   }
@@ -59,12 +60,12 @@
     const lines = [node("p", { class: "big" }, U.chip(run.phase), node("span", { class: "muted" }, ` since step ${run.since ?? "–"}: ${U.PHASES[run.phase] || ""}`))];
     if (!standing.length) {
       const past = run.alarms.length ? `; ${run.alarms.length} ended` : "";
-      lines.push(node("p", { class: "muted" }, run.phase === "unknown" ? `No alarm stands${past}. That is no sign of health: likelihood and reward have not been seen long enough.` : `No alarm stands${past}.`));
+      lines.push(node("p", { class: "muted" }, run.phase === "unknown" ? `No alarm stands${past}. That is no sign of health: likelihood and reward have not been seen long enough.` : `No alarm stands${past}.`), node("p", {}, U.promptsLink(run)));
       return lines;
     }
     const [worst] = standing;
     lines.push(node("p", {}, node("strong", {}, `${standing.length} alarm${standing.length === 1 ? "" : "s"}`), `, worst: ${worst.rule} since step ${worst.step}. ${worst.seen}`));
-    lines.push(node("p", {}, U.tokensLink(run, worst.step, worst.rule), " ", node("button", { type: "button", onclick: () => U.showAlarm(run, worst) }, "Reason and advice")));
+    lines.push(node("p", {}, U.tokensLink(run, worst.step, worst.rule), " ", U.promptsLink(run), " ", node("button", { type: "button", onclick: () => U.showAlarm(run, worst) }, "Reason and advice")));
     return lines;
   }
 
@@ -77,6 +78,9 @@
   };
   const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
 
+  // By exit status: at its end, or by SIGINT or SIGTERM with a checkpoint.
+  const ENDS = { 0: { word: "ended", look: "done" }, 130: { word: "stopped", look: "done" }, 143: { word: "stopped", look: "done" } };
+
   // Whether a run goes on, by what it said and by how long it has been silent.
   U.state = (run, now) => {
     const all = run.headline || run.series;
@@ -84,7 +88,7 @@
     const age = run.last_step_time ? now - run.last_step_time : null;
     const about = run.about || {};
     const out = { usual, age, planned: about.steps ?? null };
-    if (about.ended) return { ...out, word: about.exit ? "ended with an error" : "ended", look: about.exit ? "failed" : "done", ended: about.ended, exit: about.exit ?? null };
+    if (about.ended) return { ...out, ...ENDS[about.exit || 0] ?? { word: "ended with an error", look: "failed" }, ended: about.ended, exit: about.exit ?? null };
     if (age === null) return { ...out, word: "no step yet", look: "done" };
     if (age > Math.max(SILENT, 5 * (usual ?? 2 * SILENT))) return { ...out, word: "silent", look: "silent" };
     return { ...out, word: "running", look: "running" };
@@ -103,7 +107,7 @@
     const facts = [];
     const latest = (name) => run.metrics[name] ?? null;
     if (latest("rollout/tokens_per_s") !== null) facts.push(`${number(latest("rollout/tokens_per_s"))} tokens/s`);
-    if (latest("rollout/workers") !== null) facts.push(`${latest("rollout/workers")} workers`);
+    if (latest("rollout/workers") !== null) facts.push(`${latest("rollout/workers")} worker${latest("rollout/workers") === 1 ? "" : "s"}`);
     if (state.word === "running" && state.planned && state.usual && run.last_step < state.planned) facts.push(`about ${U.duration((state.planned - run.last_step) * state.usual)} left`);
     const unknown = [["rollout/tokens_per_s", "throughput"], ["rollout/workers", "workers"]].filter(([key]) => latest(key) === null).map(([, word]) => word);
     if (!state.ended && !(state.planned && state.usual)) unknown.push("time left");

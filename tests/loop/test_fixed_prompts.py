@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from learner_world import make_config, start_rank
+from places import ROOT
 from rollout_models import bigram_model
 
 from services.common.errors import UserError
 from services.likelihood.exports.fixed_prompts import FOLDER, drawing, measured, points
 from services.likelihood.exports.report import write_report
-from trainer.loop.fixed_prompts import Group, Response, summary
+from trainer.loop.update.fixed_prompts import Group, Response, summary
 
-ROOT = Path(__file__).parents[1]
 LR = 0.05
 
 

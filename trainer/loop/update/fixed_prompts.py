@@ -25,8 +25,8 @@ from trainer.config.schema import Config
 from trainer.data import PromptCursor
 from trainer.learner.group import gathered
 from trainer.learner.rank import LearnerRank
-from trainer.loop.batches import prepare
-from trainer.loop.sampling import BatchSampler, RolloutBatch
+from trainer.loop.rollouts.sampling import BatchSampler, RolloutBatch
+from trainer.loop.update.batches import prepare
 from trainer.rewards import make_reward
 
 Say = Callable[[str], None]
