@@ -34,8 +34,8 @@ def contents(corpus: Path) -> Iterator[str]:
 
 def ours(postings: str) -> Callable[[Path, Path], Callable[[str], int]]:
     def make(corpus: Path, work: Path) -> Callable[[str], int]:
-        from retriever_service.index import Index
         from retriever_service.indexing.build import build_index
+        from retriever_service.search.index import Index
 
         build_index(corpus, work, postings=postings)
         index = Index(work)

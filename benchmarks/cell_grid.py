@@ -22,7 +22,7 @@ from rich.table import Table
 
 from services.common.errors import UnspiralError, UserError
 from services.common.files import json_lines, write_atomically, write_json
-from services.common.signals import Stopped
+from services.common.processes.signals import Stopped
 
 DIGITS = 6
 """Significant digits that are kept."""

@@ -18,7 +18,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_shapes import SHAPES, qwen2_config, random_model
+from benchmarks.gpu.shapes import SHAPES, qwen2_config, random_model
 
 TAGS = [f"<{slash}{tag}>" for tag in ("think", "search", "information", "answer") for slash in ("", "/")]
 LOUD = 3000.0

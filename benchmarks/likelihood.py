@@ -25,7 +25,7 @@ import httpx
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "likelihood")]
 
 from redis_server import RedisServer  # noqa: E402
 

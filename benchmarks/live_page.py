@@ -26,7 +26,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from services.likelihood.launch import ServeSettings, serve_in_thread  # noqa: E402
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread  # noqa: E402
 from services.likelihood.store import series  # noqa: E402
 from services.likelihood.store.sqlite_store import SQLiteStore  # noqa: E402
 

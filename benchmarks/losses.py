@@ -31,7 +31,14 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from trainer.algorithms import LossTerm, kl_k3, llds_loss, plain_token_logprobs, policy_loss, token_logprobs  # noqa: E402
+from trainer.algorithms import (  # noqa: E402
+    LossTerm,
+    kl_k3,
+    llds_loss,
+    plain_token_logprobs,
+    policy_loss,
+    token_logprobs,
+)
 
 # head: tokens, width, vocabulary
 # update: trajectories, positions, layers, width, feed-forward width, vocabulary

@@ -25,9 +25,9 @@ import psutil
 from benchmarks.made_corpus import OWN_SHARE, OWN_WORDS, Statistics, draw_names, name_of
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.bm25.packed import build as runs
-from retriever_service.documents import OFFSETS_FILE, TEXT_FILE
+from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE
+from retriever_service.index_folder.rows import BLOCKS_FILE, PLACES_FILE
 from retriever_service.indexing.workplace import seal_folder
-from retriever_service.rows import BLOCKS_FILE, PLACES_FILE
 
 CHUNK = 20_000
 ARTICLE_PASSAGES = 6.5

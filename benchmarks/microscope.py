@@ -5,8 +5,9 @@
 For each store: bytes per stored trajectory, and seconds of the requests that the page of a step makes
 (median and slowest of 20 steps at random; target: under .2 s together). `hold_up`: what making the records
 of a step of 2,560 trajectories and handing them over holds the learner up, with the sample and without it, in
-turns (target: a ratio of at most 1.1). Stored trajectories have 150 tokens, two searches and three documents
-each.
+turns (target: a ratio of at most 1.1). `ratio_of_pairs` is the median, least and largest of neighbours; `cpu`
+the same of the processor time of the thread that is held up, which other work on the machine disturbs less.
+Stored trajectories have 150 tokens, two searches and three documents each.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ import httpx
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "likelihood")]
 
 from redis_server import RedisServer  # noqa: E402
 
@@ -119,7 +121,7 @@ def renamed(row: PackedSample, step: int) -> PackedSample:
     """The same trajectory in another step. Its body keeps its old names: nothing here reads them."""
     old, new = b'"000000-', f'"{step:06d}-'.encode()
     head = row.head.replace(old, new)
-    return PackedSample(f"{step:06d}-{row.uid[7:]}", f"{step:06d}-{row.group[7:]}", head, row.body)
+    return replace(row, uid=f"{step:06d}-{row.uid[7:]}", group=f"{step:06d}-{row.group[7:]}", head=head)
 
 
 def pages(url: str, steps: int, per_step: int) -> dict[str, float]:
@@ -142,15 +144,17 @@ def pages(url: str, steps: int, per_step: int) -> dict[str, float]:
                 f"/v1/runs/run/steps/{steps // 2}/samples", params={"text": "word77 "}
             ).raise_for_status()
             searched = time.perf_counter() - searched
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
     finally:
         process.terminate()
         process.wait(10)
     whole = whole[1:]  # the first opens the store
     out = {"page_median_s": statistics.median(whole), "page_slowest_s": max(whole), "text_search_s": searched}
-    return {name: round(seconds, 4) for name, seconds in out.items()}
+    return {name: round(seconds, 4) for name, seconds in out.items()} | {"peak_mib": peak >> 10}
 
 
-def hold_up(folder: Path, rounds: int) -> dict[str, float]:
+def hold_up(folder: Path, rounds: int) -> dict[str, Any]:
     """Seconds that a step of 2,560 trajectories holds the learner up, without the sample and with it."""
     trajectories, tokens = batch(2560, 4)
     rng = np.random.default_rng(0)
@@ -161,6 +165,7 @@ def hold_up(folder: Path, rounds: int) -> dict[str, float]:
     advantages = np.where(np.arange(2560) % 2, 1.0, -1.0)
     process, address = serve(f"sqlite:{folder / 'hold.db'}")
     took: dict[bool, list[float]] = {False: [], True: []}
+    cpu: dict[bool, list[float]] = {False: [], True: []}
     try:
         with LikelihoodClient(address, spool_dir=folder / "spool") as client:
             for step in range(2 * rounds):
@@ -170,6 +175,7 @@ def hold_up(folder: Path, rounds: int) -> dict[str, float]:
                 scored.metrics()
                 sampled = bool(step % 2)
                 began = time.perf_counter()
+                busy = time.thread_time()
                 rows = chosen_rows(scored, 4, ["likelihood"]) if sampled else []
                 slide = Slide.of(scored, rows, None, None) if rows else None
                 record = StepRecord.model_construct(
@@ -180,15 +186,25 @@ def hold_up(folder: Path, rounds: int) -> dict[str, float]:
                 if slide:
                     client.post_samples("run", step, slide, LENS)
                 took[sampled].append(time.perf_counter() - began)
+                cpu[sampled].append(time.thread_time() - busy)
                 client.flush(60)
     finally:
         process.terminate()
         process.wait(10)
+
+    def pairs(of: dict[bool, list[float]]) -> list[float]:
+        ratios = sorted(s / w for w, s in zip(of[False], of[True], strict=True))
+        return [round(r, 3) for r in (statistics.median(ratios), ratios[0], ratios[-1])]
+
     without, with_sample = (statistics.median(took[sampled]) for sampled in (False, True))
     return {
         "hold_up_without_s": round(without, 5),
         "hold_up_with_s": round(with_sample, 5),
         "ratio": round(with_sample / without, 3),
+        "ratio_of_pairs": pairs(took),
+        "cpu_without_s": round(statistics.median(cpu[False]), 5),
+        "cpu_with_s": round(statistics.median(cpu[True]), 5),
+        "cpu_ratio_of_pairs": pairs(cpu),
         "ratio_of_least": round(min(took[True]) / min(took[False]), 3),
     }
 

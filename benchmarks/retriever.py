@@ -11,8 +11,8 @@ turns in one run.
     quality    answers in the top 3, by source and by backend
     ranks      ranks against a slow BM25 in double precision
 
-Corpora of any size: `benchmarks/corpora.py`. The load comes from another process on the same machine
-(`benchmarks/http_load.py`).
+Corpora of any size: `benchmarks/retriever_load/corpora.py`. The load comes from another process on the same
+machine (`benchmarks/retriever_load/http_load.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from benchmarks.http_load import get, load, post
+from benchmarks.retriever_load.http_load import get, load, post
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,7 +73,14 @@ def naive_server(index: Path, encoder_dtype: str) -> Iterator[str]:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.naive_retriever", str(index), str(port), encoder_dtype]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.retriever_load.naive_retriever",
+        str(index),
+        str(port),
+        encoder_dtype,
+    ]
     with subprocess.Popen(command, cwd=ROOT) as process:
         try:
             wait_ready(f"http://127.0.0.1:{port}")
@@ -162,7 +169,7 @@ def encoder(args: argparse.Namespace) -> None:
     import torch
 
     from retriever_service.dense.encoder import Encoder, EncoderSettings
-    from retriever_service.description import read_info
+    from retriever_service.index_folder.description import read_info
 
     texts = [q["question"] for q in read_questions(args.questions)][:512]
     settings = EncoderSettings(**read_info(args.index).settings["encoder"])
@@ -234,7 +241,7 @@ def start(args: argparse.Namespace) -> None:
 
 def quality(args: argparse.Namespace) -> None:
     """The share of questions one of whose answers stands in the text of the top 3."""
-    from retriever_service.index import Index
+    from retriever_service.search.index import Index
 
     questions = read_questions(args.questions)
     index = Index(args.index)
@@ -266,7 +273,7 @@ def ranks(args: argparse.Namespace) -> None:
     from collections import Counter
 
     from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
-    from retriever_service.index import Index
+    from retriever_service.search.index import Index
 
     index, analyzer = Index(args.index), Analyzer(AnalyzerSettings())
     documents = [Counter(analyzer.terms(index.documents.get(row)[1])) for row in range(index.info.passages)]

@@ -39,7 +39,7 @@ for python in $PYTHONS; do
   took=$((($(date +%s%N) - began) / 100000000))
   say "$("$python" --version): installed in $((took / 10)).$((took % 10)) s with" \
     "$("$work/$python"/bin/python -m pip list --format=freeze 2>/dev/null | grep -vcE '^(pip|setuptools)==') packages"
-  UNSPIRAL_HEALTH_PYTHON="$work/$python/bin/python" "$PYTHON" -m pytest -q tests/test_health_wheel.py -k strangers
+  UNSPIRAL_HEALTH_PYTHON="$work/$python/bin/python" "$PYTHON" -m pytest -q tests/health/test_health_wheel.py -k strangers
 done
 
 if [ ! -e "$VENV/.ready" ]; then
@@ -57,4 +57,4 @@ fi
 say "$("$VENV"/bin/python -m pip list --format=freeze 2>/dev/null |
   grep -iE '^(trl|verl|openrlhf|skyrl|torch|transformers)==' | tr '\n' ' ')"
 UNSPIRAL_REAL_TRAINERS=1 PYTHONPATH=$PWD OMP_NUM_THREADS=1 exec "$VENV"/bin/python -m pytest -q -rs \
-  tests/test_health_*.py tests/test_likelihood_padded.py "$@"
+  tests/health/test_health_*.py tests/likelihood/test_likelihood_padded.py "$@"

@@ -6,7 +6,8 @@ import sys
 
 import typer
 
-from retriever_service.cli import index_app, serve_retriever
+from retriever_service.cli import index_app
+from retriever_service.serve import serve_retriever
 from services.common.errors import UnspiralError
 
 app = typer.Typer(help="A retrieval service that speaks Search-R1's interface.", no_args_is_help=True)

@@ -1,5 +1,5 @@
-"""Commands of the retriever: `index build|info|search` and `serve retriever`. The trainer's command line
-mounts them."""
+"""Commands of the retriever: `index build|info|search` and their like. The trainer's command line mounts
+them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
-from pydantic import SecretStr, ValidationError
 from rich.console import Console
 
-from retriever_service.description import META_FILE, IndexInfo, verify
+from retriever_service.index_folder.description import META_FILE, IndexInfo, verify
 from retriever_service.settings import ServerSettings
+from services.common import hub
 from services.common.errors import UserError
-from services.common.http.auth import token_of
-from services.common.lazy import LazyModule
+from services.common.loading.lazy import LazyModule
 from services.common.progress import progress_on
 
 index_app = typer.Typer(help="Build, inspect and search indexes.", no_args_is_help=True)
@@ -24,18 +23,16 @@ _out = Console()
 _err = Console(stderr=True)
 
 if TYPE_CHECKING:
-    from retriever_service import backends, client, remote
-    from retriever_service.http import launch, mcp
+    from retriever_service import client
     from retriever_service.indexing import build as building
     from retriever_service.indexing import changes as changing
     from retriever_service.indexing import convert as converting
     from retriever_service.indexing import merge as merging
+    from retriever_service.search import backends, remote
 else:  # FastAPI, numba and httpx take seconds, which `unspiral --help` need not wait for
-    backends = LazyModule("retriever_service.backends")
+    backends = LazyModule("retriever_service.search.backends")
     client = LazyModule("retriever_service.client")
-    remote = LazyModule("retriever_service.remote")
-    launch = LazyModule("retriever_service.http.launch")
-    mcp = LazyModule("retriever_service.http.mcp")
+    remote = LazyModule("retriever_service.search.remote")
     building = LazyModule("retriever_service.indexing.build")
     changing = LazyModule("retriever_service.indexing.changes")
     converting = LazyModule("retriever_service.indexing.convert")
@@ -54,7 +51,7 @@ def _report(out: Path, info: IndexInfo) -> None:
         _err.print(text, markup=False, soft_wrap=True)
 
 
-def _one_index(command: str, positional: str | None, option: str | None) -> str:
+def one_index(command: str, positional: str | None, option: str | None) -> str:
     """The index, which may stand alone or behind `--index`. Raises UserError where it does neither, or
     both."""
     given = [value for value in (positional, option) if value is not None]
@@ -132,6 +129,7 @@ def build(
     overwrite: Overwrite = False,
 ) -> None:
     """Index a corpus. An interrupted build goes on where it was."""
+    corpus = hub.local_file("--corpus", corpus, _err.print)
     before = _stamp(out)
     with progress_on(_err) as tell:
         info = building.build_index(
@@ -162,7 +160,8 @@ def add(
     skip_bad: SkipBad = False,
 ) -> None:
     """Add passages to an index of packed postings. An interrupted addition goes on where it was."""
-    folder = Path(_one_index("index add", place, index))
+    folder = Path(one_index("index add", place, index))
+    corpus = hub.local_file("--corpus", corpus, _err.print)
     with progress_on(_err) as tell:
         info = changing.add_to_index(folder, corpus, skip_bad=skip_bad, progress=tell)
     _report(folder, info)
@@ -178,7 +177,7 @@ def delete(
     ids: Annotated[Path | None, typer.Option(help="File of ids, one a line.")] = None,
 ) -> None:
     """Delete passages from an index of packed postings: all that are named, or none if one is not there."""
-    folder = Path(_one_index("index delete", place, index))
+    folder = Path(one_index("index delete", place, index))
     wanted = [*(identity or []), *(changing.read_ids(ids) if ids else [])]
     if not wanted:
         raise UserError("index delete: no id; expected --id ID, or --ids FILE with one a line")
@@ -188,7 +187,7 @@ def delete(
 @index_app.command("merge")
 def merge(place: IndexPlace = None, index: IndexOption = None) -> None:
     """Make one index of all that was built and added, less what was deleted. Interrupted, it goes on."""
-    folder = Path(_one_index("index merge", place, index))
+    folder = Path(one_index("index merge", place, index))
     with progress_on(_err) as tell:
         _report(folder, merging.merge_index(folder, progress=tell))
 
@@ -210,6 +209,17 @@ def convert(
     family: Family = None,
     nprobe: Nprobe = None,
     ef_search: EfSearch = None,
+    rescore: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Keep the vectors beside the index, and score this many candidates per passage again by "
+            "them.",
+        ),
+    ] = 0,
+    rescore_dtype: Annotated[
+        str, typer.Option(help="Numbers of these vectors on disk: float16 or float32.")
+    ] = "float16",
     queries: Annotated[
         Path | None,
         typer.Option(help="Questions to measure recall with: JSONL with `question`, or one a line."),
@@ -219,11 +229,12 @@ def convert(
     overwrite: Overwrite = False,
 ) -> None:
     """Make a smaller or faster index from an exact one, and print the recall that it keeps."""
-    exact = Path(_one_index("index convert", place, index))
+    exact = Path(one_index("index convert", place, index))
     with progress_on(_err) as tell:
         info, measured = converting.convert_index(
             exact, out, vector_type, corpus=corpus, model=model, family=family, nprobe=nprobe,
-            ef_search=ef_search, queries=queries, sample=sample, skip_bad=skip_bad, overwrite=overwrite,
+            ef_search=ef_search, rescore=rescore, rescore_dtype=rescore_dtype,
+            queries=queries, sample=sample, skip_bad=skip_bad, overwrite=overwrite,
             progress=tell,
         )  # fmt: skip
     _report(out, info)
@@ -246,7 +257,7 @@ def push(
 ) -> None:
     """Copy a dense index into a Qdrant collection, which `serve retriever --index qdrant+...` then
     searches."""
-    dense = Path(_one_index("index push", place, index))
+    dense = Path(one_index("index push", place, index))
     with progress_on(_err) as tell:
         points = remote.push(dense, to, lambda done, of: tell("push", done / of, f"{done:,} points"))
     _out.print(f"{to}: {points:,} points", soft_wrap=True, markup=False)
@@ -262,7 +273,7 @@ def info(
     ] = None,
 ) -> None:
     """Check an index and print what it is, as JSON."""
-    _out.print_json(data=asdict(verify(Path(_one_index("index info", place, index)), corpus)))
+    _out.print_json(data=asdict(verify(Path(one_index("index info", place, index)), corpus)))
 
 
 @index_app.command("search")
@@ -297,144 +308,3 @@ def search(
         _out.print(heading, style="bold", markup=False, highlight=False)
         _out.print(f"   {text}", markup=False, highlight=False)
     opened.close()
-
-
-def serve_retriever(
-    place: Annotated[str | None, typer.Argument(metavar="INDEX", help="What --index takes.")] = None,
-    index: Annotated[
-        str | None,
-        typer.Option(
-            "--index",
-            "--index_path",
-            help="Index folder; FAISS file (with --corpus_path); qdrant+http://HOST:PORT/COLLECTION.",
-        ),
-    ] = None,
-    corpus: Annotated[
-        Path | None,
-        typer.Option("--corpus", "--corpus_path", help="Corpus that the index must have been built from."),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 8000,
-    topk: Annotated[int, typer.Option(min=1, help="Passages returned when a request names no number.")] = 3,
-    retriever_name: Annotated[
-        str | None,
-        typer.Option(
-            "--retriever_name",
-            "--retriever-name",
-            help="bm25, or the encoder's family: e5, bge, contriever, auto.",
-        ),
-    ] = None,
-    retriever_model: Annotated[
-        str | None,
-        typer.Option("--retriever_model", "--retriever-model", help="Encoder: folder or hub name."),
-    ] = None,
-    faiss_gpu: Annotated[
-        bool, typer.Option("--faiss_gpu", "--faiss-gpu", help="Search a dense index on all GPUs.")
-    ] = False,
-    encoder_dtype: Dtype = "auto",
-    reranker: Annotated[
-        str | None,
-        typer.Option(help="Cross-encoder (folder or hub name) that reorders the best passages."),
-    ] = None,
-    rerank_depth: Annotated[
-        int, typer.Option(min=1, help="Passages of each query that the reranker reads.")
-    ] = 20,
-    dialect: Annotated[
-        str,
-        typer.Option(
-            help="Whose answer `query` with `top_k` gets: zerosearch, or auto (rLLM's but on port 6002)."
-        ),
-    ] = "auto",
-    as_tool: Annotated[
-        bool,
-        typer.Option(
-            "--mcp",
-            help="Serve the tool `search` of the Model Context Protocol: at /mcp too, or on stdin and stdout "
-            "alone, where a client started this with pipes.",
-        ),
-    ] = False,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes that serve, sharing the memory-mapped index.")
-    ] = 1,
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Most queries searched together; with a reranker, most passages it reads together."
-        ),
-    ] = 256,
-    batch_wait_ms: Annotated[
-        float, typer.Option(min=0, help="Milliseconds that a batch waits for more queries if it is not full.")
-    ] = 0.0,
-    max_queued: Annotated[
-        int, typer.Option(min=1, help="Most queries that may wait; past it 503 with Retry-After.")
-    ] = 8192,
-    cache_size: Annotated[
-        int, typer.Option(min=0, help="Queries whose results are kept; 0 keeps none.")
-    ] = 10_000,
-    timeout_seconds: Annotated[float, typer.Option(min=0.001, help="Deadline of one request.")] = 30.0,
-    max_topk: Annotated[int, typer.Option(min=1, help="Most passages that a request may ask for.")] = 1000,
-    max_passages: Annotated[
-        int, typer.Option(min=1, help="Most passages of one answer: queries times topk.")
-    ] = 1_000_000,
-    max_queries: Annotated[int, typer.Option(min=1, help="Most queries of one request.")] = 16_384,
-    max_query_chars: Annotated[int, typer.Option(min=1, help="Longest query, in characters.")] = 8192,
-    max_connections: Annotated[int, typer.Option(min=1, help="Most open connections of a process.")] = 4000,
-    max_bodies_bytes: Annotated[
-        int,
-        typer.Option(min=1024, help="Most bytes of request bodies in flight; past it 503 with Retry-After."),
-    ] = 512 << 20,
-    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Largest request body.")] = 32 << 20,
-    drain_seconds: Annotated[
-        float, typer.Option(min=0, help="Seconds that requests in flight may go on at a stop.")
-    ] = 10.0,
-    token_env: Annotated[
-        str | None, typer.Option(help="Ask for the token that is in this environment variable.")
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            envvar="UNSPIRAL_RETRIEVER_INSECURE",
-            help="Listen beyond this machine without a token, inside a private network.",
-        ),
-    ] = False,
-) -> None:
-    """Serve an index over HTTP: Search-R1's /retrieve and /rerank, a search page, /healthz, /readyz,
-    /metrics, /docs."""
-    index = _one_index("serve retriever", place, index)
-    if topk > max_topk:
-        raise UserError(f"--topk {topk}: at most --max-topk, {max_topk}, passages are answered")
-    token = token_of(token_env) if token_env else None
-    if token_env and token is None:
-        raise UserError(f"--token-env {token_env}: that variable is not set")
-    try:
-        settings = ServerSettings(
-            index=index, corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk,
-            retriever_name=retriever_name, retriever_model=retriever_model, encoder_dtype=encoder_dtype,
-            faiss_gpu=faiss_gpu, reranker=reranker, rerank_depth=rerank_depth, dialect=dialect, mcp=as_tool,
-            workers=workers, batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued,
-            cache_size=cache_size, request_timeout_seconds=timeout_seconds, max_topk=max_topk,
-            max_passages=max_passages, max_queries=max_queries, max_query_chars=max_query_chars,
-            max_body_bytes=max_body_bytes, max_bodies_bytes=max_bodies_bytes,
-            max_connections=max_connections, insecure=insecure, drain_seconds=drain_seconds,
-            token=SecretStr(token) if token else None,
-        )  # fmt: skip
-    except ValidationError as error:
-        first = error.errors()[0]
-        flag = str(first["loc"][0]).removeprefix("request_").replace("_", "-")
-        raise UserError(f"--{flag} {first['input']}: {first['msg']}") from None
-
-    def say(line: str) -> None:
-        _out.print(f"retriever: {line}", soft_wrap=True, highlight=False, markup=False)
-
-    if as_tool:
-        mcp.require_mcp()
-        if mcp.is_started_by_client():
-            raise typer.Exit(mcp.run_stdio(settings))
-    raise typer.Exit(
-        launch.run(
-            settings,
-            lambda url, what: say(f"loading {what} at {url}"),
-            lambda url: say(f"ready at {url}, documentation at {url}/docs"),
-        )
-    )

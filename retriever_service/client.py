@@ -18,6 +18,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from retriever_service.answer import Answer, Hit, read_answer
 from retriever_service.errors import RetrieverUnavailable
+from retriever_service.joining import Joiner
 from services.common.errors import UserError
 
 __all__ = ["MAX_QUERY_CHARS", "Hit", "RetrieverClient", "clean_query"]
@@ -67,7 +68,11 @@ class RetrieverClient:
     Raises UserError for a `url` that is no http address, and for a `token` that no header can carry.
     """
 
-    def __init__(self, url: str, *, timeout_seconds: float = 60.0, token: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, timeout_seconds: float = 60.0, token: str | None = None, join_seconds: float = 0.0
+    ) -> None:
+        """join_seconds: single queries that come within so long of each other go as one request. 0 joins
+        none."""
         self.url = url.rstrip("/")
         self.timeout_seconds = timeout_seconds
         _check_url(url)
@@ -83,6 +88,7 @@ class RetrieverClient:
         self._connections = asyncio.Semaphore(_CONNECTIONS)
         self.left_out = 0
         """Hits without text that were left out, beside others of their query that had some."""
+        self._joiner = Joiner(self._post, join_seconds)
         self._searches: dict[object, tuple[float, str]] = {}
         """The searches that run: the time of their start (monotonic), and the last failure."""
         # No proxy from the environment: a retriever is a neighbour. No timeout: httpx's begins anew with each
@@ -107,16 +113,24 @@ class RetrieverClient:
             return []
         cleaned = [clean_query(q) for q in queries]
         found: list[list[Hit] | None] = [None] * len(cleaned)
+        joins = len(cleaned) == 1  # at its first try
 
         async def ask(left: float) -> list[list[Hit]]:
+            nonlocal joins
+            until = time.monotonic() + left
+            if joins:
+                joins = False
+                found[0] = await self._joiner.ask(cleaned[0], topk, left)
             missing = [at for at, hits in enumerate(found) if hits is None]
-            asked = {"queries": [cleaned[at] for at in missing], "topk": topk, "return_scores": True}
-            answer = await self._post(orjson.dumps(asked), len(missing), left)
-            for at, hits in zip(missing, answer.lists, strict=True):
-                found[at] = hits
-            self._count(answer.left_out)
-            if answer.fault is not None:
-                raise _Transient(f"its answer is not Search-R1's: {answer.fault}", lacks="no usable answer")
+            if missing:
+                answer = await self._post([cleaned[at] for at in missing], topk, until - time.monotonic())
+                for at, hits in zip(missing, answer.lists, strict=True):
+                    found[at] = hits
+                if answer.fault is not None:
+                    raise _Transient(
+                        f"its answer is not Search-R1's: {answer.fault}", lacks="no usable answer"
+                    )
+                self._joiner.note_good()
             return [hits for hits in found if hits is not None]  # none is, where there is no fault
 
         return await self._patiently(ask, on_failure)
@@ -160,6 +174,7 @@ class RetrieverClient:
 
     async def aclose(self) -> None:
         """Close the connections."""
+        await self._joiner.aclose()
         await self._http.aclose()
 
     async def __aenter__(self) -> RetrieverClient:
@@ -200,6 +215,7 @@ class RetrieverClient:
             return state.upcoming_sleep >= left()
 
         def note(state: RetryCallState) -> None:
+            self._joiner.note_bad()
             seen.append(_failure(state))
             reason = str(seen[-1])
             self._searches[key] = (started, reason)
@@ -207,6 +223,7 @@ class RetrieverClient:
                 on_failure(reason)
 
         def give_up(state: RetryCallState) -> list[list[Hit]]:
+            self._joiner.note_bad()
             reason = _failure(state)
             if reason.cut_off and seen:
                 reason = seen[-1]
@@ -214,7 +231,7 @@ class RetrieverClient:
             raise RetrieverUnavailable(f"retriever at {self.url}: {what}: {reason}") from None
 
         async def once() -> list[list[Hit]]:
-            return await attempt(max(0.05, left()))
+            return await attempt(left())
 
         retrying = AsyncRetrying(
             wait=wait,
@@ -230,7 +247,9 @@ class RetrieverClient:
         finally:
             del self._searches[key]
 
-    async def _post(self, body: bytes, count: int, left: float) -> Answer:
+    async def _post(self, queries: list[str], topk: int, left: float) -> Answer:
+        body = orjson.dumps({"queries": queries, "topk": topk, "return_scores": True})
+        left = max(0.05, left)
         until = time.monotonic() + left
         try:
             async with asyncio.timeout(left), self._connections:
@@ -253,8 +272,11 @@ class RetrieverClient:
         content = answer.content
         charset = answer.charset_encoding
         if len(content) > _ON_THE_LOOP_BYTES:
-            return await asyncio.to_thread(read_answer, content, charset, count)
-        return read_answer(content, charset, count)
+            read = await asyncio.to_thread(read_answer, content, charset, len(queries))
+        else:
+            read = read_answer(content, charset, len(queries))
+        self._count(read.left_out)
+        return read
 
 
 def clean_query(query: str) -> str:

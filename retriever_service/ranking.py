@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 RRF_K = 60
 HYBRID_DEPTH = 100
@@ -21,6 +22,32 @@ class Ranker(Protocol):
 
     def normalise(self, query: str) -> str:
         """A form that two queries share only if they get the same answer."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What BM25 counts over all passages that are searched together, whichever index holds them."""
+
+    passages: int
+    tokens: int
+    """Sum of their lengths in terms."""
+    frequencies: Mapping[str, int] = field(default_factory=dict)
+    """How many of them have each term; where it is used, the terms of the queries alone."""
+
+
+@runtime_checkable
+class RankerOfPart(Ranker, Protocol):
+    """A ranker that can score its rows as one index of more passages than its own does."""
+
+    statistics: Statistics
+    """Of its own passages, without frequencies."""
+
+    def rank_among(self, queries: list[str], topk: int, whole: Statistics) -> list[list[tuple[int, float]]]:
+        """As `rank`, by the statistics of all passages. `whole` has the frequency of each term that a query
+        and a row here share."""
+
+    def frequencies_of(self, terms: Sequence[str]) -> list[int]:
+        """How many of its own passages have each of these terms."""
 
 
 Passages = tuple[str, Sequence[str]]

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from services.common.errors import UserError
 
+SHARDS = "shards+"
+"""Begins an index that is a list of servers."""
+
 
 class ServerSettings(BaseModel):
     """All that `create_app` and `serve_in_thread` need.
@@ -21,7 +24,8 @@ class ServerSettings(BaseModel):
 
     index: str
     """Folder of a built index; or a FAISS file, beside `corpus`; or a Qdrant collection
-    (`qdrant+http://HOST:PORT/NAME`)."""
+    (`qdrant+http://HOST:PORT/NAME`); or servers of this package that are searched together
+    (`shards+URL,URL,...`, which the flag `--shards` writes)."""
     corpus: str | None = None
     """Corpus file that the index must have been built from; None trusts the index, which holds its own
     documents."""
@@ -75,6 +79,16 @@ class ServerSettings(BaseModel):
     request_timeout_seconds: float = Field(30.0, gt=0, allow_inf_nan=False)
     """Deadline of one request, a 504 after it; a client may ask for a shorter one with the header
     X-Timeout-Seconds."""
+    shard_timeout_seconds: float = Field(10.0, gt=0, allow_inf_nan=False)
+    """Longest wait for the shards of a search; a shard that has not answered then fails it."""
+    partial_answers: bool = False
+    """Answer without shards that fail, as an index of the others would; such answers are marked. Otherwise a
+    shard that fails is a 503."""
+    shard_token: SecretStr | None = Field(None, min_length=1)
+    """The token that the shards ask for."""
+    reload_seconds: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Seconds between two looks at the place of the index for another one, which is then opened and takes the
+    old one's place; 0 looks at none, and only the signal SIGUSR1 has the index opened anew."""
     dialect: Literal["auto", "zerosearch"] = "auto"
     """The form of the answer to a `query` with `top_k`: `zerosearch` is a list of `{"text"}`; `auto` is that
     on port 6002, which ZeroSearch's client asks, and rLLM's form otherwise."""

@@ -19,17 +19,17 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from retriever_service.errors import IndexInvalid
 from retriever_service.settings import ServerSettings
 from services.common.errors import EnvironmentLacks
-from services.common.lazy import LazyModule
+from services.common.loading.lazy import LazyModule
 from services.settings import MonitorRules
 
 if TYPE_CHECKING:
     from retriever_service.http import launch as retriever
     from retriever_service.indexing import build
-    from services.likelihood import launch as likelihood
+    from services.likelihood.rest import launch as likelihood
 else:
     # numba and FastAPI take a second and 130 MB, which every actor that imports this module would pay too.
     build = LazyModule("retriever_service.indexing.build")
-    likelihood = LazyModule("services.likelihood.launch")
+    likelihood = LazyModule("services.likelihood.rest.launch")
     retriever = LazyModule("retriever_service.http.launch")
 
 RESTARTS = 10

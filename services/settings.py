@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from services.common.user_code import is_import_path
+from services.common.loading.user_code import is_import_path
 
 TAKEN_TAGS = ("think", "search", "information", "answer")
 """Tags that are no tool's."""
@@ -55,8 +55,8 @@ class RetrieverSettings(Settings):
     index: str | None = None
     """Folder of a built index; the driver starts the service on it."""
     corpus: str | None = None
-    """Corpus file or folder, of any layout in docs/data.md; the driver indexes it (BM25), then starts the
-    service."""
+    """Corpus file or folder, of any layout in docs/data.md, or a data set on the hub (hf:ORG/NAME/FILE); the
+    driver indexes it (BM25), then starts the service."""
     skip_bad: bool = False
     """Leave out malformed lines of `corpus` and count them. By default the first one is an error."""
     timeout_seconds: float = Field(60.0, gt=0)
@@ -200,6 +200,9 @@ class StoreSettings(Settings):
     trajectory_steps: int = Field(1000, ge=1)
     """Number of latest steps of which such trajectories are kept, beside the first one and those at which an
     alarm was raised."""
+    probe_trajectories: int = Field(4, ge=0)
+    """Number of trajectories of the fixed probe that are kept token by token at each step that probes, for
+    the page of a prompt through time. None are kept where `store.trajectory_groups` is 0."""
 
     @field_validator("url")
     @classmethod

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from services.common.errors import UserError
 from trainer.algorithm_names import Denominator, Gate
-from trainer.algorithms.llds import llds_loss
+from trainer.algorithms.losses.llds import llds_loss
 
 __all__ = ["LLDS", "action_ids", "llds_loss"]
 log = logging.getLogger("unspiral.health")

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from benchmarks.barometer.plan import STEPS
 from benchmarks.cell_grid import MOST_FAILURES, CellFolder
-from services.common import signals
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import lock
+from services.common.processes import signals
 
 CELL_SECONDS = 2 * 3600.0
 """Longest time of a cell, whose process computes for about a minute and a half."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from retriever_service.client import Hit
-from retriever_service.index import Index
+from retriever_service.search.index import Index
 from services.contracts import Trajectory, TrajectoryRequest
 from services.rollout.worker.loop import Found
 from trainer.lab.tokenizer import TAGS

@@ -23,8 +23,8 @@ from rich.console import Console
 import trainer.lab.demo  # noqa: F401  (the names lab:SEED and lab:KIND:SEED)
 from benchmarks.barometer.faults import Fault
 from retriever_service.client import Hit
-from retriever_service.index import Index
 from retriever_service.indexing.build import build_index
+from retriever_service.search.index import Index
 from services.contracts import (
     TokenBatch,
     TrainBatch,
@@ -34,7 +34,7 @@ from services.contracts import (
     WorkerInfo,
 )
 from services.likelihood.client import LikelihoodClient
-from services.likelihood.launch import ServeSettings, serve_in_thread
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 from services.rollout.worker.loop import Found
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.rollout.worker.worker import RolloutWorker
@@ -44,9 +44,9 @@ from trainer.learner.group import gathered, joined
 from trainer.learner.rank import LearnerRank
 from trainer.learner.results import RankInfo, Scores, UpdateResult
 from trainer.loop.driver import Driver
-from trainer.loop.progress import Progress
-from trainer.loop.run_folder import RunFolder
-from trainer.loop.system import System
+from trainer.loop.run.progress import Progress
+from trainer.loop.run.run_folder import RunFolder
+from trainer.loop.run.system import System
 from trainer.rewards import make_reward
 from trainer.session.resume_rules import identity_of
 from trainer.session.stopping import StopSignals

@@ -25,9 +25,9 @@ from rich.table import Table
 
 from benchmarks.collapse.arms import ARMS
 from benchmarks.collapse.cells import MOST_FAILURES, Cell
-from services.common import signals
 from services.common.errors import UnspiralError, UserError
 from services.common.files import lock, write_json
+from services.common.processes import signals
 
 END_SECONDS = 150.0
 """Longest wait for a cell that was told to end, which saves its last step first; then it is killed."""

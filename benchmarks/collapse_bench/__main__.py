@@ -32,7 +32,7 @@ from benchmarks.collapse_bench.plan import (
     configuration,
 )
 from benchmarks.collapse_bench.tables import block, write_page
-from services.common.lazy import LazyModule
+from services.common.loading.lazy import LazyModule
 from trainer.config.schema import parse_config
 
 one_process = LazyModule("benchmarks.barometer.one_process")

@@ -16,9 +16,9 @@ from benchmarks.barometer.plan import warm_start_of
 from benchmarks.cell_grid import MOST_FAILURES, CellFolder
 from benchmarks.collapse.grid import Job, end_all
 from benchmarks.collapse_bench.plan import STEPS
-from services.common import signals
 from services.common.errors import UnspiralError, UserError
 from services.common.files import lock
+from services.common.processes import signals
 
 CELL_SECONDS = 2 * 3600.0
 POLL_SECONDS = 0.2

@@ -9,9 +9,9 @@ program, once the new one is complete.
 import sys
 from pathlib import Path
 
-from retriever_service.description import read_info
 from retriever_service.errors import IndexInvalid, OtherFormat
-from retriever_service.indexing.corpus import checksum
+from retriever_service.index_folder.corpus import checksum
+from retriever_service.index_folder.description import read_info
 from trainer.commands.cli import main
 from trainer.data.models import resolve_file
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its files (lab:train_corpus:0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Set
 
-from services.common.extras import needed_for
+from services.common.loading.extras import needed_for
 
 ENGLISH = frozenset(
     [

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from retriever_service.dense.exact import FILE as EXACT_FILE
+from retriever_service.dense.exact import ExactVectors, flat_vectors, write_exact
+from retriever_service.dense.inverted import write_inverted
 from retriever_service.dense.search import (
     FOLDER,
     INDEX_FILE,
@@ -112,6 +115,47 @@ def convert(
     opened = open_faiss(out)
     set_search_effort(opened, nprobe, ef_search)
     return opened
+
+
+def write_rescored(
+    source: Path, work: Path, kind: str, dtype: str, progress: Callable[[int, int], None]
+) -> None:
+    """Make `work/dense/` of a type with the exact vectors beside it, from the vectors of `source`. Inverted
+    lists take bounded memory and are gone on with after a kill; other types are made in memory."""
+    faiss = import_faiss()
+    flat = open_faiss(source)
+    folder = work / FOLDER
+    n = flat.ntotal
+    header = flat_header(flat.d, n)
+    plain = type(faiss.downcast_index(flat)) is faiss.IndexFlatIP or isinstance(flat, faiss.IndexFlat)
+    mapped = flat_vectors(source, header, flat.d, n) if plain else None
+
+    def vectors(begin: int, size: int) -> np.ndarray:
+        if mapped is None:
+            return flat.reconstruct_n(begin, size)
+        return np.ascontiguousarray(mapped[begin : begin + size])
+
+    write_exact(vectors, n, folder / EXACT_FILE, dtype, _BLOCK_ROWS, lambda done: progress(done, 2 * n))
+    made = make_type(flat.d, kind, n)
+    if isinstance(made, faiss.IndexIVF):
+        scratch = work / "lists"
+        write_inverted(made, kind, vectors, n, folder, scratch, lambda done, of: progress(of + done, 2 * of))
+    else:
+        convert(source, folder / INDEX_FILE, kind, progress=lambda done, of: progress(of + done, 2 * of))
+
+
+def rescored_recall(
+    exact, approximate, vectors: ExactVectors, queries: np.ndarray, topk: int, rescore: int
+) -> float:
+    """As `recall`, of an index whose candidates are scored again."""
+    topk = min(topk, exact.ntotal)
+    _, truth = exact.search(queries, topk)
+    _, found = approximate.search(queries, min(topk * rescore, exact.ntotal))
+    kept = [
+        [row for row, _ in vectors.best(query, rows, topk)]
+        for query, rows in zip(queries, found, strict=True)
+    ]
+    return float(np.mean([len(np.intersect1d(t, k)) / topk for t, k in zip(truth, kept, strict=True)]))
 
 
 def recall(exact, approximate, queries: np.ndarray, topk: int) -> float:

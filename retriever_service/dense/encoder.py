@@ -18,7 +18,7 @@ import numpy as np
 
 from retriever_service.dense.model_files import loading, read_as_text
 from services.common.errors import UserError
-from services.common.extras import needed_for
+from services.common.loading.extras import needed_for
 from services.common.names import accepted
 
 BGE_QUERY = "Represent this sentence for searching relevant passages: "

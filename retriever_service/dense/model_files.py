@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import EnvironmentLacks, UserError
+from services.common.hub import hub_name
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -51,7 +52,9 @@ def loading(what: str, model: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise EnvironmentLacks(f"{what} {model}: can't be loaded ({reason})") from None
+        name = hub_name(model, "model")
+        how = f"; where the hub is in reach, fetch it with: {name.command()}" if name else ""
+        raise EnvironmentLacks(f"{what} {model}: can't be loaded ({reason}){how}") from None
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from retriever_service.dense.model_files import loading, read_as_text
 from retriever_service.ranking import Order, Passages
 from services.common.errors import UserError
-from services.common.extras import needed_for
+from services.common.loading.extras import needed_for
 
 MAX_TOKENS = 512
 

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from retriever_service.dense import exact
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
-from retriever_service.description import IndexSettings
+from retriever_service.dense.exact import ExactVectors
+from retriever_service.dense.lists import attach, has_lists
 from retriever_service.errors import IndexInvalid
+from retriever_service.index_folder.description import IndexSettings
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.extras import needed_for
+from services.common.loading.extras import needed_for
 
 FOLDER = "dense"
 INDEX_FILE = "faiss.index"
@@ -41,6 +44,8 @@ def open_faiss(path: Path):
             f"{path}: ranks by FAISS metric {index.metric_type} (1 is L2 distance); expected one by inner "
             "product, as published ones are"
         )
+    if has_lists(path):
+        attach(faiss, index, path)
     return index
 
 
@@ -74,6 +79,8 @@ class DenseRanker:
         nprobe: int | None = None,
         ef_search: int | None = None,
         gpu: bool = False,
+        rescore: int = 0,
+        rescore_dtype: str = "float16",
     ) -> None:
         self._encoder = encoder
         self._index = open_faiss(path)
@@ -88,6 +95,10 @@ class DenseRanker:
                 f"{encoder.dimension}"
             )
         set_search_effort(self._index, nprobe, ef_search)
+        self._rescore = rescore
+        self._exact = None
+        if rescore:
+            self._exact = ExactVectors(path.with_name(exact.FILE), rescore_dtype, encoder.dimension, passages)
         if gpu:
             self._index = _to_gpu(self._index)
 
@@ -98,9 +109,12 @@ class DenseRanker:
         ranked: list[list[tuple[int, float]]] = [[] for _ in queries]
         if not asked:
             return ranked
-        scores, rows = self._index.search(
-            self._encoder.queries([queries[i] for i in asked]), min(topk, self._index.ntotal)
-        )
+        vectors = self._encoder.queries([queries[i] for i in asked])
+        scores, rows = self._index.search(vectors, min(topk * max(1, self._rescore), self._index.ntotal))
+        if self._exact is not None:
+            for i, vector, found in zip(asked, vectors, rows, strict=True):
+                ranked[i] = self._exact.best(vector, found, topk)
+            return ranked
         order = np.lexsort((rows, -scores), axis=1)
         rows = np.take_along_axis(rows, order, 1).tolist()
         scores = np.take_along_axis(scores, order, 1).tolist()
@@ -147,6 +161,8 @@ def open_dense(
         nprobe=settings["nprobe"],
         ef_search=settings["ef_search"],
         gpu=gpu,
+        rescore=settings.get("rescore", 0),
+        rescore_dtype=settings.get("rescore_dtype", "float16"),
     )
 
 

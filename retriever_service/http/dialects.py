@@ -31,8 +31,8 @@ from retriever_service.http.schemas import (
     parse_body,
 )
 from retriever_service.http.service import Service, encode_answer
-from retriever_service.rows import Rows, encode_fields
-from retriever_service.search_index import Hits
+from retriever_service.index_folder.rows import Rows, encode_fields
+from retriever_service.search.search_index import Hits, PartHits
 from services.common.names import nearest
 
 ZEROSEARCH_PORT = 6002
@@ -78,6 +78,7 @@ class Dialects:
             raise BadRequest(422, f"queries: {expected} is expected, {given} given", "queries", expected)
         topk = self._topk(*limit, len(queries), settings.topk, changed)
         hits = await self._service.search(queries, topk, timeout_seconds) if queries else []
+        missing = _missing(hits)
         if asked.return_fields is not None:
             every = asked.return_fields == "all"
             named = None if every else frozenset(("id", "contents", *asked.return_fields))
@@ -85,8 +86,10 @@ class Dialects:
             if named is not None:
                 await self._check_fields(named, hits, changed)
         answer = await self._shaped(asked, hits)
+        if missing and answer.startswith(b"{"):
+            answer = b'%b,"partial":true}' % answer[:-1]
         self._service.metrics.latency.observe(time.perf_counter() - started)
-        return Reply(answer, changed)
+        return Reply(answer, changed, missing)
 
     async def search(self, body: bytes, timeout_seconds: float) -> Reply:
         """`POST /search`."""
@@ -95,7 +98,7 @@ class Dialects:
         queries = cleaned([asked.query], "query", self._settings.max_query_chars, changed, alone=True)
         topk = self._topk(*asked.limit(), 1, SEARCH_DEFAULT, changed)
         (hits,) = await self._service.search(queries, topk, timeout_seconds)
-        return _flashrag_reply(*_apart(hits), asked.scores(), changed)
+        return _flashrag_reply(*_apart(hits), asked.scores(), changed, _missing([hits]))
 
     async def batch_search(self, body: bytes, timeout_seconds: float) -> Reply:
         """`POST /batch_search`."""
@@ -108,7 +111,7 @@ class Dialects:
         parts = [_apart(hits) for hits in found]
         documents = b"[%b]" % b",".join(documents for documents, _ in parts)
         scores = b"[%b]" % b",".join(scores for _, scores in parts)
-        return _flashrag_reply(documents, scores, asked.scores(), changed)
+        return _flashrag_reply(documents, scores, asked.scores(), changed, _missing(found))
 
     async def access(self, body: bytes, timeout_seconds: float) -> Reply:
         """`POST /access`: whole rows by url or id; null for what the corpus does not hold."""
@@ -203,9 +206,16 @@ class Dialects:
         )  # fmt: skip
 
 
-def _flashrag_reply(documents: bytes, scores: bytes, with_scores: bool, changed: list[str]) -> Reply:
+def _flashrag_reply(
+    documents: bytes, scores: bytes, with_scores: bool, changed: list[str], missing: str
+) -> Reply:
     """What FlashRAG's clients read: the documents, or the list of documents and scores."""
-    return Reply(b"[%b,%b]" % (documents, scores) if with_scores else documents, changed)
+    return Reply(b"[%b,%b]" % (documents, scores) if with_scores else documents, changed, missing)
+
+
+def _missing(hits: list[Hits]) -> str:
+    """The shards that are missing in one of the lists, and why."""
+    return next((one.missing for one in hits if isinstance(one, PartHits)), "")
 
 
 def _apart(hits: Hits) -> tuple[bytes, bytes]:

@@ -19,12 +19,11 @@ from prometheus_client.multiprocess import mark_process_dead
 from pydantic import SecretStr
 from uvicorn.config import STARTUP_FAILURE
 
-from retriever_service.backends import check_settings
 from retriever_service.http.server import create_app
 from retriever_service.http.service import Service
-from retriever_service.search_index import SearchIndex
+from retriever_service.search.backends import check_settings
+from retriever_service.search.search_index import SearchIndex
 from retriever_service.settings import ServerSettings
-from services.common import signals
 from services.common.http.auth import refuse_wide_without_token
 from services.common.http.connections import Limits
 from services.common.http.serving import (
@@ -37,9 +36,11 @@ from services.common.http.serving import (
     url_of,
 )
 from services.common.http.workers import run_workers
+from services.common.processes import signals
 
 _SETTINGS_VARIABLE = "UNSPIRAL_RETRIEVER_SETTINGS"
-_TOKEN_VARIABLE = "UNSPIRAL_RETRIEVER_TOKEN"
+_SECRETS = {"token": "UNSPIRAL_RETRIEVER_TOKEN", "shard_token": "UNSPIRAL_RETRIEVER_SHARD_TOKEN"}
+"""Settings that no dump shows, each with the variable that hands it to workers."""
 WHAT = "retriever"
 READY_SECONDS = 600.0
 """Longest wait for a worker to accept a connection, while it loads the index."""
@@ -155,10 +156,12 @@ def _run_workers(settings: ServerSettings, announce: Callable[[socket.socket], N
             "PROMETHEUS_MULTIPROC_DIR": parts.enter_context(
                 tempfile.TemporaryDirectory(prefix="retriever-metrics-")
             ),
-            _SETTINGS_VARIABLE: settings.model_dump_json(exclude={"token"}),
+            _SETTINGS_VARIABLE: settings.model_dump_json(exclude={*_SECRETS}),
         }
-        if settings.token is not None:
-            environment[_TOKEN_VARIABLE] = settings.token.get_secret_value()
+        for name, variable in _SECRETS.items():
+            secret: SecretStr | None = getattr(settings, name)
+            if secret is not None:
+                environment[variable] = secret.get_secret_value()
         factory = "retriever_service.http.launch:worker_app"
         received += run_workers(
             factory, settings.workers, sock, WHAT, _manner(settings), environment, mark_process_dead
@@ -176,8 +179,9 @@ def worker_app() -> FastAPI:
     it."""
     signals.left_to_parent()
     settings = ServerSettings.model_validate_json(os.environ[_SETTINGS_VARIABLE])
-    token = os.environ.get(_TOKEN_VARIABLE)
-    settings.token = None if token is None else SecretStr(token)
+    for name, variable in _SECRETS.items():
+        secret = os.environ.get(variable)
+        setattr(settings, name, None if secret is None else SecretStr(secret))
     app = create_app(settings)
     app.state.on_failure = _end_worker
     # So that it accepts no request before it can answer, while another worker could.

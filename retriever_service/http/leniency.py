@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, StrictBool, StrictInt, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 CHANGED_HEADER = b"x-unspiral-changed"
+PARTIAL_HEADER = b"x-unspiral-partial"
 LIMIT_NAMES = frozenset({
     "k", "n", "limit", "num", "size", "count", "top", "topn", "top_results", "num_results", "n_results",
     "max_results", "num_docs", "n_docs", "max_docs", "num_documents", "max_documents", "num_passages",

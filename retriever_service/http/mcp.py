@@ -17,13 +17,14 @@ import orjson
 from fastapi import FastAPI
 from pydantic import Field
 
-from retriever_service import backends
 from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.service import Service
 from retriever_service.http.web import BoundedBodies
+from retriever_service.search import backends
+from retriever_service.search.search_index import PartHits
 from retriever_service.settings import ServerSettings
-from services.common.extras import needed_for
 from services.common.http.bodies import Room
+from services.common.loading.extras import needed_for
 
 PATH = "/mcp"
 _ABOUT = "Searches a corpus and returns the best passages, best first, each with its id, contents and score."
@@ -47,7 +48,8 @@ def mcp_server(service: Service) -> Any:
         (text,) = cleaned([query], "query", settings.max_query_chars, [], alone=True)
         most = clamped(topk, settings.max_topk, "topk", [])
         (hits,) = await service.search([text], most, settings.request_timeout_seconds)
-        return {"passages": [orjson.loads(document) | {"score": score} for document, score in hits]}
+        found = {"passages": [orjson.loads(document) | {"score": score} for document, score in hits]}
+        return found | ({"partial": hits.missing} if isinstance(hits, PartHits) else {})
 
     server = require_mcp()("unspiral-retriever", instructions=_ABOUT, version="1", log_level="WARNING")
     server.add_tool(search, name="search", description=_ABOUT)

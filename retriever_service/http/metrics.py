@@ -40,6 +40,15 @@ class Metrics:
             "retriever_cached_queries", "Queries answered from the result cache, or blank.", registry=registry
         )
         self.empty = Counter("retriever_empty_results", "Queries that no passage matched.", registry=registry)
+        self.partial = Counter(
+            "retriever_partial_results", "Queries answered without all shards.", registry=registry
+        )
+        self.reloads = Counter(
+            "retriever_reloads",
+            "Times the index was opened anew: done or failed.",
+            ["result"],
+            registry=registry,
+        )
         self.queued = Gauge(
             "retriever_queued_queries",
             "Queries waiting or being searched.",

@@ -24,6 +24,8 @@ class Reply(NamedTuple):
 
     body: bytes
     changed: list[str]
+    missing: str = ""
+    """The shards that are missing in it, and why."""
 
 
 T = TypeVar("T")
@@ -184,6 +186,9 @@ class RetrieveResponse(BaseModel):
     documents match."""
 
     result: list[list[ScoredDocument] | list[Document]]
+    partial: bool = False
+    """Whether shards are missing, which the header X-Unspiral-Partial names; only where the server was
+    started with `--partial-answers`."""
 
 
 class FlatResponse(RetrieveResponse):

@@ -17,17 +17,19 @@ from fastapi import FastAPI, Response
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 
-from retriever_service import backends
 from retriever_service.http.mcp import mounted
 from retriever_service.http.metrics import Metrics
+from retriever_service.http.reloading import reloading
 from retriever_service.http.routes import ALWAYS, ERROR_RESPONSES, add_routes
 from retriever_service.http.service import Service
+from retriever_service.http.shard_side import add_shard_routes
 from retriever_service.http.web import RetrieverApp, install_error_handlers
-from retriever_service.search_index import SearchIndex
+from retriever_service.search import backends
+from retriever_service.search.search_index import SearchIndex
 from retriever_service.settings import ServerSettings
-from services.common import signals
 from services.common.http.bodies import Room
 from services.common.http.pages import add_pages
+from services.common.processes import signals
 
 log = logging.getLogger("retriever_service")
 _PAGE = Path(__file__).with_name("search.html")
@@ -45,12 +47,13 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loading = asyncio.create_task(_load_or_report(service, app.state))
-        if app.state.load_first:
-            with signals.ending_at_once():
-                await loading
         try:
-            async with mounted(app, service, bodies) if settings.mcp else nullcontext():
-                yield
+            async with reloading(service):
+                if app.state.load_first:
+                    with signals.ending_at_once():
+                        await loading
+                async with mounted(app, service, bodies) if settings.mcp else nullcontext():
+                    yield
         finally:
             await asyncio.wait({loading}, timeout=settings.drain_seconds)
             loading.cancel()
@@ -74,6 +77,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
     install_error_handlers(app, service.metrics)
     add_pages(app, "Unspiral retriever: API", "Retriever: API")
     add_routes(app, service, bodies)
+    add_shard_routes(app, service, bodies)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retriever_service.errors import DeadlinePassed, QueueFull, RetrieverUnavailable
-from retriever_service.http.leniency import header_of
+from retriever_service.http.leniency import PARTIAL_HEADER, header_of
 from retriever_service.http.metrics import Metrics
 from retriever_service.http.schemas import BadRequest, Limit, Reply, field_path
 from retriever_service.settings import ServerSettings
@@ -79,9 +79,11 @@ class JsonEndpoint:
                 held = len(asked)
             except TimeoutError:
                 raise DeadlinePassed(f"body: it did not come whole within {seconds:g} s") from None
-            body, changed = await self._answer(asked, max(0.0, until - time.monotonic()))
+            body, changed, missing = await self._answer(asked, max(0.0, until - time.monotonic()))
             self._ok.inc()
             more = [header_of(changed)] if changed else []
+            if missing:
+                more.append((PARTIAL_HEADER, missing.encode("ascii", "replace")))
             return 200, [_JSON, (b"content-length", b"%d" % len(body)), *more], body
         except (Exception, asyncio.CancelledError) as error:
             # Cancelled is what uvicorn does to requests that are still in flight when the time to drain is

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from retriever_service.description import (
+from retriever_service.errors import IndexInvalid
+from retriever_service.index_folder.corpus import checksum, corpus_bytes, estimate, extent
+from retriever_service.index_folder.description import (
     BACKENDS,
     META_FILE,
     REPLACED,
@@ -20,8 +22,6 @@ from retriever_service.description import (
     read_info,
     verify,
 )
-from retriever_service.errors import IndexInvalid
-from retriever_service.indexing.corpus import checksum, corpus_bytes, estimate, extent
 from retriever_service.indexing.parts import BM25Part, DensePart, PackedPart, Part, Progress
 from retriever_service.indexing.scan import Scanner, ScanState
 from retriever_service.indexing.sinks import Sink

@@ -20,10 +20,18 @@ import orjson
 
 from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.bm25.packed.build import write_packed
-from retriever_service.description import META_FILE, IndexInfo, read_info, verify
 from retriever_service.errors import IndexInvalid
+from retriever_service.index_folder.corpus import checksum, corpus_bytes
+from retriever_service.index_folder.description import META_FILE, IndexInfo, read_info, verify
+from retriever_service.index_folder.rows import KEYS_FILE
+from retriever_service.index_folder.segments import (
+    Deletions,
+    SegmentedDocuments,
+    SegmentedRows,
+    folders_of,
+    read_deletions,
+)
 from retriever_service.indexing.build import Build, require_disk, silent
-from retriever_service.indexing.corpus import checksum, corpus_bytes
 from retriever_service.indexing.parts import Progress
 from retriever_service.indexing.sinks import RunsSink
 from retriever_service.indexing.workplace import (
@@ -32,14 +40,6 @@ from retriever_service.indexing.workplace import (
     full_disk_said,
     sealed,
     tidy,
-)
-from retriever_service.rows import KEYS_FILE
-from retriever_service.segments import (
-    Deletions,
-    SegmentedDocuments,
-    SegmentedRows,
-    folders_of,
-    read_deletions,
 )
 from services.common.errors import UserError
 from services.common.files import put_folder, sync, write_atomically

@@ -12,14 +12,24 @@ from pathlib import Path
 
 import numpy as np
 
-from retriever_service.dense.build import convert, recall, sample_queries, stored_bytes
+from retriever_service.dense.build import (
+    convert,
+    recall,
+    rescored_recall,
+    sample_queries,
+    stored_bytes,
+    write_rescored,
+)
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
+from retriever_service.dense.exact import DTYPES, ExactVectors
+from retriever_service.dense.exact import FILE as EXACT_FILE
 from retriever_service.dense.search import FOLDER, INDEX_FILE, open_faiss, set_search_effort
-from retriever_service.description import IndexInfo, IndexSettings, verify
 from retriever_service.errors import IndexInvalid
+from retriever_service.index_folder.description import IndexInfo, IndexSettings, verify
 from retriever_service.indexing.build import Build, Plan, make_index, silent
 from retriever_service.indexing.parts import Progress
 from services.common.errors import UserError
+from services.common.names import accepted
 from services.common.records import field_of, layout_of, open_unpacked, plain_name, read_records
 from services.common.records.columns import QUESTION
 
@@ -36,6 +46,8 @@ def convert_index(
     family: str | None = None,
     nprobe: int | None = None,
     ef_search: int | None = None,
+    rescore: int = 0,
+    rescore_dtype: str = "float16",
     queries: str | Path | None = None,
     sample: int = 1000,
     skip_bad: bool = False,
@@ -44,6 +56,10 @@ def convert_index(
 ) -> tuple[IndexInfo, dict[int, float]]:
     """Make the index `out` of type `kind` from `source`: a dense or hybrid index folder of type Flat, or a
     FAISS file, which needs `corpus`.
+
+    With `rescore` the index keeps the vectors too, as `rescore_dtype`: `rescore` candidates for each passage
+    asked for are scored again by them. Types of inverted lists (`IVF,...`) are then made in bounded memory,
+    and a conversion that was killed goes on where it was.
 
     The result is a dense index. Returns its description and the recall at 1, 3 and 10 against the exact
     search: over the questions of `queries` (JSONL with `question`, or one per line; needs the model), or over
@@ -71,13 +87,20 @@ def convert_index(
             )
         settings = {"encoder": encoder.settings.as_dict(), "fingerprint": encoder.fingerprint}
     settings |= {"type": kind, "nprobe": nprobe, "ef_search": ef_search}
+    vector_bytes = 0 if kind == "Flat" else stored_bytes(flat.d, kind)  # a flat one is linked
+    if rescore:
+        if rescore_dtype not in DTYPES:
+            raise UserError(f"rescore_dtype {rescore_dtype!r}: {accepted(rescore_dtype, DTYPES)}")
+        settings |= {"rescore": rescore, "rescore_dtype": rescore_dtype}
+        # The lists of the blocks and the merged ones lie on the disk together for a while.
+        vector_bytes = 2 * vector_bytes + np.dtype(rescore_dtype).itemsize * flat.d
     plan = Plan(
         corpus=exact.corpus,
         out=Path(out),
         backend="dense",
         settings=settings,
         by="convert",
-        vector_bytes=0 if kind == "Flat" else stored_bytes(flat.d, kind),  # a flat one is linked
+        vector_bytes=vector_bytes,
         skip_bad=skip_bad,
         overwrite=overwrite,
         tell=progress or silent,
@@ -97,6 +120,8 @@ def convert_index(
         target.parent.mkdir(exist_ok=True)
         if kind == "Flat":
             link_or_copy(exact.vectors, target)
+        elif rescore:
+            write_rescored(exact.vectors, build.work, kind, rescore_dtype, note)
         else:
             convert(exact.vectors, target, kind, progress=note)
 
@@ -106,7 +131,11 @@ def convert_index(
         made = open_faiss(folder / FOLDER / INDEX_FILE)
         set_search_effort(made, nprobe, ef_search)
         asked = encoder.queries(questions) if encoder and questions else sample_queries(flat, sample)
-        measured.update({k: recall(flat, made, asked, k) for k in RECALL_AT})
+        if rescore:
+            vectors = ExactVectors(folder / FOLDER / EXACT_FILE, rescore_dtype, flat.d, flat.ntotal)
+            measured.update({k: rescored_recall(flat, made, vectors, asked, k, rescore) for k in RECALL_AT})
+        else:
+            measured.update({k: recall(flat, made, asked, k) for k in RECALL_AT})
 
     return make_index(plan, write, measure), measured
 

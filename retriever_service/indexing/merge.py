@@ -18,10 +18,16 @@ from retriever_service.bm25.kernel import compiled
 from retriever_service.bm25.packed import build as runs
 from retriever_service.bm25.packed.blocks import unpack_list
 from retriever_service.bm25.packed.files import PackedFiles, open_packed
-from retriever_service.description import REPLACED, IndexInfo, read_info, work_of
+from retriever_service.index_folder.corpus import Passage
+from retriever_service.index_folder.description import REPLACED, IndexInfo, read_info, work_of
+from retriever_service.index_folder.segments import (
+    SegmentedDocuments,
+    SegmentedRows,
+    folders_of,
+    read_deletions,
+)
 from retriever_service.indexing.build import silent
 from retriever_service.indexing.changes import packed_info
-from retriever_service.indexing.corpus import Passage
 from retriever_service.indexing.parts import Progress
 from retriever_service.indexing.scan import Scanner
 from retriever_service.indexing.workplace import (
@@ -31,12 +37,6 @@ from retriever_service.indexing.workplace import (
     put,
     seal_folder,
     sealed,
-)
-from retriever_service.segments import (
-    SegmentedDocuments,
-    SegmentedRows,
-    folders_of,
-    read_deletions,
 )
 from services.common.files import write_atomically
 

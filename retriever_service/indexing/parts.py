@@ -1,6 +1,7 @@
 """The parts of an index folder while it is built: what each keeps of the passages, and writes at the end.
 
-`retriever_service.index` opens them, and `retriever_service.description` lists the parts of each backend.
+`retriever_service.search.index` opens them, and `retriever_service.index_folder.description` lists the parts
+of each backend.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from retriever_service.bm25.build import write_bm25
 from retriever_service.bm25.packed.build import write_packed
 from retriever_service.dense.build import stored_bytes, write_dense
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
-from retriever_service.description import IndexSettings
+from retriever_service.index_folder.description import IndexSettings
 from retriever_service.indexing.sinks import PostingsSink, RunsSink, Sink, VectorSink
 from services.common.errors import UserError
 

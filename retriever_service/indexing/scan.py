@@ -19,10 +19,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import orjson
 
-from retriever_service.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
-from retriever_service.indexing.corpus import Passage, Skipped, read_corpus
+from retriever_service.index_folder.corpus import Passage, Skipped, read_corpus
+from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Documents, encode_document
+from retriever_service.index_folder.rows import BLOCKS_FILE, PLACES_FILE, hash_of, write_fields, write_lookup
 from retriever_service.indexing.sinks import RunsSink, Sink
-from retriever_service.rows import BLOCKS_FILE, PLACES_FILE, hash_of, write_fields, write_lookup
 from services.common.errors import UserError
 from services.common.files import write_atomically
 

@@ -12,11 +12,18 @@ from typing import Any
 import orjson
 
 from retriever_service.bm25.packed.build import MERGE_FILE
-from retriever_service.description import META_FILE, REPLACED, file_digest, read_info, verify, work_of
-from retriever_service.documents import TEXT_FILE
 from retriever_service.errors import IndexInvalid
+from retriever_service.index_folder.description import (
+    META_FILE,
+    REPLACED,
+    file_digest,
+    read_info,
+    verify,
+    work_of,
+)
+from retriever_service.index_folder.documents import TEXT_FILE
+from retriever_service.index_folder.rows import BLOCKS_FILE, PLACES_FILE
 from retriever_service.indexing.scan import PROGRESS_FILE, SCRATCH_FILES
-from retriever_service.rows import BLOCKS_FILE, PLACES_FILE
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import holder_of, lock, put_folder, write_atomically
 

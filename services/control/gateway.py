@@ -6,7 +6,7 @@ unspiral status ──> gateway :8200 ──> the run's own control plane, whose
 A run puts its address and a random id there when it starts, and takes them away when it ends. Only an address
 whose health check answers with that id is the run's: any other is passed over. (A killed run's port may be
 somebody else's by now, even this gateway's.) A gateway with a token asks for a proof that the run holds it
-too (proof.py): an address without one is never sent the token.
+too (services.common.peers): an address without one is never sent the token.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import httpx
 from pydantic import ValidationError
 
 from services.common.answers import read_json
-from services.common.errors import EnvironmentLacks, UnspiralError, UserError
-from services.control.proof import new_nonce, proven
+from services.common.errors import EnvironmentLacks, UserError
+from services.common.peers import asking
+from services.common.peers.asking import LOOK_SECONDS
 from services.control.records import Answer, Done, NoRun, RunStatus
 
 A = TypeVar("A", bound=Answer)
@@ -32,11 +33,6 @@ log = logging.getLogger("unspiral.control")
 
 NAMESPACE = b"unspiral"
 PREFIX = b"control/"
-LOOK_SECONDS = 3.0
-"""Longest wait for Ray, and for the health check of a run that may be dead."""
-ANSWER_SECONDS = 20.0
-"""Longest wait for a run's answer to a request."""
-MAX_HEALTH_BYTES = 4096
 
 
 class Announcement(TypedDict):
@@ -127,7 +123,6 @@ class Gateway:
         self.ray_address = ray_address
         self._place = (host.strip("[]"), int(port))
         self._token = token
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._gcs: Any = None
 
     async def ready(self) -> None:
@@ -157,13 +152,7 @@ class Gateway:
         self, kind: type[A], method: str, path: str, body: Any = None, url: str | None = None
     ) -> A:
         url = url or (await self._find())[0]
-        async with httpx.AsyncClient(headers=self._headers, timeout=ANSWER_SECONDS, trust_env=False) as http:
-            try:
-                answer = await http.request(method, url + path, json=body)
-            except httpx.HTTPError as e:
-                what = f"the run at {url} does not answer: {type(e).__name__}"
-                raise EnvironmentLacks(what, status=504) from e
-        return read_answer(answer, kind, url)
+        return read_answer(await asking.ask(url, self._token, method, path, body), kind, url)
 
     async def _find(self) -> tuple[str, list[str]]:
         """The address of the newest run that answers, looked up at each request, and the names of the others.
@@ -171,7 +160,8 @@ class Gateway:
         runs = await asyncio.to_thread(self._registered)
         # Without the token: who answers is not known yet.
         async with httpx.AsyncClient(timeout=LOOK_SECONDS, trust_env=False) as http:
-            answers = await asyncio.gather(*(_answers(http, r, self._token) for r in runs))
+            peers = [asking.Peer(r["run"], r["id"], r["url"]) for r in runs]
+            answers = await asyncio.gather(*(asking.is_there(http, p, self._token) for p in peers))
         alive = sorted(
             (r for r, is_it in zip(runs, answers, strict=True) if is_it), key=lambda r: r["started"]
         )
@@ -205,60 +195,14 @@ class Gateway:
         return [about for value in values if (about := announcement(value))]
 
 
-async def _answers(http: httpx.AsyncClient, run: Announcement, token: str | None) -> bool:
-    """Whether the run itself answers at the address that it announced, and with a token: whether it holds the
-    same."""
-    nonce = new_nonce()
-    try:
-        request = http.stream("GET", run["url"] + "/healthz", params={"nonce": nonce} if token else None)
-        async with request as answer:
-            there = answer.extensions["network_stream"].get_extra_info("server_addr")
-            about = read_json(await _little(answer))
-        if not answer.is_success or about["run"] != run["id"]:
-            return False
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
-        return False
-    if token is None or proven(about.get("proof"), token, nonce, run["id"], (there[0], there[1])):
-        return True
-    log.warning(
-        "run %s at %s does not hold this UNSPIRAL_API_TOKEN: it is passed over", run["run"], run["url"]
-    )
-    return False
-
-
-async def _little(answer: httpx.Response) -> bytes:
-    """The body, as far as that of a health check may be long; whoever answers is not known yet."""
-    body = b""
-    async for part in answer.aiter_bytes():
-        body += part
-        if len(body) > MAX_HEALTH_BYTES:
-            raise ValueError("too long for a health check")
-    return body
-
-
 def read_answer(answer: httpx.Response, kind: type[A], url: str) -> A:
     """What a control plane answered. Raises its refusal with the HTTP status that it had, and
     EnvironmentLacks for what no control plane would answer."""
     if not answer.is_success:
-        raise _as_error(answer)
+        raise asking.refusal(answer)
     try:
         return kind.model_validate_json(answer.content)
     except ValidationError as e:
         raise EnvironmentLacks(
             f"{url}: what answers there is no control plane of a run, or one of a version too far from this"
         ) from e
-
-
-def _as_error(answer: httpx.Response) -> UnspiralError:
-    """A refusal, with the status and the line that it had at the control plane."""
-    status = answer.status_code
-    where = f"{answer.request.url}: HTTP {status}"
-    if not answer.is_error:
-        return EnvironmentLacks(f"{where}; what answers there is no control plane of a run")
-    try:
-        detail = " ".join(str(read_json(answer.content)["detail"]).split())[:500]
-    except (ValueError, KeyError, TypeError):  # an ingress, or whatever else answers there
-        return EnvironmentLacks(where, status=status)
-    if status in (401, 403, 409, 500, 502, 503, 504):
-        return EnvironmentLacks(detail, status=status)
-    return UserError(detail, status=status)

@@ -15,7 +15,7 @@ from services.common.errors import UserError
 from services.common.http.app import new_app
 from services.common.http.bodies import json_body, read_body
 from services.common.http.faults import WITH_BODY, described, text_answer
-from services.control.proof import proof
+from services.common.peers.proof import proof
 from services.control.records import MAX_WORKERS, PAUSE_INSTEAD, Control, Done, RunStatus, Scale
 
 MAX_BODY_BYTES = 4096
@@ -92,7 +92,7 @@ def create_app(control: Control, token: str | None = None, id: str | None = None
     @app.get("/healthz")
     async def healthz(request: Request, nonce: Nonce = None) -> dict[str, str]:
         """The process is up. `run`: the random id of the run that this serves; left out by a gateway.
-        `proof`: to a nonce, that the run holds the token (services/control/proof.py)."""
+        `proof`: to a nonce, that the run holds the token (services/common/peers/proof.py)."""
         about = {"status": "ok"} | ({"run": id} if id else {})
         if nonce and id and token:
             about["proof"] = proof(token, nonce, id, request.scope["server"])

@@ -24,7 +24,7 @@ from services.likelihood.store import series
 from services.likelihood.store.base import SAMPLE_STEPS, LikelihoodStore
 from services.likelihood.store.opening import open_store
 
-SERVER = "services.likelihood.launch"
+SERVER = "services.likelihood.rest.launch"
 """Imported on demand: the web framework would double the time of `unspiral --help`."""
 likelihood_app = typer.Typer(help="The likelihood store's upkeep.", no_args_is_help=True)
 monitor_app = typer.Typer(help="The phase monitor.", no_args_is_help=True)

@@ -22,12 +22,13 @@ import orjson
 from services.common.answers import read_json
 from services.common.errors import UserError
 from services.contracts import TokenBatch
-from services.likelihood.about import AboutRecord
 from services.likelihood.microscope.building import Lens, Slide
+from services.likelihood.microscope.probe_slide import ProbeSlide
 from services.likelihood.microscope.record import SamplesRecord
 from services.likelihood.records import EventRecord, Record, StepRecord, check_run_name
 from services.likelihood.spool import Message, Spool
-from services.likelihood.tokens import pack_tokens, unpack_tokens
+from services.likelihood.wire.about import AboutRecord
+from services.likelihood.wire.tokens import pack_tokens, unpack_tokens
 
 log = logging.getLogger("unspiral.likelihood")
 SAMPLES_PART = 128
@@ -117,6 +118,13 @@ class LikelihoodClient:
             make = partial(_samples, part, lens, attempt)
             size = SAMPLE_TOKEN_BYTES * len(part.tokens.token_ids)
             self._add("samples", run, step, "POST", f"steps/{step}/samples", make, size)
+
+    def post_probes(self, run: str, step: int, slide: ProbeSlide, lens: Lens, attempt: int = 0) -> None:
+        """Hand over trajectories of the fixed probe as a step has scored them again. Their records are made
+        in the background. slide: services.likelihood.microscope.probe_slide."""
+        make = partial(_samples, slide, lens, attempt)
+        size = SAMPLE_TOKEN_BYTES * len(slide.tokens.token_ids)
+        self._add("samples", run, step, "POST", f"steps/{step}/samples", make, size)
 
     def post_event(self, run: str, event: EventRecord) -> None:
         """Hand over something that happened in the run."""
@@ -334,7 +342,7 @@ def _actions(trajectory: Any) -> list:
     return trajectory["actions"] if isinstance(trajectory, dict) else trajectory.actions
 
 
-def _samples(slide: Slide, lens: Lens, attempt: int) -> bytes:
+def _samples(slide: Slide | ProbeSlide, lens: Lens, attempt: int) -> bytes:
     record = SamplesRecord.model_construct(attempt=attempt, trajectories=slide.records(lens))
     return _json(record)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.common.quick_transformers import skip_scikit_learn
+from services.common.loading.quick_transformers import skip_scikit_learn
 
 
 def model_shapes(model_path: str) -> tuple[dict[str, tuple[int, ...]], set[str]]:

@@ -3,12 +3,9 @@ keeps the undisturbed runs for the next time."""
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
 @pytest.fixture(scope="session")

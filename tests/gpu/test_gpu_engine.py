@@ -11,7 +11,7 @@ from test_gpu_learner import model  # noqa: F401 - a fixture
 from services.common.errors import UnspiralError
 from services.rollout.engines.base import GenerateCall
 from services.settings import RolloutSettings
-from trainer.learner.policy import load_policy
+from trainer.learner.model.policy import load_policy
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; PyTorch sees none"),

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from trainer.learner.micro_batches import make_microbatch
-from trainer.learner.policy import load_policy
+from trainer.learner.batches.micro_batches import make_microbatch
+from trainer.learner.model.policy import load_policy
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; PyTorch sees none")
 VOCABULARY = 4000

@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 GPUS = torch.cuda.device_count()
 TWO_ROUNDINGS = 0.02
@@ -93,7 +89,7 @@ async def test_an_engine_killed_in_mid_broadcast_ends_nothing_but_itself(world):
     from pool_world import events_of, in_state, until
     from sync_world import sync
 
-    from trainer.loop.sync import run_with_resync
+    from trainer.loop.update.sync import run_with_resync
 
     p, learner, _, _ = world
     victim = p._roster.all()[-1]

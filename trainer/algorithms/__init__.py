@@ -7,14 +7,14 @@ from trainer.algorithms.answer_weight import answer_beta
 from trainer.algorithms.covariance import chosen_tokens
 from trainer.algorithms.fused import plain_token_logprobs, token_logprobs
 from trainer.algorithms.importance import importance_weights, mismatch_masks
-from trainer.algorithms.kl import entropy_bonus, kl_batch_start, kl_k3
-from trainer.algorithms.llds import llds_loss
+from trainer.algorithms.losses.kl import entropy_bonus, kl_batch_start, kl_k3
+from trainer.algorithms.losses.llds import llds_loss
+from trainer.algorithms.losses.nll import nll_loss
+from trainer.algorithms.losses.policy_loss import policy_loss
+from trainer.algorithms.losses.users_loss import TokenLoss, users_policy_loss
 from trainer.algorithms.lottery import token_lottery
-from trainer.algorithms.nll import nll_loss
 from trainer.algorithms.overlong import overlong_penalty
-from trainer.algorithms.policy_loss import policy_loss
 from trainer.algorithms.terms import LossTerm
-from trainer.algorithms.users_loss import TokenLoss, users_policy_loss
 
 __all__ = [
     "AdvantageKind",

@@ -15,16 +15,16 @@ from typing import Annotated, NoReturn
 import typer
 
 from services.common.errors import explains
-from services.common.extras import not_imported
+from services.common.loading.extras import not_imported
 from trainer.commands.lazy import Entry, lazy_app
 from trainer.commands.version import version_lines
 from trainer.session.output import complain
 
 PANELS: dict[str, dict[str, Entry]] = {
     "First steps": {
-        "doctor": Entry("Check this machine, and say what to do.", "trainer.commands.doctor:doctor"),
+        "doctor": Entry("Check this machine, and say what to do.", "trainer.commands.checks.doctor:doctor"),
         "demo": Entry(
-            "Run the whole system on this machine, with no other input.", "trainer.commands.runs:demo"
+            "Run the whole system on this machine, with no other input.", "trainer.commands.work.runs:demo"
         ),
         "init": Entry("Write a commented configuration that fits the machine.", "trainer.commands.init:init"),
         "config": Entry("Look at the configuration.", "trainer.commands.config:config_app"),
@@ -35,9 +35,11 @@ PANELS: dict[str, dict[str, Entry]] = {
         "index": Entry("Build, inspect and search indexes.", "retriever_service.cli:index_app"),
     },
     "Train": {
-        "warm-start": Entry("Teach a model the search and answer tags.", "trainer.commands.runs:warm_start"),
+        "warm-start": Entry(
+            "Teach a model the search and answer tags.", "trainer.commands.work.runs:warm_start"
+        ),
         "train": Entry(
-            "Train a policy. The run's files go to run.dir/run.name.", "trainer.commands.runs:train"
+            "Train a policy. The run's files go to run.dir/run.name.", "trainer.commands.work.runs:train"
         ),
         "status": Entry("Show what the running system is doing.", "services.control.cli:status"),
         "pause": Entry("Begin no further step; the step in hand ends.", "services.control.cli:pause"),
@@ -65,18 +67,20 @@ PANELS: dict[str, dict[str, Entry]] = {
     "Score and use": {
         "eval": Entry(
             "Score held-out questions: exact match and F1.",
-            "trainer.commands.runs:evaluate",
+            "trainer.commands.work.runs:evaluate",
             commands={
                 "compare": Entry("Compare evaluations.", "trainer.suite.cli:compare_command"),
                 "page": Entry("Write a page of evaluations beside papers.", "trainer.suite.cli:page_command"),
             },
         ),
         "ask": Entry("Ask a trained agent, and watch it search.", "trainer.commands.agent.cli:ask"),
-        "export": Entry("Write a checkpoint as a plain Hugging Face folder.", "trainer.commands.runs:export"),
+        "export": Entry(
+            "Write a checkpoint as a plain Hugging Face folder.", "trainer.commands.work.runs:export"
+        ),
         "serve": Entry(
             "Run one service alone.",
             commands={
-                "retriever": Entry("Serve an index over HTTP.", "retriever_service.cli:serve_retriever"),
+                "retriever": Entry("Serve an index over HTTP.", "retriever_service.serve:serve_retriever"),
                 "likelihood": Entry(
                     "Serve a likelihood store, and the live page.", "services.likelihood.cli:serve_likelihood"
                 ),

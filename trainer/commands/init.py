@@ -11,7 +11,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from services.common.errors import UserError
 from services.common.files import write_atomically
-from services.common.user_code import is_import_path
+from services.common.loading.user_code import is_import_path
 from trainer.config.schema import load_config
 from trainer.data.models import is_there, resolve
 from trainer.session.preflight import parameter_count
@@ -115,7 +115,10 @@ def init(
     if out.exists():
         raise UserError(f"--out {out}: is there already; give another file")
     for option, path in (("--data", data), ("--eval", held_out), ("--corpus", corpus), ("--index", index)):
-        if path and not is_there(path) and not (option == "--index" and is_import_path(path)):
+        if path is None:
+            continue
+        there = Path(path).exists() or is_import_path(path) if option == "--index" else is_there(path)
+        if not there:
             raise UserError(f"{option} {path}: no such file or folder")
     parameters = parameter_count(resolve(model))
     source = f"corpus: {_quoted(corpus)}" if corpus else f"index: {_quoted(str(index))}"

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from services.common.lazy import LazyModule
+from services.common.loading.lazy import LazyModule
 from trainer.commands.examples import example_of, give_examples
 
 

@@ -9,7 +9,7 @@ import typer
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="Configuration file (YAML).")]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="As JSON, on a terminal too. Elsewhere it is always JSON.")
+    bool, typer.Option("--json", help="As JSON: the last line of the output, on a terminal too.")
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Changes to it, such as learner.lr=1e-5 run.name=mine.")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import unicodedata
+from collections.abc import Mapping
+from typing import Any
 
 _SHOWN = "\N{REPLACEMENT CHARACTER}"
 _KEPT = frozenset("\n\t\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}")
@@ -12,6 +15,15 @@ _KEPT = frozenset("\n\t\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}")
 def for_people(as_json: bool) -> bool:
     """Whether results are printed in words: on a terminal, unless JSON is asked for. Programs read a pipe."""
     return not as_json and sys.stdout.isatty()
+
+
+def ending(words: str, result: Mapping[str, Any], as_json: bool) -> str:
+    """How a command ends that has printed its progress: in words on a terminal; in a pipe with the result as
+    JSON on a last line after them; with --json as that line alone."""
+    if for_people(as_json):
+        return words
+    line = json.dumps(result)
+    return line if as_json else f"{words}\n{line}"
 
 
 def harmless(text: str) -> str:

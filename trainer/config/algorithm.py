@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticKnownError
 
-from services.common.user_code import is_import_path
+from services.common.loading.user_code import is_import_path
 from services.settings import Settings
 from trainer.algorithm_names import (
     AdvantageKind,

@@ -15,9 +15,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from services.common.errors import UserError
+from services.common.loading.user_code import is_import_path
 from services.common.names import accepted, nearest
 from services.common.redaction import address_without_secrets
-from services.common.user_code import is_import_path
 from services.settings import (
     ControlSettings,
     MonitorSettings,
@@ -48,12 +48,13 @@ class ModelSettings(Settings):
     """The policy."""
 
     path: str
-    """Folder in Hugging Face form (config.json, safetensors, tokenizer), or a name that `unspiral model
-    fetch` knows."""
+    """Folder in Hugging Face form (config.json, safetensors, tokenizer), a name on the hub (ORG/NAME), or one
+    that `unspiral model list` knows."""
 
 
 class DataSettings(Settings):
-    """Question files or folders, of any layout in docs/data.md."""
+    """Question files or folders, of any layout in docs/data.md, or data sets on the hub
+    (hf:ORG/NAME/FILE)."""
 
     train: str
     """Questions to train on."""

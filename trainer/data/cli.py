@@ -10,24 +10,25 @@ import typer
 from rich.console import Console
 
 from retriever_service.settings import ServerSettings
+from services.common import hub
 from services.common.errors import UserError
-from services.common.lazy import LazyModule
+from services.common.loading.lazy import LazyModule
 from services.common.progress import progress_on
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
 from trainer.data.columns import Keys
 from trainer.data.convert import convert
-from trainer.data.models import fetch
+from trainer.data.models import aside, fetch
 from trainer.data.overlap import NEAR, twins
 from trainer.data.questions import NO_KEYS, BadRow, parsed, validate
 
 if TYPE_CHECKING:
-    from retriever_service import backends
-    from retriever_service.indexing import corpus
+    from retriever_service.index_folder import corpus
+    from retriever_service.search import backends
     from trainer.data import coverage, passages, prompts
 else:  # numba, transformers and httpx take seconds
-    backends = LazyModule("retriever_service.backends")
-    corpus = LazyModule("retriever_service.indexing.corpus")
+    backends = LazyModule("retriever_service.search.backends")
+    corpus = LazyModule("retriever_service.index_folder.corpus")
     coverage = LazyModule("trainer.data.coverage")
     passages = LazyModule("trainer.data.passages")
     prompts = LazyModule("trainer.data.prompts")
@@ -77,6 +78,7 @@ def validate_command(
     """Read every row and count the questions of each data source, or the passages of a corpus. Malformed rows
     are listed, and make the exit status 2; so do questions of --against."""
     keys = Keys(question_key, answer_key)
+    path = hub.local_file("data validate", path, aside)
     if keys == NO_KEYS and passages.is_corpus(path):
         if index or config or against:
             raise UserError(f"{path}: is a corpus; --index, --config and --against go with questions")
@@ -229,7 +231,12 @@ def convert_command(
     answer_key: AnswerKey = None,
 ) -> None:
     """Write the questions in another format, by the file's ending."""
-    done = convert(src, dst, skip_bad=skip_bad, keys=Keys(question_key, answer_key))
+    done = convert(
+        hub.local_file("data convert", src, aside),
+        dst,
+        skip_bad=skip_bad,
+        keys=Keys(question_key, answer_key),
+    )
     typer.echo(
         f"{len(done.rows):,} questions written to {dst}"
         + (f", {done.skipped:,} malformed rows left out" if done.skipped else "")

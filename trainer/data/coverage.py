@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from retriever_service.client import clean_query
-from retriever_service.search_index import SearchIndex
+from retriever_service.search.search_index import SearchIndex
 from services.common.records import field_of
 from services.contracts import Question
 from trainer.rewards import normalize

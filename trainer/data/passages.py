@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from retriever_service.indexing.passages import row_of
-from retriever_service.rows import hash_of
+from retriever_service.index_folder.passages import row_of
+from retriever_service.index_folder.rows import hash_of
 from services.common.errors import UserError
 from services.common.records import read_records
 from services.common.records.columns import QUESTION, plain_name

@@ -18,9 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from services.common import signals
 from services.common.errors import UnspiralError, UserError
 from services.common.files import holder_of, json_lines, lock, move, write_atomically, write_json
+from services.common.processes import signals
 from services.likelihood.exports.report import write_report
 from trainer.config.schema import Config, dump_config, parse_config
 from trainer.lab.before_after import NEXT, before_after

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.common.files import folder_written_aside
-from services.common.quick_transformers import skip_scikit_learn
+from services.common.loading.quick_transformers import skip_scikit_learn
 from trainer.data.models import cache_dir
 from trainer.lab.demonstrations import Kind, Library, Piece, demonstration, drill
 from trainer.lab.tokenizer import build_tokenizer, vocabulary

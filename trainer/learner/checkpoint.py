@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import move, put_folder, readable_as_usual, sync
 from services.common.run_paths import LATEST, METRICS, is_run, near_run, newest_run, run_folder
-from trainer.learner.lora import merge
-from trainer.learner.model_identity import weights_digest
+from trainer.learner.model.lora import merge
+from trainer.learner.model.model_identity import weights_digest
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,7 +26,7 @@ from services.rollout.pool.placement import SHARED
 from services.weight_sync.base import ENVIRONMENT_PREFIXES
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.schema import Config
-from trainer.learner.model_folder import check_model_folder
+from trainer.learner.model.model_folder import check_model_folder
 from trainer.learner.objective import StepStats, update_metrics
 from trainer.learner.rank_handle import Pending, RankActor, RankHandle
 from trainer.learner.results import RankInfo, RankScores, RankUpdate, Scores, UpdateResult
@@ -80,7 +80,7 @@ class LearnerGroup:
     def start(self) -> None:
         """Place the ranks, load the model, join them. Raises LearnerError (of exit status 3 without room for
         them), or what a rank raised for a mistake of the user's (UserError of
-        `trainer.learner.model_folder`)."""
+        `trainer.learner.model.model_folder`)."""
         limit = self.config.learner.start_timeout_seconds
         deadline = time.monotonic() + limit
         check_model_folder(self.model_path)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from services.common.errors import UserError
-from services.common.user_code import load, told
+from services.common.loading.user_code import load, told
 from services.contracts import TrainBatch
 from trainer.algorithm_names import is_known_loss
 from trainer.algorithms import (
@@ -33,7 +33,7 @@ from trainer.algorithms import (
 )
 from trainer.algorithms.terms import NOT_SUMMED
 from trainer.config.algorithm import AlgorithmSettings
-from trainer.learner.micro_batches import MicroBatch, scored
+from trainer.learner.batches.micro_batches import MicroBatch, scored
 
 TERMS = ("policy", "llds", "kl", "entropy", "batch_kl")
 

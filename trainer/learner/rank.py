@@ -11,10 +11,11 @@ batch is counted.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,28 +27,19 @@ from services.contracts import TokenBatch, TrainBatch
 from services.weight_sync.meeting_place import listening_store
 from trainer.algorithms import nll_loss
 from trainer.config.schema import Config
-from trainer.learner import memory, zero
-from trainer.learner.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches, scored
-from trainer.learner.model_folder import fault_of_model_folder
-from trainer.learner.model_identity import weights_digest
+from trainer.learner import zero
+from trainer.learner.batches.micro_batches import MicroBatch, Rows, deal, make_microbatch, minibatches, scored
+from trainer.learner.batches.selection import choose_tokens, mark, whole_logp
+from trainer.learner.model.model_folder import fault_of_model_folder
+from trainer.learner.model.model_identity import weights_digest
+from trainer.learner.model.policy import PolicyModel, load_policy
 from trainer.learner.objective import TERMS, Objective, StepStats, can_act
-from trainer.learner.policy import PolicyModel, load_policy
-from trainer.learner.rank_weights import RankWeights
+from trainer.learner.rank_steps import RankSteps
 from trainer.learner.results import RankInfo, RankScores, RankUpdate
 from trainer.learner.schedule import lr_factor
-from trainer.learner.selection import choose_tokens, mark, whole_logp
-
-log = logging.getLogger("trainer.learner")
-TRIED_AGAIN = 1.02
-"""A micro-batch so many times as large as any before is tried first."""
 
 
-def _model_tokens(m: MicroBatch) -> int:
-    """Tokens that the model sees, padding included."""
-    return (m.packed.input_ids if m.packed else m.input_ids).numel()
-
-
-class LearnerRank(RankWeights):
+class LearnerRank(RankSteps):
     """Rank `rank` of `config.learner.ranks`. `host_store` (rank 0), then `setup`, then everything else; all
     ranks make the same calls."""
 
@@ -63,16 +55,10 @@ class LearnerRank(RankWeights):
         super().__init__(config, model_path=model_path, rank=rank)
         self.reference = reference
         self.masked_ids = masked_ids
-        self.world_size = config.learner.ranks
         self.packed = {"auto": self.device.type == "cuda"}.get(
             self.settings.packing, self.settings.packing == "packed"
         )
         self.store: Any = None
-        self.checkpointing = False
-        self.tries_room = False
-        self.activations = ""
-        self.tokens_tried = 0
-        """Tokens of the largest micro-batch that was seen to fit with its activations."""
 
     def host_store(self, host: str) -> int:
         """Rank 0 opens the ranks' meeting point at its own address. Returns its port."""
@@ -106,11 +92,7 @@ class LearnerRank(RankWeights):
         self.engine = zero.ZeroEngine(
             policy, self.settings, dtype=self.dtype, device=self.device, world_size=self.world_size
         )
-        self.checkpointing = self.settings.gradient_checkpointing is True
-        # Under ZeRO 3 a forward pass gathers weights from all ranks, and on CPU memory is not measured.
-        self.tries_room = self.device.type == "cuda" and self.settings.zero_stage < 3
-        if self.settings.gradient_checkpointing == "auto":
-            self._plan_memory(policy)
+        self._plan_memory(policy)
         if self.settings.lora:
             self.base_weights = weights_digest(self.model_path)
         self.reference_weights = self.engine.copy_weights() if self.reference else None
@@ -128,44 +110,6 @@ class LearnerRank(RankWeights):
             activations=self.activations,
         )
 
-    def _plan_memory(self, policy: PolicyModel) -> None:
-        decided = memory.plan_for_device(policy, self.settings.tokens_per_microbatch, self.device)
-        if self.world_size > 1 and self.device.type == "cuda":  # a rank alone would be the slowest of all
-            wanted = torch.tensor(float(decided.checkpointing), device=self.device)
-            torch.distributed.all_reduce(wanted, op=torch.distributed.ReduceOp.MAX)
-            decided = decided._replace(checkpointing=bool(wanted))
-        if decided.checkpointing:
-            self._switch_on_checkpointing()
-        self.activations = decided.line
-
-    def _check_room(self, micros: list[list[MicroBatch]]) -> None:
-        """Where activations are kept, and a micro-batch is larger than any before, try whether it fits. The
-        try adds to no gradient, so that a step is never left half taken."""
-        if self.settings.gradient_checkpointing != "auto" or self.checkpointing or not self.tries_room:
-            return
-        largest = max((m for part in micros for m in part), key=_model_tokens, default=None)
-        tokens = 0 if largest is None else _model_tokens(largest)
-        fits = True
-        if largest is not None and tokens > TRIED_AGAIN * self.tokens_tried:
-            fits = memory.fits(self.engine.policy, lambda: self._forward_of(self.engine.policy, largest)[0])
-            self.tokens_tried = max(tokens, self.tokens_tried)
-        if self.world_size > 1:
-            lacks = torch.tensor(float(not fits), device=self.device)
-            torch.distributed.all_reduce(lacks, op=torch.distributed.ReduceOp.MAX)
-            fits = not bool(lacks)
-        if not fits:
-            log.warning(
-                "learner: the activations of %d tokens did not fit; from now on they are computed again in "
-                "the backward pass (learner.gradient_checkpointing=auto)",
-                tokens,
-            )
-            self._switch_on_checkpointing()
-
-    def _switch_on_checkpointing(self) -> None:
-        self.free_cached_gpu_memory()
-        memory.switch_on_checkpointing(self.engine.policy)
-        self.checkpointing = True
-
     def _load_policy(self) -> PolicyModel:
         return load_policy(self.model_path, dtype=self.dtype, packed=self.packed, **self._policy_options())
 
@@ -178,11 +122,6 @@ class LearnerRank(RankWeights):
             "compiled": self.settings.compile,
             "adapters": self.settings.lora,
         }
-
-    def free_cached_gpu_memory(self) -> None:
-        """Give the GPU memory that PyTorch caches back to the device. Weights and gradients stay."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def shutdown(self) -> None:
         """Leave the process group."""
@@ -218,14 +157,6 @@ class LearnerRank(RankWeights):
         blank = torch.zeros(m.action_ids.shape, device=self.device)
         logp, entropy = self._forward_of(self.engine, m)
         return blank.index_put(m.at, logp.float()), blank.index_put(m.at, entropy.float())
-
-    def _forward_of(self, model: Any, m: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [N] of the action tokens."""
-        if p := m.packed:
-            out: tuple[Tensor, Tensor] = model(p.input_ids, *p.at, p.position_ids, p.segments)
-        else:
-            out = model(m.input_ids, *m.at)
-        return out
 
     def _collect(self, micros: list[MicroBatch]) -> RankScores:
         rows = [b for m in micros for b in m.rows]
@@ -321,19 +252,25 @@ class LearnerRank(RankWeights):
         is the re-scoring noise (second result, over all ranks)."""
         stats = StepStats()
         noise = torch.zeros((), device=self.device)
-        for m in part:
-            logp, entropy = self._forward(m)
-            if on_policy:
-                # The ratio is then exactly 1 and LLDS's drop exactly 0, whatever kernels round differently
-                # with and without gradients.
-                noise = torch.maximum(noise, (logp.detach() - scored(m.logp_old)).abs().max())
-                m.logp_old = logp.detach()
-            terms = objective.terms(logp, entropy, m)
-            self.engine.backward(objective.loss(terms, counts))
-            stats.add(terms, m)
+
+        def losses() -> Iterator[Tensor]:
+            nonlocal stats
+            stats = StepStats()
+            noise.zero_()
+            for m in part:
+                logp, entropy = self._forward(m)
+                if on_policy:
+                    # The ratio is then exactly 1 and LLDS's drop exactly 0, whatever kernels round
+                    # differently with and without gradients.
+                    torch.maximum(noise, (logp.detach() - scored(m.logp_old)).abs().max(), out=noise)
+                    m.logp_old = logp.detach()
+                terms = objective.terms(logp, entropy, m)
+                yield objective.loss(terms, counts)
+                stats.add(terms, m)
+
+        stats.grad_norm, taken = self._take_step(part, losses, lr)
         if on_policy and self.world_size > 1:
             torch.distributed.all_reduce(noise, op=torch.distributed.ReduceOp.MAX)
-        stats.grad_norm, taken = self.engine.step(lr)
         stats.skipped = not taken
         self.optimiser_steps += taken
         return stats, float(noise.nan_to_num(0.0, 0.0, 0.0))
@@ -350,18 +287,24 @@ class LearnerRank(RankWeights):
                 for rows in self._deal(list(range(len(batch))), batch)
             ]
             count = max(1.0, float((batch.action_ids >= 0).sum()))
+            self._check_room([part])
             total = torch.zeros((), device=self.device)
-            for m in part:
-                logp, _ = self._forward(m)
-                loss = nll_loss(logp, m.action_ids).loss_sum / count
-                self.engine.backward(loss)
-                total = total + loss.detach()
+            rate = self._lr(lr_scale) * self.algorithm.supervised.lr_scale
+            _, moved = self._take_step(part, partial(self._nll, part, count, total), rate)
             if self.world_size > 1:
                 torch.distributed.all_reduce(total)
-            _, moved = self.engine.step(self._lr(lr_scale) * self.algorithm.supervised.lr_scale)
             taken += moved
             losses.append(float(total))
         return {"supervised/loss": sum(losses) / len(losses), "supervised/steps": float(taken)}
+
+    def _nll(self, part: list[MicroBatch], count: float, total: Tensor) -> Iterator[Tensor]:
+        """Each micro-batch's share of the mean loss over `count` tokens; `total` becomes their sum."""
+        total.zero_()
+        for m in part:
+            logp, _ = self._forward(m)
+            loss = nll_loss(logp, m.action_ids).loss_sum / count
+            yield loss
+            total += loss.detach()
 
     def _choose_tokens(self, batch: TrainBatch, rows: Rows, micros: list[list[MicroBatch]]) -> None:
         logp = whole_logp(

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import ray
 
-from services.common.stacks import answer_stack_requests
+from services.common.processes.stacks import answer_stack_requests
 from services.contracts import TokenBatch, TrainBatch, WeightsReceiver, WeightUpdate
 from trainer.config.schema import Config
 from trainer.learner.rank import LearnerRank

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from services.common.errors import UserError
 from trainer.config.learner import LearnerSettings
-from trainer.learner.policy import PolicyModel
+from trainer.learner.model.policy import PolicyModel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 NamedParams = list[tuple[str, nn.Parameter]]
@@ -87,6 +87,7 @@ class ZeroEngine:
         self.world_size = world_size
         self.device = device
         self.dtype = dtype
+        self.offloads = settings.offload_optimizer
         options: dict[str, Any] = {
             "lr": settings.lr,
             "betas": settings.betas,
@@ -198,6 +199,17 @@ class ZeroEngine:
                     {k: safe_get_full_optimizer_state(p, k) for k in MOMENTS if started},
                 )
 
+    def due_bytes(self) -> int:
+        """Memory of the device that gradients and Adam's moments will take, beyond what is taken by now: the
+        moments come with the first step."""
+        sharers = self.world_size if self.stage else 1
+        trained = sum(self._shape(p).numel() for _, p in self.weights)
+        # The optimiser of ZeRO 1 in bfloat16 has its sums in float32 from the start.
+        sums = 0 if hasattr(self.engine.optimizer, "fp32_groups_gradients_flat") else 4
+        own = (self.dtype.itemsize + sums) * trained
+        moments = 0 if self.offloads or self.adam_steps else 8 * trained
+        return (own // sharers if self.stage == 3 else own) + moments // sharers
+
     @property
     def adam_steps(self) -> int:
         """Steps that Adam's bias correction counts."""
@@ -247,11 +259,15 @@ class ZeroEngine:
 
     def _start_optimizer(self) -> None:
         """One step with a gradient of 0, so that Adam's state exists and can be written."""
+        self.engine.backward(self.no_loss())
+        self.step(0.0)
+
+    def no_loss(self) -> Tensor:
+        """A loss whose gradient is 0 everywhere."""
         ids = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
         none = torch.zeros(0, dtype=torch.int64, device=self.device)
         logp, _ = self.engine(ids, none, none)
-        self.engine.backward(logp.sum())
-        self.step(0.0)
+        return logp.sum()
 
     def copy_weights(self) -> dict[str, Tensor]:
         """This rank's part of the weights (compute dtype), in host memory."""

@@ -15,44 +15,35 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from services.common.errors import UnspiralError
-from services.contracts import TokenBatch, TrainBatch
+from services.contracts import TrainBatch
 from services.likelihood.monitor.actions import MonitorAction
 from services.likelihood.records import EventRecord
-from trainer.algorithms import answer_beta
-from trainer.learner.checkpoint import CheckpointNotWritten, drop_after, fault, step_folder
+from trainer.learner.checkpoint import CheckpointNotWritten, drop_after
 from trainer.learner.group import LearnerError
-from trainer.learner.results import UpdateResult
-from trainer.loop import sources
-from trainer.loop.ahead import BatchesAhead
-from trainer.loop.batches import Prepared, prepare, scored_step, text_of
-from trainer.loop.held_out import evaluate
-from trainer.loop.matched_step import SCALE, MatchedStep, read_series
-from trainer.loop.notices import Notices
-from trainer.loop.probes import Probes, Rescored
-from trainer.loop.progress import Progress
-from trainer.loop.recording import Recorder, StepResult, StepTimes
-from trainer.loop.restore import restore_learner, roll_back
-from trainer.loop.run_state import RunState
-from trainer.loop.sampling import BatchSampler, RolloutBatch
-from trainer.loop.spans import StepClock, write_spans
-from trainer.loop.supervision import Supervision
-from trainer.loop.sync import run_with_resync, sync_weights
-from trainer.loop.system import StopRequests, System
-from trainer.loop.users_metrics import UsersMetrics, load_metrics
-
-T = TypeVar("T")
+from trainer.loop.keeping.checkpoints import Checkpoints
+from trainer.loop.keeping.evaluations import Evaluations
+from trainer.loop.keeping.restore import restore_learner, roll_back
+from trainer.loop.records.recording import Recorder, StepResult, StepTimes
+from trainer.loop.records.users_metrics import UsersMetrics, load_metrics
+from trainer.loop.rollouts.ahead import BatchesAhead
+from trainer.loop.rollouts.notices import Notices
+from trainer.loop.rollouts.sampling import BatchSampler, RolloutBatch
+from trainer.loop.run.progress import Progress
+from trainer.loop.run.run_state import RunState
+from trainer.loop.run.spans import StepClock, write_spans
+from trainer.loop.run.system import StopRequests, System
+from trainer.loop.update.batches import prepare, scored_step, text_of
+from trainer.loop.update.learner_calls import LearnerCalls
+from trainer.loop.update.probes import Probes, Rescored
+from trainer.loop.update.rescoring import Rescoring
+from trainer.loop.update.sync import run_with_resync, sync_weights
+from trainer.loop.update.updates import Updates
 
 STOPPED_BY_MONITOR = 4
 """Exit status of a run that the monitor ended (monitor.action=stop)."""
-KEEP_SECONDS = 60.0
-"""Longest wait for the store before a checkpoint: the steps before it are not taken again. What the store has
-not got by then goes to the disk."""
 
 
 class Driver(RunState):
@@ -75,11 +66,12 @@ class Driver(RunState):
         self.recorder = Recorder(system, self.monitor, progress)
         self.notices = Notices(progress.say)
         self.metrics = UsersMetrics(load_metrics(self.config.trainer.metrics), progress.say)
-        followed = self.config.learner.match_kl
-        self.matched = MatchedStep(read_series(followed)) if followed else None
-        taught = self.config.algorithm.supervised.every
-        self.supervision = Supervision(self.config, system.tokenizer) if taught else None
         self.clock = StepClock()
+        self.on_learner = LearnerCalls(self, progress, self.clock)
+        self.updates = Updates(system, self.on_learner)
+        self.rescoring = Rescoring(self, self.probes, progress, self.on_learner)
+        self.evaluations = Evaluations(self, self.sampler, progress, stop, self.clock, self.sync)
+        self.checkpoints = Checkpoints(self, progress, stop, self.clock, self.on_learner)
         self.share_gpus = self.config.rollout.share_gpus
         self.sync_bytes = 0
         """Size of the last version sent."""
@@ -92,10 +84,6 @@ class Driver(RunState):
         self.resumed.set()
         self.idle = False
         """Whether the run is paused, with no step in hand."""
-        self.learner_call: str | None = None
-        """The call that the learner is carrying out."""
-        self.learner_calls = 0
-        """Calls of the learner that have returned."""
         self.learner_ranks = list(system.learner.where)
 
     def decode(self, token_ids: list[int]) -> str:
@@ -145,7 +133,9 @@ class Driver(RunState):
         self.checkpointable = False
         self.unfinished = step
         with self.clock.measure("update"):
-            update, update_seconds = await self.update(prepared, batch.mean_searches, llds_lambda, lr_scale)
+            update, update_seconds = await self.updates.run(
+                step, prepared, batch.mean_searches, llds_lambda, lr_scale
+            )
         self.step = step
         self.version += 1
         self.cursor_state = batch.cursor
@@ -180,23 +170,21 @@ class Driver(RunState):
 
     async def all_steps(self, began: float) -> dict[str, Any]:
         """Evaluation, all steps, the last checkpoint, evaluation; up to the first LearnerError."""
-        at_ends = self.config.trainer.eval_at_ends
         await self.sync()
-        if at_ends and self.step == 0 and "before/greedy" not in self.scores:
-            await self.evaluate("before")
+        await self.evaluations.before()
         try:
+            await self.evaluations.left_out()
             await self.steps(began)
         except BaseException as error:  # signals too
             if isinstance(error, LearnerError | CheckpointNotWritten):
                 self.checkpointable = False  # trying to save would fail again, and hide the cause
             await self.cancel_ahead()
-            await self.save_before_leaving()
+            await self.checkpoints.save_before_leaving()
             raise
         await self.cancel_ahead()
-        await self.checkpoint()
-        if at_ends and not self.stop.requested:
-            await self.evaluate("after")
-            await self.checkpoint(again=self.config.trainer.keep_best and self.best.step == self.step)
+        await self.checkpoints.save()
+        if await self.evaluations.after():
+            await self.checkpoints.save(again=self.checkpoints.best_is_new())
         return self.summary()
 
     def out_of_time(self, began: float) -> bool:
@@ -226,7 +214,6 @@ class Driver(RunState):
 
     async def after_step(self, action: MonitorAction | None) -> None:
         """Do what is due after a step: roll back, evaluate, save, or end the run as the monitor wants."""
-        settings = self.config.trainer
         self.unfinished = None
         rolled_back = False
         if action and action.kind == "rollback" and not action.undo:
@@ -235,34 +222,16 @@ class Driver(RunState):
         self.checkpointable = True
         if rolled_back:
             return
-        if self.evaluation_due():
-            await self.evaluate(f"step{self.step}")
-        due = settings.checkpoint_every and self.step % settings.checkpoint_every == 0
-        if due or (settings.keep_best and self.best.step == self.step):
-            await self.checkpoint()
+        if self.evaluations.due():
+            await self.evaluations.run(f"step{self.step}")
+        if self.checkpoints.due():
+            await self.checkpoints.save()
         if action and action.kind == "stop":
             raise UnspiralError(
                 f"stopped by the monitor at step {self.step}: {action.why} (monitor.action=stop)",
                 exit_code=STOPPED_BY_MONITOR,
                 explained=True,
             )
-
-    def evaluation_due(self) -> bool:
-        """Whether held-out questions are asked after this step; the last one has an evaluation anyway."""
-        settings = self.config.trainer
-        due = bool(settings.eval_every) and self.step % settings.eval_every == 0
-        return due and self.step < settings.steps and not self.stop.requested
-
-    async def save_before_leaving(self) -> None:
-        """Save the last whole step of a run that is cut short, if the learner still has its weights. A
-        failure is reported, and hides no other error."""
-        if not self.checkpointable:
-            return
-        self.progress.say(f"saving step {self.step}")
-        try:
-            await self.checkpoint()
-        except (LearnerError, CheckpointNotWritten) as error:
-            self.progress.say(f"step {self.step} was not saved: {error}")
 
     # The parts of a step
 
@@ -276,29 +245,6 @@ class Driver(RunState):
     async def cancel_ahead(self) -> None:
         """Sample no further."""
         await self.ahead.cancel()
-
-    async def update(
-        self, prepared: Prepared, mean_searches: float, llds_lambda: float, lr_scale: float
-    ) -> tuple[UpdateResult, float]:
-        """The learner's update, and its seconds. `prepared.tokens` has its `logp_old` afterwards."""
-        llds = self.config.algorithm.llds
-        beta = answer_beta(
-            llds.answer_weight, mean_searches, llds_lambda=llds_lambda, answer_lambda=llds.answer_lambda
-        )
-        scale = self.matched.scale(self.step + 1) if self.matched else 1.0
-        demonstrations = self.supervision.batches(self.step + 1) if self.supervision else []
-        update, seconds = await self.on_learner(
-            self.system.learner.update,
-            prepared.tokens,
-            llds_lambda=llds_lambda,
-            lr_scale=lr_scale * scale,
-            answer_beta=beta,
-            **({"supervised": demonstrations} if demonstrations else {}),
-        )
-        if self.matched:
-            update.metrics[SCALE] = scale
-        prepared.tokens.logp_old = update.logp_old
-        return update, seconds
 
     async def sync_and_rescore(self, tokens: TrainBatch, moved: bool) -> tuple[Rescored, float, float]:
         """Both, and the seconds of each. On shared GPUs scoring comes first, in the learner's turn."""
@@ -336,20 +282,7 @@ class Driver(RunState):
         """Score the batch (or a sample of it; nothing of it where the weights did not move) and the probes
         under the new weights, in one pass of the learner. Returns the pass's seconds too."""
         with self.clock.measure("score"):
-            return await self._rescore(tokens, moved)
-
-    async def _rescore(self, tokens: TrainBatch, moved: bool) -> tuple[Rescored, float]:
-        missing_before = self.probes.missing
-        parts = await asyncio.to_thread(self.probes.parts, self.step, tokens, moved=moved)
-        if missing := self.probes.missing:
-            self.system.folder.event("probe_missing", step=self.step, probe="lag", reason=missing)
-            if not missing_before:
-                self.progress.say(f"step {self.step}: no lag probe: {missing}")
-        if not parts:
-            return self.probes.read(tokens, parts, np.zeros(0, np.float32)), 0.0
-        asked = TokenBatch.joined(list(parts.values()))
-        scores, seconds = await self.on_learner(self.system.learner.score, asked)
-        return self.probes.read(tokens, parts, scores.logp), seconds
+            return await self.rescoring.run(tokens, moved)
 
     async def record(self, result: StepResult) -> MonitorAction | None:
         """Write down a step, and ask the monitor what to do about it."""
@@ -357,8 +290,7 @@ class Driver(RunState):
         # the step's line in metrics.jsonl, without which a resumed run forgets them.
         batch = result.batch
         metrics = await asyncio.to_thread(result.metrics)
-        if self.matched:
-            self.matched.observe(result.step, metrics[SCALE], metrics.get("kl/old"))
+        self.updates.observe(result.step, metrics)
         metrics |= await asyncio.to_thread(
             self.metrics.of, batch.trajectories, batch.rewards.tolist(), metrics
         )
@@ -379,59 +311,7 @@ class Driver(RunState):
         """Write down what the monitor did."""
         self.recorder.event(event)
 
-    async def on_learner(self, call: Callable[..., T], *arguments: Any, **options: Any) -> tuple[T, float]:
-        """A learner's call in a thread, so that rollouts go on. Returns its result and its seconds."""
-        self.learner_call = call.__name__.replace("_", " ")
-        self.progress.stage(self.learner_call, self.step)
-        began = time.monotonic()
-        try:
-            with self.clock.measure(f"learner: {self.learner_call}"):
-                return await asyncio.to_thread(call, *arguments, **options), time.monotonic() - began
-        finally:
-            self.learner_call = None
-            self.learner_calls += 1
-
-    # What the run keeps
-
-    async def evaluate(self, tag: str) -> None:
-        """Held-out scores, greedy and (if asked for) sampled; logged as events, kept for the summary."""
-        modes = ("greedy", "sampled") if self.config.evaluation.sampled else ("greedy",)
-        for mode in modes if self.system.eval_questions else ():
-            self.progress.stage(f"evaluation, {mode}", self.step)
-            evaluation = evaluate(
-                self.system.pool,
-                self.system.eval_questions,
-                tag=f"{tag}-{mode}",
-                temperature=0.0 if mode == "greedy" else self.config.rollout.temperature,
-                seed=self.config.seed,
-                reward=self.sampler.reward,
-                right_at=self.sampler.right_at,
-                retriever_url=self.system.eval_retriever_url,
-            )
-            with self.clock.measure(f"evaluate, {mode}"):
-                scores, trajectories = await run_with_resync(self.system.pool, evaluation, self.sync)
-            by_source = {"em_by_source": sources.em_of(scores["sources"])}
-            self.scores[f"{tag}/{mode}"] = scores["overall"] | by_source
-            if mode == "greedy":
-                self.best.take(self.step, scores["overall"].get(self.config.trainer.best_by))
-            exact = [self.sampler.exact(t) for t in trajectories]
-            self.system.folder.trajectories(f"eval_{tag}_{mode}", trajectories, exact)
-            self.system.folder.event("evaluation", step=self.step, tag=tag, mode=mode, **by_source, **scores)
-            self.progress.evaluation(tag, mode, scores)
-
-    async def checkpoint(self, *, again: bool = False) -> None:
-        """Save everything that a resumed run needs, then prune older checkpoints. A step that is saved
-        already, and whole, is saved `again` only: with the score that made it the best."""
-        folder = self.system.folder.path
-        target = step_folder(folder, self.step)
-        saved = target.exists() and not again and await asyncio.to_thread(fault, target) is None
-        if self.step == 0 or saved:
-            return
-        with self.stop.saving(), self.clock.measure("checkpoint"):
-            await asyncio.to_thread(self.system.store.keep, KEEP_SECONDS)
-            await self.on_learner(self.system.learner.save, target, self.state_dict())
-            await asyncio.to_thread(self.best.keep, folder, self.config.trainer)  # gigabytes are deleted
-            self.system.folder.event("checkpoint", step=self.step, path=str(target.relative_to(folder)))
+    # Attempts
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the checkpoint's step, as the next attempt."""
@@ -444,7 +324,6 @@ class Driver(RunState):
         self.attempt = max(self.attempt, folder.last_attempt()) + 1
         self.probes.restore(self.step)
         folder.cut_after(self.step)
-        if self.matched:
-            self.matched.restore(folder.metrics_path, self.step)
+        self.updates.restore(folder.metrics_path, self.step)
         drop_after(folder.path, self.step)
         folder.event("resume", step=self.step, attempt=self.attempt)

@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any
 
 from services.common.errors import UserError
-from services.common.user_code import find, told
+from services.common.loading.user_code import find, told
 from services.contracts import Trajectory
 from services.likelihood.metrics.verdicts import BEST_REWARD
 from trainer.rewards.answers import (

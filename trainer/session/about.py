@@ -12,13 +12,18 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from services.common.errors import EnvironmentLacks
-from services.likelihood.about import AboutRecord
 from services.likelihood.client import LikelihoodClient
+from services.likelihood.wire.about import AboutRecord, ControlPlace
 from trainer.config.schema import Config, without_secrets
 from trainer.learner.results import RankInfo
 
 
-def about_run(config: Config, code: Mapping[str, str], ranks: Sequence[RankInfo]) -> AboutRecord:
+def about_run(
+    config: Config,
+    code: Mapping[str, str],
+    ranks: Sequence[RankInfo],
+    control: ControlPlace | None = None,
+) -> AboutRecord:
     """The record of a run that starts. code: version by package; `commit` is that of the code itself."""
     machine = {
         "host": platform.node(),
@@ -37,6 +42,7 @@ def about_run(config: Config, code: Mapping[str, str], ranks: Sequence[RankInfo]
         ended=None,
         exit=None,
         steps=config.trainer.steps,
+        control=control,
     )
 
 
@@ -57,4 +63,4 @@ def described(
         raise
     finally:
         with suppress(EnvironmentLacks):  # the disk is full, which the run itself tells
-            store.post_about(run, AboutRecord(ended=time.time(), exit=status))
+            store.post_about(run, AboutRecord(ended=time.time(), exit=status, control=None))

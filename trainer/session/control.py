@@ -30,6 +30,7 @@ from services.control.records import (
     RunStatus,
     WorkerStatus,
 )
+from services.likelihood.wire.about import ControlPlace
 from trainer.config.schema import Config
 
 if TYPE_CHECKING:
@@ -58,6 +59,18 @@ class RunControl:
         self._loop = asyncio.get_running_loop()
         self._began = time.monotonic()
         self._tasks: set[asyncio.Task] = set()
+
+    def announced_url(self) -> str | None:
+        """The address by which other machines reach it, where it listens to them; None where it is not
+        served."""
+        if self.url and self.config.control.host in ("0.0.0.0", "::"):
+            return f"http://{ray.util.get_node_ip_address()}:{self.url.rpartition(':')[2]}"
+        return self.url
+
+    def place(self) -> ControlPlace | None:
+        """What the likelihood store is told, so that its page can pass requests on."""
+        url = self.announced_url()
+        return ControlPlace(url=url, id=self.id) if url else None
 
     async def ready(self) -> None:
         await self._on_loop(self._answer())
@@ -265,13 +278,10 @@ async def served(config: Config, folder: Path, say: Callable[[str], None]) -> As
 def announced(control: RunControl, driver: Driver) -> Iterator[None]:
     """The run is known to gateways of its cluster while inside, and its driver answers."""
     run = control.config.run.name
-    host = control.config.control.host
     control.driver = driver
-    if (url := control.url) is None:
+    if (url := control.announced_url()) is None:
         yield
         return
-    if host in ("0.0.0.0", "::"):
-        url = f"http://{ray.util.get_node_ip_address()}:{url.rpartition(':')[2]}"
     announce_run(run, control.id, url, str(control.folder.resolve()))
     try:
         yield

@@ -12,8 +12,9 @@ from typing import Any
 
 import psutil
 
+from services.common import hub
 from services.common.errors import EnvironmentLacks, UserError
-from services.common.user_code import is_import_path, load
+from services.common.loading.user_code import is_import_path, load
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import make_template
@@ -21,14 +22,15 @@ from services.settings import RetrieverSettings, RolloutSettings
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.demonstrations import read_demonstrations
-from trainer.loop.matched_step import read_series
+from trainer.loop.update.matched_step import read_series
 
 GIB = 1 << 30
 
 
 def check_named_files(config: Config) -> None:
-    """What a run is to read, before its folder is made. Raises UserError: one line with the key of each file
-    and folder that is not there."""
+    """What a run is to read, before its folder is made; what is on the hub is fetched. Raises UserError: one
+    line with the key of each file and folder that is not there; EnvironmentLacks where the hub is out of
+    reach."""
     named = {
         "model.path": config.model.path,
         "data.train": config.data.train,
@@ -38,11 +40,20 @@ def check_named_files(config: Config) -> None:
         named[f"{key}.corpus"] = settings.corpus
         if settings.index and not is_import_path(settings.index):
             named[f"{key}.index"] = settings.index
-    missing = [f"{key}: {value}" for key, value in named.items() if value and not models.is_there(value)]
+    missing = [f"{key}: {value}" for key, value in named.items() if value and not _is_there(key, value)]
     if len(missing) == 1 and missing[0].startswith("model.path: "):
         models.resolve(config.model.path)  # it says what a model may be
     if missing:
         raise UserError(f"{'; '.join(missing)}: no such file or folder")
+    for key, value in named.items():
+        if value and models.on_hub(value) and not key.endswith(("model.path", ".index")):
+            hub.local_file(key, value, models.aside)
+    if models.on_hub(config.model.path):
+        models.resolve(config.model.path)
+
+
+def _is_there(key: str, value: str) -> bool:
+    return Path(value).expanduser().exists() if key.endswith(".index") else models.is_there(value)
 
 
 def _retrievers(config: Config) -> Iterator[tuple[str, RetrieverSettings]]:
@@ -63,7 +74,7 @@ def check_retrievers(config: Config) -> None:
                 "made"
             )
         corpus = settings.corpus
-        if corpus and not corpus.startswith("lab:") and not Path(corpus).exists():
+        if corpus and not models.is_there(corpus):
             raise UserError(f"{key}.corpus: {corpus}: no such file or folder; docs/data.md says what is read")
 
 

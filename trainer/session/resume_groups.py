@@ -187,6 +187,7 @@ GROUPS = (
             "store.token_steps",
             "store.trajectory_groups",
             "store.trajectory_steps",
+            "store.probe_trajectories",
             *_keys("tracking", "wandb", "tensorboard", "mlflow"),
             "control.enabled",
             "control.host",

@@ -18,7 +18,7 @@ from typing import Any
 from services.common.errors import UserError
 from trainer.config.schema import Config, default_of, without_secrets
 from trainer.learner.checkpoint import fault
-from trainer.learner.model_identity import Difference, describe, differences
+from trainer.learner.model.model_identity import Difference, describe, differences
 from trainer.session.resume_groups import GROUPS
 
 RULES = {key: group for group in GROUPS for key in group.keys}
@@ -106,6 +106,7 @@ def differing(checkpoint: Path, config: Config) -> list[str]:
         "rollout.reading",
         "rollout.bos",
         "rollout.thoughts",
+        "rollout.tools",
         "rollout.topk",
         "rollout.max_turns",
         "rollout.max_response_tokens",

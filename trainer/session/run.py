@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from services.common import signals
 from services.common.errors import UserError
+from services.common.processes import signals
 from services.likelihood.exports.report import write_report
 from trainer.config.remarks import remarks
 from trainer.config.schema import Config
@@ -19,8 +19,8 @@ from trainer.data import models
 from trainer.data.cursor import PromptCursor
 from trainer.learner.checkpoint import find, latest, step_of
 from trainer.loop.driver import Driver
-from trainer.loop.progress import Progress
-from trainer.loop.run_folder import RunFolder
+from trainer.loop.run.progress import Progress
+from trainer.loop.run.run_folder import RunFolder
 from trainer.session.about import about_run, described
 from trainer.session.control import announced, served
 from trainer.session.output import non_blocking
@@ -183,7 +183,7 @@ async def _train(
                         f"no whole checkpoint to resume from: starting anew, as attempt {driver.attempt}"
                     )
                 try:
-                    about = about_run(config, code, system.learner.where)
+                    about = about_run(config, code, system.learner.where, control.place())
                     with (
                         described(system.store, config.run.name, about, lambda: stop.number),
                         announced(control, driver),
@@ -196,7 +196,7 @@ async def _train(
                             raise stop.error
                         progress.performance(summary)
                         stop.settle()
-                    driver.recorder.tracking.close()
+                    await asyncio.to_thread(driver.recorder.tracking.close)
                 except BaseException as error:
                     driver.recorder.tracking.close()
                     if isinstance(stop.error, RayLost):
@@ -223,7 +223,7 @@ def _ray_has_died(lost: RayLost, driver: Driver, stop: StopSignals, loop: asynci
     watch's thread."""
     over = time.monotonic() + SAVE_SECONDS
     loop.call_soon_threadsafe(stop.end_soon, lost, 0.0 if driver.checkpointable else STEP_SECONDS)
-    while time.monotonic() < over or driver.learner_call == "save":
+    while time.monotonic() < over or driver.on_learner.doing == "save":
         time.sleep(0.5)
     _leave_without_ray(lost, driver, None)  # the loop is stuck in a call to Ray
 

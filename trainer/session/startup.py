@@ -21,10 +21,10 @@ import ray
 from ray._private import utils, worker
 
 from retriever_service.client import RetrieverClient
-from services.common import signals
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.auth import TOKEN_VARIABLE, token_of
-from services.common.semaphores import remove_dead_semaphores
+from services.common.processes import signals
+from services.common.processes.semaphores import remove_dead_semaphores
 from services.contracts import Question
 from services.launcher import Service, index_corpus, start_likelihood, start_retriever
 from services.likelihood.client import LikelihoodClient
@@ -39,9 +39,9 @@ from trainer.config.schema import Config
 from trainer.data import PromptCursor, load_questions, models
 from trainer.learner.group import LearnerGroup
 from trainer.learner.objective import token_loss
-from trainer.loop.run_folder import RunFolder
-from trainer.loop.system import Serving, System
-from trainer.loop.users_metrics import load_metrics
+from trainer.loop.records.users_metrics import load_metrics
+from trainer.loop.run.run_folder import RunFolder
+from trainer.loop.run.system import Serving, System
 from trainer.rewards import make_reward
 from trainer.session.preflight import check_learner_files, check_prompts, check_retrievers, check_room
 from trainer.session.ray_watch import RECONNECT_SECONDS

@@ -4,7 +4,7 @@ under nohup).
 The first signal lets the step in hand come to its end, so that it is recorded and saved; the second, or the
 first where no step is in hand, cuts the run short; one more leaves it all as it is. A run that is cut short
 saves its last whole step first, if the learner still has that step's weights. A signal within
-`services.common.signals.REPEAT_SECONDS` of the last one is that one again.
+`services.common.processes.signals.REPEAT_SECONDS` of the last one is that one again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from services.common import signals
+from services.common.processes import signals
 from trainer.session import output
 
 STEP_GRACE_SECONDS = 60.0

@@ -69,14 +69,14 @@ def waits_of(driver: Driver) -> str:
     if driver.idle:
         return ""
     doing = driver.progress.doing or "the first step"
-    return doing if driver.learner_call else f"{doing}: {driver.system.pool.waits_for()}"
+    return doing if driver.on_learner.doing else f"{doing}: {driver.system.pool.waits_for()}"
 
 
 def progress_of(driver: Driver) -> tuple[Any, ...]:
     """A value that changes whenever the run gets further."""
     return (
         driver.system.pool.trajectories,
-        driver.learner_calls,
+        driver.on_learner.returned,
         driver.progress.doing,
         driver.step,
         driver.attempt,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.common.errors import UnspiralError
 from services.common.files import write_atomically
-from services.common.stacks import task_stacks, thread_stacks
+from services.common.processes.stacks import task_stacks, thread_stacks
 from trainer.session.output import complain
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Watchdog:
 
     def _mark(self) -> tuple[Any, ...]:
         d = self.driver
-        return d.system.pool.trajectories, d.learner_calls, d.progress.doing, d.step, d.attempt
+        return d.system.pool.trajectories, d.on_learner.returned, d.progress.doing, d.step, d.attempt
 
     def _watch(self) -> None:
         mark = self._mark()
@@ -71,7 +71,7 @@ class Watchdog:
             if quiet > self.limit and not told:
                 told = True
                 self._tell(quiet)
-            call = self.driver.learner_call
+            call = self.driver.on_learner.doing
             own = self.driver.config.learner.step_timeout_seconds
             if quiet > (max(self.limit, own + SLACK_SECONDS) if call else self.limit):
                 self._end(quiet)
@@ -132,7 +132,9 @@ class Watchdog:
             )
         if d.system.pool.problem:
             lines.append(d.system.pool.problem)
-        lines.append(f"learner: {f'in {d.learner_call}' if d.learner_call else 'no call is being made'}")
+        lines.append(
+            f"learner: {f'in {doing}' if (doing := d.on_learner.doing) else 'no call is being made'}"
+        )
         lines += ["", "== driver: tasks", task_stacks(asyncio.all_tasks(self.loop)), "", "== driver: threads"]
         names = {t.ident: t.name for t in threading.enumerate()}
         for ident, frame in sys._current_frames().items():

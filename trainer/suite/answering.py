@@ -11,7 +11,7 @@ from typing import Protocol
 from retriever_service.client import Hit
 from services.contracts import Trajectory, TrajectoryRequest
 from services.rollout.pool.pool import JOBS_PER_WORKER
-from trainer.loop.sampling import seed_of
+from trainer.loop.rollouts.sampling import seed_of
 from trainer.suite.rows import GREEDY, AnswersFile, Asked, row_of
 
 BATCH = 16

@@ -9,7 +9,7 @@ the most frequent one, so that it does not depend on how the passages lie in seg
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from retriever_service.bm25.analysis import Analyzer, AnalyzerSettings
 from retriever_service.bm25.packed.blocks import find_term
 from retriever_service.bm25.packed.files import PackedFiles, open_packed
 from retriever_service.bm25.packed.kernel import WINDOW, search_batch
+from retriever_service.ranking import Statistics
 
 _MEMO_WORDS = 1_000_000
 
@@ -38,6 +39,11 @@ class Deleted:
 NOTHING_DELETED = Deleted()
 
 
+def idf_of(passages: int, frequency: int) -> float:
+    """Lucene's weight of a term that `frequency` of so many passages have."""
+    return float(np.log(1 + (passages - frequency + 0.5) / (frequency + 0.5)))
+
+
 class _Segment:
     """One segment, with what the statistics of the whole index make of it."""
 
@@ -45,15 +51,17 @@ class _Segment:
         self.files = files
         self.base = base
         self.rows = len(files.lengths)
+        self._longest = int(files.lengths.max())
 
-    def prepare(self, k1: float, b: float, mean: float, deleted: Sequence[int]) -> None:
-        longest = int(self.files.lengths.max())
-        self.norm = k1 * (1 - b + b * np.arange(longest + 1, dtype=np.uint32) / mean)
-        # With the mean length grown by a factor, tf / (tf + norm) grows by that factor at most.
-        self.drift = max(1.0, mean / max(self.files.mean, 1e-9))
+    def bury(self, deleted: Sequence[int]) -> None:
         own = np.array([row - self.base for row in deleted if 0 <= row - self.base < self.rows], np.int64)
         self.dead = np.zeros((self.rows + 7) // 8 if len(own) else 0, np.uint8)
         np.bitwise_or.at(self.dead, own >> 3, (1 << (own & 7)).astype(np.uint8))
+
+    def prepare(self, k1: float, b: float, mean: float) -> None:
+        self.norm = k1 * (1 - b + b * np.arange(self._longest + 1, dtype=np.uint32) / mean)
+        # With the mean length grown by a factor, tf / (tf + norm) grows by that factor at most.
+        self.drift = max(1.0, mean / max(self.files.mean, 1e-9))
 
 
 class PackedRanker:
@@ -81,38 +89,77 @@ class PackedRanker:
             rows += len(files.lengths)
             tokens += int(files.lengths.sum(dtype=np.int64))
         self._rows = rows
-        self._passages = rows - len(deleted.rows)
         self._deleted = deleted
-        mean = max(tokens / max(self._passages, 1), 1e-9)
+        self._k1 = k1
+        self._b = b
+        self._mean = 0.0
+        self.statistics = Statistics(rows - len(deleted.rows), tokens)
         for segment in self._segments:
-            segment.prepare(k1, b, mean, deleted.rows)
+            segment.bury(deleted.rows)
+        self._prepare(self.statistics)
         self._sums = np.zeros(WINDOW, np.float32)
         self._forget()
+
+    def _prepare(self, whole: Statistics) -> None:
+        """Take the mean length of these passages."""
+        mean = max(whole.tokens / max(whole.passages, 1), 1e-9)
+        if mean != self._mean:
+            self._mean = mean
+            for segment in self._segments:
+                segment.prepare(self._k1, self._b, mean)
 
     def _forget(self) -> None:
         self._of_word: dict[str, int] = {}
         self._of_term: dict[str, int] = {}
         self._numbers: list[tuple[int, ...]] = []
+        self._texts: list[str] = []
+        self._frequencies: list[int] = []
         self._idfs: list[float] = []
 
     def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
         """(row, score) of the best passages of each query, best first; fewer than `topk` where fewer
         match."""
-        topk = max(1, min(topk, self._passages))
+        self._prepare(self.statistics)
+        return self._rank(queries, topk, self._idfs.__getitem__)
+
+    def rank_among(self, queries: list[str], topk: int, whole: Statistics) -> list[list[tuple[int, float]]]:
+        """As RankerOfPart: the scores are those of an index of all passages that `whole` counts."""
+        self._prepare(whole)
+        frequencies = whole.frequencies
+
+        def idf(term: int) -> float:
+            return idf_of(whole.passages, frequencies.get(self._texts[term], 0))
+
+        return self._rank(queries, topk, idf)
+
+    def frequencies_of(self, terms: Sequence[str]) -> list[int]:
+        """As RankerOfPart."""
+        if len(self._of_term) > _MEMO_WORDS:
+            self._forget()
+        numbers = [self._number(term) for term in terms]
+        return [self._frequencies[number] if number >= 0 else 0 for number in numbers]
+
+    def _rank(
+        self, queries: list[str], topk: int, idf: Callable[[int], float]
+    ) -> list[list[tuple[int, float]]]:
+        topk = max(1, min(topk, self.statistics.passages))
         size = len(queries)
         known: list[int] = []
         weights: list[int] = []
         starts = [0]
         if len(self._of_word) > _MEMO_WORDS:
             self._forget()
+        values: list[float] = []
         for query in queries:
             found = Counter(self._terms(query))
-            for term in sorted(found, key=lambda term: -found[term] * self._idfs[term]):
+            of_term = {term: idf(term) for term in found}
+            for term in sorted(found, key=lambda term: -found[term] * of_term[term]):
                 known.append(term)
+                values.append(of_term[term])
                 weights.append(found[term])
             starts.append(len(known))
         numbers = [self._numbers[term] for term in known]
-        idfs = np.array([self._idfs[term] for term in known], np.float64)
+        idfs = np.array(values, np.float64)
         scores = np.empty((size, topk), np.float32)
         rows = np.empty((size, topk), np.int64)
         counts = np.zeros(size, np.int64)
@@ -159,7 +206,9 @@ class PackedRanker:
         if frequency <= 0:
             return -1
         self._numbers.append(tuple(numbers))
-        self._idfs.append(float(np.log(1 + (self._passages - frequency + 0.5) / (frequency + 0.5))))
+        self._texts.append(term)
+        self._frequencies.append(frequency)
+        self._idfs.append(idf_of(self.statistics.passages, frequency))
         return len(self._numbers) - 1
 
     def normalise(self, query: str) -> str:

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import uvicorn
 from fastapi import FastAPI
 
-from services.common import signals
 from services.common.errors import EnvironmentLacks
 from services.common.http.connections import Config, Limits
+from services.common.processes import signals
 
 BACKLOG = 2048
 Assembled = Callable[[ExitStack], tuple[FastAPI, socket.socket]]

@@ -87,6 +87,12 @@ class Workers(Multiprocess):
         self._stop(signal.SIGTERM)
         super().handle_term()
 
+    def handle_usr1(self) -> None:
+        """Each worker opens what it serves anew, if it does such a thing."""
+        for process in self.processes:
+            if process.pid is not None and process.process.is_alive():
+                os.kill(process.pid, signal.SIGUSR1)
+
     def _stop(self, number: int) -> None:
         self.ended_by.append(number)
         # The workers close theirs; open here, it would take connections that nobody answers.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from services.common.errors import EnvironmentLacks
-from services.common.extras import not_imported
+from services.common.loading.extras import not_imported
 from services.likelihood.monitor.alarms import PHASES
 
 log = logging.getLogger("unspiral.likelihood")

@@ -85,8 +85,8 @@ def page(data: dict[str, Any]) -> str:
         r'<script src="/static/([^"]+)"></script>', lambda m: f"<script>{_static(m[1])}</script>", html
     )
     if "paper" in data:
-        after = f"<script>{_static('page_curves.js')}</script>"
-        html = html.replace(after, f"{after}\n<script>{_static('page_paper.js')}</script>")
+        after = f"<script>{_static('curves/page_curves.js')}</script>"
+        html = html.replace(after, f"{after}\n<script>{_static('curves/page_paper.js')}</script>")
     body = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS).decode().replace("<", "\\u003c")
     policy = f'<meta http-equiv="Content-Security-Policy" content="{FROZEN_POLICY}">'
     return html.replace("<!--policy-->", policy).replace(

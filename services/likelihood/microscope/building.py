@@ -122,9 +122,9 @@ class Slide:
                 segments.append(_observed(segment))
                 continue
             columns: dict[str, Any] = {
-                "logp_before": _listed(before[index]),
-                "logp_after": None if after is None else _listed(after[index]),
-                "logp_sampler": None if sampler is None else _listed(sampler[index]),
+                "logp_before": listed(before[index]),
+                "logp_after": None if after is None else listed(after[index]),
+                "logp_sampler": None if sampler is None else listed(sampler[index]),
                 "held": None if held is None else held[index],
             }
             segments.append(_written(segment, decode, columns))
@@ -166,10 +166,10 @@ def token_texts(ids: Sequence[int], decode: Decode) -> list[str]:
     return texts
 
 
-def _listed(values: np.ndarray) -> list[float]:
-    """At most 0: a log-prob near 0 may come out a little above it."""
-    listed: list[float] = np.minimum(values.astype(np.float64), 0.0).tolist()
-    return listed
+def listed(logp: np.ndarray) -> list[float]:
+    """Log-probs of a record. At most 0: one near 0 may come out a little above it."""
+    values: list[float] = np.minimum(logp.astype(np.float64), 0.0).tolist()
+    return values
 
 
 def _observed(observation: Observation) -> Observed:

@@ -82,7 +82,7 @@ class Filters(BaseModel):
 def step_samples(store: LikelihoodStore, run: str, step: int, filters: Filters) -> StepSamples:
     """The groups of a step. Raises NotStored for a run that is not in the store."""
     steps = list(store.sampled_steps(run))
-    heads = store.sample_heads(run, step)
+    heads = [head for head in store.sample_heads(run, step) if not head.probe]
     holding = None
     if filters.text:
         holding = {t.uid for t in store.samples(run, step) if holds(t, filters.text.casefold())}

@@ -64,6 +64,8 @@ class SampleHead(BaseModel):
     """The token that lost most likelihood."""
     mismatch: Place | None = None
     """The token on which sampler and learner differ most."""
+    probe: bool | None = None
+    """True for a trajectory of an earlier step that was scored again at this one."""
 
 
 def head_of(trajectory: SampledTrajectory) -> SampleHead:
@@ -89,6 +91,7 @@ def head_of(trajectory: SampledTrajectory) -> SampleHead:
         wasted=_wasted(trajectory),
         tokens=tokens,
         held=sum(held) if held else None,
+        probe=trajectory.probe,
     )
     changes = _by_token(trajectory, "logp_after")
     if tokens and changes is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from services.common.errors import UserError
 from services.likelihood.microscope.heads import SampleHead, head_of
+from services.likelihood.microscope.prompts import prompt_of
 from services.likelihood.microscope.record import SampledTrajectory
 
 DECIMALS = 5
@@ -25,6 +26,9 @@ class PackedSample:
     group: str
     head: bytes
     body: bytes
+    prompt: str
+    """services.likelihood.microscope.prompts.prompt_of"""
+    probe: bool = False
 
     @property
     def size(self) -> int:
@@ -38,9 +42,16 @@ def packed(trajectory: SampledTrajectory) -> PackedSample:
         for name in ("logp_before", "logp_after", "logp_sampler"):
             if (values := getattr(written, name)) is not None:
                 setattr(written, name, [round(value, DECIMALS) for value in values])
-    head = head_of(trajectory).model_dump_json(exclude_none=True).encode()
+    head = head_of(trajectory)
     body = zlib.compress(trajectory.model_dump_json(exclude_none=True).encode(), LEVEL)
-    return PackedSample(trajectory.uid, trajectory.group, head, body)
+    return PackedSample(
+        trajectory.uid,
+        trajectory.group,
+        head.model_dump_json(exclude_none=True).encode(),
+        body,
+        prompt_of(head.question, head.group),
+        bool(head.probe),
+    )
 
 
 def unpacked(body: bytes) -> SampledTrajectory:

@@ -139,6 +139,10 @@ class SampledTrajectory(Record):
     worker: str | None = Field(None, max_length=200)
     seconds: Seconds | None = None
     """Duration of the whole trajectory."""
+    probe: StrictBool | None = None
+    """True for a trajectory of an earlier step that was scored again at this one. `logp_before` is then what
+    its tokens had when it was sampled, `logp_after` what they have after this step's update. It is shown
+    through time, and not among the groups of the step."""
     segments: list[Annotated[Written | Observed, Field(discriminator="by")]] = Field(
         max_length=2 * MAX_ACTIONS, fail_fast=True
     )

@@ -134,6 +134,7 @@
       this.derive();
       U.drawRuns(this.list, this.loaded);
       U.drawFirst(this.loaded);
+      U.drawControl();
       U.tabs.draw(this.loaded);
       U.drawPin(this.loaded);
     },

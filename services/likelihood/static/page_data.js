@@ -67,7 +67,7 @@
     async load(name, range) {
       const at = `/v1/runs/${encodeURIComponent(name)}`;
       const part = range ? `&first=${Math.max(0, Math.floor(range[0]))}&last=${Math.max(0, Math.ceil(range[1]))}` : "";
-      const [summary, series, phase, alarms, events, sampled, about, headline] = await Promise.all([
+      const [summary, series, phase, alarms, events, sampled, about, evaluations, headline] = await Promise.all([
         this.get(`${at}/summary`),
         this.get(`${at}/series?points=${POINTS}${part}`),
         this.get(`${at}/phase`),
@@ -75,9 +75,10 @@
         this.get(`${at}/events?limit=200`),
         this.get(`${at}/samples`),
         this.get(`${at}/about`),
+        this.get(`${at}/evaluations`).catch(() => []), // a service that is made without a folder has no such route
         range ? this.get(`${at}/series?points=${POINTS}&names=${HEADLINE}`) : null, // the first screen tells of the whole run
       ]);
-      return { ...summary, series, about, headline, bands: phase.bands, phase: phase.phase, since: phase.since, alarms, events, sampled };
+      return { ...summary, series, about, evaluations, headline, bands: phase.bands, phase: phase.phase, since: phase.since, alarms, events, sampled };
     }
     // The runs in the address, hidden ones too, else the one that was updated last.
     preselected(runs, wanted) {

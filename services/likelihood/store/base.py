@@ -10,6 +10,7 @@ import numpy as np
 
 from services.common.errors import UserError
 from services.likelihood.microscope.heads import SampleHead
+from services.likelihood.microscope.prompts import MOST_PROMPTS, KeptPrompt
 from services.likelihood.microscope.record import SampledTrajectory
 from services.likelihood.records import (
     EventRecord,
@@ -100,6 +101,15 @@ class LikelihoodStore(Protocol):
 
     def sampled_steps(self, run: str) -> dict[int, int]:
         """Number of those trajectories by step, in order."""
+        ...
+
+    def prompts(self, run: str, limit: int = MOST_PROMPTS) -> list[KeptPrompt]:
+        """The prompts of those trajectories: those that a probe follows first, then those of most steps, then
+        the latest."""
+        ...
+
+    def prompt_groups(self, run: str, prompt: str) -> dict[int, list[str]]:
+        """The groups of those trajectories that answer a prompt, by step, in order."""
         ...
 
     def runs(self, limit: int = MAX_RUNS) -> list[RunInfo]:

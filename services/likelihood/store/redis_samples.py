@@ -21,6 +21,13 @@ from services.likelihood.microscope.packing import (
     unpacked,
     unpacked_head,
 )
+from services.likelihood.microscope.prompts import (
+    MOST_PROMPTS,
+    KeptPrompt,
+    PromptGroup,
+    joined,
+    kept_prompts,
+)
 from services.likelihood.microscope.record import SampledTrajectory
 from services.likelihood.records import check_run_name
 from services.likelihood.store.kept_samples import steps_to_drop
@@ -87,9 +94,12 @@ class RedisSamples(ABC):
             refuse_overfull(run, step, old.trajectories + len(new), size)
             held[step] = HeldStep(attempt, old.trajectories + len(new), size)
             alarms = orjson.loads(pipe.get(at("alarms")) or b"[]")
+            asked = pipe.hget(at("prompts"), step) if old.trajectories else None
+            prompts = joined(orjson.loads(asked or b"[]"), new)
             pipe.multi()
             self._replace(pipe, run, step, attempt, gone)
             pipe.hset(at("samples"), step, orjson.dumps(list(held[step])))
+            pipe.hset(at("prompts"), step, orjson.dumps(prompts))
             if new:
                 pipe.hset(place, mapping=_fields(new))
                 pipe.expire(place, self.trajectory_seconds)
@@ -124,6 +134,22 @@ class RedisSamples(ABC):
             held = self._held_samples(self._redis, self._keys(run))
         return {step: held[step].trajectories for step in sorted(held)}
 
+    def prompts(self, run: str, limit: int = MOST_PROMPTS) -> list[KeptPrompt]:
+        """See LikelihoodStore."""
+        return kept_prompts(self._prompts(run), limit)
+
+    def prompt_groups(self, run: str, prompt: str) -> dict[int, list[str]]:
+        """See LikelihoodStore."""
+        found = self._prompts(run)
+        groups = {step: [g for p, g, _ in found[step] if p == prompt] for step in sorted(found)}
+        return {step: of_step for step, of_step in groups.items() if of_step}
+
+    def _prompts(self, run: str) -> dict[int, list[PromptGroup]]:
+        with self._talking():
+            self._known(run)
+            found = self._redis.hgetall(self._keys(run)("prompts"))
+        return {int(step): orjson.loads(body) for step, body in found.items()}
+
     @staticmethod
     def _held_samples(pipe: Any, at: Keys) -> dict[int, HeldStep]:
         found = pipe.hgetall(at("samples"))
@@ -133,6 +159,7 @@ class RedisSamples(ABC):
     def _drop_samples(pipe: Any, at: Keys, gone: Iterable[int]) -> None:
         for step in gone:
             pipe.hdel(at("samples"), step)
+            pipe.hdel(at("prompts"), step)
             pipe.unlink(at("samples", step))
 
 

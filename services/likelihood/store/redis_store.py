@@ -14,6 +14,7 @@ Keys, all below `unspiral:`
     RUN:tokens:{step}             npz body; expires after `token_seconds`
     RUN:samples                   hash: step -> JSON of attempt, number and bytes (redis_samples.py)
     RUN:samples:{step}            hash: `h:` or `b:` and uid -> head, body; expires as RUN:trajectories:{step}
+    RUN:prompts                   hash: step -> JSON of prompt, group and probe (redis_samples.py)
     RUN:facts                     hash: about, labels -> JSON (redis_facts.py)
     RUN:monitor                   hash: step -> state;  RUN:alarms  JSON
     RUN:events                    stream

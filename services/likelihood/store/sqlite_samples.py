@@ -6,6 +6,7 @@ from __future__ import annotations
 import sqlite3
 
 from services.likelihood.microscope.packing import PackedSample, refuse_overfull
+from services.likelihood.store import sqlite_prompts
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sample_step (
@@ -15,13 +16,14 @@ CREATE TABLE IF NOT EXISTS sample (
     id INTEGER PRIMARY KEY, run INTEGER, step INTEGER, uid TEXT, grp TEXT, head BLOB, body BLOB);
 CREATE UNIQUE INDEX IF NOT EXISTS sample_uid ON sample (run, step, uid);
 """
-TABLES = ("sample_step", "sample")
+TABLES = ("sample_step", "sample", sqlite_prompts.TABLE)
 
 
 def add_tables(db: sqlite3.Connection) -> None:
     """Make the tables in a file that has none."""
     for statement in filter(str.strip, SCHEMA.split(";")):
         db.execute(statement)
+    sqlite_prompts.add_table(db)
 
 
 def insert(
@@ -40,6 +42,7 @@ def insert(
             "INSERT OR IGNORE INTO sample (run, step, uid, grp, head, body) VALUES (?,?,?,?,?,?)",
             (*key, row.uid, row.group, row.head, row.body),
         ).rowcount
+    sqlite_prompts.insert(db, run_id, step, rows)
     count, size = db.execute(
         f"SELECT count(*), coalesce(sum(length(head) + length(body)), 0) FROM sample WHERE {place}", key
     ).fetchone()

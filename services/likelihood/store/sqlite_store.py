@@ -44,6 +44,7 @@ from services.likelihood.store.base import (
 )
 from services.likelihood.store.kept_samples import steps_to_drop
 from services.likelihood.store.sqlite_file import SQLiteFile
+from services.likelihood.store.sqlite_prompts import SQLitePrompts
 
 SCHEMA_VERSION = 1
 SCHEMA = """
@@ -72,7 +73,7 @@ TABLES_OF_A_RUN = (
 )
 
 
-class SQLiteStore(sqlite_facts.SQLiteFacts):
+class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
     """See LikelihoodStore. `path` is made, with its folder, if it is not there."""
 
     def __init__(self, path: str | Path, token_steps: int = 8, sample_steps: int = SAMPLE_STEPS):

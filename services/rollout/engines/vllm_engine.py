@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from services.common.errors import UnspiralError
-from services.common.quick_transformers import skip_scikit_learn
+from services.common.loading.quick_transformers import skip_scikit_learn
 from services.rollout.engines.base import Finish, GenerateCall, Generation, OnTokens, check_may_serve
 from services.rollout.engines.own_thread import OwnThread, on_this_loop
 from services.rollout.engines.owner import OWNER_VARIABLE

@@ -19,6 +19,8 @@ from vllm.v1.engine import output_processor
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.logprobs import LogprobsProcessor
 
+from services.rollout.worker.tokenizer import decoder_of
+
 MARK = "unspiral_ids_only"
 SPARE_TOKENS = 8
 """Tokens decoded beyond the length of the longest stop string: some have no text."""
@@ -44,7 +46,7 @@ class TagWatcher(IncrementalDetokenizer):
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
         super().__init__()
-        self._tokenizer = tokenizer
+        self._decoded = decoder_of(tokenizer)
         self._stops = tuple(stops)
         self._enders = enders(tokenizer, self._stops)
         self._tail = max(map(len, self._stops), default=0) + SPARE_TOKENS
@@ -69,10 +71,6 @@ class TagWatcher(IncrementalDetokenizer):
         if self._ended_by is None:
             return text
         return text[: text.index(self._ended_by) + len(self._ended_by)]
-
-    def _decoded(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
 
 
 class SampledLogprobs(list[float]):

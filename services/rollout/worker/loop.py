@@ -309,8 +309,10 @@ def tokens_through_end(
 
     if not holds(len(ids)):
         return None
+    if not holds(len(ids) - 1):  # an engine stops at the tag
+        return len(ids)
     # Once a prefix ends the action, all longer ones do: a bisection decodes log2(n) prefixes instead of n.
-    return 1 + bisect_left(range(1, len(ids) + 1), True, key=holds)
+    return 1 + bisect_left(range(1, len(ids)), True, key=holds)
 
 
 def turn_seed(seed: int, attempt: int, turn: int) -> int:

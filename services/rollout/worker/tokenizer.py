@@ -8,11 +8,12 @@ its words are gone.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from services.common.errors import UserError
-from services.common.quick_transformers import skip_scikit_learn
+from services.common.loading.quick_transformers import skip_scikit_learn
 
 _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Saved classes that mean: what tokenizer.json says, and nothing else."""
@@ -37,3 +38,28 @@ def load_tokenizer(model_path: str | Path) -> Any:
         raise UserError(
             f"model.path {model_path}: no tokenizer could be loaded (expected tokenizer.json): {reason}"
         ) from None
+
+
+def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
+    """Text of ids, with special tokens, and spaces as they are. transformers looks at every id before the
+    tokenizer does, which takes longer than the text itself: a tokenizer that leaves decoding to its Rust
+    backend is asked there."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    plain = isinstance(tokenizer, PreTrainedTokenizerFast) and all(
+        getattr(kind, name) is getattr(PreTrainedTokenizerFast, name) for name in ("decode", "_decode")
+    )
+    if plain:
+        backend = tokenizer.backend_tokenizer
+
+        def decode(ids: list[int]) -> str:
+            text: str = backend.decode(ids, skip_special_tokens=False)
+            return text
+    else:
+
+        def decode(ids: list[int]) -> str:
+            text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            return text
+
+    return decode

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from services.common.errors import UserError
-from services.common.user_code import load, told
+from services.common.loading.user_code import load, told
 from services.contracts import Question
 
 _THREADS = ThreadPoolExecutor(64, "tools")

@@ -14,8 +14,8 @@ from typing import Any
 
 from retriever_service.client import Hit, RetrieverClient
 from services.common.errors import EnvironmentLacks
-from services.common.extras import not_installed
-from services.common.stacks import answer_stack_requests, task_stacks
+from services.common.loading.extras import not_installed
+from services.common.processes.stacks import answer_stack_requests, task_stacks
 from services.contracts import (
     Observation,
     Span,
@@ -41,6 +41,9 @@ from services.weight_sync import WeightSyncError, make_receiver, untouched
 from services.weight_sync.group import Ticket, host_store, offer_loan
 from services.weight_sync.manifest import model_shapes, shape_problem
 from services.worker_state import WorkerState
+
+JOIN_SECONDS = 0.003
+"""Searches of one worker that come within so long of each other go as one request."""
 
 
 async def start_engine(settings: RolloutSettings, model_path: str, seed: int) -> Engine:
@@ -378,7 +381,9 @@ class RolloutWorker:
 
     def _search(self, url: str) -> Callable[[str], Awaitable[list[Hit]]]:
         if url not in self._clients:
-            self._clients[url] = RetrieverClient(url, timeout_seconds=self._retriever_timeout_seconds)
+            self._clients[url] = RetrieverClient(
+                url, timeout_seconds=self._retriever_timeout_seconds, join_seconds=JOIN_SECONDS
+            )
         client = self._clients[url]
 
         async def search(query: str) -> list[Hit]:

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from services.agent.agent import Agent, AgentSpec
 from services.agent.answers import answer_pair, search_call
-from services.common import signals
 from services.common.errors import UserError
+from services.common.processes import signals
 from services.contracts import Action, Trajectory
 from services.rollout.worker.watching import Event, Retrieved
 from trainer.commands.agent.source import agent_spec

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.common.lazy import LazyModule
+from services.common.loading.lazy import LazyModule
 from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models (lab:0)
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from retriever_service.settings import ServerSettings
 from services.agent.agent import AgentSpec
 from services.common.errors import UserError
-from services.common.lazy import LazyModule
+from services.common.loading.lazy import LazyModule
 from services.common.run_paths import is_run
 from trainer.config.schema import Config, load_config, override, parse_config
 from trainer.data import models

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.common.lazy import LazyModule
+from services.common.loading.lazy import LazyModule
 from trainer.commands.terminal import counted
 
 if TYPE_CHECKING:

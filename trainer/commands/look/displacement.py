@@ -11,7 +11,7 @@ import typer
 
 from services.common.errors import UserError
 from services.common.files import write_atomically
-from services.common.lazy import LazyModule
+from services.common.loading.lazy import LazyModule
 from services.likelihood.exports.fixed_prompts import FOLDER
 from trainer.commands.agent.source import agent_spec, named
 from trainer.commands.options import AsJson
@@ -21,9 +21,9 @@ from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its
 from trainer.learner.checkpoint import step_of
 
 if TYPE_CHECKING:
-    from trainer.loop import fixed_prompts
+    from trainer.loop.update import fixed_prompts
 else:  # it needs torch and an engine
-    fixed_prompts = LazyModule("trainer.loop.fixed_prompts")
+    fixed_prompts = LazyModule("trainer.loop.update.fixed_prompts")
 
 
 def displacement(
@@ -77,7 +77,7 @@ def displacement(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, json.dumps(made, ensure_ascii=False))
     typer.echo(in_words(made["summary"]) if for_people(as_json) else json.dumps(made["summary"]))
-    typer.echo(f"written to {out}")
+    say(f"written to {out}")
 
 
 def in_words(summary: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ import orjson
 from services.common.files import write_atomically
 from services.common.run_paths import run_folder
 from services.contracts import Span
-from trainer.loop.spans import StepSpans, TrajectorySpans, read_spans
+from trainer.loop.run.spans import StepSpans, TrajectorySpans, read_spans
 
 MICRO = 1e6
 DRIVER = 1

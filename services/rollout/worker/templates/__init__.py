@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from services.common.errors import UserError
+from services.common.loading.user_code import find
 from services.common.names import nearest
-from services.common.user_code import find
 from services.rollout.worker.templates.base import ParsedAction, TagTemplate, Template, reading_of
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from services.contracts import ActionKind, Observation, Question, Reading
 from services.rollout.worker.plain_text import Outside, TextEncoder, beginning
 from services.rollout.worker.tags import first_action, outside_thoughts
+from services.rollout.worker.tokenizer import decoder_of
 
 if TYPE_CHECKING:
     from retriever_service.client import Hit
@@ -27,6 +28,9 @@ has more, twice as much is next."""
 SPARE_CHARS = 256
 SPARE_TOKENS = 16
 """Encoded beyond what is wanted, so that a word in which the text is cut does not matter."""
+KNOWN_OBSERVATIONS = 128
+KNOWN_CHARS = 20_000
+"""Observations that are kept, and the longest text of one."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,8 @@ class TagTemplate:
         self.stop = (*self.stop, *(f"</{name}>" for name in self.tools))
         self.tags = (*self.tags, *self.tools)
         self._encoder = TextEncoder(tokenizer)
+        self._decode = decoder_of(tokenizer)
+        self._made: dict[tuple[str, int], Observation] = {}
         self._tag = re.compile(f"<(?=/?(?:{'|'.join(self.tags)})>)", re.IGNORECASE)
         self._head = self.encode(self.head)
         self._tail = self.encode(self.tail)
@@ -115,9 +121,7 @@ class TagTemplate:
         return self._encoder.encode(*pieces)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        return self._decode(list(token_ids))
 
     def parse(self, text: str) -> ParsedAction:
         """The pair of tags that decides; see services.rollout.worker.tags."""
@@ -169,6 +173,17 @@ class TagTemplate:
         return self._enclosed(self.harmless(text), budget)
 
     def _enclosed(self, text: str, budget: int) -> Observation:
+        """Trajectories of one group often search for the same: the last observations are kept."""
+        made = self._made.get((text, budget))
+        if made is None:
+            made = self._encoded(text, budget)
+            if len(text) <= KNOWN_CHARS:
+                if len(self._made) >= KNOWN_OBSERVATIONS:
+                    del self._made[next(iter(self._made))]
+                self._made[text, budget] = made
+        return Observation(list(made.token_ids), made.text)
+
+    def _encoded(self, text: str, budget: int) -> Observation:
         documents = Outside(text)
         ids = self.first_ids(budget + 1, self.head, documents, self.tail)
         if len(ids) <= budget:

@@ -1,0 +1,1 @@
+"""`python -m benchmarks.gpu`: the parts of training measured on one GPU."""

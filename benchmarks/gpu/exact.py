@@ -1,0 +1,128 @@
+"""Exact dense search on one card by plain PyTorch, checked against the CPU in the same run.
+
+    python -m benchmarks.gpu.exact [--vectors 21000000] [--dimension 768] [--dtype float16|int8]
+
+Vectors are made (benchmarks.made_vectors): the first CHUNK_LIMIT chunks are different ones, then they come
+again, each time turned by other signs, so that making them takes seconds and no two rows are equal. The top 3
+of some questions are compared with a float32 product on the CPU over all vectors. Prints a line of JSON, and
+exits with status 1 where the recall is below what `--recall` asks for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+import numpy as np
+
+from benchmarks.made_vectors import CHUNK, Made
+from retriever_service.dense.torch_exact import TorchExact
+
+CHUNK_LIMIT = 50
+TOPK = 3
+BATCH = 256
+
+
+class Repeated:
+    """Made vectors [n, d], float16, made again whenever a slice is read. No file, and little memory."""
+
+    def __init__(self, count: int, dimension: int, seed: int = 0) -> None:
+        made = Made(dimension, seed)
+        self._chunks = [made.chunk(i).astype(np.float16) for i in range(min(CHUNK_LIMIT, -(-count // CHUNK)))]
+        self._signs = np.random.default_rng([seed, 3])
+        turns = -(-count // (CHUNK * len(self._chunks)))
+        signs = self._signs.integers(0, 2, (turns, dimension)) * 2 - 1
+        signs[0] = 1
+        self._turns = signs.astype(np.float16)
+        self.shape = (count, dimension)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        if isinstance(rows, slice):
+            begin, end, _ = rows.indices(len(self))
+            first, last = begin // CHUNK, -(-end // CHUNK)
+            parts = [self._chunk(number) for number in range(first, last)]
+            return np.concatenate(parts)[begin - first * CHUNK : end - first * CHUNK]
+        return np.stack([self._chunk(int(row) // CHUNK)[int(row) % CHUNK] for row in rows])
+
+    def _chunk(self, number: int) -> np.ndarray:
+        turn, at = divmod(number, len(self._chunks))
+        return self._chunks[at] * self._turns[turn]
+
+
+def exact_rows(vectors: Repeated, questions: np.ndarray, topk: int) -> np.ndarray:
+    """Rows of the best by float32 products on the CPU, [questions, topk]."""
+    best = np.full((len(questions), topk), -np.inf, np.float32)
+    rows = np.zeros((len(questions), topk), np.int64)
+    for begin in range(0, len(vectors), 10 * CHUNK):
+        block = vectors[begin : begin + 10 * CHUNK].astype(np.float32)
+        scores = np.concatenate([best, questions @ block.T], 1)
+        found = np.concatenate(
+            [rows, np.broadcast_to(np.arange(begin, begin + len(block)), (len(questions), len(block)))], 1
+        )
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :topk]
+        best = np.take_along_axis(scores, order, 1)
+        rows = np.take_along_axis(found, order, 1)
+    return rows
+
+
+def measured(args: argparse.Namespace) -> dict:
+    """Build, check and time."""
+    vectors = Repeated(args.vectors, args.dimension)
+    made = Made(args.dimension)
+    begun = time.perf_counter()
+    index = TorchExact(vectors, device=args.device, dtype=args.dtype)
+    loaded = time.perf_counter() - begun
+    draw = np.random.default_rng(5)
+    sources = np.sort(draw.integers(0, len(vectors), args.checked))
+    questions = made.questions(vectors[sources].astype(np.float32))
+    truth = exact_rows(vectors, questions, TOPK)
+    _, found = index.search(questions, TOPK)
+    recall = float(
+        np.mean([len({*a} & {*b}) / TOPK for a, b in zip(truth.tolist(), found.tolist(), strict=True)])
+    )
+    batch = np.resize(questions, (args.batch, args.dimension))
+    index.search(batch, TOPK)
+    seconds = []
+    for _ in range(args.rounds):
+        begun = time.perf_counter()
+        index.search(batch, TOPK)  # ends with a copy to the host, so nothing is left running
+        seconds.append(time.perf_counter() - begun)
+    return {
+        "vectors": args.vectors,
+        "dimension": args.dimension,
+        "dtype": args.dtype,
+        "device": args.device,
+        "load_seconds": round(loaded, 1),
+        "recall_at_3": round(recall, 5),
+        "checked": args.checked,
+        "batch": args.batch,
+        "queries_per_second": round(args.batch / float(np.median(seconds)), 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--vectors", type=int, default=21_000_000)
+    parser.add_argument("--dimension", type=int, default=768)
+    parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--checked", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--recall", type=float, default=0.99)
+    args = parser.parse_args()
+    found = measured(args)
+    print(json.dumps(found), flush=True)
+    if found["recall_at_3"] < args.recall:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

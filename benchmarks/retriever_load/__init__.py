@@ -1,0 +1,1 @@
+"""What `benchmarks.retriever` measures with: larger corpora, load over HTTP, and the usual set-up."""

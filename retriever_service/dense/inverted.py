@@ -1,0 +1,91 @@
+"""Inverted lists (IVF) made in bounded memory, from vectors that need not fit into it, and gone on with after
+a kill.
+
+The quantisers learn from a sample. Then each block of vectors becomes a file of its own lists, which is
+renamed when it is whole, and at the end the lists of all blocks are merged on disk. At no time more than the
+sample or one block is in memory.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from retriever_service.dense.lists import write_lists
+from retriever_service.dense.search import INDEX_FILE, faiss_reason, import_faiss
+from services.common.errors import UserError
+from services.common.files import written_aside
+
+BLOCK_ROWS = 262_144
+_TRAIN_ROWS_PER_LIST = 64
+_LEAST_TRAIN_ROWS = 20_000
+_TRAINED = "trained.index"
+Vectors = Callable[[int, int], np.ndarray]
+"""From the first row and their number to vectors, float32 [number, dimension]."""
+
+
+def write_inverted(
+    made,
+    kind: str,
+    vectors: Vectors,
+    count: int,
+    folder: Path,
+    scratch: Path,
+    progress: Callable[[int, int], None],
+    *,
+    seed: int = 0,
+    block_rows: int = BLOCK_ROWS,
+) -> None:
+    """Write `folder/faiss.index` and its lists (`retriever_service.dense.lists`).
+
+    `made` is an empty index of the type `kind`; `scratch` is a folder for what is half done, which is removed
+    at the end.
+
+    Raises UserError where such an index can't be made of these vectors.
+    """
+    faiss = import_faiss()
+    scratch.mkdir(exist_ok=True)
+    trained = scratch / _TRAINED
+    try:
+        if not trained.is_file():
+            made.train(_sample(vectors, count, made.nlist, seed))
+            _put(faiss, made, trained)
+        blocks = []
+        for begin in range(0, count, block_rows):
+            size = min(block_rows, count - begin)
+            block = scratch / f"{begin:012d}.index"
+            blocks.append(block)
+            if not block.is_file():
+                part = faiss.read_index(str(trained))
+                part.add_with_ids(vectors(begin, size), np.arange(begin, begin + size))
+                _put(faiss, part, block)
+            progress(begin + size, count)
+    except RuntimeError as error:
+        what = f"can't be made of {count:,} vectors ({faiss_reason(error)})"
+        raise UserError(f"type {kind!r}: {what}") from None
+    _merge(faiss, trained, blocks, folder)
+    shutil.rmtree(scratch)
+
+
+def _sample(vectors: Vectors, count: int, lists: int, seed: int) -> np.ndarray:
+    """Vectors to learn from: runs of neighbours from all over, so that a disk reads them in one sweep."""
+    wanted = min(count, max(_TRAIN_ROWS_PER_LIST * lists, _LEAST_TRAIN_ROWS))
+    if wanted == count:
+        return vectors(0, count)
+    run = 16
+    starts = np.sort(np.random.default_rng(seed).permutation(count // run)[: -(-wanted // run)]) * run
+    return np.concatenate([vectors(int(start), run) for start in starts])
+
+
+def _put(faiss, index, path: Path) -> None:
+    with written_aside(path, durable=True) as aside:
+        faiss.write_index(index, str(aside))
+
+
+def _merge(faiss, trained: Path, blocks: list[Path], folder: Path) -> None:
+    # The lists of the blocks are mapped and not read into memory.
+    write_lists(faiss, [faiss.read_index(str(block), faiss.IO_FLAG_MMAP) for block in blocks], folder)
+    _put(faiss, faiss.read_index(str(trained)), folder / INDEX_FILE)

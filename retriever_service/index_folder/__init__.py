@@ -1,0 +1,1 @@
+"""A corpus file, and the index folder that it becomes: description, passages, whole rows, segments."""

@@ -1,0 +1,223 @@
+"""Reading a corpus of any layout (`services.common.records`), one passage per record; JSON Lines by their
+byte positions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retriever_service.index_folder.passages import EXPECTED, Row, parse_row, row_of
+from services.common.errors import UserError
+from services.common.records import Layout, Record, data_files, layout_of, open_unpacked, read_records
+from services.common.records.files import DAMAGED
+
+_BLOCK = 4 << 20
+_SAMPLE = 8 << 20
+_ROW_BYTES_GUESSED = 500
+"""Bytes assumed per passage where a sample does not show where passages end."""
+
+
+@dataclass
+class Skipped:
+    """Lines that were left out (`skip_bad`): how many, and the first few reasons."""
+
+    count: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, reason: str) -> None:
+        self.count += 1
+        if len(self.reasons) < 3:
+            self.reasons.append(reason)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One passage, and where reading goes on after it."""
+
+    id: str
+    contents: str
+    line: int
+    """Line or row in the file, from 1; in a folder of several files the number of the record."""
+    end: int
+    """Where reading goes on after it: in JSON Lines a byte position (unpacked), otherwise the number of
+    records."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """The row's other fields."""
+
+
+def corpus_files(path: str | Path) -> list[Path]:
+    """The files of a corpus. Raises UserError where there is none."""
+    with _refused():
+        return data_files(Path(path))
+
+
+def layout(path: Path) -> Layout:
+    """The layout of one file of a corpus. Raises UserError."""
+    with _refused():
+        return layout_of(path)
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Around a question about the files of a corpus: a form that is not read is the user's mistake."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"corpus {error}") from None
+
+
+def read_corpus(
+    path: str | Path, *, skip_bad: bool = False, skipped: Skipped | None = None, line: int = 0, start: int = 0
+) -> Iterator[Passage]:
+    """Passages of a corpus from `start` (as `Passage.end`), which lies behind `line` lines. Blank lines are
+    passed over.
+
+    Raises UserError at the first malformed line, or counts it in `skipped` where `skip_bad` is set.
+    """
+    skipped = skipped if skipped is not None else Skipped()
+    files = corpus_files(path)
+    if len(files) == 1 and layout(files[0]).plain_lines:
+        yield from _read_lines(files[0], skip_bad, skipped, line, start)
+    else:
+        yield from _read_records(Path(path), len(files) == 1, skip_bad, skipped, start)
+
+
+def _read_lines(path: Path, skip_bad: bool, skipped: Skipped, line: int, start: int) -> Iterator[Passage]:
+    with open_unpacked(path) as file:
+        position = 0
+        while position < start:  # not every unpacked file can seek
+            position += len(file.read(min(_BLOCK, start - position)))
+        try:
+            for raw in file:
+                line += 1
+                position += len(raw)
+                text = raw.removeprefix(b"\xef\xbb\xbf").strip() if line == 1 else raw.strip()
+                if not text:
+                    continue
+                try:
+                    row = parse_row(text)
+                except ValueError as error:
+                    _bad(f"{path}:{line}: {error}; expected {EXPECTED}", skip_bad, skipped)
+                    continue
+                yield Passage(row.id, row.contents, line, position, row.fields)
+        except DAMAGED as error:
+            packing = layout(path).packing
+            raise UserError(f"{path}: damaged {packing} file after line {line}: {error}") from None
+
+
+def _read_records(path: Path, alone: bool, skip_bad: bool, skipped: Skipped, start: int) -> Iterator[Passage]:
+    try:
+        for number, record in enumerate(read_records(path), 1):
+            if number <= start:
+                continue
+            try:
+                row = _row(record)
+            except ValueError as error:
+                _bad(f"{_place(record)}: {error}; expected {EXPECTED}", skip_bad, skipped)
+                continue
+            yield Passage(row.id, row.contents, record.number if alone else number, number, row.fields)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _row(record: Record) -> Row:
+    if record.fields is None:
+        raise ValueError(record.problem)
+    return row_of(record.fields)
+
+
+def _place(record: Record) -> str:
+    return (
+        f"{record.file}:{record.number}" if record.unit == "line" else f"{record.file}: row {record.number}"
+    )
+
+
+def extent(path: Path) -> int:
+    """About the `end` of the last passage, for progress: exact for plain JSON Lines and Parquet."""
+    text, passages = estimate(path)
+    files = corpus_files(path)
+    return text if len(files) == 1 and layout(files[0]).plain_lines else passages
+
+
+def estimate(path: Path) -> tuple[int, int]:
+    """(bytes of unpacked text, passages), by the first 8 MiB of text of each file as if all of it were such;
+    of Parquet what it says."""
+    sizes = [_estimate_file(file) for file in corpus_files(path)]
+    return sum(text for text, _ in sizes), sum(passages for _, passages in sizes)
+
+
+def _estimate_file(path: Path) -> tuple[int, int]:
+    kind = layout(path)
+    size = path.stat().st_size
+    if kind.format == "parquet":
+        return _estimate_parquet(path)
+    if kind.format == "arrow":
+        return max(1, size), max(1, size // _ROW_BYTES_GUESSED)
+    with path.open("rb") as packed, open_unpacked(path) as file:
+        try:
+            head = file.read(_SAMPLE)
+        except DAMAGED:  # the scan says where it is damaged
+            return 3 * size, max(1, size // 200)
+        text = size if not kind.packing else len(head)
+        if kind.packing and len(head) == _SAMPLE:
+            text = len(head) * size // max(_read_of(file, packed, size), 1)
+    ends = head.count(b"\n") if kind.format != "json" else len(head) // _ROW_BYTES_GUESSED
+    return max(1, text), max(1, round(text * ends / max(len(head), 1)))
+
+
+def _read_of(file: Any, packed: Any, size: int) -> int:
+    """Bytes of the packed file that lie behind what was read; a quarter of the text where the unpacker does
+    not say."""
+    inner = getattr(file, "fileobj", None) or getattr(file, "_fp", None)
+    return inner.tell() if inner is not None else min(size, _SAMPLE // 4)
+
+
+def _estimate_parquet(path: Path) -> tuple[int, int]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.ParquetFile(path).metadata
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: damaged Parquet file: {' '.join(str(error).split())}") from None
+    groups = (metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    return max(1, sum(groups)), max(1, metadata.num_rows)
+
+
+def _bad(reason: str, skip_bad: bool, skipped: Skipped) -> None:
+    if not skip_bad:
+        raise UserError(reason + "; --skip-bad leaves such lines out")
+    skipped.add(reason)
+
+
+def corpus_bytes(path: str | Path) -> int:
+    """Size on disk of the files of a corpus; 0 where there is none."""
+    path = Path(path)
+    return sum(file.stat().st_size for file in corpus_files(path)) if path.exists() else 0
+
+
+def checksum(path: str | Path, progress: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file, as `sha256sum` prints it; of a folder, of the names and checksums of its files.
+    `progress` is told the bytes done."""
+    path = Path(path)
+    done = 0
+    files = corpus_files(path)
+    digests: dict[str, str] = {}
+    for part in files:
+        digest = hashlib.sha256()
+        with part.open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                done += len(block)
+                if progress:
+                    progress(done)
+        digests[str(part.relative_to(path))] = digest.hexdigest()
+    if path.is_file():
+        return digests["."]
+    return hashlib.sha256(
+        "".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode()
+    ).hexdigest()

@@ -1,0 +1,1 @@
+"""What can be searched: the protocol `SearchIndex`, and its kinds."""

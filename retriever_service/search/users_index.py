@@ -1,0 +1,60 @@
+"""An index that is a function of the user's own: `--index package.module:function`, or `retriever.index`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from retriever_service.index_folder.description import IndexInfo
+from retriever_service.index_folder.documents import encode_document
+from retriever_service.index_folder.rows import Rows
+from retriever_service.ranking import Reranker
+from retriever_service.search.search_index import Hits
+from services.common.answers import clean_text
+from services.common.errors import UserError
+from services.common.loading.user_code import load, told
+
+
+class Search(Protocol):
+    """What the import path names."""
+
+    def __call__(self, query: str, topk: int) -> Sequence[tuple[str, float]]:
+        """At most `topk` passages of a query, best first: `title, newline, text`, and the score."""
+
+
+class UsersIndex:
+    """A SearchIndex over such a function. A passage's id is a digest of its text."""
+
+    quick = False
+    rows: Rows | None = None
+
+    def __init__(self, path: str, reranker: Reranker | None) -> None:
+        if reranker is not None:
+            raise UserError(f"--reranker: does not go with --index {path}, which ranks by itself")
+        self.reranker: Reranker | None = None
+        self._path = path
+        self._function: Search = load("--index", path, "a function of a query and topk")
+        self.info = IndexInfo(backend="function", corpus=path, passages=0, settings={})
+
+    def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
+        """As SearchIndex. Raises UserError where the function fails: never an empty result instead."""
+        return [self._one(query, topk) if query.strip() else [] for query in queries]
+
+    def _one(self, query: str, topk: int) -> Hits:
+        try:
+            found = [(clean_text(contents), float(score)) for contents, score in self._function(query, topk)]
+        except Exception as e:  # a user's function may raise anything
+            raise UserError(f"--index {self._path}: {told(e)}") from e
+        return [(encode_document(_id(contents), contents, None), score) for contents, score in found[:topk]]
+
+    def normalise(self, query: str) -> str:
+        """The query itself."""
+        return query
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _id(contents: str) -> str:
+    return hashlib.blake2b(contents.encode(), digest_size=8).hexdigest()

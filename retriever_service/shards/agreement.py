@@ -1,0 +1,47 @@
+"""Whether the indexes of shards go together: their scores must be of one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from retriever_service.errors import IndexInvalid
+from retriever_service.shards.wire import About
+
+_BM25 = ("analyzer", "k1", "b")
+_DENSE = ("family", "max_tokens", "fingerprint")
+
+
+def agreed(shards: Sequence[tuple[str, About]]) -> dict[str, Any]:
+    """The settings that all shards share, with `backend`. Shards are (name, index).
+
+    Raises IndexInvalid, naming two shards, where they differ.
+    """
+    (first, one), *others = shards
+    if not others:
+        return {**one.settings, "backend": one.backend}
+    if one.backend not in ("bm25", "dense"):
+        raise IndexInvalid(
+            f"shard {first}: its index is {one.backend}; bm25 and dense ones are merged, or one shard alone"
+        )
+    seen: dict[str, str] = {}
+    for name, about in shards:
+        if about.backend != one.backend:
+            raise IndexInvalid(f"shard {name}: its index is {about.backend}, that of {first} {one.backend}")
+        if about.backend == "bm25" and about.tokens is None:
+            raise IndexInvalid(
+                f"shard {name}: its BM25 scores are of its own passages alone; build its index with "
+                "--postings packed"
+            )
+        for key in _BM25 if one.backend == "bm25" else _DENSE:
+            have = about.settings.get(key)
+            want = one.settings.get(key)
+            if have != want and not (key == "fingerprint" and None in (have, want)):
+                raise IndexInvalid(f"shard {name}: its index has {key} {have}, that of {first} {want}")
+        if about.version in seen:
+            raise IndexInvalid(
+                f"shard {name}: holds the same index as {seen[about.version]}, so each passage would come "
+                "twice; replicas of one shard are given as URL|URL"
+            )
+        seen[about.version] = name
+    return {**one.settings, "backend": one.backend}

@@ -1,0 +1,1 @@
+"""The likelihood service over HTTP: routes, the shape of answers, the start of the server."""

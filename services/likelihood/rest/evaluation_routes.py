@@ -1,0 +1,68 @@
+"""The evaluations of a run as pages: files that `unspiral eval --suite` left in the run's folder.
+
+The store of a run lies in its folder (`RUN/likelihood.db`), its evaluations in `RUN/eval/NAME/table.html`. A
+store elsewhere, or Redis, knows no folder, and has none.
+"""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import FastAPI, HTTPException
+from fastapi import Path as InPath
+from fastapi.responses import FileResponse, HTMLResponse
+
+from services.likelihood.rest.paths import Run
+
+PAGE = "table.html"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+Name = Annotated[str, InPath(max_length=255)]
+
+
+def folder_of(store: str) -> Path | None:
+    """The run's folder in which a store lies; None for a store that is no file."""
+    path = store.removeprefix("sqlite:")
+    return None if "://" in path else Path(path).absolute().parent
+
+
+def add_evaluation_routes(app: FastAPI, folder: Path | None) -> None:
+    """Add /runs/RUN/evaluations, a list, and /runs/RUN/evaluations/NAME, a page of the list;
+    /v1/runs/RUN/evaluations for programs."""
+
+    def pages_of(run: str) -> dict[str, Path]:
+        if folder is None or folder.name != run:
+            return {}
+        return {file.parent.name: file for file in sorted((folder / "eval").glob(f"*/{PAGE}"))}
+
+    @app.get("/v1/runs/{run}/evaluations")
+    def evaluation_names(run: Run) -> list[str]:
+        """Names of the evaluations that have a page, /runs/RUN/evaluations/NAME. Empty where the store does
+        not lie in the run's folder."""
+        return list(pages_of(run))
+
+    @app.get("/runs/{run}/evaluations", response_class=HTMLResponse, include_in_schema=False)
+    def evaluations(run: Run) -> HTMLResponse:
+        names = pages_of(run)
+        links = "".join(
+            f'<li><a href="evaluations/{quote(name)}">{html.escape(name)}</a></li>' for name in names
+        )
+        none = "<p>None is in the run's folder. <code>unspiral eval --suite search7</code> makes one.</p>"
+        text = (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Evaluations</title>'
+            "<style>:root { color-scheme: light dark }"
+            "body { font: 15px system-ui, sans-serif; margin: 2rem }"
+            f"</style></head><body><h1>Evaluations of {html.escape(run)}</h1>"
+            f"{f'<ul>{links}</ul>' if names else none}</body></html>"
+        )
+        return HTMLResponse(text, headers=HEADERS)
+
+    @app.get("/runs/{run}/evaluations/{name}", response_class=HTMLResponse, include_in_schema=False)
+    def evaluation(run: Run, name: Name) -> FileResponse:
+        file = pages_of(run).get(name)
+        if file is None:
+            raise HTTPException(404, f"run {run} has no evaluation {name}")
+        return FileResponse(file, headers=HEADERS, media_type="text/html")

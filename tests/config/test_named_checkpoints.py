@@ -1,0 +1,88 @@
+"""The papers' checkpoints by name: listed with how they are asked, taken from the hub's cache, and never
+waited for where there is no network."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from services.common.errors import EnvironmentLacks
+from services.settings import RolloutSettings
+from trainer.commands.cli import main
+from trainer.commands.models import printed
+from trainer.data import models
+from trainer.data.checkpoints import BY_HUB_NAME, CHECKPOINTS
+from trainer.suite.published import PUBLISHED
+
+NAME = "PeterJinGo/SearchR1-nq_hotpotqa_train-qwen2.5-3b-it-em-grpo"
+
+
+def listed(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["model", "list", *arguments])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_list_says_how_each_is_asked_and_whose_figure_stands_there(capsys):
+    out = listed(capsys)
+    assert out.startswith("smollm2-135m  ")
+    block = out[out.index(f"{NAME}: ") :].split("\n\n")[0]
+    assert "Qwen2.5-3B-Instruct, GRPO; EM 0.336 (arXiv 2512.04220 v2)" in block
+    assert "base Qwen/Qwen2.5-3B-Instruct; rollout.template=search_r1 rollout.reading=search_r1" in block
+    assert "rollout.topk=3 rollout.max_turns=4" in block and "e5-base-v2" in block
+    assert "not measured here" in out
+    whole = json.loads(listed(capsys, "--json"))
+    (one,) = (c for c in whole["checkpoints"] if c["hub"] == NAME)
+    assert one["published"]["source"] == "arXiv 2512.04220 v2" and not one["published"]["measured_here"]
+    assert one["published"]["em"]["nq"] == 0.397 and one["published"]["em"]["macro"] == 0.336
+
+
+def test_each_entry_makes_settings_and_every_trained_row_of_a_paper_has_its_entry():
+    for one in CHECKPOINTS:
+        given = {"template": one.template, "reading": one.reading, "bos": one.bos}
+        RolloutSettings(**given, topk=one.topk, max_turns=one.max_turns)
+    trained = {(r.model, r.method) for r in PUBLISHED if "PPO" in r.method or "LLDS" in r.method}
+    assert trained == {(c.model, c.method) for c in CHECKPOINTS if printed(c) and c.method != "GRPO"}
+    assert len(BY_HUB_NAME) == sum(one.hub is not None for one in CHECKPOINTS)
+
+
+def hub_cache(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def test_one_in_the_hubs_cache_is_taken_from_there(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    folder = tmp_path / f"models--{NAME.replace('/', '--')}"
+    snapshot = folder / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("a" * 40)
+    (snapshot / "config.json").write_text('{"model_type": "qwen2"}')
+    (snapshot / "tokenizer.json").write_text("{}")
+    (snapshot / "model.safetensors").write_bytes(b"")
+    hub_cache(tmp_path, monkeypatch)
+    real = huggingface_hub.snapshot_download
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *a, **k: real(*a, **k, cache_dir=str(tmp_path))
+    )
+    assert models.resolve(NAME) == snapshot
+
+
+def test_without_the_network_one_line_says_what_to_do(tmp_path, monkeypatch):
+    hub_cache(tmp_path, monkeypatch)
+    said = []
+    with pytest.raises(
+        EnvironmentLacks, match=f"{NAME}: not here, .* fetch it with: hf download {NAME}"
+    ) as e:
+        models.fetch(NAME, say=said.append)
+    assert "\n" not in str(e.value) and said == []
+
+
+def test_the_check_before_a_run_takes_hub_names_for_models_that_are_there():
+    assert all(models.is_there(name) for name in BY_HUB_NAME)

@@ -1,0 +1,41 @@
+"""CONTRIBUTING.md names files, and names in them, that are there."""
+
+import re
+
+from places import ROOT
+
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PACKAGES = ("trainer/", "services/", "retriever_service/", "tests/", "docs/")
+
+
+def test_every_path_is_there():
+    paths = [p for p in re.findall(r"`([\w./]+)`", PAGE) if p.startswith(PACKAGES) and "NAME" not in p]
+    assert len(paths) > 50
+    assert [p for p in paths if not (ROOT / p).exists()] == []
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", PAGE) if "://" not in link]
+    assert links and [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_what_is_named_in_a_file_stands_there():
+    """`name` in `path.py`, and several names of one file."""
+    named = re.findall(r"((?:`[\w.]+`(?: and |, )?)+)\s+(?:in|of)\s+`([\w/]+\.py)`", PAGE)
+    found = 0
+    for names, path in named:
+        if not path.startswith(PACKAGES):
+            continue
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for name in re.findall(r"`([\w.]+)`", names):
+            for part in name.split("."):
+                assert re.search(rf"\b{part}\b", text), f"{path} has no {name}"
+            found += 1
+    assert found > 20
+
+
+def test_every_test_to_copy_is_there():
+    names = set(re.findall(r"`(test_\w+)`", PAGE))
+    defined = {
+        name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert len(names) > 8 and names - defined == set()

@@ -1,0 +1,145 @@
+"""The commands of README and docs, read out of the pages.
+
+A block ```sh is run here as it stands, block after block of a page in one folder, unless the line above it
+says why not: `<!-- not run: REASON -->`. What is not run is parsed: each command of ours must exist and take
+its options and arguments, and its configuration keys must be keys of the configuration. Blocks for a GPU,
+root or a cluster, and those that take minutes, are parsed alone.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+import typer
+from end_to_end import ENVIRONMENT
+from places import ROOT
+from rollout_models import tiny_model
+from test_examples import commands
+
+from services.common.errors import UserError
+from trainer.commands.cli import app
+from trainer.config.schema import Config, load_config, paths_of
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+REASONS = {
+    "gpu": "needs a GPU",
+    "root": "needs root, or Docker",
+    "cluster": "needs a Ray or Kubernetes cluster",
+    "network": "fetches packages or models",
+    "minutes": "takes minutes",
+    "server": "runs until it is stopped, or asks one that runs",
+    "a trained run": "needs a run or results that took minutes",
+    "another trainer": "needs verl, TRL, OpenRLHF, SkyRL or slime",
+}
+BLOCK = re.compile(r"^(?:<!-- not run: (?P<why>.+?) -->\n)?```sh\n(?P<text>.*?)^```", re.M | re.S)
+
+
+class Block(NamedTuple):
+    page: str
+    line: int
+    why: str | None
+    text: str
+
+
+def blocks(page):
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page.name, text[: m.start("text")].count("\n") + 1, m["why"], m["text"])
+        for m in BLOCK.finditer(text)
+    ]
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+
+
+def test_each_block_that_is_not_run_has_a_reason_of_the_list():
+    assert {b.why for b in BLOCKS} - {None} <= set(REASONS)
+    total = sum(page.read_text(encoding="utf-8").count("\n```sh\n") for page in PAGES)
+    assert total == len(BLOCKS) > 30
+    marks = sum(page.read_text(encoding="utf-8").count("<!-- not run:") for page in PAGES)
+    assert marks == sum(b.why is not None for b in BLOCKS), "a mark stands right above its block"
+
+
+def parsed(words):
+    """Raises where click would not take these words: an argument that is missing counts too."""
+    command = typer.main.get_command(app)
+    context = command.make_context("unspiral", list(words[:1]), resilient_parsing=True)
+    path, rest = list(words[:1]), list(words[1:])
+    if words[0].startswith("--"):
+        return
+    command = command.commands[words[0]]
+    while hasattr(command, "commands"):
+        path.append(rest[0])
+        command = command.commands[rest.pop(0)]
+    if words[:2] == ["eval", "compare"]:
+        return  # a command below a command: test_cli_grammar.py has it
+    command.make_context(" ".join(path), rest, parent=context)
+
+
+def keys_of(words):
+    return [w.partition("=")[0] for w in words if re.match(r"^[a-z_]+(\.[a-z_]+)+=", w)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_of_ours_parse_and_their_keys_are_keys(page, tmp_path):
+    known = set(paths_of(Config))
+    for words in (w for b in blocks(page) for w in commands(f"```sh\n{b.text}```\n")):
+        parsed([re.sub(r"^\[|\]$", "", w) for w in words if w not in ("<", ">")])
+        assert [key for key in keys_of(words) if key not in known] == [], words
+        config = words[words.index("--config") + 1] if "--config" in words else ""
+        if config.startswith("examples/"):
+            changes = [w for w in words if keys_of([w])]
+            load_config(ROOT / config, changes)
+
+
+def test_a_command_that_lacks_an_argument_and_a_key_that_is_none_are_noticed():
+    with pytest.raises(Exception, match=r"(?i)missing"):
+        parsed(["train"])
+    assert keys_of(["train", "learner.lrr=1"]) == ["learner.lrr"] and "learner.lrr" not in paths_of(Config)
+    with pytest.raises(UserError):
+        load_config(ROOT / "examples" / "demo.yaml", ["learner.lrr=1"])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What a reader has who follows a page: a model, questions, a corpus, and `unspiral` on the PATH."""
+    tiny_model(tmp_path / "models" / "mine")
+    rows = [(f"q{i}", f"where is n{i} ?", [f"n{i + 1}"], "mine") for i in range(12)]
+    for name, part in (("questions", rows[:8]), ("held_out", rows[8:])):
+        names = ("id", "question", "golden_answers", "data_source")
+        lines = [json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in part]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    passages = [{"id": str(i), "contents": f'"n{i}"\nn{i} is where n{i + 1} is'} for i in range(12)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(p) + "\n" for p in passages))
+    program = tmp_path / "bin" / "unspiral"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m trainer "$@"\n')
+    program.chmod(0o755)
+    return tmp_path
+
+
+RUN_HERE = [page for page in PAGES if any(b.why is None for b in blocks(page))]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", RUN_HERE, ids=lambda p: p.name)
+def test_blocks_without_a_mark_run_as_they_stand(page, folder):
+    environment = ENVIRONMENT | {
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "200",
+    }
+    for block in (b for b in blocks(page) if b.why is None):
+        done = subprocess.run(
+            ["sh", "-ec", block.text],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{page.name}, line {block.line}: {done.stdout}{done.stderr}"

@@ -1,0 +1,69 @@
+"""Pages of names: every metric is on the page of metrics, and every key that a page names is a key."""
+
+import re
+
+import pytest
+from places import ROOT
+
+from services.likelihood.monitor.detectors.table import READS
+from trainer.config.schema import Config, paths_of
+
+PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+ROWS = [line for line in PAGE.splitlines() if line.startswith("| `")]
+GROUPS = (
+    "displacement|eval|grad_norm|groups|importance|kl|leak|learner|llds|logp|mismatch|nll|policy|probe|ratio|"
+    "retrieval|reward|rollout|supervised|sync|text|time"
+)
+COUNTS_OF_TERMS = (
+    r"(llds|policy|kl|batch_kl)/(count|loss|clipped_tokens|action_tokens|zero_weight_tokens|preserved_\w+)"
+)
+"""Sums inside the learner, of which its metrics are made."""
+AT_THE_END = {"learner/flops_per_s", "learner/mfu", "learner/tokens_per_s", "sync/seconds"}
+"""Of the summary's `performance`, not of a step."""
+
+
+def described():
+    return {name for row in ROWS for name in re.findall(r"`([\w/]+)`", row.split(" | ")[0])}
+
+
+def undescribed(names):
+    """Names that the page lacks. An index at the end is that of any action, round or step."""
+    page = described()
+    plain = {re.sub(r"_\d+$|_(\{\w+\})?$", "_0", name) if "_" in name else name for name in names}
+    return sorted(plain - page - {name for name in plain if re.sub(r"_0$", "", name) in page})
+
+
+def test_every_metric_that_is_drawn_or_judged_or_computed_is_described():
+    curves = (ROOT / "services" / "likelihood" / "static" / "curves" / "page_curves.js").read_text(
+        encoding="utf-8"
+    )
+    drawn = set(re.findall(rf'"((?:{GROUPS})/[a-z_0-9]+)"', curves))
+    judged = {name for names in READS.values() for name in names}
+    computed = set()
+    for folder in ("trainer/loop", "trainer/learner", "services/likelihood/metrics"):
+        for file in (ROOT / folder).rglob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            computed |= set(re.findall(rf'(?<!f)"((?:{GROUPS})/[a-z_0-9]+)"', text))
+    computed = {n for n in computed if not re.fullmatch(COUNTS_OF_TERMS, n)} - AT_THE_END
+    computed = {n for n in computed if not re.search(r"[/_]p$", n)}  # the beginning of p10, p50, ..
+    assert len(drawn) > 30 and len(computed) > 40
+    assert undescribed(drawn | judged | computed) == []
+
+
+def test_each_row_has_unit_meaning_good_and_bad():
+    assert len(ROWS) > 50
+    for row in ROWS:
+        cells = [cell.strip() for cell in row.strip("|").split(" | ")]
+        assert len(cells) == 5 and all(cells), row
+
+
+@pytest.mark.parametrize("page", ["migrating", "not_learning", "tutorial", "extend", "metrics", "run_folder"])
+def test_keys_that_a_page_names_are_keys(page):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    if page == "migrating":  # the first column alone is ours
+        text = "\n".join(line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `"))
+    sections = "|".join(Config.model_fields)
+    named = set(re.findall(rf"`((?:{sections})\.[a-z_.]+)(?:: [^`]+)?`", text))
+    others = {"trainer.rewards", "control.json"}  # a module, a file
+    assert named - set(paths_of(Config)) - others == set()
+    assert len(named) >= {"migrating": 25, "tutorial": 0}.get(page, 1)

@@ -1,0 +1,279 @@
+"""Learning-rate schedules, the best checkpoint, patience; and that all three survive a kill."""
+
+import asyncio
+import json
+import math
+import re
+import signal
+import zlib
+
+import pytest
+from end_to_end import command, finish, laboratory, metrics
+from runs import at_step, kill, run_config, start
+from test_trainer_monitor_actions import Pool, Scripted, system
+
+from services.common.errors import UserError
+from trainer.config.learner import LearnerSettings
+from trainer.config.schema import TrainerSettings, parse_config
+from trainer.learner.checkpoint import best_of, find, latest, mark_best, prune, written_aside
+from trainer.learner.schedule import lr_factor
+from trainer.loop.run.best import Best
+
+
+def factors(batches, per_batch=2, **settings):
+    learner = LearnerSettings(**settings)
+    return [
+        lr_factor(learner, batch=b, optimiser_step=b * per_batch, batches=batches) for b in range(batches)
+    ]
+
+
+def test_schedules_begin_at_the_rate_and_end_at_the_floor():
+    assert factors(4) == [1.0] * 4
+    assert factors(5, schedule="linear") == pytest.approx([1, 0.75, 0.5, 0.25, 0])
+    assert factors(5, schedule="linear", schedule_floor=0.2) == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])
+    half = (1 + math.cos(math.pi / 4)) / 2
+    assert factors(5, schedule="cosine") == pytest.approx([1, half, 0.5, 1 - half, 0])
+    assert factors(7, schedule="linear", warmup_batches=2) == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25, 0])
+    assert factors(10, warmup_share=0.25)[:4] == pytest.approx([1 / 3, 2 / 3, 1, 1])
+    assert factors(3, warmup_steps=4) == pytest.approx([0.25, 0.75, 1.0])
+    assert factors(1, schedule="cosine") == [1.0]
+    long = LearnerSettings(schedule="cosine", schedule_floor=0.1)
+    assert lr_factor(long, batch=99, optimiser_step=0, batches=10) == pytest.approx(0.1)
+
+
+def raw(**sections):
+    base = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "retriever": {"corpus": "c"}}
+    return base | sections
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        (
+            {"learner": {"warmup_share": 0.1, "warmup_batches": 3}},
+            "learner.warmup_batches and learner.warmup_share are two units of one warm-up; set one",
+        ),
+        ({"trainer": {"keep_best": True}}, "trainer.keep_best need held-out scores during the run: set"),
+        ({"trainer": {"patience": 3, "eval_every": 5}}, "trainer.patience need held-out scores"),
+    ],
+)
+def test_settings_that_cannot_act_are_refused(sections, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        parse_config(raw(**sections))
+
+
+def test_the_best_is_the_first_of_equals_and_patience_counts_what_came_after():
+    best = Best()
+    settings = TrainerSettings(patience=2)
+    assert [best.take(step, score) for step, score in ((0, 0.1), (2, 0.4), (4, 0.4))] == [True, True, False]
+    assert best.why_to_end(settings) is None
+    again = Best(**json.loads(json.dumps(best.state_dict())))
+    assert not again.take(4, 0.9), "the evaluation at the end of a run is of the same weights"
+    again.take(6, 0.3)
+    assert again.why_to_end(settings) == (
+        "no better held-out em in 2 evaluations (trainer.patience=2): the best is 0.400, at step 2"
+    )
+    assert again.why_to_end(TrainerSettings()) is None
+    assert not Best().take(3, None)
+
+
+def checkpoints(run, *steps):
+    for step in steps:
+        with written_aside(run / "checkpoints" / f"step_{step:06d}") as aside:
+            for needed in ("state.json", "learner.json", "model/config.json", "weights/a", "rng/a"):
+                (aside / needed).parent.mkdir(exist_ok=True)
+                (aside / needed).write_text("{}")
+
+
+def test_the_best_checkpoint_outlives_newer_ones_and_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "r"
+    checkpoints(run, 2, 4, 6)
+    (run / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match=r"checkpoint best: runs/r keeps none \(see trainer.keep_best\)"):
+        find("best")
+    best = Best(step=2, score=0.5)
+    best.keep(run, TrainerSettings(keep_best=True, keep_checkpoints=1))
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best", "step_000002", "step_000006"]
+    for given in ("best", "runs/r/checkpoints/best"):
+        assert find(given).resolve() == run / "checkpoints" / "step_000002"
+    assert find("latest").name == find("runs/r").name == "step_000006"
+    Best(step=6, score=0.6).keep(run, TrainerSettings(keep_best=True, keep_checkpoints=1))
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best", "step_000006"]
+    prune(run, 1)
+    mark_best(run, None)
+    assert best_of(run) is None
+
+
+class Scored(Scripted):
+    """The real loop over a system that does nothing, with held-out scores that are given; it dies in the
+    step after `dies`."""
+
+    def __init__(self, made, dies=None):
+        super().__init__(made, {})
+        self.dies = dies
+        self.evaluations.run = self.evaluate
+
+    async def one_step(self, step):
+        if self.dies is not None and step > self.dies:
+            self.checkpointable = False  # a kill saves nothing
+            raise RuntimeError("killed")
+        return await super().one_step(step)
+
+    async def evaluate(self, tag):
+        self.best.take(self.step, SCORES[self.step])
+
+
+@pytest.mark.parametrize("dies", [None, 1, 3, 4, 5, 6])
+def test_the_loop_keeps_the_best_and_ends_in_patience_wherever_it_was_killed(tmp_path, dies):
+    made = system(
+        tmp_path,
+        data={"train": "t", "eval": "e"},
+        trainer=SETTINGS["trainer"] | {"checkpoint_every": 2},
+        monitor={"action": "none"},
+    )
+    driver = Scored(made, dies)
+    if dies is not None:
+        with pytest.raises(RuntimeError, match="killed"):
+            asyncio.run(driver.run())
+        made.pool = Pool()
+        driver = Scored(made)
+        driver.load_state_dict(made.learner.load(latest(made.folder.path)))
+    summary = asyncio.run(driver.run())
+    assert summary["steps"] == 7 and summary["best"] == {"step": 4, "score": 0.5, "by": "right"}
+    assert summary["stopped"].endswith("the best is 0.500, at step 4")
+    names = sorted(p.name for p in (made.folder.path / "checkpoints").iterdir())
+    assert names == ["best", "step_000004", "step_000007"]
+    made.pool = Pool()
+    again = Scored(made)
+    again.load_state_dict(made.learner.load(latest(made.folder.path)))
+    assert asyncio.run(again.run())["stopped"] == summary["stopped"], "a run that has ended ends again"
+    assert again.trace == []
+
+
+def test_a_run_that_ended_with_its_best_step_keeps_it_when_it_goes_on(tmp_path, monkeypatch):
+    """The score of the last step comes after that step's checkpoint."""
+    for step, score in {5: 0.9, 8: 0.1, 9: 0.1}.items():
+        monkeypatch.setitem(SCORES, step, score)
+
+    made = system(
+        tmp_path,
+        data={"train": "t", "eval": "e"},
+        trainer=SETTINGS["trainer"] | {"steps": 5, "eval_every": 2, "patience": 0},
+        monitor={"action": "none"},
+    )
+    assert asyncio.run(Scored(made).run())["best"]["step"] == 5
+    made.config.trainer = made.config.trainer.model_copy(update={"steps": 9})
+    made.pool = Pool()
+    driver = Scored(made)
+    driver.load_state_dict(made.learner.load(latest(made.folder.path)))
+    assert asyncio.run(driver.run())["best"] == {"step": 5, "score": 0.9, "by": "right"}
+    assert best_of(made.folder.path).name == "step_000005"
+
+
+@pytest.mark.parametrize("stopped", [2, 4, 5])
+def test_a_signal_before_an_evaluation_leaves_the_best_as_it_would_have_been(tmp_path, stopped):
+    class Stopped(Scored):
+        async def one_step(self, step):
+            if step == stopped:
+                self.stop.number = signal.SIGTERM  # it comes within the step, which ends first
+            return await super().one_step(step)
+
+    made = system(
+        tmp_path,
+        data={"train": "t", "eval": "e"},
+        trainer=SETTINGS["trainer"],
+        monitor={"action": "none"},
+    )
+    asyncio.run(Stopped(made).run())
+    made.pool = Pool()
+    driver = Scored(made)
+    driver.load_state_dict(made.learner.load(latest(made.folder.path)))
+    assert driver.step == stopped
+    summary = asyncio.run(driver.run())
+    assert summary["steps"] == 7 and summary["best"] == {"step": 4, "score": 0.5, "by": "right"}
+
+
+def scores_of(**by_tag):
+    return {f"{tag}/greedy": {"em": em, "right": right} for tag, (em, right) in by_tag.items()}
+
+
+def test_the_best_is_recalled_from_the_scores_where_a_state_lacks_it_or_chose_by_another(tmp_path):
+    made = system(tmp_path, trainer={"steps": 9, "eval_every": 2, "best_by": "right"})
+    driver = Scripted(made, {})
+    driver.load_state_dict(driver.first_state)  # as after a learner that was lost before its first checkpoint
+    driver.scores = scores_of(before=(0.3, 0.1))
+    driver.recall_best()
+    assert (driver.best.step, driver.best.score, driver.best.by) == (0, 0.1, "right")
+
+    driver.step = 4
+    driver.scores = scores_of(before=(0.3, 0.1), step2=(0.2, 0.6), step4=(0.4, 0.5), step6=(1.0, 1.0))
+    driver.best = Best.of_scores(driver.scores, 4, "em")
+    assert (driver.best.step, driver.best.score, driver.best.since) == (4, 0.4, 0)
+    state = json.loads(json.dumps(driver.state_dict()))
+    driver.take_up(state)
+    assert (driver.best.step, driver.best.score, driver.best.since, driver.best.by) == (2, 0.6, 1, "right")
+
+
+def reward(trajectory):
+    """1 or 0 by the trajectory's name alone, so that held-out scores are known beforehand."""
+    return float((zlib.crc32(f"19 {trajectory.uid}".encode()) >> 8) % 3 == 0)
+
+
+SCORES = dict(enumerate(n / 8 for n in (2, 3, 2, 2, 4, 4, 2, 2)))
+"""Of `reward`, by step: the best is at step 4, and three evaluations after it are no better."""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("best")
+    return laboratory(folder), folder
+
+
+SETTINGS = {
+    "reward": {"kind": "test_trainer_best:reward"},
+    "learner": {"schedule": "cosine", "warmup_share": 0.2, "schedule_floor": 0.1},
+    "trainer": {
+        "steps": 9,
+        "eval_every": 1,
+        "checkpoint_every": 1,
+        "keep_checkpoints": 1,
+        "keep_best": True,
+        "best_by": "right",
+        "patience": 3,
+        "eval_at_ends": True,
+    },
+}
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_schedule_best_and_patience_survive_a_kill(lab):
+    files, folder = lab
+    config = run_config(files, folder, "killed", **SETTINGS)
+    run = folder / "killed"
+    process = start(config)
+    at_step(run, 3, process)
+    kill(process)
+    code, out = finish(command("train", "--config", config, "--resume", "latest"), 300)
+    assert code == 0, out
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["exit"], summary["steps"]) == (0, 7)
+    assert summary["best"] == {"step": 4, "score": 0.5, "by": "right"}
+    assert summary["stopped"] == (
+        "no better held-out right in 3 evaluations (trainer.patience=3): the best is 0.500, at step 4"
+    )
+    assert summary["stopped"] in " ".join(out.split())
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [e["attempt"] for e in events if e["event"] == "resume"] == [1]
+    kept = [e for e in events if e["event"] == "evaluation" and e["tag"] != "after"]
+    assert {e["step"]: e["overall"]["right"] for e in kept} == SCORES
+    steps = metrics(run)
+    assert [s["step"] for s in steps] == list(range(1, 8))
+    learner = LearnerSettings(**SETTINGS["learner"])
+    for s in steps:
+        factor = lr_factor(learner, batch=s["step"] - 1, optimiser_step=0, batches=9)
+        assert s["lr"] == pytest.approx(1e-3 * factor)
+    names = sorted(p.name for p in (run / "checkpoints").iterdir())
+    assert names == ["best", "step_000004", "step_000007"]
+    assert best_of(run).name == "step_000004"

@@ -1,0 +1,172 @@
+"""A run that is cut short: by a signal that comes twice, while it samples, or in an update. Scripted steps,
+real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+
+import pytest
+from test_trainer_monitor_actions import Scripted, system
+from test_trainer_stopping import Halting, checkpoints, listened, quick, send, started, summary, trained  # noqa: F401
+
+from services.common.processes import signals
+from trainer.learner.checkpoint import CheckpointNotWritten, latest, step_folder
+from trainer.session import stopping
+
+
+@pytest.mark.parametrize("where", ["in the step", "in the save"])
+def test_a_signal_that_a_wrapper_sends_twice_is_one(tmp_path, monkeypatch, where):
+    """`timeout` signals its child, then the group: the step in hand ends all the same, and is saved."""
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", 1.0)
+    made = system(tmp_path)
+    made.config.trainer.checkpoint_every = 0 if where == "in the step" else 2
+    save = made.learner.save
+
+    async def twice(driver):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.0001)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+
+    def slow(path, state):
+        if where == "in the save":
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.05)
+        save(path, state)
+
+    made.learner.save = slow
+    driver = Halting(made, 4, twice) if where == "in the step" else Scripted(made, {})
+    with pytest.raises(signals.Stopped):
+        asyncio.run(listened(driver))
+    saved = 4 if where == "in the step" else 2
+    assert made.folder.last_step() == saved and checkpoints(made) == [f"step_{saved:06d}"]
+
+
+class Sampling(Scripted):
+    """At one step the rollouts take for ever: the learner still has the weights of the step before."""
+
+    def __init__(self, system, wants):
+        super().__init__(system, wants)
+        self.at = 6
+
+    async def one_step(self, step):
+        if step == self.at:
+            await send(signal.SIGTERM)
+            await asyncio.sleep(30)
+        return await super().one_step(step)
+
+
+class Updating(Sampling):
+    """At one step the update takes for ever."""
+
+    async def one_step(self, step):
+        if step == self.at:
+            self.checkpointable = False
+            self.unfinished = step
+        return await super().one_step(step)
+
+
+@pytest.mark.parametrize("kept", [2, 0])
+def test_a_run_that_is_cut_short_while_it_samples_has_lost_nothing(tmp_path, monkeypatch, kept):
+    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.05)
+    made = system(tmp_path)
+    made.config.trainer.checkpoint_every = kept
+    made.folder.close()
+    started(made, monkeypatch, Sampling)
+    with pytest.raises(
+        signals.Stopped, match=r"^stopped by SIGTERM; go on after step 5 with --resume latest$"
+    ):
+        trained(made, resume="latest")
+    newest = latest(made.folder.path)
+    assert newest == step_folder(made.folder.path, 5)
+    state = json.loads((newest / "state.json").read_text())
+    assert (state["step"], state["version"]) == (5, 5) and summary(made)["exit"] == 143
+    started(made, monkeypatch)
+    trained(made, resume="latest")
+    lines = [json.loads(line) for line in made.folder.metrics_path.read_text().splitlines()]
+    assert [m["step"] for m in lines] == list(range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("every", "said"),
+    [
+        (
+            4,
+            "step 6 was cut short in its update; steps 5 to 6 are lost; go on after step 4 with --resume "
+            "latest",
+        ),
+        (5, "step 6 was cut short in its update; step 6 is lost; go on after step 5 with --resume latest"),
+        (0, "step 6 was cut short in its update; steps 1 to 6 are lost; no checkpoint was written"),
+    ],
+)
+def test_a_run_that_is_cut_short_in_an_update_says_which_steps_are_lost(tmp_path, monkeypatch, every, said):
+    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.05)
+    made = system(tmp_path)
+    made.config.trainer.checkpoint_every = every
+    made.folder.close()
+    started(made, monkeypatch, Updating)
+    with pytest.raises(signals.Stopped) as caught:
+        trained(made, resume="latest")
+    assert str(caught.value) == f"stopped by SIGTERM; {said}"
+
+
+def test_the_steps_of_the_checkpoint_that_another_run_went_on_from_are_not_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.05)
+    first = system(tmp_path)
+    first.folder.close()
+    first.config.trainer.steps = 4
+    started(first, monkeypatch)
+    trained(first, resume="latest")
+    base = latest(first.folder.path)
+    made = system(tmp_path, run={"name": "other", "dir": str(tmp_path)})
+    made.config.trainer.checkpoint_every = 0
+    made.folder.close()
+    started(made, monkeypatch, Updating)
+    with pytest.raises(signals.Stopped) as caught:
+        trained(made, resume=str(base))
+    said = "step 6 was cut short in its update; steps 5 to 6 are lost"
+    assert str(caught.value) == f"stopped by SIGTERM; {said}; go on with --resume {base}"
+
+
+def test_a_long_save_before_leaving_is_waited_for(tmp_path, monkeypatch):
+    """LEAVE_SECONDS are for what hangs; a learner that writes its weights does not."""
+    left = []
+    monkeypatch.setattr(stopping, "STEP_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(stopping, "LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(stopping.os, "_exit", left.append)
+    made = system(tmp_path)
+    made.config.trainer.checkpoint_every = 0
+    save = made.learner.save
+
+    def slow(path, state):
+        time.sleep(0.6)
+        save(path, state)
+
+    made.learner.save = slow
+    with pytest.raises(signals.Stopped):
+        asyncio.run(listened(Sampling(made, {})))
+    assert left == [] and checkpoints(made) == ["step_000005"]
+
+
+def test_a_save_that_fails_does_not_hide_why_the_run_ends(tmp_path):
+    made = system(tmp_path)
+    made.config.trainer.checkpoint_every = 0
+
+    def save(path, state):
+        raise CheckpointNotWritten(f"{path} cannot be written: No space left on device")
+
+    async def lost(driver):
+        driver.checkpointable = True
+        raise RuntimeError("no rollout worker is left")
+
+    made.learner.save = save
+    driver, said = Halting(made, 3, lost), []
+    driver.progress.say = said.append
+    with pytest.raises(RuntimeError, match="no rollout worker is left"):
+        asyncio.run(driver.run())
+    assert said[0] == "saving step 3" and "step 3 was not saved: " in said[1]

@@ -1,0 +1,133 @@
+"""docs/study.md is generated from the committed results; its rows and sentences follow from made-up runs by
+rules worked out by hand."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from places import ROOT
+
+from benchmarks.collapse.__main__ import main
+from benchmarks.collapse.arms import ARMS, SEEDS
+from benchmarks.collapse.collected import Result, read_all
+from benchmarks.collapse.findings import arms_there, paper_table, signs, user_lines
+from benchmarks.collapse.outcomes import planned
+from benchmarks.collapse.page import FIRST, LAST, block, write_page
+from services.common.errors import UserError
+
+PAGE = ROOT / "docs" / "study.md"
+
+
+def made_up(arm, seed, em, series=None):
+    """150 quiet steps; series: by metric, a function of the step."""
+    quiet = {"reward/mean": 0.5, "grad_norm/max": 1.0, "probe/fixed": -0.1, "entropy": 0.2}
+    quiet |= {"displacement/share_negative": 0.25, "rollout/searches": 2.0, "rollout/length": 20.0}
+    made = {key: value(0) if callable(value) else value for key, value in quiet.items()}
+    rows = [
+        {"step": step} | made | {key: value(step) for key, value in (series or {}).items()}
+        for step in range(1, 151)
+    ]
+    header = {"arm": arm, "seed": seed, "died": False, "warm_start": "w"}
+    return Result(header, rows, dict.fromkeys(planned(), em), dict.fromkeys(planned(), em))
+
+
+def arm(name, base, series=None):
+    return {seed: made_up(name, seed, base + (seed % 3) / 100, series) for seed in SEEDS}
+
+
+FALLING = {
+    "probe/fixed": lambda step: -0.1 if step < 40 else -0.3,
+    "reward/mean": lambda step: 0.5 if step < 80 else 0.1,
+    "grad_norm/max": lambda step: 11.0 if step == 90 else 1.0,
+    "entropy": lambda step: 0.2 if step < 60 else 0.5,
+    "displacement/share_negative": lambda step: 0.75,
+}
+
+
+def test_the_page_is_that_of_the_committed_results():
+    shown = PAGE.read_text(encoding="utf-8").partition(FIRST)[2].partition(LAST)[0].strip()
+    assert shown == block(read_all()), "run: python -m benchmarks.collapse tables --page docs/study.md"
+
+
+def test_the_signs_of_a_run_by_hand():
+    found = signs(made_up("grpo", 100, 0.2, FALLING))
+    # The mean of 8 rewards is under .85 x .5 with two of .1 (.4); that of entropies is .4125 with five of .5.
+    assert (found.probe, found.reward, found.gradient, found.entropy) == (40, 81, 90, 65)
+    assert found.mostly_falling and found.collapsed and found.in_order
+    quiet = signs(made_up("grpo", 100, 0.2))
+    assert (quiet.probe, quiet.reward, quiet.gradient, quiet.entropy) == (None, None, None, None)
+    assert not (quiet.mostly_falling or quiet.collapsed or quiet.in_order)
+    late = signs(made_up("grpo", 100, 0.2, FALLING | {"probe/fixed": lambda s: -0.1 if s < 95 else -0.3}))
+    assert late.probe == 95 and not late.in_order
+
+
+def test_claims_of_the_paper_are_counted_over_the_runs_of_plain_grpo():
+    runs = {seed: made_up("grpo", seed, 0.2, FALLING if seed < 108 else None) for seed in SEEDS}
+    rows = paper_table({"grpo": runs}).splitlines()[2:]
+    assert len(rows) == 7
+    assert [row.rsplit("|", 2)[1].strip() for row in rows] == ["mostly fits"] * 5 + ["-"] * 2
+    assert "8 of 10 runs of plain GRPO" in rows[0] and "not run yet: llds_0.5, llds_0.2" in rows[5]
+    everywhere = paper_table({"grpo": arm("grpo", 0.2, FALLING)}).splitlines()[2]
+    nowhere = paper_table({"grpo": arm("grpo", 0.2)}).splitlines()[2]
+    assert everywhere.endswith("| fits |") and nowhere.endswith("| does not fit |")
+    assert "not run yet: grpo" in paper_table({})
+
+
+def test_an_order_fits_only_where_all_intervals_lie_above_0():
+    better, worse = arm("llds_0.5", 0.6), arm("llds_0.5", 0.1)
+    others = {"grpo": arm("grpo", 0.2), "llds_0.2": {s: made_up("llds_0.2", s, 0.3) for s in SEEDS}}
+    assert paper_table(others | {"llds_0.5": better}).splitlines()[-2].endswith("| fits |")
+    assert paper_table(others | {"llds_0.5": worse}).splitlines()[-2].endswith("| does not fit |")
+
+
+def test_a_user_is_told_what_the_intervals_say_and_what_is_not_known():
+    results = {"grpo": arm("grpo", 0.2), "llds_0.5": arm("llds_0.5", 0.2), "half_grpo": arm("half_grpo", 0.5)}
+    results["llds_0.5"] = {s: made_up("llds_0.5", s, 0.2 + (-1) ** s / 50) for s in SEEDS}
+    when, lam, first, better, both = user_lines(results)
+    assert "no effect on exact match was seen" in when and "10 pairs" in when
+    assert lam.endswith("Not known yet: llds_0.2 is not complete.")
+    assert "Halve the learning rate: without LLDS that raised exact match" in first and "+0.300" in first
+    assert "No, half the rate without LLDS had the higher exact match" in better
+    assert both.endswith("Not known yet: half_llds_0.5 is not complete.")
+    assert len(user_lines({})) == 5 and all("Not known yet" in line for line in user_lines({}))
+
+
+def test_the_page_names_the_arms_that_are_missing_and_those_that_lack_seeds():
+    part = {100: made_up("llds_0.2", 100, 0.3)}
+    text = arms_there({"grpo": arm("grpo", 0.2), "llds_0.2": part})
+    assert text.startswith(f"1 of {len(ARMS)} arms have all 10 seeds. Complete: `grpo`. `llds_0.2` has 1 ")
+    assert "Missing: `llds_0.5`, `half_grpo`, " in text and "`interleaved_sft`." in text
+
+
+def test_a_page_with_all_arms_of_the_claim_has_the_verdict_and_the_secondary_outcomes():
+    results = {name: arm(name, em) for name, em in (("grpo", 0.2), ("llds_0.5", 0.4), ("half_grpo", 0.3))}
+    results["grpo"] = {s: made_up("grpo", s, 0.2) for s in SEEDS}
+    results["half_grpo"] = {s: made_up("half_grpo", s, 0.3) for s in SEEDS}
+    text = block(results)
+    assert "Not refuted." in text and "| llds_0.5 - half_grpo |" in text
+    assert text.count("| half_grpo - grpo |") == 1  # of the secondary outcomes
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("| llds_0.5 - ")}) == 1
+
+
+def test_the_command_writes_between_the_marks_and_nowhere_else(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"a\n{FIRST}\nSTALE\n{LAST}\nb\n")
+    assert main(["tables", "--results", str(tmp_path), "--page", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith(f"a\n{FIRST}\nA run has 150 steps") and text.endswith(f"{LAST}\nb\n")
+    assert "STALE" not in text and "Undecided" in text
+    page.write_text("no marks")
+    with pytest.raises(UserError, match="expected the lines"):
+        write_page({}, page)
+
+
+def test_the_earlier_section_holds_what_the_readme_says_of_it():
+    """By hand: smaller fall (best minus end of sampled EM) with LLDS in one seed of three."""
+    rows = re.findall(
+        r"^\| ([012]) \| (grpo|llds) \|.*?\| [\d.]+ / ([\d.]+) / ([\d.]+) \|", PAGE.read_text(), re.M
+    )
+    falls = {(seed, arm): round(float(best) - float(end), 2) for seed, arm, best, end in rows}
+    assert len(falls) == 6
+    assert sum(falls[seed, "llds"] < falls[seed, "grpo"] for seed in "012") == 1
+    assert "smaller in one seed of three" in " ".join((ROOT / "README.md").read_text().split())

@@ -1,0 +1,158 @@
+"""The parts of the GPU benchmarks: the made-up searcher, what is seen from beside, and the comparison."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import torch
+from transformers import Qwen2ForCausalLM
+
+from benchmarks import gpu_searcher, two_gpus
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import staleness as gpu_staleness
+from benchmarks.gpu import watch as gpu_watch
+from services.rollout.worker.tokenizer import load_tokenizer
+
+
+def test_the_searcher_thinks_searches_and_answers_as_often_as_it_is_told(tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    texts = [f"cat{chr(97 + i % 26)} dog{chr(97 + i % 23)} bird{chr(97 + i % 19)}" for i in range(400)]
+    lines = [json.dumps({"contents": f"The {text} house"}) for text in texts]
+    corpus.write_text("\n".join(lines), encoding="utf-8")
+    folder = gpu_searcher.make_searcher("tiny", corpus, tmp_path / "m", thought=8, query=2, searches=3)
+    tokenizer = load_tokenizer(folder)
+    model = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    id_of = tokenizer.convert_tokens_to_ids
+    words = gpu_searcher.words_of(tokenizer)
+    torch.manual_seed(0)
+    context = torch.tensor([[*tokenizer.encode("who is"), words[0]]])
+    for first, expected in (
+        (words[0], {"<search>": 3 / 32, "<answer>": 1 / 32}),
+        (words[1], {"</search>": 0.5}),
+    ):
+        context[0, -1] = first
+        with torch.no_grad():
+            p = model(context).logits[0, -1].softmax(-1)
+        for tag, share in expected.items():
+            assert abs(float(p[id_of(tag)]) - share) < 0.01 * share + 1e-3
+        assert float(p[words].sum()) > 1 - sum(expected.values()) - 0.01
+    # The layers are computed whole, and leave the class alone.
+    assert all(layer.mlp.down_proj.weight[6:].abs().sum() > 0 for layer in model.model.layers)
+
+
+def test_the_innermost_functions_of_a_profile_are_counted():
+    stacks = "a (x.py:1);b (y.py:2) 6\na (x.py:1) 1\nc (z.py:3);b (y.py:2) 3\n"
+    assert gpu_watch.top_functions(stacks) == [("b (y.py:2)", 0.9), ("a (x.py:1)", 0.1)]
+
+
+def write(file, learner, rollout):
+    rows = [{"tokens_per_s": rate, "us_per_token": 1e6 / rate, "turns": 2.0} for rate in rollout]
+    file.write_text(
+        json.dumps(
+            {"devices": ["H"], "packed": {"tokens_per_s": learner, "peak_gib": 10.0}, "asynchronous": rows}
+            | {"results": [{"what": "speed", "size": "3b", "ours": 0.1 * learner / 100, "ours_max": 9.0}]}
+        )
+    )
+    return str(file)
+
+
+def test_compare_names_what_became_worse_and_ends_with_its_status(tmp_path, monkeypatch, capsys):
+    before = write(tmp_path / "a.json", 100.0, [900.0, 1000.0, 5000.0])
+    after = write(tmp_path / "b.json", 50.0, [1000.0, 990.0, 1010.0])
+    monkeypatch.setattr(sys, "argv", ["gpu", "compare", before, after])
+    assert gpu.main() == 1
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["packed/tokens_per_s", "100", "50", "-50.0%", "worse"]
+    # Medians of repeats: 1000 before and after.
+    assert ["asynchronous/tokens_per_s", "1000", "1000", "+0.0%"] in [line[:4] for line in lines]
+    assert ["results[what=speed", "size=3b]/ours", "0.1", "0.05", "+50.0%", "better"] in lines
+    assert lines[-1][:3] == ["1", "of", "5"]
+    monkeypatch.setattr(sys, "argv", ["gpu", "compare", before, before])
+    assert gpu.main() == 0
+    (tmp_path / "c.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["gpu", "compare", before, str(tmp_path / "c.json")])
+    assert gpu.main() == 2
+
+
+def test_staleness_is_compared_by_reward_over_wall_time(tmp_path):
+    for staleness, seconds in ((0, 6.0), (1, 3.0)):
+        folder = tmp_path / f"staleness_{staleness}"
+        folder.mkdir()
+        (folder / "summary.json").write_text(json.dumps({"em_before": 0.1, "em_after": 0.2 + staleness / 10}))
+        steps = [
+            {
+                "time/step": seconds,
+                "reward/mean": n / 100,
+                "mismatch/abs_logp": 0.01,
+                "rollout/stale_dropped": 1,
+            }
+            for n in range(int(60 / seconds))
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    out = {"minutes": 1.0} | {
+        f"staleness_{n}": gpu_staleness.report(tmp_path / f"staleness_{n}", 1.0) for n in (0, 1)
+    }
+    behind, ahead = out["staleness_0"], out["staleness_1"]
+    assert (behind["steps"], ahead["steps"], ahead["stale_dropped"]) == (10, 20, 20)
+    # A step that ends at 6 s is in the second tenth, with two steps of the other run.
+    assert behind["reward_by_tenth"][:3] == [None, 0.0, 0.01]
+    assert ahead["reward_by_tenth"][:3] == [0.0, 0.015, 0.035]
+    lines = gpu_staleness.table(out).splitlines()
+    assert lines[2].split()[:7] == ["0", "10", "6.00", "(6.00", "to", "6.00)", "0.100"]
+    assert lines[3].split()[6:10] == ["0.100", "0.300", "0.0100", "20"]
+
+
+def test_the_learners_distance_to_itself_is_that_of_its_rounding(tmp_path):
+    from learner_world import make_config, make_policy
+
+    from benchmarks.gpu.batches import random_batch
+    from benchmarks.gpu.sync_actors import BenchRank
+
+    model = make_policy(tmp_path)
+    batch = random_batch(4, 16, 40, seed=1)
+    distance = {}
+    for dtype in ("float32", "bfloat16"):
+        config = make_config(model, learner={"dtype": dtype, "zero_stage": 1})
+        rank = BenchRank(config, model_path=str(model), reference=False, rank=0)
+        rank.setup("127.0.0.1", rank.host_store("127.0.0.1"))
+        distance[dtype] = rank.rounding(batch)
+    assert distance["float32"] < 1e-6 and 1e-4 < distance["bfloat16"] < 0.1
+
+
+def test_what_the_time_does_not_suffice_for_is_left_out_and_a_failure_leaves_the_others_alone(
+    tmp_path, monkeypatch, capsys
+):
+    table = "print('noise'); print('speed: ours | bare'); print('  1 | 2')"
+    made = [
+        two_gpus.Part("good", ["-c", table], 60),
+        two_gpus.Part("failing", ["-c", "raise SystemExit('no such card')"], 60),
+        two_gpus.Part("long", ["-c", ""], 6000),
+        two_gpus.Part("last", ["-c", table], 60),
+    ]
+    monkeypatch.setattr(two_gpus, "parts", lambda _: made)
+    monkeypatch.setattr(sys, "argv", ["two_gpus", "--out", str(tmp_path), "--minutes", "10"])
+    assert two_gpus.main() == 1
+    said = capsys.readouterr().out
+    ended = {line.split()[0]: line.split(maxsplit=1)[1] for line in said.splitlines()[-4:]}
+    assert list(ended) == ["good", "failing", "long", "last"]
+    assert ended["good"].startswith("status 0") and ended["last"].startswith("status 0")
+    assert ended["failing"].startswith("status 1") and ended["long"] == "left out: too little time"
+    assert said.count("speed: ours | bare\n  1 | 2") == 2 and "noise" not in said and "no such card" in said
+
+
+def test_a_measurement_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(two_gpus, "END_SECONDS", 0.0)
+    part = two_gpus.Part("hangs", ["-c", "import time; time.sleep(600)"], 0.5)
+    assert two_gpus.carry_out(part, tmp_path / "log").startswith("ended by its limit")
+
+
+def test_the_plan_for_two_gpus_has_every_size(tmp_path):
+    args = argparse.Namespace(cpu=False, model="m", data=tmp_path, only=None, out=tmp_path)
+    plan = two_gpus.parts(args)
+    names = [part.name for part in plan]
+    assert names[:4] == ["sync_0.5b", "sync_1.5b", "sync_3b", "sync_7b"] and names[-1] == "staleness"
+    args.only = ["loss"]
+    [loss] = two_gpus.parts(args)
+    assert loss.command[:3] == ["-m", "benchmarks.gpu_sync", "loss"]

@@ -1,0 +1,206 @@
+"""The detectors: each sickness is named by its own rule, healthy runs by none, recorded runs as before."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+from places import ROOT
+from sick_runs import BEGINS, healthy_run, rows, sick_run
+
+from services.likelihood.monitor.alarms import PHASES, Alarm
+from services.likelihood.monitor.detectors.table import DETECTORS, READS
+from services.likelihood.monitor.phases import PhaseMonitor
+
+BEFORE = json.loads((ROOT / "tests" / "data" / "monitor_replay.json").read_text())
+"""What the monitor said of the recorded runs before its rules became detectors."""
+SICK = {
+    "gradient": "gradient",
+    "entropy to 6.6": "entropy_high",
+    "entropy to .001": "entropy_low",
+    "searches to 0": "interaction",
+    "searches to the limit": "interaction",
+    "searches to the limit, unexplained": "interaction",
+    "valid to .1": "validity",
+    "finished to .1": "validity",
+    "mismatch": "mismatch",
+    "groups without variance": "degenerate_groups",
+    "groups that are all right": None,
+    "truncation": "truncation",
+    "length x 6": "length",
+    "length / 6": "length",
+    "reward gap": "reward_gap",
+    "llds without active tokens": "silent_llds",
+    "no documents": "retrieval",
+    "the same documents": "retrieval",
+    "garbage": "garbage",
+    "control tokens": "control_tokens",
+}
+
+
+def alarms_of(run) -> list[Alarm]:
+    monitor = PhaseMonitor()
+    return [alarm for metrics in run for alarm in monitor.update(metrics).alarms]
+
+
+@pytest.mark.parametrize("kind", SICK)
+def test_each_sickness_is_named_by_its_rule_alone(kind):
+    for seed in range(5):
+        found = alarms_of(sick_run(kind, seed))
+        assert {a.rule for a in found} == ({SICK[kind]} if SICK[kind] else set()), (
+            seed,
+            [a.seen for a in found],
+        )
+        assert all(a.step >= BEGINS and a.since <= a.step for a in found)
+
+
+def test_tags_that_are_no_longer_written_are_seen_in_frozen_answers():
+    """Those that are still written are the likely ones."""
+    run = [
+        {"step": s, "logp/control": -0.05, "probe/control": -0.05 if s < 40 else -2.0} for s in range(1, 61)
+    ]
+    (alarm,) = alarms_of(run)
+    assert (alarm.rule, alarm.metric) == ("control_tokens", "probe/control") and 42 <= alarm.step <= 45
+
+
+def test_a_state_from_before_a_rule_had_a_second_metric_is_taken_up():
+    monitor = PhaseMonitor()
+    for step in range(1, 35):
+        monitor.update({"step": step, "logp/control": -0.05})
+    kept = json.loads(json.dumps(monitor.state_dict()))
+    kept["detectors"]["control_tokens"]["channels"].pop()
+    resumed = PhaseMonitor()
+    resumed.load_state_dict(kept)
+    alarms = [a for s in range(35, 50) for a in resumed.update({"step": s, "logp/control": -2.0}).alarms]
+    assert [a.rule for a in alarms] == ["control_tokens"]
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_recorded_runs_raise_the_same_alarms_as_before_there_were_detectors(name):
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(ROOT / name, "rt", encoding="utf-8") as lines:
+        run = [json.loads(line) for line in lines]
+    old = {alarm["rule"] for recorded in BEFORE.values() for alarm in recorded} | {
+        "leak",
+        "nonfinite",
+        "no_reward",
+    }
+    found = [
+        {
+            "rule": a.rule,
+            "metric": a.metric,
+            "step": a.step,
+            "since": a.since,
+            "cleared": a.cleared,
+            "seen": a.seen,
+        }
+        for a in alarms_of(run)
+        if a.rule in old
+    ]
+    assert found == BEFORE[name]
+
+
+def replayed_row(name):
+    """The row of docs/monitor.md: what the monitor of one sickness said of a recorded run, and what the
+    detectors add."""
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(ROOT / name, "rt", encoding="utf-8") as lines:
+        run = [json.loads(line) for line in lines]
+    old = [(alarm["rule"], alarm["step"]) for alarm in BEFORE[name]]
+    added = [(a.rule, a.step) for a in alarms_of(run) if (a.rule, a.step) not in old]
+    cells = [", ".join(f"`{rule}` {step}" for rule, step in said) or "-" for said in (old, added)]
+    return f"| {Path(name).name.split('.')[0]} | {len(run)} | {cells[0]} | {cells[1]} |"
+
+
+def test_the_page_says_what_the_detectors_changed_in_every_recorded_run():
+    page = (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- replay: begin -->")[2].partition("<!-- replay: end -->")[0]
+    assert table.strip().splitlines()[2:] == [replayed_row(name) for name in BEFORE]
+
+
+def test_a_state_goes_through_json_and_goes_on_exactly_where_it_was_taken():
+    for kind in ("gradient", "reward gap", "llds without active tokens", "groups without variance"):
+        run = sick_run(kind, 1)
+        whole = [a.as_dict() for a in alarms_of(run)]
+        first, second = PhaseMonitor(), PhaseMonitor()
+        begun = [a for m in run[:150] for a in first.update(m).alarms]
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert [a.rule for a in second.open.values()] == [a.rule for a in first.open.values()]
+        later = [a for m in run[150:] for a in second.update(m).alarms]
+        assert [(a["rule"], a["step"]) for a in whole] == [(a.rule, a.step) for a in begun + later]
+
+
+def test_one_wild_value_or_two_make_no_alarm():
+    run = rows(healthy_run(3))
+    for step in (120, 150, 151, 200):
+        run[step] |= {"grad_norm": 5000.0, "mismatch/abs_logp": 9.0, "rollout/length": 1.0, "entropy": 0.0}
+    assert alarms_of(run) == []
+
+
+def test_an_alarm_ends_when_the_metric_is_back_and_stands_until_then():
+    run = rows(healthy_run(4))
+    for m in run[120:160]:
+        m["rollout/valid"] = 0.2
+    monitor = PhaseMonitor()
+    states = [monitor.update(m) for m in run]
+    (raised,) = [a for s in states for a in s.alarms]
+    assert raised.rule == "validity" and 120 < raised.step < 130
+    assert raised.cleared is not None and 160 < raised.cleared < 185
+
+
+def test_a_level_that_is_held_becomes_the_usual_one():
+    run = rows({k: v for k, v in healthy_run(5, 400).items()})
+    for m in run[60:]:
+        m["rollout/length"] *= 2  # below the threshold: no alarm, and the new usual level
+    for m in run[300:]:
+        m["rollout/length"] *= 2
+    assert alarms_of(run) == []
+
+
+def test_every_rule_reads_something_and_gives_advice():
+    assert tuple(READS) == tuple(DETECTORS)
+    for rule, detector in DETECTORS.items():
+        assert detector.rule == rule and detector.reads
+        assert detector.advice.format(since=7).rstrip().endswith(".")
+
+
+def test_the_lanes_of_the_page_are_those_of_the_table():
+    script = (ROOT / "services" / "likelihood" / "static" / "curves" / "page_lanes.js").read_text()
+    table = re.search(r"U\.RULES = \{(.*?)\n  \};", script, re.S)[1]
+    shown = {
+        rule: tuple(re.findall(r'"(.*?)"', names)) for rule, names in re.findall(r"(\w+): \[(.*?)\]", table)
+    }
+    assert shown == READS and list(shown) == list(READS)
+
+
+def test_healthy_is_earned_by_likelihood_and_reward():
+    run = rows(healthy_run(6, 60))
+    monitor = PhaseMonitor()
+    phases = [monitor.update(m).phase for m in run]
+    assert phases[0] == "unknown" and phases[-1] == "healthy"
+    for needed in ("probe/lag", "reward/mean"):
+        dropped = (
+            ("probe/lag", "probe/fixed", "displacement/share_negative")
+            if needed == "probe/lag"
+            else (needed,)
+        )
+        monitor = PhaseMonitor()
+        assert {monitor.update({k: v for k, v in m.items() if k not in dropped}).phase for m in run} == {
+            "unknown"
+        }
+
+
+def test_names_that_nobody_knows_are_unknown():
+    monitor = PhaseMonitor()
+    assert {monitor.update({"step": i, "my/score": 0.9}).phase for i in range(60)} == {"unknown"}
+    assert PHASES[-1] == "unknown", "codes in stores stay what they are"
+
+
+def test_an_alarm_that_an_earlier_version_wrote_is_read():
+    alarm = alarms_of(sick_run("valid to .1", 0))[0].as_dict()
+    alarm["sure"] = alarm.pop("confidence")
+    assert Alarm.of(alarm).confidence == alarm["sure"]
+    assert "sure" not in Alarm.of(alarm).as_dict()

@@ -1,0 +1,170 @@
+"""Recorded runs: reading, replaying, and the report page (the latter in a real browser)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import typer
+from chromium import CHROMIUM
+from places import DATA
+from typer.testing import CliRunner
+
+from services.common.errors import UserError
+from services.likelihood.cli import monitor_app
+from services.likelihood.exports.report import write_report
+from services.likelihood.exports.run_files import differences, read_run
+
+app = typer.Typer()
+app.add_typer(monitor_app, name="monitor")
+LAB = DATA / "lab"
+
+
+def run_folder(tmp_path, name, lab, lam):
+    folder = tmp_path / name
+    folder.mkdir()
+    shutil.copy(LAB / f"{lab}.jsonl", folder / "metrics.jsonl")
+    (folder / "config.yaml").write_text(
+        f"run: {{name: {name}}}\nalgorithm: {{llds: {{lambda: {lam}}}}}\nseed: 1\n"
+    )
+    event = {"time": 1.0, "event": "evaluation", "step": 40, "mode": "greedy", "em": 0.5}
+    (folder / "events.jsonl").write_text(
+        json.dumps(event) + '\n{"event": "worker_lost", "worker": "w1", "step": 7}\n'
+    )
+    return folder
+
+
+def frozen(path):
+    html = path.read_text(encoding="utf-8")
+    return json.loads(html.split('id="frozen">')[1].split("</script>")[0])
+
+
+def test_a_report_is_one_file_with_the_runs_their_phases_and_what_differs(tmp_path):
+    runs = [run_folder(tmp_path, "plain", "grpo_1", 0.0), run_folder(tmp_path, "llds", "llds5_1", 0.5)]
+    out = write_report(runs, tmp_path / "out" / "report.html")
+    html, data = out.read_text(encoding="utf-8"), frozen(out)
+    assert "src=" not in html and 'href="/static' not in html and "Leon Sorokin" in html
+    assert data["differences"] == [{"key": "algorithm.llds.lambda", "values": [0.0, 0.5]}]
+    plain = data["runs"][0]
+    assert (
+        plain["run"] == "plain"
+        and plain["phase"] == "collapsed"
+        and plain["alarms"][0]["rule"] == "likelihood"
+    )
+    assert plain["series"]["series"]["eval/em_greedy"]["mean"][40] == 0.5
+    assert plain["events"][1] == {"step": 7, "kind": "worker_lost", "text": "worker w1"}
+    assert "step" not in plain["series"]["series"]
+
+
+def test_a_report_names_phases_by_the_rules_that_the_run_used(tmp_path):
+    folder = run_folder(tmp_path, "plain", "grpo_1", 0.0)
+    with open(folder / "config.yaml", "a") as f:
+        f.write("monitor: {rules: {collapse_share: 0.0001}}\n")
+    (run,) = frozen(write_report([folder], tmp_path / "report.html"))["runs"]
+    assert "collapsed" not in {b["phase"] for b in run["bands"]}  # by the default rules it is
+    (folder / "config.yaml").write_text("monitor: {rules: {lag_nats: 1}}\n")
+    with pytest.raises(UserError, match=r"plain/config\.yaml: monitor\.rules: lag_nats"):
+        write_report([folder], tmp_path / "report.html")
+
+
+def test_names_that_are_markup_stay_text(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "</script><script>alert(1)</script>": 1.0}\n')
+    html = write_report([tmp_path], tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in html
+
+
+def test_a_torn_last_line_and_steps_written_twice_are_read_rightly(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 0, "x": 1}\n{"step": 1, "x": NaN}\n{"step": 1, "x": 3}\n{"step": 2, "x"'
+    )
+    run = read_run(tmp_path)
+    assert run.metrics == [{"step": 0, "x": 1}, {"step": 1, "x": 3}]
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ('{"step": 0}\n{"x": 1}\n', "metrics.jsonl:2: expected an object with a whole number `step`"),
+        ('{"step": 0}\nnonsense\n{"step": 1}\n', "metrics.jsonl:2: not JSON"),
+        ("[1]\n", "metrics.jsonl:1: expected one JSON object a line"),
+        (None, "metrics.jsonl: cannot be read"),
+    ],
+)
+def test_a_broken_record_is_named_with_file_and_line(tmp_path, lines, says):
+    if lines is not None:
+        (tmp_path / "metrics.jsonl").write_text(lines)
+    with pytest.raises(UserError) as caught:
+        read_run(tmp_path)
+    assert says in str(caught.value) and caught.value.exit_code == 2 and "\n" not in str(caught.value)
+
+
+def test_differences_name_only_what_differs():
+    a, b = (
+        {"a": {"b": 1, "c": [1]}, "run": {"name": "x"}},
+        {"a": {"b": 2, "c": [1]}, "d": 3, "run": {"name": "y"}},
+    )
+    assert differences([a, b]) == [{"key": "a.b", "values": [1, 2]}, {"key": "d", "values": [None, 3]}]
+
+
+def test_monitor_replay_prints_phases_alarms_and_advice():
+    done = CliRunner().invoke(app, ["monitor", "replay", str(LAB / "grpo_1.jsonl")])
+    assert done.exit_code == 0
+    assert "collapsed    steps 65 to 89" in done.output and "alarm at step 22 (probe/lag" in done.output
+    as_json = json.loads(
+        CliRunner().invoke(app, ["monitor", "replay", str(LAB / "l15n_1.jsonl"), "--json"]).output
+    )
+    assert as_json["alarms"] == [] and [p["phase"] for p in as_json["phases"]][:2] == ["unknown", "healthy"]
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_report_opens_without_a_network_and_shows_both_runs(tmp_path):
+    from playwright.sync_api import sync_playwright
+
+    runs = [run_folder(tmp_path, "plain", "grpo_1", 0.0), run_folder(tmp_path, "llds", "llds5_1", 0.5)]
+    out, asked, errors = write_report(runs, tmp_path / "report.html"), [], []
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.on("request", lambda r: asked.append(r.url) if r.url.startswith("http") else None)
+        page.on("pageerror", lambda e: errors.append(str(e)))
+        page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+        page.goto(out.as_uri())
+        page.wait_for_selector("figure:not([hidden]) canvas")
+        assert page.locator("#timeline .lane .bar").count() == 2
+        assert (
+            page.locator("#timeline .bar")
+            .first.get_attribute("aria-label")
+            .endswith("collapsed from step 65 to 89")
+        )
+        assert (
+            page.locator(".alarm").count() >= 4
+            and "algorithm.llds.lambda" in page.locator("#differences").inner_text()
+        )
+        lag = page.locator("figure", has_text="Lag probe").first
+        assert lag.locator(".legend button").count() == 2
+        page.get_by_role("checkbox", name="llds").uncheck()
+        page.wait_for_timeout(200)
+        assert lag.locator(".legend button").count() == 1
+        plot = lag.locator(".plot")
+        plot.focus()
+        page.keyboard.press("Home")
+        assert lag.locator(".unit").inner_text() == "step 0"
+        page.keyboard.press("+")
+        assert page.locator("#unzoom").is_visible()
+        page.locator("#theme").click()
+        page.locator("#theme").click()
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        browser.close()
+    assert asked == [] and errors == []
+
+
+def test_a_run_that_has_not_made_a_step_yet_has_a_report(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "events.jsonl").write_text(
+        '{"event": "evaluation", "step": 0, "mode": "greedy", "overall": {"em": 0.25, "n": 200}}\n'
+    )
+    (run,) = frozen(write_report([tmp_path], tmp_path / "r.html"))["runs"]
+    assert run["series"]["step"] == [] and run["phase"] == "unknown"
+    assert run["events"] == [{"step": 0, "kind": "evaluation", "text": ", greedy: EM 0.250, n 200"}]

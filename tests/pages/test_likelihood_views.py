@@ -1,0 +1,215 @@
+"""The live page's views in a real Chromium: the first screen, the address, differences, the
+list of runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from chromium import CHROMIUM, browser  # noqa: F401
+from places import DATA
+
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
+
+LAB = DATA / "lab"
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+HOSTILE = "<img src=x onerror=alert(1)>"
+STEPS = 45
+
+
+def post(server, run, first, last, change=0.0):
+    rows = [json.loads(line) for line in (LAB / "grpo_2.jsonl").read_text().splitlines()]
+    with httpx.Client(base_url=server.url) as http:
+        for row in rows[first:last]:
+            numbers = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "step"}
+            numbers |= {
+                "reward/mean": numbers["reward/mean"] + change,
+                "own/one": 1.0,
+                "own/=two": -2.0,
+                "time/step": 2.0,
+            }
+            body = {"step": row["step"], "metrics": numbers}
+            http.post(f"/v1/runs/{run}/steps", json=body).raise_for_status()
+
+
+def change(server, method, path, body=None, headers=None):
+    answer = httpx.request(method, f"{server.url}/v1/runs/{path}", json=body, headers=headers)
+    answer.raise_for_status()
+    return answer.json()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = serve_in_thread(ServeSettings(store=str(tmp_path_factory.mktemp("views") / "l.db"), port=0))
+    post(server, "low", 0, STEPS)
+    post(server, "high", 0, STEPS, change=0.25)
+    about = {"config": {"seed": 1, "note": HOSTILE}, "steps": 200, "started": time.time() - 60}
+    change(server, "POST", "low/about", about)
+    other = {"config": {"seed": 2, "note": HOSTILE}, "ended": time.time() - 5, "exit": 3}
+    change(server, "POST", "high/about", other)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens the page, and sees afterwards that no script failed and nothing came from elsewhere."""
+    pages = []
+
+    def open_at(url, width=1440):
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.set_default_timeout(15_000)
+        page.wrong = []
+        page.on("pageerror", lambda e: page.wrong.append(str(e)))
+        page.on("dialog", lambda d: page.wrong.append(d.message))
+        ours = ("http://127", "data:", "blob:http://127")
+        page.on("request", lambda r: None if r.url.startswith(ours) else page.wrong.append(r.url))
+        page.goto(url)
+        page.wait_for_selector(".status.live")
+        pages.append(page)
+        return page
+
+    yield open_at
+    for page in pages:
+        assert page.wrong == []
+        page.close()
+
+
+def test_the_first_screen_says_what_is_known_and_that_a_run_has_ended_or_is_silent(server, opened):
+    page = opened(f"{server.url}/#runs=low")
+    learning = page.locator(".answer.learning").inner_text()
+    assert "reward" in learning and "since step" in learning and "No held-out score" in learning
+    assert "collapsed" in page.locator(".answer.sick").inner_text()
+    doing = page.locator(".answer.doing").inner_text()
+    assert "step 44 of 200 running" in doing and "left" in doing
+    assert (
+        page.evaluate("Unspiral.state(Unspiral.app.loaded[0], Unspiral.source.now() + 3600).word") == "silent"
+    )
+    page = opened(f"{server.url}/#runs=high")
+    doing = page.locator(".answer.doing").inner_text()
+    assert "ended with an error" in doing and "exit status 3" in doing
+
+
+def test_the_address_holds_the_view(server, opened):
+    page = opened(f"{server.url}/#runs=low,high")
+    page.locator("#smooth").select_option("15")
+    figure = page.locator("figure", has=page.locator("strong", has_text="Gradient norm"))
+    figure.get_by_role("button", name="Logarithmic axis").click()
+    page.locator("#minus").select_option("low")
+    page.evaluate("Unspiral.app.zoom([10, 30])")
+    page.wait_for_selector("#unzoom:not([hidden])")
+    page.evaluate("Unspiral.pin(20)")
+    page.locator(".others summary").click()
+    page.get_by_label("Search the other metrics").fill("two")
+    page.get_by_role("tab", name="About").click()
+    state = (
+        "JSON.stringify([...Object.values(Unspiral.app.view).map((v) => v instanceof Set ? [...v] : v), "
+        "Unspiral.app.window, Unspiral.app.smooth])"
+    )
+    before = page.evaluate(state)
+    address = page.evaluate("location.href")
+    assert "from=10&to=30&smooth=15&pin=20&minus=low" in address and "tab=about" in address
+    page.close()
+    again = opened(address)
+    # The first two are runs and range as the address had them when the page was opened.
+    assert json.loads(again.evaluate(state))[2:] == json.loads(before)[2:]
+    again.get_by_role("tab", name="Curves").click()
+    assert again.locator(".others figure:visible").count() == 1
+
+
+def test_one_run_minus_another_is_drawn_at_the_steps_of_both(server, opened):
+    page = opened(f"{server.url}/#runs=low,high&minus=low&smooth=1")
+    found = page.evaluate("Unspiral.app.selected.map((r) => [r.label, r.series.series['reward/mean'].mean])")
+    assert len(found) == 1 and found[0][0] == "high − low"
+    assert found[0][1] == pytest.approx([0.25] * STEPS, abs=1e-6)
+
+
+def test_the_cursor_shows_all_curves_and_a_click_pins_the_step(server, opened):
+    page = opened(f"{server.url}/#runs=low")
+    plot = page.locator("figure:not([hidden]) .u-over").first
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    places = page.locator("figure:visible .unit").all_inner_texts()
+    assert len(set(places)) == 1 and places[0].startswith("step ") and len(places) >= 10
+    step = int(places[0].removeprefix("step "))
+    entropy = page.locator("figure", has=page.get_by_text("Entropy", exact=True)).locator("output b")
+    metrics = change(server, "GET", f"low/steps?first={step}&limit=1")[0]["metrics"]
+    assert float(entropy.first.inner_text()) == pytest.approx(metrics["entropy"], abs=2e-3)  # not smoothed
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 60)
+    page.locator("#pinned strong", has_text=f"Step {step}").wait_for()
+    assert f"pin={step}" in page.evaluate("location.hash")
+    page.locator("#pinned summary").click()
+    page.get_by_label("Search the values").fill("own/=")
+    assert page.locator("#pinned tbody tr:visible").all_inner_texts() == ["own/=two\t-2"]
+    page.get_by_role("button", name="Unpin").click()
+    assert "pin=" not in page.evaluate("location.hash")
+
+
+def test_a_curve_as_csv_and_over_the_whole_window(server, opened):
+    page = opened(f"{server.url}/#runs=low&others=1&find=own")
+    figure = page.locator("figure", has=page.locator("strong", has_text="own/=two"))
+    with page.expect_download() as got:
+        figure.get_by_role("button", name="Values as CSV").click()
+    rows = list(csv.reader(Path(got.value.path()).read_text().splitlines()))
+    assert rows[0] == ["step", "low own/=two"] and len(rows) == 1 + STEPS and rows[1] == ["0", "-2"]
+    figure.get_by_role("button", name="Full screen").click()
+    assert page.locator("figure.full").bounding_box()["height"] == 900
+    page.keyboard.press("Escape")
+    page.wait_for_selector("figure.full", state="detached")
+
+
+def test_about_shows_what_differs_as_text(server, opened):
+    page = opened(f"{server.url}/#runs=low,high&tab=about")
+    assert HOSTILE in page.locator(".configuration").inner_text()
+    page.get_by_label("only what differs").check()
+    assert page.locator(".configuration tbody tr:visible th").all_inner_texts()[0].startswith("seed")
+    assert page.locator(".configuration tbody tr:visible").count() == 1
+
+
+def test_runs_are_renamed_hidden_and_deleted_with_the_token(tmp_path, opened, browser):
+    settings = ServeSettings(store=str(tmp_path / "l.db"), port=0, token="s3cret")
+    server = serve_in_thread(settings)
+    bearer = {"Authorization": "Bearer s3cret"}
+    for run in ("kept", "gone"):
+        change(server, "POST", f"{run}/steps", {"step": 0, "metrics": {"reward/mean": 1.0}}, bearer)
+    page = browser.new_page()
+    page.set_default_timeout(15_000)
+    page.goto(server.url)
+    page.get_by_label("API token").fill("s3cret")
+    page.get_by_role("button").click()
+    page.get_by_role("button", name="Change gone").click()
+    page.get_by_label("Title").fill(HOSTILE)
+    page.get_by_label("hide it").check()
+    page.get_by_role("button", name="Save").click()
+    page.get_by_label("API token").fill("s3cret")
+    page.get_by_role("button", name="Save").click()
+    page.locator("#runs th", has_text=HOSTILE).wait_for()
+    page.goto(f"{server.url}/?other#runs=kept")
+    page.wait_for_selector(".status.live")
+    assert page.locator("#runs tbody tr").count() == 1
+    page.goto(f"{server.url}/?again#runs=gone")  # hidden, and still there by its link
+    page.locator("#runs th", has_text=HOSTILE).wait_for()
+    page.get_by_role("button", name="Change gone").click()
+    page.get_by_text("Delete this run").click()
+    remove = page.get_by_role("button", name="Delete for good")
+    assert remove.is_disabled()
+    page.get_by_label("Type gone").fill("gone")
+    remove.click()
+    page.get_by_label("API token").fill("s3cret")
+    remove.click()
+    page.locator("#runs th", has_text=HOSTILE).wait_for(state="detached")
+    assert [r["run"] for r in httpx.get(f"{server.url}/v1/runs", headers=bearer).json()] == ["kept"]
+    page.close()
+    server.stop()
+
+
+@pytest.mark.parametrize("view", ["", "&tab=about", "&pin=20&others=1"])
+def test_a_phone_needs_no_sideways_scrolling(server, opened, view):
+    page = opened(f"{server.url}/#runs=low,high{view}", width=390)
+    page.locator(".answers").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390

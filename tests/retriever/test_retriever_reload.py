@@ -1,0 +1,133 @@
+"""Another index in the place of the old one, while requests come: none of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from retriever_service.http.launch import serve_in_thread
+from retriever_service.indexing.build import build_index
+from retriever_service.indexing.changes import add_to_index
+from retriever_service.indexing.merge import merge_index
+from retriever_service.settings import ServerSettings
+from tests.retriever.retriever_fixtures import CORPUS
+from tests.retriever.retriever_loads import Served, load_on, wait_for
+
+LINES = CORPUS.read_text("utf-8").splitlines(keepends=True)
+QUERY = "Mina Frost"
+
+
+def build(folder: Path, name: str, before: str, **options) -> Path:
+    """An index whose ids begin with `before`."""
+    rows = [json.loads(line) for line in LINES]
+    texts = [json.dumps({"id": before + row["id"], "contents": row["contents"]}) + "\n" for row in rows]
+    (folder / f"{name}.jsonl").write_text("".join(texts), "utf-8")
+    build_index(folder / f"{name}.jsonl", folder / "place", **options)
+    return folder / "place"
+
+
+def found(url: str) -> str:
+    answer = httpx.post(f"{url}/retrieve", json={"queries": [QUERY]}, trust_env=False, timeout=60)
+    return answer.json()["result"][0][0]["id"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_signal_opens_the_new_index_and_no_request_fails(tmp_path, workers):
+    place = build(tmp_path, "old", "old ")
+    with Served(place, "--workers", workers) as server, load_on(server.ready().url, [QUERY]) as load:
+        load.reaches(40)
+        build(tmp_path, "new", "new ", overwrite=True)
+        load.reaches(20)
+        assert set(load.answers) == {"old d59"}
+        server.process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: len(server.lines) >= workers, "line about the new index")
+        assert all("is opened anew: 186 passages" in line for line in server.lines)
+        switched = len(load.answers) + 4  # of four clients, each may have one answer on its way
+        load.reaches(40)
+        assert load.failures == [] and set(load.answers[switched:]) == {"new d59"}
+        # A new index that is damaged leaves the one before where it is.
+        (place / "meta.json").write_text("{")
+        server.process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: len(server.lines) >= 2 * workers, "line about the damaged index")
+        assert all("the one before stays" in line and "damaged" in line for line in server.lines[workers:])
+        load.reaches(20)
+        assert load.failures == [] and load.answers[-1] == "new d59"
+        page = httpx.get(f"{server.url}/metrics", trust_env=False).text
+        assert f'retriever_reloads_total{{result="done"}} {float(workers)}' in page
+        assert f'retriever_reloads_total{{result="failed"}} {float(workers)}' in page
+        server.end()
+        assert server.process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_server_that_watches_its_place_sees_additions_merges_and_other_indexes(tmp_path):
+    place = build(tmp_path, "old", "old ", postings="packed")
+    settings = ServerSettings(index=str(place), port=0, reload_seconds=0.05, request_timeout_seconds=5.0)
+    with serve_in_thread(settings) as server, load_on(server.url, [QUERY], clients=2) as load:
+
+        def passages() -> int:
+            return httpx.get(f"{server.url}/readyz", trust_env=False).json()["passages"]
+
+        load.reaches(20)
+        (tmp_path / "more.jsonl").write_text('{"id": "added", "contents": "Mina Frost Mina Frost"}\n')
+        add_to_index(place, tmp_path / "more.jsonl")
+        wait_for(lambda: passages() == 187, "index with the addition")
+        assert found(server.url) == "added"
+        before = httpx.get(f"{server.url}/shard", trust_env=False).json()["version"]
+        merge_index(place)
+        wait_for(
+            lambda: httpx.get(f"{server.url}/shard", trust_env=False).json()["version"] != before,
+            "index that is merged",
+        )
+        assert found(server.url) == "added"
+        build(tmp_path, "new", "new ", overwrite=True)
+        wait_for(lambda: passages() == 186, "index of another corpus")
+        assert found(server.url) == "new d59" and load.failures == []
+
+
+def test_the_old_index_is_given_back(tmp_path):
+    place = build(tmp_path, "old", "old ")
+    settings = ServerSettings(index=str(place), port=0, reload_seconds=0.05, request_timeout_seconds=0.5)
+
+    def open_files() -> set[tuple[int, int]]:
+        text = (line.split() for line in Path(f"/proc/{os.getpid()}/maps").read_text().splitlines())
+        return {
+            words[4] for words in text if words[-1].endswith("documents.jsonl") or "(deleted)" in words[-1]
+        }
+
+    with serve_in_thread(settings) as server:
+        assert found(server.url) == "old d59"
+        old = str((place / "documents.jsonl").stat().st_ino)
+        assert old in open_files()
+        build(tmp_path, "new", "new ", overwrite=True)
+        wait_for(lambda: found(server.url) == "new d59", "answer of the new index")
+        wait_for(lambda: old not in open_files(), "end of the old one")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_leaves_the_index_as_it_is_and_starts_again(tmp_path):
+    """kill -9 of a worker (its place is taken) and of the whole server, in the middle of requests."""
+    place = build(tmp_path, "old", "old ")
+    with Served(place, "--workers", 2) as server, load_on(server.ready().url, [QUERY], clients=2) as load:
+        load.reaches(20)
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        worker = max(children, key=lambda child: child.num_threads())
+        worker.kill()
+        load.reaches(20)
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        server.end(signal.SIGKILL)
+        for child in children:
+            child.kill()
+    until = time.monotonic() + 60
+    while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    with Served(place, port=server.port) as again:
+        assert found(again.ready().url) == "old d59"

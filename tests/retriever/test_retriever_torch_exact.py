@@ -1,0 +1,80 @@
+"""Exact search by PyTorch, on the CPU: equal to adding up products, in blocks of any size and streamed."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu import exact as gpu_exact
+from benchmarks.made_vectors import Made
+from services.common.errors import UserError
+
+pytest.importorskip("torch")
+from retriever_service.dense.torch_exact import TorchExact
+
+MADE = Made(32)
+VECTORS = MADE.chunk(0)[:5_000]
+QUESTIONS = MADE.questions(VECTORS[::50])
+SCORES = QUESTIONS @ VECTORS.T
+TRUTH = np.argsort(-SCORES, axis=1, kind="stable")
+
+
+@pytest.mark.parametrize("block_rows", [1, 700, 5_000, 9_000])
+@pytest.mark.parametrize("device_bytes", [None, 1000], ids=["held", "streamed"])
+def test_float32_is_exact_in_blocks_of_any_size(block_rows, device_bytes):
+    vectors = VECTORS if block_rows > 1 else VECTORS[:300]
+    truth = np.argsort(-(QUESTIONS @ vectors.T), axis=1, kind="stable")
+    index = TorchExact(vectors, dtype="float32", block_rows=block_rows, device_bytes=device_bytes)
+    assert index.resident is (device_bytes is None)
+    scores, rows = index.search(QUESTIONS, 5)
+    assert (rows == truth[:, :5]).all()
+    assert scores == pytest.approx(np.take_along_axis(QUESTIONS @ vectors.T, truth[:, :5], 1), abs=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "least", "error"), [("float16", 0.99, 1e-3), ("int8", 1.0, 1e-6)])
+def test_smaller_numbers_keep_the_best(dtype, least, error):
+    scores, rows = TorchExact(VECTORS, dtype=dtype, block_rows=700).search(QUESTIONS, 3)
+    kept = np.mean([len({*a} & {*b}) / 3 for a, b in zip(rows.tolist(), TRUTH[:, :3].tolist(), strict=True)])
+    assert kept >= least
+    assert scores == pytest.approx(np.take_along_axis(SCORES, rows, 1), abs=error)
+    assert (np.diff(scores, axis=1) <= 0).all()
+
+
+def test_equal_vectors_go_by_row_and_more_than_there_are_is_all():
+    twice = np.concatenate([VECTORS[:10], VECTORS[:10]])
+    _, rows = TorchExact(twice, dtype="float32", block_rows=7).search(VECTORS[:10], 100)
+    assert rows.shape == (10, 20) and (rows[:, 0] == np.arange(10)).all()
+    assert (rows[:, 1] == np.arange(10, 20)).all()
+
+
+def test_another_number_type_is_one_line():
+    with pytest.raises(UserError, match="dtype 'int4'"):
+        TorchExact(VECTORS, dtype="int4")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_the_script_for_a_card_checks_itself(monkeypatch, capsys, dtype):
+    words = [
+        "--vectors",
+        "25000",
+        "--dimension",
+        "32",
+        "--dtype",
+        dtype,
+        "--device",
+        "cpu",
+        "--checked",
+        "16",
+    ]
+    monkeypatch.setattr(sys, "argv", ["x", *words, "--rounds", "1", "--batch", "8"])
+    monkeypatch.setattr(gpu_exact, "CHUNK_LIMIT", 2)  # so that the third chunk is a turned one
+    gpu_exact.main()
+    found = json.loads(capsys.readouterr().out)
+    assert found["recall_at_3"] >= 0.99 and found["queries_per_second"] > 0
+    monkeypatch.setattr(sys, "argv", ["x", *words, "--rounds", "1", "--batch", "8", "--recall", "1.5"])
+    with pytest.raises(SystemExit) as done:
+        gpu_exact.main()
+    assert done.value.code == 1

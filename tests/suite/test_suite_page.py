@@ -1,0 +1,97 @@
+"""The page of results beside the papers' rows: a file of its own, with the numbers of the tables."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import httpx
+import pytest
+from suite_rows import evaluation
+
+from services.common.errors import UserError
+from services.likelihood.rest.launch import ServeSettings, serve_in_thread
+from trainer.suite.cli import page_command
+from trainer.suite.folder import read_json
+from trainer.suite.published import PUBLISHED
+from trainer.suite.sets import SETS
+from trainer.suite.tables import COLUMNS, short
+
+
+class Cells(HTMLParser):
+    """The texts of the table's cells by row, and the addresses that the page names."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.addresses, self.inside = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.addresses += [v for k, v in attrs if k in ("src", "href")]
+        if tag == "tr":
+            self.rows.append([])
+        self.inside = tag in ("td", "th", "small")
+        if tag in ("td", "th"):
+            self.rows[-1].append([])
+
+    def handle_data(self, data):
+        if self.inside:
+            self.rows[-1][-1].append(data)
+
+
+def made(tmp_path, name, share, **more):
+    right = {one: [i < share * 10 for i in range(10)] for one in SETS}
+    return evaluation(tmp_path / name, right, **more)
+
+
+def test_ours_and_the_papers_rows_stand_below_the_same_heads(tmp_path):
+    a = made(tmp_path, "a", 0.3, model="runs/<b>mine</b>", method="rag")
+    b = made(tmp_path, "b", 0.8)
+    page_command([a, b], tmp_path / "out.html")
+    found = Cells((tmp_path / "out.html").read_text())
+    assert found.addresses == [], "nothing is loaded"
+    ours = [row for row in found.rows if len(row) == len(COLUMNS) + 1 and len(row[1]) == 2]
+    assert [row[0] for row in ours] == [["runs/<b>mine</b>", "rag"], ["m", "agent"]]
+    for row, folder in zip(ours, (a, b), strict=True):
+        result = read_json(folder / "result.json")
+        for name, cell in zip(COLUMNS, row[1:], strict=True):
+            given = (result["sources"] | result["averages"])[name]["em"]
+            assert cell == [short(given["mean"]), f"{short(given['low'])}–{short(given['high'])}"]
+    printed = {
+        tuple(row[0]): row[1:] for row in found.rows if len(row) == len(COLUMNS) + 1 and row not in ours
+    }
+    for one in PUBLISHED:
+        cells = printed[one.model, one.method]
+        assert [cells[COLUMNS.index(name)] for name in SETS] == [[short(value)] for value in one.em]
+        assert cells[COLUMNS.index("macro")] == [short(one.macro)] and cells[COLUMNS.index("micro")] == ["-"]
+
+
+def test_each_evaluation_leaves_its_page_and_says_what_is_measured(tmp_path):
+    text = (made(tmp_path, "a", 0.5) / "table.html").read_text()
+    assert re.search(r"As printed in arXiv 2512\.04220 v2, not measured here", text)
+    assert "70 questions, greedy" in text and "default-src &#x27;none&#x27;" not in text
+    with pytest.raises(UserError, match="no such evaluation"):
+        page_command([tmp_path / "none"], tmp_path / "out.html")
+
+
+def test_the_service_of_a_run_shows_its_evaluations_behind_the_same_token(tmp_path):
+    run = tmp_path / "my-run"
+    (run / "eval").mkdir(parents=True)
+    made(run / "eval", "search7-rag", 0.5)
+    (run / "eval" / "secret.html").write_text("x")
+    settings = ServeSettings(store=str(run / "likelihood.db"), port=0, token="let me in")
+    served = serve_in_thread(settings)
+    try:
+        asked = httpx.Client(base_url=served.url, headers={"Authorization": "Bearer let me in"}, timeout=30)
+        listed = asked.get("/runs/my-run/evaluations")
+        assert listed.status_code == 200 and 'href="evaluations/search7-rag"' in listed.text
+        shown = asked.get("/runs/my-run/evaluations/search7-rag")
+        assert shown.text == (run / "eval" / "search7-rag" / "table.html").read_text()
+        assert "default-src 'none'" in shown.headers["Content-Security-Policy"]
+        assert "None is in the run's folder" in asked.get("/runs/other/evaluations").text
+        for missing in ("none", "..", "secret.html", "..%2Fsearch7-rag"):
+            assert asked.get(f"/runs/my-run/evaluations/{missing}").status_code in (404, 422), missing
+        refused = httpx.get(f"{served.url}/runs/my-run/evaluations", timeout=30)
+        assert refused.status_code == 401
+    finally:
+        served.stop()

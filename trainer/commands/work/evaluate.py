@@ -1,0 +1,132 @@
+"""`unspiral eval`: the scores of a checkpoint, or of a model that was never trained, on held-out
+questions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from services.common.errors import UserError
+from services.common.files import written_aside
+from services.common.processes import signals
+from services.contracts import Trajectory
+from trainer.config.schema import Config
+from trainer.data import models
+from trainer.learner.checkpoint import export_checkpoint, find
+from trainer.loop.rollouts.held_out import evaluate
+from trainer.loop.run.system import Serving
+from trainer.rewards import make_reward, right_at
+from trainer.session.ray_watch import RayLost, leave_without_ray, ray_watched
+from trainer.session.resume_rules import differing
+from trainer.session.startup import start_serving
+from trainer.suite.rows import GREEDY, Asked, row_of
+from trainer.suite.sets import Item
+
+Scores = TypeVar("Scores")
+
+
+def run_eval(
+    config: Config,
+    *,
+    checkpoint: str | Path | None = None,
+    data: Path | None = None,
+    limit: int | None = None,
+    answers: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """`unspiral eval`: greedy scores of a checkpoint's weights (or of model.path) on `data` (or data.eval):
+    all rows, or `limit`.
+
+    answers: file for every answer, one JSON object per question, as `eval --suite` keeps them: question,
+    text, searches with their documents, scores.
+
+    Raises Stopped after a clean stop by SIGINT, SIGTERM or SIGHUP.
+    """
+    asked = config.data.model_copy(update={"eval": str(data) if data else config.data.eval})
+    evaluation = config.evaluation.model_copy(update={"limit": limit})
+    config = config.model_copy(update={"data": asked, "evaluation": evaluation})
+    if config.data.eval is None:
+        raise UserError("eval: no questions given; pass --data FILE or set data.eval")
+
+    try:
+        reward = make_reward(config.reward.kind)
+    except UserError as e:  # exact match and F1 need none
+        say(f"{e}; what it calls right is left out")
+        reward = None
+
+    async def score(model: Path, scratch: Path | None = None) -> dict[str, Any]:
+        async with served(config, model, scratch, say) as serving:
+            say(f"scoring {len(serving.eval_questions)} questions")
+            scores, done = await evaluate(
+                serving.pool,
+                serving.eval_questions,
+                tag="eval",
+                temperature=0.0,
+                seed=config.seed,
+                reward=reward,
+                right_at=right_at(reward, config.reward.right_at),
+                retriever_url=serving.eval_retriever_url,
+            )
+            if answers is not None:
+                keep_answers(done, answers)
+            return scores
+
+    return with_weights(config, checkpoint, say, score)
+
+
+def keep_answers(trajectories: Iterable[Trajectory], file: Path) -> None:
+    """Write one row per answer, in the order of the questions."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with written_aside(file) as aside, open(aside, "w", encoding="utf-8") as lines:
+        for trajectory in trajectories:
+            question = trajectory.question
+            asked = Asked(Item(question.id, question.data_source, question), GREEDY)
+            lines.write(json.dumps(row_of(asked, trajectory, None), ensure_ascii=False) + "\n")
+
+
+@asynccontextmanager
+async def served(
+    config: Config, model: Path, scratch: Path | None, say: Callable[[str], None]
+) -> AsyncIterator[Serving]:
+    """Everything that sampling needs, its workers started. scratch: a folder to remove where Ray dies, which
+    ends the process. Raises Stopped after a signal."""
+
+    def ray_has_died(lost: RayLost) -> None:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+        leave_without_ray(lost)
+
+    async with (
+        signals.cancelled(say),
+        start_serving(config, model, say, lambda event: None) as serving,
+    ):
+        with ray_watched(ray_has_died):
+            say("starting rollout workers")
+            await serving.pool.start()
+            yield serving
+
+
+def with_weights(
+    config: Config,
+    checkpoint: str | Path | None,
+    say: Callable[[str], None],
+    score: Callable[[Path, Path | None], Coroutine[Any, Any, Scores]],
+) -> Scores:
+    """The result of `score(model, scratch)` on a checkpoint's weights, exported to the folder `scratch`; on
+    model.path without one."""
+    if checkpoint is None:
+        return asyncio.run(score(models.resolve(config.model.path), None))
+    with tempfile.TemporaryDirectory(prefix="unspiral-eval-") as folder:
+        with signals.raised():
+            found = find(checkpoint, config.run_dir)
+            say(f"weights of {found}")
+            for line in differing(found, config):
+                say(line)
+            export_checkpoint(found, Path(folder) / "model")
+        return asyncio.run(score(Path(folder) / "model", Path(folder)))

@@ -1,0 +1,265 @@
+"""The commands that run a model: `train`, `warm-start`, `eval`, `demo`; and `export` of a checkpoint.
+
+Their options are read here. Their work is imported when they are called, because it needs torch and Ray.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from services.common.errors import UserError
+from services.common.files import write_atomically
+from services.common.loading.lazy import LazyModule
+from trainer.commands.options import AsJson, ConfigFile, Overrides
+from trainer.commands.terminal import ending, for_people
+from trainer.commands.version import code_versions
+from trainer.commands.work.in_words import run_in_words, scores_in_words, taught_in_words
+from trainer.config.schema import Config, load_config
+from trainer.data import models
+from trainer.lab import demo as _lab  # noqa: F401  # registers the names of its models and files (lab:0)
+from trainer.learner.checkpoint import export_checkpoint, find
+from trainer.session.output import last_words, non_blocking
+from trainer.suite.rows import ANSWERS_FILE
+from trainer.suite.tables import markdown
+
+if TYPE_CHECKING:
+    from trainer.commands.work import evaluate as evaluating
+    from trainer.commands.work import evaluate_suite as suites
+    from trainer.commands.work import warm_start as warming
+    from trainer.lab import show
+    from trainer.session import preflight
+    from trainer.session import run as running
+else:  # they need torch and Ray
+    evaluating = LazyModule("trainer.commands.work.evaluate")
+    suites = LazyModule("trainer.commands.work.evaluate_suite")
+    show = LazyModule("trainer.lab.show")
+    preflight = LazyModule("trainer.session.preflight")
+    running = LazyModule("trainer.session.run")
+    warming = LazyModule("trainer.commands.work.warm_start")
+
+
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Go on with the run: latest, a checkpoint, or a run's folder.")
+    ] = None,
+    allow_changed: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="With --resume: go on though this key has changed. Repeatable."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a policy. The run's files go to run.dir/run.name."""
+    settings = load_config(config, overrides or [])
+    if resume is None and not allow_changed:  # a resumed run has its folder
+        preflight.check_named_files(settings)
+    summary = running.train(
+        settings,
+        resume=resume,
+        allow_changed=allow_changed or [],
+        console=Console(stderr=True) if as_json else None,
+        code=code_versions(),
+    )
+    report = str((settings.run_dir / "report.html").resolve())
+    last_words(ending(f"{run_in_words(summary)}\nreport: {report}", summary | {"report": report}, as_json))
+
+
+def warm_start(
+    config: ConfigFile,
+    out: Annotated[Path, typer.Option(help="Folder to make: the model that has learnt the tags.")],
+    overrides: Overrides = None,
+    questions: Annotated[
+        int, typer.Option(min=1, help="Training questions to compose demonstrations from.")
+    ] = 1000,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the demonstrations.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Demonstrations of one optimiser step.")] = 16,
+    lr: Annotated[float, typer.Option(min=0.0, help="Learning rate.")] = 1e-5,
+    trajectories: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN", help="Right trajectories of a run instead of composed ones: rejection sampling."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Teach a model the search and answer tags, on demonstrations composed with the retriever. Then train
+    from --out."""
+    settings = load_config(config, overrides or [])
+    done = warming.run_warm_start(
+        settings,
+        out,
+        questions=questions,
+        epochs=epochs,
+        batch=batch,
+        lr=lr,
+        trajectories=trajectories,
+        say=lambda text: typer.echo(text, err=True),
+    )
+    typer.echo(ending(f"{taught_in_words(done)}\nwritten to {out}", done | {"out": str(out)}, as_json))
+
+
+def evaluate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="A checkpoint, a run's folder, or latest (of this run). Default: model.path."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Question file; with --suite a folder. Default: data.eval of the configuration."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Score only the first N questions.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file for the scores. Default: print them. With --suite a folder; default: the run's."
+        ),
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSONL file for every answer with its searches. Default: NAME.answers.jsonl beside --out, "
+            "otherwise eval/answers.jsonl in the run's folder."
+        ),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(help="search7: the papers' seven sets, with averages, intervals and kept answers."),
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="With --suite: agent, direct, cot, rag or search-o1.")
+    ] = "agent",
+    split: Annotated[
+        str, typer.Option(help="With --suite: test, dev or train. Default: test, dev where there is none.")
+    ] = "auto",
+    limit_per_source: Annotated[
+        int | None, typer.Option(min=1, help="With --suite: N questions of each set, drawn by seed.")
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option(min=0, help="With --suite: N answers more per question, for sampled mean and pass@k."),
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Score held-out questions by greedy decoding: exact match and F1 for each data source, every row
+    once. `unspiral eval compare A B` compares what --suite has written."""
+    settings = load_config(config, overrides or [])
+    if suite is not None:
+        if answers is not None or as_json:
+            raise UserError("eval: --answers and --json go without --suite, whose folder holds both")
+        _evaluate_suite(
+            settings,
+            limit,
+            suite=suite,
+            method=method,
+            data=data,
+            split=split,
+            limit_per_source=limit_per_source,
+            samples=samples,
+            checkpoint=checkpoint,
+            out=out,
+        )
+        return
+    if (method, split, limit_per_source, samples) != ("agent", "auto", None, 0):
+        raise UserError("eval: --method, --split, --limit-per-source and --samples go with --suite search7")
+    asked = str(data) if data else settings.data.eval
+    if asked is not None and not models.is_there(asked):
+        raise UserError(f"{'--data' if data else 'data.eval'}: {asked}: no such file or folder")
+    run_eval = evaluating.run_eval
+    if out:
+        _make_room("--out", out)
+    answers = answers or (
+        out.with_suffix(".answers.jsonl") if out else settings.run_dir / "eval" / ANSWERS_FILE
+    )
+    _make_room("--answers", answers)
+    scores = run_eval(
+        settings,
+        checkpoint=checkpoint,
+        data=data,
+        limit=limit,
+        answers=answers,
+        say=lambda text: typer.echo(text, err=True),
+    )
+    typer.echo(f"answers written to {answers}", err=True)
+    text = json.dumps(scores, indent=1)
+    if out:
+        write_atomically(out, text + "\n")
+        overall = scores["overall"]
+        typer.echo(
+            f"EM {overall['em']:.3f}  F1 {overall['f1']:.3f}  ({overall['n']} questions), written to {out}"
+        )
+    else:
+        typer.echo(scores_in_words(scores) if for_people(as_json) else text)
+
+
+def _make_room(option: str, file: Path) -> None:
+    """The folder of a file that is written after the scoring, which takes minutes. Raises UserError."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"{option} {file}: its folder cannot be made: {e.strerror}") from e
+    if file.is_dir():
+        raise UserError(f"{option} {file}: is a folder; expected the name of a file")
+
+
+def _evaluate_suite(settings: Config, limit: int | None, **asked: Any) -> None:
+    """`eval --suite`: the table on standard output, progress on standard error."""
+    if limit is not None:
+        raise UserError(
+            "eval: --limit takes the first rows of one file; with --suite give --limit-per-source"
+        )
+    options = suites.SuiteOptions(**asked)
+    result = suites.run_suite(settings, options, say=lambda text: typer.echo(text, err=True))
+    typer.echo(markdown(result), nl=False)
+    typer.echo(f"written to {options.folder(settings)}")
+
+
+def demo(
+    collapse: Annotated[
+        bool,
+        typer.Option("--collapse", help="Train without and with LLDS, side by side, where plain GRPO falls."),
+    ] = False,
+    folder: Annotated[Path, typer.Option("--dir", help="Folder of the runs.")] = Path("runs"),
+    seed: Annotated[int, typer.Option(min=0, help="World, warm start and sampling.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=20, help="With --collapse: how many seeds, from --seed on.")
+    ] = 1,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps. Default: 12, and 90 with --collapse.")
+    ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Make the warm-started model again instead of taking it from the cache."
+        ),
+    ] = False,
+) -> None:
+    """Run the whole system on this machine: a tiny model learns to search a made-up encyclopaedia."""
+    console = Console()
+    with non_blocking(console):
+        if collapse:
+            show.run_collapse(
+                folder, list(range(seed, seed + seeds)), steps=steps, fresh=fresh, console=console
+            )
+        else:
+            show.run_demo(folder, seed, steps=steps, fresh=fresh, console=console)
+
+
+def export(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(help="A checkpoint, a run's folder (its newest), or latest (of the runs in runs/)."),
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+) -> None:
+    """Write a checkpoint as a plain Hugging Face folder."""
+    found = find(checkpoint)
+    export_checkpoint(found, out)
+    typer.echo(f"{found} written to {out}")

@@ -1,0 +1,281 @@
+"""`unspiral warm-start`: teach a model the tags before it is trained, where it does not write them by itself.
+
+Demonstrations are composed from training questions and the real retriever: search for the question, read,
+answer with a golden answer that one of the documents holds. Where the first search does not find it, a second
+one asks with the first document's title. Questions whose answer is not found are left out, so nothing is
+taught that was not read. With --trajectories they are the right trajectories of a run instead (rejection
+sampling).
+
+The learner itself trains: with pi_old = pi and advantage 1 the policy loss's gradient is that of the
+cross-entropy of the action tokens, so one optimiser step per batch with LLDS and KL off is supervised
+training, in every layout (ranks, ZeRO, packing, LoRA) that the run will use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retriever_service.client import Hit, RetrieverClient
+from services.common.errors import UserError
+from services.common.processes import signals
+from services.contracts import (
+    Action,
+    ActionKind,
+    Observation,
+    Question,
+    TokenBatch,
+    TrainBatch,
+    Trajectory,
+)
+from services.rollout.worker.loop import prompt_of
+from services.rollout.worker.plain_text import Outside, TextEncoder
+from services.rollout.worker.templates import ParsedAction, Template, make_template, reading_of
+from services.rollout.worker.tokenizer import load_tokenizer
+from services.settings import RolloutSettings
+from trainer.commands.work.rejection import right_trajectories
+from trainer.config.schema import Config
+from trainer.data import load_questions, models
+from trainer.learner.checkpoint import may_export_to
+from trainer.learner.group import LearnerGroup
+from trainer.rewards import normalize
+from trainer.session.preflight import check_prompts, check_retrievers
+from trainer.session.ray_watch import leave_without_ray, ray_watched
+from trainer.session.startup import connect_ray, leave_ray, retriever_address
+
+Search = Callable[[str], Awaitable[list[Hit]]]
+SEARCHES_AT_ONCE = 32
+
+
+async def demonstration(
+    question: Question, search: Search, template: Template, encoder: TextEncoder, settings: RolloutSettings
+) -> Trajectory | None:
+    """A trajectory that searches, reads and answers; None where the retriever finds no golden answer, there
+    is no room, or a question or title holds tags that would be read as the model's own."""
+    prompt = prompt_of(question, template, settings)
+    segments: list[Action | Observation] = []
+    used = len(prompt)
+    query = question.text.strip().rstrip("?")
+    thought = "I need to look this up."
+
+    def act(kind: ActionKind, thought: str, content: str) -> Action | None:
+        ids = encoder.encode(*written(template, kind, thought, content))
+        text = template.decode(ids)
+        if template.parse(text) != ParsedAction(kind, content):
+            return None
+        return Action(ids, [0.0] * len(ids), 0, kind, text)
+
+    for _ in range(min(2, settings.max_turns)):
+        action = act("search", thought, query)
+        if action is None:
+            return None
+        hits = await search(query)
+        action.query = query
+        action.document_ids = [hit.id for hit in hits]
+        observation = template.observation_ids(hits, settings.max_obs_tokens)
+        if following := getattr(template, "following", None):
+            observation = following(action.token_ids, observation)
+        segments += [action, observation]
+        used += len(action.token_ids) + len(observation.token_ids)
+        if found := _found(question, hits, observation.text):
+            number, title, answer = found
+            final = act("answer", f"Doc {number}, {title}, tells it.", answer)
+            if final is None:
+                return None
+            whole = Trajectory(
+                f"demo-{question.id}",
+                question.id,
+                question,
+                prompt,
+                [*segments, final],
+                "answer",
+                reading=reading_of(template),
+            )
+            too_long = any(len(a.token_ids) > settings.max_response_tokens for a in whole.actions)
+            return None if too_long or used + len(final.token_ids) > settings.max_model_tokens else whole
+        if not hits:
+            return None
+        title = _title(hits[0])
+        thought = f"The documents do not say it. I try again with {title}."
+        query = f"{title} {query}"
+    return None
+
+
+def written(template: Template, kind: str, thought: str, content: str) -> Sequence[str]:
+    """An action as pieces of text: in the template's own form where it has one, otherwise in tags."""
+    if form := getattr(template, "written", None):
+        return form(kind, thought, content)
+    return ("<think> ", Outside(thought), f" </think>\n<{kind}> ", Outside(content), f" </{kind}>")
+
+
+def _title(hit: Hit) -> str:
+    return hit.contents.partition("\n")[0].strip().strip('"')
+
+
+def _found(question: Question, hits: list[Hit], shown: str) -> tuple[int, str, str] | None:
+    """Number and title of the first document that holds a golden answer, and that answer; what was cut off
+    does not count."""
+    seen = f" {normalize(shown)} "
+    for number, hit in enumerate(hits, 1):
+        text = f" {normalize(hit.contents)} "
+        for answer in question.golden_answers:
+            wanted = normalize(answer)
+            if wanted not in ("", "yes", "no") and f" {wanted} " in text and f" {wanted} " in seen:
+                return number, _title(hit), answer.strip()
+    return None
+
+
+async def compose(
+    questions: list[Question],
+    search: Search,
+    template: Template,
+    encoder: TextEncoder,
+    settings: RolloutSettings,
+) -> list[Trajectory]:
+    """Demonstrations of the questions whose answer can be found, in their order. encoder: of the template's
+    tokenizer. Raises UserError where the template does not read the tags of demonstrations."""
+    for kind in ("search", "answer"):
+        if template.parse("".join(written(template, kind, "y", "x"))) != ParsedAction(kind, "x"):
+            raise UserError(
+                f"rollout.template={settings.template}: it does not read <{kind}> x </{kind}>; "
+                "a warm start demonstrates <search> and <answer> alone, or what the template's own "
+                "`written` gives"
+            )
+    gate = asyncio.Semaphore(SEARCHES_AT_ONCE)
+
+    async def one(question: Question) -> Trajectory | None:
+        async with gate:
+            return await demonstration(question, search, template, encoder, settings)
+
+    return [t for t in await asyncio.gather(*map(one, questions)) if t is not None]
+
+
+def supervised(config: Config, lr: float, batches: int) -> Config:
+    """The configuration of a learner whose update is one step of supervised training."""
+    raw = config.model_dump(by_alias=True)
+    raw["algorithm"] |= {"loss": "dapo", "kl": 0.0, "entropy": 0.0, "importance": {"mode": "off"}}
+    raw["algorithm"]["llds"] |= {"lambda": 0.0, "anchor": "batch_start", "answer_weight": "off"}
+    raw["learner"] |= {
+        "lr": lr,
+        "warmup_steps": max(1, batches // 10),
+        "minibatches_per_batch": 1,
+        "epochs": 1,
+    }
+    raw["monitor"]["action"] = "none"
+    raw["rollout"] |= {"temperature": 1.0, "max_staleness": 0}
+    return Config.model_validate(raw)
+
+
+def as_batch(demonstrations: list[Trajectory]) -> TrainBatch:
+    """Demonstrations with advantage 1. There is no sampler: its log-probs are left out."""
+    tokens = TokenBatch.of(demonstrations)
+    tokens.logp_sampler = None
+    all_rows = np.ones(len(tokens), bool)
+    return TrainBatch.of_tokens(
+        tokens, advantages=all_rows.astype(np.float32), preserved=all_rows, valid=all_rows
+    )
+
+
+def train_on(
+    learner: Any,
+    demonstrations: list[Trajectory],
+    *,
+    batch: int,
+    epochs: int,
+    seed: int,
+    say: Callable[[str], None],
+):
+    """Passes over the demonstrations in a seeded order, `batch` of them in each optimiser step. Returns the
+    mean log-prob of an action token in the first and in the last step (before it was taken)."""
+    rng = random.Random(seed)
+    means = []
+    steps = epochs * math.ceil(len(demonstrations) / batch)
+    for _ in range(epochs):
+        order = rng.sample(demonstrations, len(demonstrations))
+        for start in range(0, len(order), batch):
+            tokens = as_batch(order[start : start + batch])
+            result = learner.update(tokens, llds_lambda=0.0)
+            means.append(float(result.logp_old[tokens.action_ids >= 0].mean(dtype=np.float64)))
+            if len(means) in (1, steps) or len(means) % 10 == 0:
+                say(f"warm start {len(means)} of {steps}: log-prob of a token {means[-1]:+.3f}")
+    return means[0], means[-1]
+
+
+def run_warm_start(
+    config: Config,
+    out: Path,
+    *,
+    questions: int,
+    epochs: int,
+    batch: int,
+    lr: float,
+    trajectories: str | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, float]:
+    """Compose, train, and write the policy to `out` as a Hugging Face folder. Returns what was done.
+    trajectories: a run, whose right trajectories take the place of composed demonstrations.
+
+    Raises UserError, and what a run's start raises.
+    """
+    if not may_export_to(out):
+        raise UserError(f"--out {out}: exists and is no earlier export; give a new folder")
+    if trajectories is None:
+        check_retrievers(config)
+    model = models.resolve(config.model.path)
+    rows = load_questions(models.resolve_file(config.data.train), skip_bad=config.data.skip_bad).rows
+    tokenizer = load_tokenizer(model)
+    template = make_template(config.rollout.template, tokenizer, config.rollout)
+    encoder = TextEncoder(tokenizer)
+    recorded: list[Trajectory] = []
+    chosen: list[Question] = []
+    if trajectories is not None:
+        recorded = right_trajectories(trajectories, rows, template, encoder, config.rollout, say)
+    else:
+        chosen = random.Random(config.seed).sample(rows, min(questions, len(rows)))
+        check_prompts("data.train", chosen, tokenizer, config.rollout)
+
+    async def composed(stack: AsyncExitStack) -> list[Trajectory]:
+        url = await retriever_address(config.retriever, "retriever", config, stack, say)
+        client = RetrieverClient(url, timeout_seconds=config.retriever.timeout_seconds)
+        stack.push_async_callback(client.aclose)
+
+        async def search(query: str) -> list[Hit]:
+            return (await client.retrieve([query], config.rollout.topk))[0]
+
+        found = await compose(chosen, search, template, encoder, config.rollout)
+        if not found:
+            raise UserError(
+                f"data.train: the retriever finds no golden answer of any of {len(chosen)} questions"
+            )
+        say(f"{len(found)} demonstrations of {len(chosen)} questions")
+        return found
+
+    async def run() -> dict[str, float]:
+        async with signals.cancelled(say), AsyncExitStack() as stack:
+            connect_ray(say)
+            stack.callback(leave_ray)
+            stack.enter_context(ray_watched(leave_without_ray))
+            demonstrations = recorded or await composed(stack)
+            steps = epochs * math.ceil(len(demonstrations) / batch)
+            learner = LearnerGroup(supervised(config, lr, steps), model_path=str(model))
+            stack.callback(learner.close)
+            await asyncio.to_thread(learner.start)
+            first, last = await asyncio.to_thread(
+                train_on, learner, demonstrations, batch=batch, epochs=epochs, seed=config.seed, say=say
+            )
+            await asyncio.to_thread(learner.export_hf, out)
+            return {
+                "demonstrations": len(demonstrations),
+                "steps": steps,
+                "logp_first": first,
+                "logp_last": last,
+            }
+
+    return asyncio.run(run())

@@ -1,0 +1,1 @@
+"""What a run keeps between its steps: evaluations, checkpoints, and the way back to one."""

@@ -1,0 +1,1 @@
+"""Prompts to trajectories: sampling a batch, sampling ahead, and held-out questions."""

@@ -1,0 +1,64 @@
+"""Scoring held-out questions: every row once, in order, none dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from services.contracts import Question, Trajectory, TrajectoryRequest
+from services.likelihood.metrics.verdicts import is_right, known_rewards
+from services.rollout.pool.pool import RolloutPool
+from trainer.loop.rollouts.sampling import seed_of
+from trainer.rewards import Reward, make_reward
+
+
+def scores_of(trajectories: list[Trajectory], reward: Reward | None, right_at: float) -> dict[str, Any]:
+    """`{"overall": {"em", "f1", "right", "n"}, "sources": {name: the same}}`. right: share of those with a
+    reward that earned at least `right_at`."""
+    scores = {"em": make_reward("em"), "f1": make_reward("f1"), "right": reward or _unknown}
+    by_source: dict[str, list[list[float | None]]] = defaultdict(list)
+    for t in trajectories:
+        by_source[t.question.data_source].append([score(t) for score in scores.values()])
+
+    def mean(rows: list[list[float | None]]) -> dict[str, float]:
+        em, f1, rewards = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
+        known = np.isfinite(known_rewards(rewards))
+        out = {"em": sum(em) / len(rows) if rows else 0.0, "f1": sum(f1) / len(rows) if rows else 0.0}
+        if known.any():
+            out["right"] = float(is_right(rewards, right_at)[known].mean())
+        return out | {"n": len(rows)}
+
+    return {
+        "overall": mean([row for rows in by_source.values() for row in rows]),
+        "sources": {name: mean(rows) for name, rows in sorted(by_source.items())},
+    }
+
+
+def _unknown(trajectory: Trajectory) -> None:
+    """Of a reward function that is not there."""
+
+
+async def evaluate(
+    pool: RolloutPool,
+    questions: list[Question],
+    *,
+    tag: str,
+    temperature: float,
+    seed: int,
+    reward: Reward | None,
+    right_at: float,
+    retriever_url: str | None = None,
+    on_done: Callable[[Trajectory], None] | None = None,
+) -> tuple[dict[str, Any], list[Trajectory]]:
+    """One trajectory for each question (temperature 0 is greedy): their `scores_of`, and the trajectories.
+    right_at: the least reward of a right answer (`trainer.rewards.right_at`)."""
+    requests = []
+    for i, question in enumerate(questions):
+        uid = f"eval-{tag}-{i:06d}"
+        requests.append(TrajectoryRequest(uid, uid, question, seed_of(seed, uid), temperature, retriever_url))
+    trajectories = await pool.rollout(requests, on_done=on_done)
+    return await asyncio.to_thread(scores_of, trajectories, reward, right_at), trajectories

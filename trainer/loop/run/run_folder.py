@@ -1,0 +1,159 @@
+"""A run's folder: `config.yaml metrics.jsonl events.jsonl trajectories/ spans/ checkpoints/ summary.json`.
+
+Lines are appended whole and flushed; after a kill the file may end in a torn line, which a resumed run cuts
+off.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from services.common.errors import UserError
+from services.common.files import (
+    append_json,
+    holder_of,
+    json_lines,
+    keep_json_lines,
+    lock,
+    write_atomically,
+    write_json,
+    written_aside,
+)
+from services.contracts import Action, Trajectory
+from trainer.config.schema import Config, dump_config
+from trainer.learner.checkpoint import latest
+from trainer.loop.run.spans import spans_file, steps_with_spans
+
+
+def finite_or_none(value: Any) -> Any:
+    """JSON has no NaN: what is not finite becomes null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+class RunFolder:
+    """Owner of one run's files. Only one process may hold a folder at a time."""
+
+    def __init__(self, config: Config) -> None:
+        self.path = config.run_dir
+        self.config = config
+        self._lock: TextIO | None = None
+
+    def open(self, *, resume: bool) -> None:
+        """Take the folder. Raises UserError where another run holds it, or where it is used and `resume` is
+        not asked for."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise UserError(f"run.dir: cannot make {self.path}: {e.strerror}") from e
+        try:
+            self._lock = lock(self.path / ".lock")
+        except BlockingIOError as e:
+            raise UserError(
+                f"run.name: {self.path} is in use by another running process"
+                f"{holder_of(self.path / '.lock')}; choose another run.name"
+            ) from e
+        if not resume and self.metrics_path.exists() and self.metrics_path.stat().st_size:
+            way = (
+                "go on with it by"
+                if latest(self.path, checksums=False)
+                else "begin it anew (it has no checkpoint) by"
+            )
+            raise UserError(
+                f"run.name: {self.path} holds a run already; choose another run.name, or {way} "
+                "--resume latest"
+            )
+        keep_json_lines(self.path / "events.jsonl", lambda event: True)
+        write_atomically(self.path / "config.yaml", dump_config(self.config, secrets=False))
+
+    def close(self) -> None:
+        if self._lock:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def metrics(self, metrics: dict[str, Any]) -> None:
+        """Append one step."""
+        append_json(self.metrics_path, {k: finite_or_none(v) for k, v in metrics.items()})
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Append to events.jsonl: alarms, worker joins and losses, retries, checkpoints."""
+        append_json(
+            self.path / "events.jsonl",
+            {"time": round(time.time(), 3), "event": event}
+            | {k: finite_or_none(v) for k, v in fields.items()},
+        )
+
+    def summary(self, summary: dict[str, Any]) -> None:
+        write_json(self.path / "summary.json", {k: finite_or_none(v) for k, v in summary.items()}, indent=1)
+
+    def trajectories(
+        self, step: int | str, trajectories: Sequence[Trajectory], rewards: Sequence[float | None]
+    ) -> None:
+        """One JSON object per trajectory, in words, for people to read: `step_000001.jsonl`, or `NAME.jsonl`
+        of an evaluation."""
+        folder = self.path / "trajectories"
+        folder.mkdir(exist_ok=True)
+        name = step if isinstance(step, str) else f"step_{step:06d}"
+        with written_aside(folder / f"{name}.jsonl") as aside, open(aside, "w", encoding="utf-8") as f:
+            for t, reward in zip(trajectories, rewards, strict=True):
+                segments = [
+                    {
+                        "by": "model",
+                        "kind": s.kind,
+                        "text": s.text,
+                        "policy_version": s.policy_version,
+                        "documents": s.document_ids,
+                    }
+                    | ({"tool": s.tool} if s.tool else {})
+                    if isinstance(s, Action)
+                    else {"by": "environment", "text": s.text}
+                    for s in t.segments
+                ]
+                record = {
+                    "uid": t.uid,
+                    "group": t.group,
+                    "question": t.question.text,
+                    "golden_answers": list(t.question.golden_answers),
+                    "data_source": t.question.data_source,
+                    "reward": finite_or_none(reward),
+                    "finish": t.finish,
+                    "worker": t.worker,
+                    "segments": segments,
+                }
+                f.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+    def begun(self) -> bool:
+        """Whether a run was here before."""
+        return any((self.path / name).exists() for name in ("metrics.jsonl", "events.jsonl"))
+
+    def last_step(self) -> int:
+        """The last step that was recorded whole, 0 without any."""
+        return max((m["step"] for m in json_lines(self.metrics_path) if "step" in m), default=0)
+
+    def last_attempt(self) -> int:
+        """The highest attempt that was begun in this folder: one that was killed before its first checkpoint
+        counts too."""
+        events = json_lines(self.path / "events.jsonl")
+        return max((event["attempt"] for event in events if event.get("event") == "resume"), default=0)
+
+    def cut_after(self, step: int) -> None:
+        """Forget the metrics and trajectories of later steps, and torn lines: a resumed run writes them
+        anew."""
+        keep_json_lines(self.metrics_path, lambda metrics: metrics["step"] <= step)
+        for file in self.path.glob("trajectories/step_*.jsonl"):
+            number = file.stem.removeprefix("step_")
+            if number.isdecimal() and int(number) > step:  # a copy that somebody made is his
+                file.unlink()
+        for later in steps_with_spans(self.path):
+            if later > step:
+                spans_file(self.path, later).unlink()
