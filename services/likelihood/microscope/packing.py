@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.common.errors import UserError
 from services.likelihood.microscope.heads import SampleHead, head_of
-from services.likelihood.microscope.prompts import prompt_of
+from services.likelihood.microscope.prompts import PromptGroup, prompt_of
 from services.likelihood.microscope.record import SampledTrajectory
 
 DECIMALS = 5
@@ -52,6 +53,11 @@ def packed(trajectory: SampledTrajectory) -> PackedSample:
         prompt_of(head.question, head.group),
         bool(head.probe),
     )
+
+
+def prompt_groups(rows: Sequence[PackedSample]) -> list[PromptGroup]:
+    """The prompts of some trajectories and their groups, in order."""
+    return sorted({(row.prompt, row.group, row.probe) for row in rows})
 
 
 def unpacked(body: bytes) -> SampledTrajectory:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
-
-if TYPE_CHECKING:
-    from services.likelihood.microscope.packing import PackedSample
 
 MOST_PROMPTS = 200
 """Prompts that a list names."""
@@ -37,14 +33,9 @@ def prompt_of(question: str | None, group: str) -> str:
     return (question or group)[:MAX_PROMPT]
 
 
-def groups_of(rows: Sequence[PackedSample]) -> list[PromptGroup]:
-    """The prompts of some trajectories and their groups, in order."""
-    return sorted({(row.prompt, row.group, row.probe) for row in rows})
-
-
-def joined(held: Sequence[Sequence], rows: Sequence[PackedSample]) -> list[PromptGroup]:
+def joined(held: Sequence[Sequence], new: Sequence[PromptGroup]) -> list[PromptGroup]:
     """What a step holds, and what further trajectories add to it."""
-    return sorted({(prompt, group, probe) for prompt, group, probe in [*held, *groups_of(rows)]})
+    return sorted({(prompt, group, probe) for prompt, group, probe in [*held, *new]})
 
 
 def kept_prompts(by_step: Mapping[int, Sequence[PromptGroup]], limit: int) -> list[KeptPrompt]:

@@ -17,6 +17,7 @@ from services.likelihood.microscope.heads import SampleHead
 from services.likelihood.microscope.packing import (
     PackedSample,
     packed,
+    prompt_groups,
     refuse_overfull,
     unpacked,
     unpacked_head,
@@ -95,7 +96,7 @@ class RedisSamples(ABC):
             held[step] = HeldStep(attempt, old.trajectories + len(new), size)
             alarms = orjson.loads(pipe.get(at("alarms")) or b"[]")
             asked = pipe.hget(at("prompts"), step) if old.trajectories else None
-            prompts = joined(orjson.loads(asked or b"[]"), new)
+            prompts = joined(orjson.loads(asked or b"[]"), prompt_groups(new))
             pipe.multi()
             self._replace(pipe, run, step, attempt, gone)
             pipe.hset(at("samples"), step, orjson.dumps(list(held[step])))

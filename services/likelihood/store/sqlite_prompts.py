@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from abc import ABC, abstractmethod
 
-from services.likelihood.microscope.packing import PackedSample
-from services.likelihood.microscope.prompts import MAX_PROMPT, MOST_PROMPTS, KeptPrompt, groups_of
+from services.likelihood.microscope.packing import PackedSample, prompt_groups
+from services.likelihood.microscope.prompts import MAX_PROMPT, MOST_PROMPTS, KeptPrompt
 from services.likelihood.store.sqlite_file import SQLiteFile
 
 TABLE = "sample_prompt"
@@ -33,7 +33,7 @@ def insert(db: sqlite3.Connection, run_id: int, step: int, rows: list[PackedSamp
     """Note the prompts of a step's trajectories."""
     db.executemany(
         f"INSERT OR IGNORE INTO {TABLE} VALUES (?,?,?,?,?)",
-        [(run_id, step, *found) for found in groups_of(rows)],
+        [(run_id, step, *found) for found in prompt_groups(rows)],
     )
 
 
