@@ -5,7 +5,7 @@
   const U = window.Unspiral;
 
   // The log-prob of a token that a step ended with; before its update where it was not scored again.
-  U.valueAt = (segment, k) => (segment.logp_after ? segment.logp_after[k] : segment.logp_before[k]);
+  U.logpAt = (segment, k) => (segment.logp_after ? segment.logp_after[k] : segment.logp_before[k]);
 
   // Its tokens in order: segment, index, text, and the number of the action.
   U.tokensOf = (trajectory) => {
@@ -22,7 +22,7 @@
   // Whether all of it was scored after the update, and the mean log-prob per token.
   U.meanOf = (trajectory) => {
     const written = trajectory.segments.filter((s) => s.by === "model");
-    const all = written.flatMap((s) => s.tokens.map((_, k) => U.valueAt(s, k)));
+    const all = written.flatMap((s) => s.tokens.map((_, k) => U.logpAt(s, k)));
     return all.length ? all.reduce((x, y) => x + y, 0) / all.length : null;
   };
   U.scored = (trajectory) => trajectory.segments.every((s) => s.by !== "model" || s.logp_after);
@@ -36,7 +36,7 @@
       sources.sort((x, y) => y.scored - x.scored || y.shared - x.shared);
       const values = tokens.map(({ s, k }, i) => {
         const from = sources.find((source) => source.shared > i);
-        return from ? U.valueAt(from.t.segments[s], k) : null;
+        return from ? U.logpAt(from.t.segments[s], k) : null;
       });
       const before = tokens.length > 0 && sources.some((source) => source.shared > 0) && !sources.some((source) => source.scored && source.shared > 0);
       return { step, values, before };

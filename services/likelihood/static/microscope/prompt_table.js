@@ -139,7 +139,7 @@
       const other = b.t.segments[s];
       if (segment.by !== "model" || other?.by !== "model") return segment;
       const most = Math.min(segment.tokens.length, other.tokens.length);
-      const read = (of) => Array.from({ length: most }, (_, k) => U.valueAt(of, k));
+      const read = (of) => Array.from({ length: most }, (_, k) => U.logpAt(of, k));
       return { ...segment, tokens: segment.tokens.slice(0, most), logp_before: read(segment), logp_after: read(other), logp_sampler: null, held: null };
     });
     return { ...a.t, segments };

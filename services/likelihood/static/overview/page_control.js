@@ -25,7 +25,7 @@
     if (seen.busy) return;
     seen.busy = true;
     draw();
-    const done = await U.change("POST", `${at(run)}${path}`, body || {});
+    const done = await U.send("POST", `${at(run)}${path}`, body || {});
     seen.busy = false;
     seen.bad = !done.ok;
     seen.said = done.token ? "The service takes this token no more." : done.text;

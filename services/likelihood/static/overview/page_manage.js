@@ -5,7 +5,7 @@
   const { node } = U;
 
   const ask = async (method, run, body) => {
-    const done = await U.change(method, `/v1/runs/${encodeURIComponent(run)}`, body);
+    const done = await U.send(method, `/v1/runs/${encodeURIComponent(run)}`, body);
     return done.ok ? null : done;
   };
 

@@ -21,7 +21,7 @@
   };
 
   // A request to this service with the token. Gives {ok, token: whether one is lacking, text, body}.
-  U.change = async (method, path, body) => {
+  U.send = async (method, path, body) => {
     const headers = { "Content-Type": "application/json", ...(token ? { Authorization: `Bearer ${token}` } : {}) };
     let answer;
     try {
