@@ -21,7 +21,10 @@ MOST_JOINED = 32
 MOST_CHARS = 32_768
 """Their length together: a few long queries go as many requests."""
 SHARE = 0.25
-"""Of the time that is left to the search with the least: the longest wait for a joint answer."""
+"""Of the time that is left to the search with the least: the longest wait for a joint answer, where it is
+shorter than WAIT_SECONDS."""
+WAIT_SECONDS = 0.25
+"""Longest wait for a joint answer: a query that takes long must not hold up those beside it."""
 GOOD_FIRST = 64
 """Searches that must have been answered well, one after the other, before any are joined. Twice as many after
 each joint request that failed."""
@@ -112,7 +115,7 @@ class Joiner:
         lists: list[list[Hit] | None] = [None] * len(joint.queries)
         try:
             left = min(joint.ends) - time.monotonic()
-            answer = await self._post(joint.queries, topk, SHARE * left)
+            answer = await self._post(joint.queries, topk, min(SHARE * left, WAIT_SECONDS))
             lists = answer.lists
             self._learn(answer.fault)
         except asyncio.CancelledError:

@@ -45,7 +45,7 @@ def serve_retriever(
             "URL,URL,... (URL|URL for replicas of one).",
         ),
     ] = None,
-    shard_timeout_seconds: Annotated[
+    shard_seconds: Annotated[
         float, typer.Option(min=0.001, help="Longest wait for the shards of a search.")
     ] = 10.0,
     partial_answers: Annotated[
@@ -168,7 +168,7 @@ def serve_retriever(
             max_passages=max_passages, max_queries=max_queries, max_query_chars=max_query_chars,
             max_body_bytes=max_body_bytes, max_bodies_bytes=max_bodies_bytes,
             max_connections=max_connections, insecure=insecure, drain_seconds=drain_seconds,
-            token=token, shard_token=shard_token, shard_timeout_seconds=shard_timeout_seconds,
+            token=token, shard_token=shard_token, shard_seconds=shard_seconds,
             partial_answers=partial_answers, reload_seconds=reload_seconds,
         )  # fmt: skip
     except ValidationError as error:

@@ -79,7 +79,7 @@ class ServerSettings(BaseModel):
     request_timeout_seconds: float = Field(30.0, gt=0, allow_inf_nan=False)
     """Deadline of one request, a 504 after it; a client may ask for a shorter one with the header
     X-Timeout-Seconds."""
-    shard_timeout_seconds: float = Field(10.0, gt=0, allow_inf_nan=False)
+    shard_seconds: float = Field(10.0, gt=0, allow_inf_nan=False)
     """Longest wait for the shards of a search; a shard that has not answered then fails it."""
     partial_answers: bool = False
     """Answer without shards that fail, as an index of the others would; such answers are marked. Otherwise a

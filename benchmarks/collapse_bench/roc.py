@@ -1,8 +1,8 @@
 """The barometer's ROC on CollapseBench: how often the monitor's rules name runs whose reward falls, how much
 before, and how often they cry in runs with nothing wrong.
 
-No threshold was chosen by these runs. The curve scales all thresholds of `SCALED` by one factor, so that it
-has no parameter to fit.
+No threshold was chosen by these runs. The curve scales the thresholds of `SCALED` by one factor, so that
+it has no parameter to fit; the other rules stay as they are.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def section(runs: Sequence[Run]) -> str:
             "they may see where a run was sound for 30 steps.",
             rules_table(fallen, sound),
             "![ROC of the monitor on these runs](images/collapse_bench_roc.svg)",
-            f"Area under the curve, all thresholds scaled by one factor from {FACTORS[0]:g} to "
-            f"{FACTORS[-1]:g} (95 %; runs of one seed are taken for independent, which they are not "
+            "Area under the curve, the thresholds of `SCALED` in roc.py times one factor from "
+            f"{FACTORS[0]:g} to {FACTORS[-1]:g} (95 %; runs of one seed are taken for independent, which they are not "
             f"quite): {areas}. The curve is not of the plan.",
         ]
     )
@@ -170,7 +170,7 @@ def rules_table(fallen: Sequence[Run], sound: Sequence[Run]) -> str:
         leads = [run.fell - at for run, at in hits if run.fell is not None]
         spread = f"{statistics.median(leads):g} ({min(leads)} to {max(leads)})" if leads else "-"
         false = sum(run.first(rules) is not None for run in sound)
-        early = sum(lead >= 0 for lead in leads)
+        early = sum(lead > 0 for lead in leads)
         cells = (name, _share(len(hits), len(fallen)), str(early), spread, _share(false, len(sound)))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

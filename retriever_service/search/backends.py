@@ -63,7 +63,7 @@ def _check_shards(settings: ServerSettings) -> str:
 def _open_shards(settings: ServerSettings, reranker: Reranker | None) -> SearchIndex:
     return ShardedIndex(
         settings.index,
-        timeout_seconds=settings.shard_timeout_seconds,
+        timeout_seconds=settings.shard_seconds,
         partial=settings.partial_answers,
         token=settings.shard_token.get_secret_value() if settings.shard_token is not None else None,
         reranker=reranker,

@@ -110,6 +110,7 @@ def test_where_another_rank_lacks_room_the_line_says_so():
         # Of each parameter: its gradient, the sum of gradients in float32, Adam's moments.
         ({"zero_stage": 1, "dtype": "bfloat16"}, 2 + 0 + 8, 2),  # the sum is there from the start
         ({"zero_stage": 2, "dtype": "bfloat16"}, 2 + 4 + 8, 6),
+        ({"zero_stage": 0, "dtype": "float32"}, 4 + 8, 4),
         ({"zero_stage": 2, "dtype": "bfloat16", "offload_optimizer": True}, 2 + 4, 6),
     ],
 )

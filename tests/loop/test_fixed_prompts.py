@@ -16,7 +16,8 @@ from rollout_models import bigram_model
 from services.common.errors import UserError
 from services.likelihood.exports.fixed_prompts import FOLDER, drawing, measured, points
 from services.likelihood.exports.report import write_report
-from trainer.loop.update.fixed_prompts import Group, Response, summary
+from trainer.config.schema import parse_config
+from trainer.loop.update.fixed_prompts import Group, Response, settings_for, summary
 
 LR = 0.05
 
@@ -131,3 +132,12 @@ def test_the_summary_counts_right_and_wrong_answers_of_groups_that_made_a_step()
         "right": {"responses": 2, "fell": 0.5, "median": pytest.approx(0.1)},
         "wrong": {"responses": 1, "fell": 1.0, "median": -0.5},
     }
+
+
+def test_one_update_is_measured_in_float32_and_of_all_weights():
+    raw = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "retriever": {"corpus": "c"}}
+    half = parse_config(raw | {"learner": {"dtype": "bfloat16"}})
+    assert settings_for(half, 3, 4).learner.dtype == "float32"
+    adapters = parse_config(raw | {"learner": {"lora": {"rank": 4}}})
+    with pytest.raises(UserError, match=r"displacement: learner\.lora is set"):
+        settings_for(adapters, 3, 4)

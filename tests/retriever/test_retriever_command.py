@@ -218,7 +218,7 @@ def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
         "request_timeout_seconds": 11.5, "max_topk": 12, "max_queries": 13, "max_passages": 17,
         "max_query_chars": 14, "max_body_bytes": 1500, "max_bodies_bytes": 1600, "max_connections": 18,
         "insecure": True, "drain_seconds": 16.5, "token": "s3cret", "index": "i",
-        "dialect": "zerosearch", "mcp": True, "shard_timeout_seconds": 19.5, "partial_answers": True,
+        "dialect": "zerosearch", "mcp": True, "shard_seconds": 19.5, "partial_answers": True,
         "shard_token": "s3cret", "reload_seconds": 20.5,
     }  # fmt: skip
     assert given.keys() == ServerSettings.model_fields.keys()

@@ -103,7 +103,7 @@ def test_additions_and_deletions_of_a_shard_count_for_all_of_them(tmp_path):
 def test_a_front_serves_them_over_http_with_its_own_limits_and_token(indexes, monkeypatch):
     with served(indexes / "part0", token="s3cret") as a, served(indexes / "part2", token="s3cret") as b:
         index = f"shards+{a.url},{b.url}"
-        with served(index, shard_token="s3cret", max_topk=5, shard_timeout_seconds=60) as front:
+        with served(index, shard_token="s3cret", max_topk=5, shard_seconds=60) as front:
             body = {"queries": ["Mina Frost", "town"], "topk": 9, "return_scores": True}
             answer = httpx.post(f"{front.url}/retrieve", json=body, trust_env=False, timeout=60)
             assert answer.status_code == 200 and "partial" not in answer.json()
@@ -235,7 +235,7 @@ def test_a_shard_that_fails_is_named_and_no_part_of_an_answer_comes(indexes, sic
             shards.search(["town"], 3)
         assert sick.asked.is_set()
         shards.close()
-        with served(f"shards+{a.url},{url}", shard_timeout_seconds=5.0) as front:
+        with served(f"shards+{a.url},{url}", shard_seconds=5.0) as front:
             body = {"queries": ["town"]}
             answer = httpx.post(f"{front.url}/retrieve", json=body, trust_env=False, timeout=60)
             assert answer.status_code == 503 and f"shard {url}: " in answer.json()["detail"]
@@ -246,7 +246,7 @@ def test_partial_answers_are_those_of_the_rest_and_are_marked(indexes, sick):
     url = f"http://127.0.0.1:{sick.server_port}"
     with (
         served(indexes / "part0") as a,
-        served(f"shards+{a.url},{url}", shard_timeout_seconds=5.0, partial_answers=True) as front,
+        served(f"shards+{a.url},{url}", shard_seconds=5.0, partial_answers=True) as front,
     ):
         for asked in range(2):  # no partial answer is kept for later
             body = {"queries": ["Mina Frost", "town"], "return_scores": True}

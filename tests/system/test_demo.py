@@ -48,7 +48,7 @@ def test_the_microscope_keeps_the_documents_of_each_search(demo):
     folder = demo[0] / "demo-0"
     store = open_store(str(folder / "likelihood.db"))
     last = max(store.sampled_steps("demo-0"))
-    kept = store.samples("demo-0", last)
+    kept = [t for t in store.samples("demo-0", last) if not t.probe]
     store.close()
     lines = (folder / "trajectories" / f"step_{last:06d}.jsonl").read_text().splitlines()
     written = {t["uid"]: t["segments"] for t in map(json.loads, lines)}

@@ -204,8 +204,10 @@ class ZeroEngine:
         moments come with the first step."""
         sharers = self.world_size if self.stage else 1
         trained = sum(self._shape(p).numel() for _, p in self.weights)
-        # The optimiser of ZeRO 1 in bfloat16 has its sums in float32 from the start.
-        sums = 0 if hasattr(self.engine.optimizer, "fp32_groups_gradients_flat") else 4
+        # The optimiser of ZeRO 1 in bfloat16 has its sums in float32 from the start; float32 without ZeRO
+        # adds to the gradients themselves.
+        kept = hasattr(self.engine.optimizer, "fp32_groups_gradients_flat")
+        sums = 0 if kept or (self.stage == 0 and self.dtype == torch.float32) else 4
         own = (self.dtype.itemsize + sums) * trained
         moments = 0 if self.offloads or self.adam_steps else 8 * trained
         return (own // sharers if self.stage == 3 else own) + moments // sharers

@@ -44,11 +44,11 @@ class _Listener:
     counts."""
 
     def __init__(
-        self, receive: Callable[[int], None], last: float = float("-inf"), repeat: float = REPEAT_SECONDS
+        self, receive: Callable[[int], None], last: float = float("-inf"), *, each: bool = False
     ) -> None:
         self.receive = receive
         self.last = last
-        self.repeat = repeat
+        self.repeat = 0.0 if each else REPEAT_SECONDS
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -110,7 +110,7 @@ def listening_in_loop(
     def hand_on(number: int) -> None:
         loop.call_soon_threadsafe(receive, number)
 
-    listener = _Listener(hand_on, repeat=0.0 if each else REPEAT_SECONDS)
+    listener = _Listener(hand_on, each=each)
     for number in heard:
         loop.add_signal_handler(number, lambda: None)  # whichever thread the system picks, the loop is roused
         signal.signal(number, listener)  # and not the loop's: a busy loop would see two signals seconds apart

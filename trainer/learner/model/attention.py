@@ -129,6 +129,8 @@ def takes_grouped(kind: Kind) -> bool:
 
     try:
         grouped = tried(1)
+    except torch.OutOfMemoryError:
+        raise  # it says nothing about the kernel, and the answer is kept
     except (RuntimeError, ValueError) as e:
         log.info("learner: keys and values are repeated for their queries: %s", str(e).splitlines()[0])
         return False

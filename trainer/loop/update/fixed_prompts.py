@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.common.errors import UserError
 from services.contracts import Question, TrainBatch, Trajectory, TrajectoryRequest
 from services.rollout.worker.tokenizer import load_tokenizer
 from services.rollout.worker.worker import RolloutWorker
@@ -67,14 +68,19 @@ class _OneWorker:
 
 def settings_for(config: Config, prompts: int, samples: int) -> Config:
     """The run's settings with one optimiser step per group, at its learning rate without schedule, from a
-    fresh AdamW: the moments of a checkpoint would push along what earlier batches taught."""
+    fresh AdamW: the moments of a checkpoint would push along what earlier batches taught. In float32: the
+    step of most weights is lost between two bfloat16 numbers. Raises UserError for a run with adapters, whose
+    update this is not."""
+    if config.learner.lora is not None:
+        raise UserError("displacement: learner.lora is set; runs that train all weights are accepted")
     rollout = config.rollout.model_copy(update={"prompts_per_step": prompts, "group_size": samples})
     algorithm = config.algorithm.model_copy(update={"kl": 0.0, "dynamic_sampling": 0})
     learner = config.learner.model_copy(
         update={
             "ranks": 1, "zero_stage": 0, "minibatches_per_batch": 1, "epochs": 1, "warmup_steps": 0,
-            "warmup_batches": 0, "warmup_share": 0.0, "schedule": "constant", "match_kl": None, "lora": None,
+            "warmup_batches": 0, "warmup_share": 0.0, "schedule": "constant", "match_kl": None,
             "offload_optimizer": False, "compile": False,
+            "dtype": "float64" if config.learner.dtype == "float64" else "float32",
         }
     )  # fmt: skip
     return config.model_copy(update={"rollout": rollout, "algorithm": algorithm, "learner": learner})
@@ -129,7 +135,7 @@ async def _sampled(
 
 def displacements(config: Config, model: Path, batch: TrainBatch, size: int, say: Say) -> np.ndarray:
     """Mean change per token of each row, float64 [B] in nats: groups of `size` rows, one optimiser step each
-    from the weights of `model`. NaN for the rows of a group whose advantages are all 0."""
+    from the weights of `model`. NaN for the rows of a group that makes no step."""
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     rank = LearnerRank(config, model_path=str(model), reference=False, rank=0)
     rank.setup("127.0.0.1", rank.host_store("127.0.0.1"))
@@ -142,6 +148,8 @@ def displacements(config: Config, model: Path, batch: TrainBatch, size: int, say
             if not np.any(group.advantages):
                 continue
             done = rank.update(group, llds_lambda=0.0, answer_beta=1.0, lr_scale=1.0)
+            if not done.steps or any(step.skipped for step in done.steps):
+                continue
             before = gathered(group, [done.scores])
             after = gathered(group, [rank.score(group)])
             rank.engine.load_master(start.__getitem__, None, 0)
