@@ -148,8 +148,8 @@ def section(runs: Sequence[Run]) -> str:
             rules_table(fallen, sound),
             "![ROC of the monitor on these runs](images/collapse_bench_roc.svg)",
             "Area under the curve, the thresholds of `SCALED` in roc.py times one factor from "
-            f"{FACTORS[0]:g} to {FACTORS[-1]:g} (95 %; runs of one seed are taken for independent, which they are not "
-            f"quite): {areas}. The curve is not of the plan.",
+            f"{FACTORS[0]:g} to {FACTORS[-1]:g} (95 %; runs of one seed are taken for "
+            f"independent, which they are not quite): {areas}. The curve is not of the plan.",
         ]
     )
 

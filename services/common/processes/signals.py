@@ -48,11 +48,11 @@ class _Listener:
     ) -> None:
         self.receive = receive
         self.last = last
-        self.repeat = 0.0 if each else REPEAT_SECONDS
+        self.each = each
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if now - self.last >= self.repeat:
+        if self.each or now - self.last >= REPEAT_SECONDS:
             self.last = now
             self.receive(number)
 
