@@ -118,7 +118,7 @@ async def seen():
         worker = placement.create_worker(f"w{i}.1", settings, group, arguments)
         out.append((await worker.info(timeout_seconds=200), worker))
     return sorted(s for s, _ in out)
-print(asyncio.run(seen()))
+print("saw", asyncio.run(seen()))
 """
     environment = os.environ | {
         "PYTHONPATH": PYTHONPATH,
@@ -128,4 +128,5 @@ print(asyncio.run(seen()))
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=240
     )
-    assert done.stdout.strip().splitlines()[-1:] == ["['0', '1']"], done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith("saw ")]  # Ray prints beside it
+    assert said == ["saw ['0', '1']"], (done.stdout, done.stderr)
