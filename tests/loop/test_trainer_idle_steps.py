@@ -100,7 +100,11 @@ def ran(tmp_path, reward, steps, action="none"):
     made.cursor.take = lambda n: QUESTIONS[:n]
     said = []
     progress = SimpleNamespace(
-        stage=lambda *a: None, say=said.append, trajectory=None, doing="", step=lambda metrics, alarms: None
+        stage=lambda *a: None,
+        say=said.append,
+        trajectory=None,
+        doing="",
+        step=lambda metrics, alarms, standing: None,
     )
     driver = Driver(made, progress, StopSignals(said.append))
     asyncio.run(driver.run())
