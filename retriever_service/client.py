@@ -19,6 +19,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from retriever_service.answer import Answer, Hit, read_answer
 from retriever_service.errors import RetrieverUnavailable
 from retriever_service.joining import Joiner
+from retriever_service.refusals import detail_of, reason_of
 from services.common.errors import UserError
 
 __all__ = ["MAX_QUERY_CHARS", "Hit", "RetrieverClient", "clean_query"]
@@ -191,9 +192,9 @@ class RetrieverClient:
         except TimeoutError:
             return f"/readyz: no whole answer within {seconds:.3g} s"
         except httpx.RequestError as error:
-            return _reason(error)
+            return reason_of(error)
         # Search-R1's own server and its forks have no health route: one that answers 404 is up.
-        return None if answer.status_code in (200, 404) else _detail(answer)
+        return None if answer.status_code in (200, 404) else detail_of(answer)
 
     async def _patiently(
         self,
@@ -264,11 +265,11 @@ class RetrieverClient:
         except httpx.DecodingError as error:
             raise _Transient(f"{type(error).__name__}: {error}", lacks="no usable answer") from None
         except httpx.TransportError as error:
-            raise _Transient(_reason(error)) from None
+            raise _Transient(reason_of(error)) from None
         if answer.status_code in _AGAIN or answer.status_code >= 500:
-            raise _Transient(_detail(answer), _retry_after(answer))
+            raise _Transient(detail_of(answer), _retry_after(answer))
         if answer.status_code != 200:
-            raise UserError(f"retriever at {self.url}: {_detail(answer)}")
+            raise UserError(f"retriever at {self.url}: {detail_of(answer)}")
         content = answer.content
         charset = answer.charset_encoding
         if len(content) > _ON_THE_LOOP_BYTES:
@@ -308,18 +309,6 @@ def _check_token(token: str | None) -> None:
         raise UserError(
             "retriever token: begins or ends with a space; printable ASCII without them is accepted"
         )
-
-
-def _reason(error: httpx.RequestError) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _detail(answer: httpx.Response) -> str:
-    try:
-        detail = str(orjson.loads(answer.content)["detail"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        detail = answer.text[:1000]
-    return f"{answer.status_code} {' '.join(detail.split())[:200]}"
 
 
 def _retry_after(answer: httpx.Response) -> float:

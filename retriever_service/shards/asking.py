@@ -12,6 +12,7 @@ import orjson
 from pydantic import ValidationError
 
 from retriever_service.errors import RetrieverUnavailable
+from retriever_service.refusals import detail_of, reason_of
 from retriever_service.shards import wire
 from services.common.errors import UserError
 
@@ -105,7 +106,7 @@ class Shard:
                 reasons.append(f"no whole answer within {seconds:.3g} s")
                 continue
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                reasons.append(" ".join(str(error).split()) or type(error).__name__)
+                reasons.append(reason_of(error))
                 continue
             if answer.status_code == 200:
                 self._at = at
@@ -113,7 +114,7 @@ class Shard:
             if answer.status_code == wire.OTHER_VERSION:
                 others += 1
             loading += answer.status_code == 503
-            reasons.append(_detail(answer))
+            reasons.append(detail_of(answer))
         if others:
             raise OtherVersion(self)
         if count > 1:
@@ -122,14 +123,6 @@ class Shard:
 
     def _in_turn(self) -> list[str]:
         return self._addresses[self._at :] + self._addresses[: self._at]
-
-
-def _detail(answer: httpx.Response) -> str:
-    try:
-        detail = str(orjson.loads(answer.content)["detail"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        detail = answer.text[:200]
-    return f"{answer.status_code} {' '.join(detail.split())[:200]}"
 
 
 def parse(given: str) -> list[list[str]]:

@@ -1,0 +1,20 @@
+"""In one line: why a server of passages gave no answer, or which one it gave instead."""
+
+from __future__ import annotations
+
+import httpx
+import orjson
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong with a request."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def detail_of(answer: httpx.Response) -> str:
+    """Status and reason of an answer that is none."""
+    try:
+        detail = str(orjson.loads(answer.content)["detail"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        detail = answer.text[:1000]
+    return f"{answer.status_code} {' '.join(detail.split())[:200]}"
