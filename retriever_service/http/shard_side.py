@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import orjson
-from fastapi import HTTPException, Response
+from fastapi import Response
 from pydantic import TypeAdapter
 
 from retriever_service.http.leniency import cleaned
@@ -33,8 +33,6 @@ def add_shard_routes(app: RetrieverApp, service: Service, bodies: Room) -> None:
 
     @app.get(wire.ABOUT, include_in_schema=False)
     async def about() -> Response:
-        if service.index is None:
-            raise HTTPException(503, "the index is still loading", {"Retry-After": "1"})
         return Response(about_of(service.loaded()).model_dump_json(), media_type="application/json")
 
 

@@ -206,6 +206,11 @@ def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
         field = field_path(first["loc"][1:])
         return counted(request, 422, error_body(f"{field}: {first['msg']}", field, first["type"]))
 
+    @app.exception_handler(QueueFull)
+    async def busy(request: Request, error: QueueFull) -> Response:
+        status, body, headers = error_answer(error)
+        return counted(request, status, body, {k.decode(): v.decode() for k, v in headers})
+
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
         return counted(request, 500, error_body(f"internal error: {type(error).__name__}"))

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
 from retriever_service.errors import IndexInvalid, RetrieverUnavailable
 from retriever_service.http.launch import serve_in_thread
+from retriever_service.http.server import create_app
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.changes import add_to_index, delete_from_index
 from retriever_service.search.index import Index
@@ -316,3 +318,10 @@ def test_a_replica_that_is_killed_or_exchanged_costs_no_request(tmp_path, indexe
             two.end(signal.SIGTERM)
             load.reaches(40)
         assert load.failures == []
+
+
+def test_a_shard_whose_index_still_loads_says_so_and_when_to_ask_again():
+    app = create_app(ServerSettings(index="unread", port=0))  # nothing opens it without a lifespan
+    answer = TestClient(app, base_url="http://127.0.0.1:8000").get("/shard")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json() == {"detail": "the index is still loading", "field": None, "limit": None}
