@@ -196,9 +196,9 @@ async def _train(
                             raise stop.error
                         progress.performance(summary)
                         stop.settle()
-                    await asyncio.to_thread(driver.recorder.tracking.close)
+                    await asyncio.to_thread(driver.recorder.close)
                 except BaseException as error:
-                    driver.recorder.tracking.close()
+                    driver.recorder.close()
                     if isinstance(stop.error, RayLost):
                         _leave_without_ray(stop.error, driver, began)
                     first.append(error)

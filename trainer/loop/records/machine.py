@@ -23,3 +23,7 @@ class MachineUse:
             "system/memory": psutil.virtual_memory().percent / 100,
             "system/driver_gib": self._process.memory_info().rss / 2**30,
         } | self._gpus.metrics()
+
+    def close(self) -> None:
+        """Look at the GPUs no further."""
+        self._gpus.end()

@@ -31,6 +31,8 @@ class Microscope:
     lens: Lens = field(init=False)
     _words: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of trajectories of the fixed probe, by uid."""
+    _followed: set[str] = field(default_factory=set)
+    """Those of the fixed probe that are kept, by uid."""
 
     def __post_init__(self) -> None:
         self.lens = Lens(self._decode, self._explain)
@@ -60,18 +62,16 @@ class Microscope:
             return None
         first_of = {group_of(uid): row for row, uid in reversed([*enumerate(fixed.tokens.uid)])}
         rows = sorted(first_of.values())[: store.probe_trajectories]
+        self._followed = {fixed.tokens.uid[row] for row in rows}
         return ProbeSlide.of(fixed.tokens, fixed.logp, rows, self._told) if rows else None
 
     def _told(self, uid: str, step: int) -> dict[str, Any]:
         """What the run's folder says of a trajectory; empty where it does not hold it any more. Reads the
         file of a step once: of the fixed probe's few trajectories all that is needed stays in memory."""
         if uid not in self._words:
-            self._words[uid] = {}
             file = self.system.folder.path / "trajectories" / f"step_{step:06d}.jsonl"
-            for record in json_lines(file) if file.is_file() else ():
-                if record.get("uid") == uid:
-                    self._words[uid] = record
-        return self._words[uid]
+            self._words |= {r["uid"]: r for r in json_lines(file) if r.get("uid") in self._followed}
+        return self._words.setdefault(uid, {})
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return text_of(self.system.tokenizer, list(token_ids))

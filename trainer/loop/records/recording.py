@@ -123,6 +123,11 @@ class Recorder:
         self.progress.step(metrics, state.alarms, state.active)
         return state
 
+    def close(self) -> None:
+        """Hand over what the trackers have not got, and watch the machine no further."""
+        self.tracking.close()
+        self.machine.close()
+
     def _store(self, result: StepResult, numbers: dict[str, float | None], rules: list[str]) -> None:
         store = self.system.store
         run = self.system.config.run.name
