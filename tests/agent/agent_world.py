@@ -11,6 +11,8 @@ from services.contracts import Action, Observation, Question, Trajectory
 from services.rollout.worker.watching import Observed, Retrieved, Searching, Writing
 from services.settings import RolloutSettings
 
+QUESTION = "what is the river of n3 ?"
+"""For the policy that searches (conftest.py)."""
 NAME = "still/step_000001"
 FIRST = "<think> who </think> <search> Hamlet </search>"
 LAST = "<think> found </think> <answer> Shakespeare </answer>"

@@ -11,8 +11,6 @@ from itertools import pairwise
 
 import httpx
 import pytest
-from rollout_models import searcher
-from rollout_search import search_server
 
 from retriever_service.errors import RetrieverUnavailable
 from services.agent.agent import Agent
@@ -24,23 +22,9 @@ from services.contracts import Question, TrajectoryRequest
 from services.rollout.errors import WorkerLostError
 from services.rollout.worker.watching import Observed, Retrieved, Searching, Writing, token_texts
 from services.rollout.worker.worker import RolloutWorker
-from tests.agent.agent_world import CHAT, FIRST, NAME, StillAgent, spec_of
+from tests.agent.agent_world import CHAT, FIRST, NAME, QUESTION, StillAgent, spec_of
 
 openai = pytest.importorskip("openai")
-QUESTION = "what is the river of n3 ?"
-
-
-@pytest.fixture(scope="module")
-def search():
-    with search_server() as state:
-        yield state
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("searcher")
-    searcher(folder, seed=1)
-    return str(folder)
 
 
 # ---- the watched loop

@@ -17,14 +17,12 @@ import pytest
 from command_line import run  # noqa: F401
 from places import ROOT
 from rich.console import Console
-from rollout_models import searcher
-from rollout_search import search_server
 
 from services.common.errors import UserError
 from services.common.files import write_json
 from services.contracts import Action, Question, Trajectory
 from services.rollout.worker.watching import Observed, Restarted, Retrieved, Searching, Writing
-from tests.agent.agent_world import FIRST, HITS, LAST
+from tests.agent.agent_world import FIRST, HITS, LAST, QUESTION
 from tests.retriever.retriever_fixtures import small_index  # noqa: F401
 from trainer.commands.agent.source import agent_spec, named, retriever_url
 from trainer.commands.agent.transcript import Transcript
@@ -38,20 +36,6 @@ TINY = (
     "rollout.max_turns=2",
 )
 SET = [word for setting in TINY for word in ("--set", setting)]
-QUESTION = "what is the river of n3 ?"
-
-
-@pytest.fixture(scope="module")
-def search():
-    with search_server() as state:
-        yield state
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("searcher")
-    searcher(folder, seed=1)
-    return str(folder)
 
 
 def checkpoint(run_folder: Path, **retriever) -> Path:
