@@ -104,11 +104,8 @@ class TorchExact:
         """Inner products, float32 [queries, rows of the block]."""
         if self._dtype == "float32":
             return asked @ block.vectors.T
-        if self._device.type == "cpu" or self._dtype == "float16":
-            kind = self._torch.float32 if self._device.type == "cpu" else self._torch.float16
-            found = (asked.to(kind) @ block.vectors.to(kind).T).float()
-        else:
-            found = (asked.half() @ block.vectors.half().T).float()
+        kind = self._torch.float32 if self._device.type == "cpu" else self._torch.float16
+        found = (asked.to(kind) @ block.vectors.to(kind).T).float()
         return found if block.scales is None else found * block.scales
 
     def _scored_again(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:

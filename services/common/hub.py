@@ -59,10 +59,11 @@ def hub_name(given: str, kind: Literal["model", "dataset"]) -> HubName | None:
     Raises UserError for an `hf:` name that is none.
     """
     if not given.startswith(PREFIX):
-        plain = _NAME.fullmatch(given) and not _ENDING.search(given)
+        if not _NAME.fullmatch(given) or _ENDING.search(given):
+            return None
         first = given.partition("/")[0]
-        local = first in _FOLDERS or Path(given).exists() or Path(first).exists()
-        return HubName(given, kind) if plain and not local else None
+        local = first in _FOLDERS or Path(first).exists()
+        return None if local else HubName(given, kind)
     found = _GIVEN.fullmatch(given.removeprefix(PREFIX))
     file = found[2][1:] if found and found[2] else None
     if found is None or (file and (kind == "model" or ".." in file.split("/"))):

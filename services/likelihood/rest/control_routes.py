@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 
 import fastapi
 import httpx
-import orjson
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 
+from services.common.answers import read_json
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.http.auth import TOKEN_VARIABLE
 from services.common.http.bodies import json_body, read_body
@@ -86,8 +86,8 @@ def add_control_routes(app: FastAPI, store: LikelihoodStore, token: str | None) 
         if not answer.is_success:
             raise asking.refusal(answer)
         try:
-            said = orjson.loads(answer.content)
-        except orjson.JSONDecodeError:
+            said = read_json(answer.content)
+        except ValueError:
             said = None
         if not isinstance(said, dict):
             raise EnvironmentLacks(f"run {run}: what answers at {peer.url} is no control plane", status=504)
