@@ -62,8 +62,11 @@ def test_a_run_without_evaluations_says_how_one_is_made_and_a_phone_does_not_scr
     httpx.post(f"{server.url}/v1/runs/other/steps", json={"step": 0, "metrics": {}}).raise_for_status()
     page = opened(browser, f"{server.url}/#runs=other&tab=evaluations", 390, 844)
     page.locator("#tab-evaluations", has_text="unspiral eval --suite search7 makes one").wait_for()
-    page.goto(f"{server.url}/#runs=falls&tab=evaluations")
-    page.reload()
+    page.close()
+    page = opened(browser, f"{server.url}/#runs=falls&tab=evaluations", 390, 844)
     page.wait_for_selector(".evaluations tbody tr")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    for part in page.locator(".evaluations .part span").all():  # whose figures these are is never cut off
+        box = part.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390
     page.close()

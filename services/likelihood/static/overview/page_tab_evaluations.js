@@ -24,7 +24,7 @@
     return node("tr", {}, node("th", { scope: "row" }, row.model, node("small", { class: "muted" }, row.method)), ...cells);
   }
 
-  const part = (columns, text) => node("tr", { class: "part" }, node("th", { scope: "rowgroup", colspan: columns.length + 1 }, text));
+  const part = (columns, text) => node("tr", { class: "part" }, node("th", { scope: "rowgroup", colspan: columns.length + 1 }, node("span", {}, text)));
   function table({ columns, printed: papers }, rows) {
     const names = [...new Set(papers.map((row) => row.paper))];
     const heads = columns.map(({ head }) => node("th", { scope: "col", class: "n" }, head));
