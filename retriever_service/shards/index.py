@@ -46,7 +46,8 @@ class ShardedIndex:
     """The protocol SearchIndex over shards.
 
     A shard that does not answer fails the search, with its address (RetrieverUnavailable). With `partial` the
-    others answer without it, as one index of their passages would, and the hits are PartHits.
+    others answer without it, as one index of their passages would, and the hits are PartHits. A request that
+    a shard refuses as wrong is refused (RequestRefused), and the shard is as well as before.
     """
 
     quick = False
