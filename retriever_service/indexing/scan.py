@@ -158,7 +158,9 @@ class Scanner:
         write_atomically(self.folder / PROGRESS_FILE, orjson.dumps(asdict(self.state)), durable=True)
 
     def _clear(self) -> None:
-        """What another build left would become a part of this index."""
+        """What another build left would become a part of this index. First goes what that build would go on
+        from, were this one killed here and that one begun again."""
+        (self.folder / PROGRESS_FILE).unlink(missing_ok=True)
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
