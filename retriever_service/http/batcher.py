@@ -89,6 +89,11 @@ class Batcher(Generic[Q, R]):
         self.queued = 0
         """Queries that wait or are being searched."""
 
+    @property
+    def running(self) -> bool:
+        """Whether a search runs."""
+        return self._running
+
     async def submit(self, queries: list[Q], topk: int, timeout_seconds: float) -> list[R]:
         """The result of each query. Raises QueueFull (also when stopping), DeadlinePassed, or what the search
         raised."""

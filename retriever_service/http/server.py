@@ -89,7 +89,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
 
     @app.get("/health", summary="As /healthz, under the name that rLLM's and FlashRAG's clients ask")
     async def health() -> dict[str, str | bool]:
-        return {"status": "healthy", "index_loaded": service.index is not None}
+        return {"status": "healthy", "index_loaded": service.index is not None, **_of_reload(service)}
 
     @app.get("/readyz", summary="Is the index loaded?", responses={503: ERROR_RESPONSES[503]})
     async def readyz() -> dict[str, str | int]:
@@ -106,6 +106,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
             "backend": info.backend,
             "passages": info.passages,
             "corpus_sha256": info.corpus_sha256,
+            **_of_reload(service),
         }
 
     @app.get("/metrics", summary="Prometheus metrics", response_class=Response)
@@ -113,6 +114,12 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
         return Response(service.metrics.page(), media_type=Metrics.content_type)
 
     return app
+
+
+def _of_reload(service: Service) -> dict[str, str]:
+    """Why another index is not searched, where the last try to open it failed."""
+    failure = service.reload_failure
+    return {} if failure is None else {"reload_failure": str(failure) or type(failure).__name__}
 
 
 async def _load_or_report(service: Service, told: State) -> None:

@@ -6,8 +6,8 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from retriever_service.index_folder.description import IndexInfo
 from retriever_service.index_folder.documents import Documents
@@ -49,6 +49,14 @@ class SearchIndex(Protocol):
 
     def close(self) -> None:
         """Give mapped files and connections back."""
+
+
+@runtime_checkable
+class ChangingIndex(SearchIndex, Protocol):
+    """An index whose content changes while it is open."""
+
+    on_change: Callable[[], None]
+    """Called, from any thread, when `info` is another one."""
 
 
 class RankedIndex:

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -43,7 +43,7 @@ _KNOWN_TERMS = 1_000_000
 
 
 class ShardedIndex:
-    """The protocol SearchIndex over shards.
+    """The protocol ChangingIndex over shards.
 
     A shard that does not answer fails the search, with its address (RetrieverUnavailable). With `partial` the
     others answer without it, as one index of their passages would, and the hits are PartHits. A request that
@@ -88,6 +88,7 @@ class ShardedIndex:
         if len(self._shards) > 1 and self._settings["backend"] == "bm25":
             self._analyzer = Analyzer(AnalyzerSettings(**self._settings["analyzer"]))
         self.info = self._described(address)
+        self.on_change: Callable[[], None] = _nothing
         self._looking = asyncio.run_coroutine_threadsafe(self._keep_looking(), self._loop)
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
@@ -178,6 +179,7 @@ class ShardedIndex:
             raise
         self._generation += 1
         self.info = self._described(self.info.corpus)
+        self.on_change()
 
     async def _search(self, queries: list[str], topk: int) -> tuple[list[Hits], str]:
         """The merged hits of each query, and which shards are missing and why."""
@@ -224,6 +226,10 @@ class ShardedIndex:
         answers = await _all([shard.ask(wire.SEARCH, content, asked, until) for shard, content in pairs])
         lists = [_hits(shard, answer, len(queries)) for shard, answer in zip(shards, answers, strict=True)]
         return [merged([of_shard[i] for of_shard in lists], topk) for i in range(len(queries))]
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 async def _all(work: list[Any]) -> list[Any]:

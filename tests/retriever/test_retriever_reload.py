@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -131,3 +133,42 @@ def test_a_server_that_is_killed_leaves_the_index_as_it_is_and_starts_again(tmp_
         time.sleep(0.02)
     with Served(place, port=server.port) as again:
         assert found(again.ready().url) == "old d59"
+
+
+def test_a_reload_that_failed_is_tried_again_and_named_until_it_is_done(tmp_path, caplog):
+    """A new index that is copied file by file: its description lies there before the rest."""
+    place = tmp_path / "link"
+    place.symlink_to(build(tmp_path, "old", "old "))
+    (tmp_path / "aside").mkdir()
+    new = build(tmp_path / "aside", "new", "new ")
+    incoming = tmp_path / "incoming"
+    incoming.mkdir()
+    shutil.copy(new / "meta.json", incoming)
+    caplog.set_level("ERROR", "retriever_service")
+
+    def told() -> list[str]:
+        return [record.message for record in caplog.records if "is not opened anew" in record.message]
+
+    def failing(url: str) -> float:
+        page = httpx.get(f"{url}/metrics", trust_env=False).text
+        return float(re.search(r"^retriever_reload_failing (\S+)$", page, re.MULTILINE)[1])
+
+    with serve_in_thread(ServerSettings(index=str(place), port=0, reload_seconds=0.05)) as server:
+        with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:
+            assert "reload_failure" not in http.get("/readyz").json() and failing(server.url) == 0.0
+            (tmp_path / "next").symlink_to(incoming)
+            (tmp_path / "next").replace(place)
+            wait_for(lambda: len(told()) >= 3, "third failure")
+            for path in ("/readyz", "/health"):
+                answer = http.get(path)
+                assert answer.status_code == 200 and str(place) in answer.json()["reload_failure"]
+            assert failing(server.url) == 1.0 and found(server.url) == "old d59"
+            assert all("missing" in line and "the one before stays" in line for line in told())
+            rest = shutil.ignore_patterns("meta.json")
+            shutil.copytree(new, incoming, ignore=rest, dirs_exist_ok=True)
+            wait_for(lambda: found(server.url) == "new d59", "answer of the new index")
+            assert "reload_failure" not in http.get("/readyz").json() and failing(server.url) == 0.0
+            done = len(told())
+            page = http.get("/metrics").text
+            assert f'retriever_reloads_total{{result="failed"}} {float(done)}' in page
+            assert 'retriever_reloads_total{result="done"} 1.0' in page

@@ -25,7 +25,7 @@ from retriever_service.shards import index as sharded
 from retriever_service.shards.asking import parse
 from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever.retriever_fixtures import CORPUS, small_index  # noqa: F401
-from tests.retriever.retriever_loads import Served, load_on
+from tests.retriever.retriever_loads import Served, load_on, wait_for
 from tests.retriever.retriever_models import tiny_encoder  # noqa: F401
 
 LINES = CORPUS.read_text("utf-8").splitlines(keepends=True)
@@ -340,3 +340,25 @@ def test_a_request_that_the_shards_refuse_is_refused_and_the_next_one_is_answere
             assert answer.json()["detail"].startswith(f"shard {a.url}: 422 topk: 6 is asked for, 1 to 5 are")
             answer = http.post("/retrieve", json={"queries": ["town"], "topk": 5})
             assert answer.status_code == 200 and "x-unspiral-partial" not in answer.headers
+
+
+def test_a_shard_that_opens_another_index_changes_the_number_of_passages_that_is_shown(
+    tmp_path, indexes, monkeypatch
+):
+    monkeypatch.setattr(sharded, "LOOK_SECONDS", 0.05)
+    place = tmp_path / "place"
+    place.symlink_to(indexes / "part1")
+
+    def shown() -> str:
+        page = httpx.get(f"{front.url}/metrics", trust_env=False, timeout=60).text
+        return next(line for line in page.splitlines() if line.startswith("retriever_passages "))
+
+    with (
+        served(indexes / "part0") as a,
+        served(place, reload_seconds=0.05) as b,
+        served(f"shards+{a.url},{b.url}") as front,
+    ):
+        assert shown() == "retriever_passages 61.0"
+        (tmp_path / "next").symlink_to(indexes / "part2")
+        (tmp_path / "next").replace(place)
+        wait_for(lambda: shown() == "retriever_passages 185.0", "new number of passages")
