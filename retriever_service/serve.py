@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from retriever_service.settings import SHARDS, ServerSettings
 from services.common.errors import UserError
 from services.common.http.auth import token_of
 from services.common.loading.lazy import LazyModule
+from services.common.processes import signals
 
 _out = Console()
 
@@ -149,6 +151,7 @@ def serve_retriever(
 ) -> None:
     """Serve an index over HTTP: Search-R1's /retrieve and /rerank, a search page, /healthz, /readyz,
     /metrics, /docs."""
+    signals.hold(signal.SIGUSR1)
     if shards is not None:
         if place is not None or index is not None:
             raise UserError("--shards: takes the place of an index; give one of the two")

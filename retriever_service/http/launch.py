@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -178,6 +179,7 @@ def worker_app() -> FastAPI:
     """The application of one of several workers, its settings from the environment that `run` makes for
     it."""
     signals.left_to_parent()
+    signals.hold(signal.SIGUSR1)
     settings = ServerSettings.model_validate_json(os.environ[_SETTINGS_VARIABLE])
     for name, variable in _SECRETS.items():
         secret = os.environ.get(variable)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -172,3 +174,41 @@ def test_a_reload_that_failed_is_tried_again_and_named_until_it_is_done(tmp_path
             page = http.get("/metrics").text
             assert f'retriever_reloads_total{{result="failed"}} {float(done)}' in page
             assert 'retriever_reloads_total{result="done"} 1.0' in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_signal_to_reload_ends_no_process_whenever_it_comes(tmp_path, workers):
+    """From the first line of the server on, to all of its processes, and while it stops."""
+    place = build(tmp_path, "old", "old ")
+
+    def ask_all() -> set[int]:
+        """Send the signal to the server and what it has started. Returns the workers."""
+        spawned = set()
+        for child in psutil.Process(server.process.pid).children():
+            if "spawn_main" in " ".join(child.cmdline()):
+                spawned.add(child.pid)
+                child.send_signal(signal.SIGUSR1)
+        server.process.send_signal(signal.SIGUSR1)
+        return spawned
+
+    with Served(place, "--workers", workers) as server:
+        seen = set()
+        ready = threading.Thread(target=server.ready)
+        ready.start()
+        while ready.is_alive():
+            seen |= ask_all()
+            ready.join(0.02)
+        asked = len(server.lines)
+        seen |= ask_all()
+        wait_for(lambda: len(server.lines) > asked, "index that is opened anew")
+        assert len(seen) == (workers if workers > 1 else 0)  # none was replaced
+        assert found(server.url) == "old d59"
+        server.process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + 60
+        while server.process.poll() is None:
+            assert time.monotonic() < until
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                ask_all()
+        assert server.process.returncode == 128 + signal.SIGTERM
+    assert all("is opened anew" in line for line in server.lines), server.lines

@@ -14,6 +14,7 @@ from uvicorn.supervisors.multiprocess import Process
 
 from services.common.errors import EnvironmentLacks
 from services.common.http.serving import Manner
+from services.common.processes import signals
 
 ANSWER_SECONDS = 60
 """Seconds without a sign of life after which a worker is killed: one that loads ten million terms gives none
@@ -35,6 +36,18 @@ class Workers(Multiprocess):
         self._on_gone = on_gone
         self._known: set[int] = set()
 
+    def init_processes(self) -> None:
+        with signals.kept_from_children(signal.SIGUSR1):
+            super().init_processes()
+
+    def restart_all(self) -> None:
+        with signals.kept_from_children(signal.SIGUSR1):
+            super().restart_all()
+
+    def handle_ttin(self) -> None:
+        with signals.kept_from_children(signal.SIGUSR1):
+            super().handle_ttin()
+
     def keep_subprocess_alive(self) -> None:
         for process in self.processes:
             if process.process.is_alive() and not self._answers(process):
@@ -43,7 +56,8 @@ class Workers(Multiprocess):
             return
         # Before the dead are replaced: in the first round none is known, and a worker may have died in it.
         self._known |= self._pids()
-        super().keep_subprocess_alive()
+        with signals.kept_from_children(signal.SIGUSR1):
+            super().keep_subprocess_alive()
         running = self._pids()
         for pid in self._known - running:
             self._on_gone(pid)
@@ -88,7 +102,8 @@ class Workers(Multiprocess):
         super().handle_term()
 
     def handle_usr1(self) -> None:
-        """Each worker opens what it serves anew, if it does such a thing."""
+        """Each worker opens what it serves anew, if it does such a thing. One that starts hears it when it
+        listens."""
         for process in self.processes:
             if process.pid is not None and process.process.is_alive():
                 os.kill(process.pid, signal.SIGUSR1)
