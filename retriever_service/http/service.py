@@ -94,6 +94,13 @@ class Service:
         self._retired: list[_Opened] = []
         self._retiring: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
+        self.what = ""
+        """What the index is, in a few words, for those who ask while it loads."""
+        self.waits: Callable[[], str] = lambda: self._waits
+        """What the loading waits for, in one line; empty where it just takes its time."""
+        self.on_wait: Callable[[str], None] = lambda line: None
+        """Told the same whenever it changes, in the thread that loads."""
+        self._waits = ""
         self._opening = False
         """Whether another index is being opened beside the one that is searched."""
         self.failure: Exception | None = None
@@ -109,6 +116,19 @@ class Service:
     def index(self) -> SearchIndex | None:
         """The index that is searched."""
         return None if self._opened is None else self._opened.index
+
+    def tell(self, line: str) -> None:
+        """What the loading waits for, from whichever thread loads."""
+        if line != self._waits:
+            self._waits = line
+            self.on_wait(line)
+
+    @property
+    def loading(self) -> str:
+        """What is loading, and what for it waits, in one line; empty once it is loaded."""
+        if self.index is not None:
+            return ""
+        return "; ".join(part for part in (self.what, self.waits()) if part) or self.settings.index
 
     async def load(self) -> None:
         """Open the index, in the thread that will own it. What goes wrong is kept in `failure`."""

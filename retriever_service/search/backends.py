@@ -27,6 +27,9 @@ from retriever_service.shards.index import ShardedIndex
 from services.common.errors import UserError
 from services.common.loading.user_code import is_import_path, load
 
+Tell = Callable[[str], None]
+"""Told, while an index is opened, what that waits for."""
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -37,14 +40,14 @@ class Backend:
     """Whether `settings.index` names an index of this kind."""
     check: Callable[[ServerSettings], str]
     """What will be searched, in a few words. Raises what is wrong with it, as far as it shows unloaded."""
-    open: Callable[[ServerSettings, Reranker | None], SearchIndex]
+    open: Callable[[ServerSettings, Reranker | None, Tell], SearchIndex]
 
 
 def _check_remote(settings: ServerSettings) -> str:
     return settings.index  # the engine is asked when the index is opened
 
 
-def _open_remote(settings: ServerSettings, reranker: Reranker | None) -> SearchIndex:
+def _open_remote(settings: ServerSettings, reranker: Reranker | None, tell: Tell) -> SearchIndex:
     return QdrantIndex(
         settings.index,
         name=settings.retriever_name,
@@ -60,12 +63,13 @@ def _check_shards(settings: ServerSettings) -> str:
     return f"{len(shards)} shard{'s' if len(shards) > 1 else ''}"
 
 
-def _open_shards(settings: ServerSettings, reranker: Reranker | None) -> SearchIndex:
+def _open_shards(settings: ServerSettings, reranker: Reranker | None, tell: Tell) -> SearchIndex:
     return ShardedIndex(
         settings.index,
         timeout_seconds=settings.shard_seconds,
         partial=settings.partial_answers,
         token=settings.shard_token.get_secret_value() if settings.shard_token is not None else None,
+        tell=tell,
         reranker=reranker,
         rerank_depth=settings.rerank_depth,
     )
@@ -80,7 +84,7 @@ def _check_file(settings: ServerSettings) -> str:
     return f"{path.name} over {Path(settings.corpus).name}"
 
 
-def _open_file(settings: ServerSettings, reranker: Reranker | None) -> SearchIndex:
+def _open_file(settings: ServerSettings, reranker: Reranker | None, tell: Tell) -> SearchIndex:
     return PublishedIndex(
         settings.index,
         settings.corpus,
@@ -114,7 +118,7 @@ def _check_folder(settings: ServerSettings) -> str:
     return f"{info.passages:,} passages ({info.backend})"
 
 
-def _open_folder(settings: ServerSettings, reranker: Reranker | None) -> SearchIndex:
+def _open_folder(settings: ServerSettings, reranker: Reranker | None, tell: Tell) -> SearchIndex:
     if not Path(settings.index).exists() and settings.index.endswith(".index"):
         raise IndexInvalid(f"index {settings.index}: no such file")
     return Index(
@@ -145,7 +149,7 @@ BACKENDS: tuple[Backend, ...] = (
         "function",
         lambda s: is_import_path(s.index) and not Path(s.index).exists(),
         _check_function,
-        lambda s, reranker: UsersIndex(s.index, reranker),
+        lambda s, reranker, tell: UsersIndex(s.index, reranker),
     ),
     Backend("shards", lambda s: s.index.startswith(SHARDS), _check_shards, _open_shards),
     Backend("qdrant", lambda s: s.index.startswith(PREFIX), _check_remote, _open_remote),
@@ -169,7 +173,7 @@ def check_settings(settings: ServerSettings) -> str:
     return backend_of(settings).check(settings)
 
 
-def open_index(settings: ServerSettings) -> SearchIndex:
-    """The index of a server, with its reranker if the settings name one."""
+def open_index(settings: ServerSettings, tell: Tell = lambda line: None) -> SearchIndex:
+    """The index of a server, with its reranker if the settings name one. `tell` is told what it waits for."""
     reranker = CrossEncoderReranker(settings.reranker) if settings.reranker else None
-    return backend_of(settings).open(settings, reranker)
+    return backend_of(settings).open(settings, reranker, tell)

@@ -60,11 +60,13 @@ class ShardedIndex:
         timeout_seconds: float,
         partial: bool = False,
         token: str | None = None,
+        tell: Callable[[str], None] = lambda line: None,
         reranker: Reranker | None = None,
         rerank_depth: int = 20,
     ) -> None:
-        """Waits until every shard has loaded its index. Raises UserError where the shards do not go together,
-        EnvironmentLacks where one does not answer."""
+        """Waits until every shard has loaded its index; `tell` is told for which, and why.
+
+        Raises UserError where the shards do not go together, EnvironmentLacks where one does not answer."""
         self._timeout = timeout_seconds
         self._partial = partial
         self.reranker = reranker
@@ -79,7 +81,7 @@ class ShardedIndex:
         self._thread = threading.Thread(target=self._loop.run_forever, name="shards", daemon=True)
         self._thread.start()
         try:
-            self._call(self._look_at_all())
+            self._call(self._look_at_all(tell))
             self._settings = self._agreed()
         except BaseException:
             self.close()
@@ -141,16 +143,24 @@ class ShardedIndex:
     def _agreed(self) -> dict[str, Any]:
         return agreed([(shard.name, shard.known.about) for shard in self._shards])
 
-    async def _look_at_all(self) -> None:
-        await asyncio.gather(*(self._wait_for(shard) for shard in self._shards))
+    async def _look_at_all(self, tell: Callable[[str], None]) -> None:
+        waits: dict[Shard, str] = {}
 
-    async def _wait_for(self, shard: Shard) -> None:
+        def note(shard: Shard, reason: str) -> None:
+            waits[shard] = reason
+            tell("; ".join(reason for reason in waits.values() if reason))
+
+        await asyncio.gather(*(self._wait_for(shard, note) for shard in self._shards))
+
+    async def _wait_for(self, shard: Shard, note: Callable[[Shard, str], None]) -> None:
         began = time.monotonic()
         while True:
             try:
                 shard.content = Content(await shard.look(time.monotonic() + self._timeout))
+                note(shard, "")
                 return
             except Unavailable as error:
+                note(shard, str(error))
                 passed = time.monotonic() - began
                 if passed > (LOADING_SECONDS if error.loading else START_SECONDS):
                     raise EnvironmentLacks(f"{error} (waited {passed:.0f} s)") from None

@@ -23,17 +23,22 @@ for most of a minute, and is well."""
 
 class Workers(Multiprocess):
     """uvicorn's supervisor, remembering the signal that ended it, and telling `on_gone` which processes are
-    no more.
+    no more, and `on_stop` that it ends.
 
     A stop waits neither for a worker's sign of life nor without end for its drain.
     """
 
     def __init__(
-        self, config: uvicorn.Config, sockets: list[socket.socket], on_gone: Callable[[int], None]
+        self,
+        config: uvicorn.Config,
+        sockets: list[socket.socket],
+        on_gone: Callable[[int], None],
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(config, sockets=sockets)
         self.ended_by: list[int] = []
         self._on_gone = on_gone
+        self._on_stop = on_stop
         self._known: set[int] = set()
 
     def init_processes(self) -> None:
@@ -113,6 +118,7 @@ class Workers(Multiprocess):
         # The workers close theirs; open here, it would take connections that nobody answers.
         for sock in self.sockets:
             sock.close()
+        self._on_stop()
 
 
 def run_workers(
@@ -123,15 +129,16 @@ def run_workers(
     manner: Manner,
     environment: Mapping[str, str],
     on_gone: Callable[[int], None],
+    on_stop: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """Serve what `factory` (`module:function`) makes in `count` processes with these variables. Returns the
-    signals that ended them.
+    """Serve what `factory` (`module:function`) makes in `count` processes with these variables. `on_gone` is
+    told each process that is no more, `on_stop` that a signal ends all. Returns the signals that ended them.
 
     Raises EnvironmentLacks where a process cannot start.
     """
     os.environ.update(environment)
     config = manner.config(factory, factory=True, workers=count, timeout_worker_healthcheck=ANSWER_SECONDS)
-    workers = Workers(config, [sock], on_gone)
+    workers = Workers(config, [sock], on_gone, on_stop)
     try:
         workers.run()
     finally:
