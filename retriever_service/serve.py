@@ -81,6 +81,14 @@ def serve_retriever(
     faiss_gpu: Annotated[
         bool, typer.Option("--faiss_gpu", "--faiss-gpu", help="Search a dense index on all GPUs.")
     ] = False,
+    dense_device: Annotated[
+        str | None,
+        typer.Option(help="Search vectors exactly by PyTorch instead of FAISS: cuda (all GPUs) or cpu."),
+    ] = None,
+    dense_dtype: Annotated[
+        str | None,
+        typer.Option(help="Numbers of that search: float16 (default on GPUs), int8, float32 (on a CPU)."),
+    ] = None,
     encoder_dtype: Dtype = "auto",
     reranker: Annotated[
         str | None,
@@ -165,7 +173,8 @@ def serve_retriever(
         settings = ServerSettings(
             index=index, corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk,
             retriever_name=retriever_name, retriever_model=retriever_model, encoder_dtype=encoder_dtype,
-            faiss_gpu=faiss_gpu, reranker=reranker, rerank_depth=rerank_depth, dialect=dialect, mcp=as_tool,
+            faiss_gpu=faiss_gpu, dense_device=dense_device, dense_dtype=dense_dtype, reranker=reranker,
+            rerank_depth=rerank_depth, dialect=dialect, mcp=as_tool,
             workers=workers, batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued,
             cache_size=cache_size, request_timeout_seconds=timeout_seconds, max_topk=max_topk,
             max_passages=max_passages, max_queries=max_queries, max_query_chars=max_query_chars,

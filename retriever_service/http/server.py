@@ -109,6 +109,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
             "backend": info.backend,
             "passages": info.passages,
             "corpus_sha256": info.corpus_sha256,
+            **_how(service),
             **_besides(service),
         }
 
@@ -117,6 +118,11 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
         return Response(service.metrics.page(), media_type=Metrics.content_type)
 
     return app
+
+
+def _how(service: Service) -> dict[str, str]:
+    how = getattr(service.index, "how", "")  # an index of a user's own may lack what is optional
+    return {"search": how} if how else {}
 
 
 def _besides(service: Service) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from retriever_service.dense.encoder import family_of
 from retriever_service.dense.model_files import check_model
+from retriever_service.dense.on_device import OnDevice
 from retriever_service.dense.rerank import CrossEncoderReranker
 from retriever_service.errors import IndexInvalid
 from retriever_service.index_folder.description import IndexInfo, read_info, verify
@@ -91,6 +92,7 @@ def _open_file(settings: ServerSettings, reranker: Reranker | None, tell: Tell) 
         name=settings.retriever_name,
         model=settings.retriever_model,
         gpu=settings.faiss_gpu,
+        on_device=_on_device(settings),
         dtype=settings.encoder_dtype,
         reranker=reranker,
         rerank_depth=settings.rerank_depth,
@@ -115,6 +117,11 @@ def _check_folder(settings: ServerSettings) -> str:
         raise UserError(
             f"--faiss_gpu: index {path} is bm25, which is searched on the CPU; accepted with a dense index"
         )
+    if info.backend == "bm25" and settings.dense_device:
+        raise UserError(
+            f"--dense-device {settings.dense_device}: index {path} is bm25, which has no vectors; accepted "
+            "with a dense or hybrid index"
+        )
     return f"{info.passages:,} passages ({info.backend})"
 
 
@@ -127,10 +134,15 @@ def _open_folder(settings: ServerSettings, reranker: Reranker | None, tell: Tell
         name=_family(settings, read_info(settings.index)),
         model=settings.retriever_model,
         gpu=settings.faiss_gpu,
+        on_device=_on_device(settings),
         dtype=settings.encoder_dtype,
         reranker=reranker,
         rerank_depth=settings.rerank_depth,
     )
+
+
+def _on_device(settings: ServerSettings) -> OnDevice | None:
+    return OnDevice.of(settings.dense_device, settings.dense_dtype)
 
 
 def _family(settings: ServerSettings, info: IndexInfo) -> str | None:
@@ -170,7 +182,15 @@ def check_settings(settings: ServerSettings) -> str:
     for flag, model in (("--retriever_model", settings.retriever_model), ("--reranker", settings.reranker)):
         if model:
             check_model(flag, model)
-    return backend_of(settings).check(settings)
+    backend = backend_of(settings)
+    what = backend.check(settings)
+    if _on_device(settings) is not None:
+        flag = f"--dense-device {settings.dense_device}"
+        if settings.faiss_gpu:
+            raise UserError(f"{flag}: does not go with --faiss_gpu; give one of the two")
+        if backend.name not in ("faiss file", "folder"):
+            raise UserError(f"{flag}: {settings.index} is not searched by this server")
+    return what
 
 
 def open_index(settings: ServerSettings, tell: Tell = lambda line: None) -> SearchIndex:

@@ -80,6 +80,8 @@ class RankedIndex:
         self.reranker = reranker
         self._depth = rerank_depth
         self.quick = ranker.quick and reranker is None
+        self.how = ranker.how
+        """How it is searched, in a few words, for those who look at the health of a server."""
         ranker.rank(["warm up"], 1)  # compiles the kernel, or loads it compiled
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:

@@ -75,6 +75,9 @@ def test_mistakes_are_one_line_and_exit_status_2(tmp_path, small_index, command)
         (("serve",), "--index is missing"),
         (("serve", "--index", small_index, "--retriever_name", "e5"), "--retriever_name e5"),
         (("serve", "--index", small_index, "--faiss_gpu"), "--faiss_gpu"),
+        (("serve", "--index", small_index, "--dense-device", "cpu"), "--dense-device cpu: index"),
+        (("serve", "--index", small_index, "--dense-device", "tpu"), "--dense-device tpu"),
+        (("serve", "--index", small_index, "--dense-dtype", "int8"), "--dense-dtype int8: goes with"),
         (("serve", "--index", small_index, "--encoder-dtype", "int3"), "--encoder-dtype int3"),
         (("serve", "--index", small_index, "--timeout-seconds", "inf"), "--timeout-seconds inf"),
         (("serve", "--index", small_index, "--corpus_path", tmp_path / "bad.jsonl"), "another corpus"),
@@ -219,7 +222,7 @@ def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
         "max_query_chars": 14, "max_body_bytes": 1500, "max_bodies_bytes": 1600, "max_connections": 18,
         "insecure": True, "drain_seconds": 16.5, "token": "s3cret", "index": "i",
         "dialect": "zerosearch", "mcp": True, "shard_seconds": 19.5, "partial_answers": True,
-        "shard_token": "s3cret", "reload_seconds": 20.5,
+        "shard_token": "s3cret", "reload_seconds": 20.5, "dense_device": "cpu", "dense_dtype": "int8",
     }  # fmt: skip
     assert given.keys() == ServerSettings.model_fields.keys()
     underscored = {"retriever_name", "retriever_model", "faiss_gpu"}
