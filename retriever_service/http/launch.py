@@ -34,7 +34,7 @@ from services.common.http.serving import (
     run_until_signal,
     url_of,
 )
-from services.common.http.workers import run_workers
+from services.common.http.workers import end_with_parent, run_workers
 from services.common.processes import signals
 
 _SETTINGS_VARIABLE = "UNSPIRAL_RETRIEVER_SETTINGS"
@@ -183,6 +183,7 @@ def worker_app() -> FastAPI:
     it."""
     signals.left_to_parent()
     signals.hold(signal.SIGUSR1)
+    end_with_parent()
     settings = ServerSettings.model_validate_json(os.environ[_SETTINGS_VARIABLE])
     for name, variable in _SECRETS.items():
         secret = os.environ.get(variable)

@@ -16,10 +16,12 @@ import httpx
 import psutil
 import pytest
 
+from retriever_service.errors import IndexInvalid
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.changes import add_to_index
 from retriever_service.indexing.merge import merge_index
+from retriever_service.search.backends import check_settings
 from retriever_service.settings import ServerSettings
 from tests.retriever.retriever_fixtures import CORPUS
 from tests.retriever.retriever_loads import Served, load_on, wait_for
@@ -127,12 +129,7 @@ def test_a_server_that_is_killed_leaves_the_index_as_it_is_and_starts_again(tmp_
         load.reaches(20)
         children = psutil.Process(server.process.pid).children(recursive=True)
         server.end(signal.SIGKILL)
-        for child in children:
-            child.kill()
-    until = time.monotonic() + 60
-    while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+        assert psutil.wait_procs(children, 60)[1] == []  # the workers end with it, and leave the port
     with Served(place, port=server.port) as again:
         assert found(again.ready().url) == "old d59"
 
@@ -212,3 +209,27 @@ def test_a_signal_to_reload_ends_no_process_whenever_it_comes(tmp_path, workers)
                 ask_all()
         assert server.process.returncode == 128 + signal.SIGTERM
     assert all("is opened anew" in line for line in server.lines), server.lines
+
+
+def test_a_server_beside_a_change_that_is_killed_keeps_the_old_index_until_the_change_is_done(tmp_path):
+    """A merge that is killed between its two renames: the index is away."""
+    place = build(tmp_path, "old", "old ", postings="packed")
+    (tmp_path / "more.jsonl").write_text('{"id": "added", "contents": "Mina Frost Mina Frost"}\n')
+    add_to_index(place, tmp_path / "more.jsonl")
+    work = tmp_path / "place.building"
+    with serve_in_thread(ServerSettings(index=str(place), port=0, reload_seconds=0.05)) as server:
+        with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:
+            version = http.get("/shard").json()["version"]
+            work.mkdir()
+            (work / "lock").touch()
+            place.rename(work / "replaced")
+            with pytest.raises(IndexInvalid, match="was killed; give that command again"):
+                check_settings(ServerSettings(index=str(place)))
+            with load_on(server.url, [QUERY], clients=2) as load:
+                load.reaches(20)
+                assert set(load.answers) == {"added"} and "reload_failure" not in http.get("/readyz").json()
+                merge_index(place)
+                wait_for(lambda: http.get("/shard").json()["version"] != version, "index that is merged")
+                load.reaches(20)
+            assert load.failures == [] and set(load.answers) == {"added"}
+    assert not work.exists()

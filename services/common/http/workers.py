@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -119,6 +121,20 @@ class Workers(Multiprocess):
         for sock in self.sockets:
             sock.close()
         self._on_stop()
+
+
+def end_with_parent() -> None:
+    """In a worker: stop as at SIGTERM when the process that started it is gone, however it ended. Otherwise
+    workers of one that was killed would keep the port, and nobody would know them."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def run_workers(
