@@ -41,14 +41,16 @@ class Backend:
     """Whether `settings.index` names an index of this kind."""
     check: Callable[[ServerSettings], str]
     """What will be searched, in a few words. Raises what is wrong with it, as far as it shows unloaded."""
-    open: Callable[[ServerSettings, Reranker | None, Tell], SearchIndex]
+    open: Callable[[ServerSettings, Reranker | None], SearchIndex]
+    open_telling: Callable[[ServerSettings, Reranker | None, Tell], SearchIndex] | None = None
+    """In place of `open`, of a kind that waits for others and says for what."""
 
 
 def _check_remote(settings: ServerSettings) -> str:
     return settings.index  # the engine is asked when the index is opened
 
 
-def _open_remote(settings: ServerSettings, reranker: Reranker | None, tell: Tell) -> SearchIndex:
+def _open_remote(settings: ServerSettings, reranker: Reranker | None) -> SearchIndex:
     return QdrantIndex(
         settings.index,
         name=settings.retriever_name,
@@ -64,7 +66,9 @@ def _check_shards(settings: ServerSettings) -> str:
     return f"{len(shards)} shard{'s' if len(shards) > 1 else ''}"
 
 
-def _open_shards(settings: ServerSettings, reranker: Reranker | None, tell: Tell) -> SearchIndex:
+def _open_shards(
+    settings: ServerSettings, reranker: Reranker | None, tell: Tell = lambda line: None
+) -> SearchIndex:
     return ShardedIndex(
         settings.index,
         timeout_seconds=settings.shard_seconds,
@@ -85,7 +89,7 @@ def _check_file(settings: ServerSettings) -> str:
     return f"{path.name} over {Path(settings.corpus).name}"
 
 
-def _open_file(settings: ServerSettings, reranker: Reranker | None, tell: Tell) -> SearchIndex:
+def _open_file(settings: ServerSettings, reranker: Reranker | None) -> SearchIndex:
     return PublishedIndex(
         settings.index,
         settings.corpus,
@@ -125,7 +129,7 @@ def _check_folder(settings: ServerSettings) -> str:
     return f"{info.passages:,} passages ({info.backend})"
 
 
-def _open_folder(settings: ServerSettings, reranker: Reranker | None, tell: Tell) -> SearchIndex:
+def _open_folder(settings: ServerSettings, reranker: Reranker | None) -> SearchIndex:
     if not Path(settings.index).exists() and settings.index.endswith(".index"):
         raise IndexInvalid(f"index {settings.index}: no such file")
     return Index(
@@ -161,9 +165,9 @@ BACKENDS: tuple[Backend, ...] = (
         "function",
         lambda s: is_import_path(s.index) and not Path(s.index).exists(),
         _check_function,
-        lambda s, reranker, tell: UsersIndex(s.index, reranker),
+        lambda s, reranker: UsersIndex(s.index, reranker),
     ),
-    Backend("shards", lambda s: s.index.startswith(SHARDS), _check_shards, _open_shards),
+    Backend("shards", lambda s: s.index.startswith(SHARDS), _check_shards, _open_shards, _open_shards),
     Backend("qdrant", lambda s: s.index.startswith(PREFIX), _check_remote, _open_remote),
     Backend("faiss file", lambda s: Path(s.index).is_file(), _check_file, _open_file),
     Backend("folder", lambda s: True, _check_folder, _open_folder),
@@ -196,4 +200,7 @@ def check_settings(settings: ServerSettings) -> str:
 def open_index(settings: ServerSettings, tell: Tell = lambda line: None) -> SearchIndex:
     """The index of a server, with its reranker if the settings name one. `tell` is told what it waits for."""
     reranker = CrossEncoderReranker(settings.reranker) if settings.reranker else None
-    return backend_of(settings).open(settings, reranker, tell)
+    backend = backend_of(settings)
+    if backend.open_telling is not None:
+        return backend.open_telling(settings, reranker, tell)
+    return backend.open(settings, reranker)

@@ -328,8 +328,8 @@ def test_a_stop_lets_requests_in_flight_finish(small_index, tmp_path):
     program = (
         "import sys, time; from retriever_service.search import backends, index; "
         "from retriever_service.http import launch; from retriever_service.settings import ServerSettings\n"
-        "class Slow(index.Index):\n    quick = False\n    def search(self, queries, topk): time.sleep(1.5); "
-        "return super().search(queries, topk)\n"
+        "class Slow(index.Index):\n    quick = False\n    def search(self, queries, topk): "
+        "print('begun', flush=True); time.sleep(1.5); return super().search(queries, topk)\n"
         "    def __init__(self, *a, **k): super().__init__(*a, **k); self.quick = False\n"
         "backends.Index = Slow\n"
         "sys.exit(launch.run(ServerSettings(index=sys.argv[1], port=0), lambda url, what: print(url, "
@@ -349,7 +349,7 @@ def test_a_stop_lets_requests_in_flight_finish(small_index, tmp_path):
                     trust_env=False,
                     timeout=20,
                 )
-                time.sleep(0.5)
+                assert process.stdout.readline() == "begun\n"
                 process.send_signal(signal.SIGTERM)
                 assert answer.result().json()["result"][0][0]["id"] == "d59"
             assert process.wait(20) == 143
