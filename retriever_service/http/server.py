@@ -92,7 +92,12 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
 
     @app.get("/health", summary="As /healthz, under the name that rLLM's and FlashRAG's clients ask")
     async def health() -> dict[str, str | bool]:
-        return {"status": "healthy", "index_loaded": service.index is not None, **_besides(service)}
+        return {
+            "status": "healthy",
+            "index_loaded": service.index is not None,
+            **_how(service),
+            **_besides(service),
+        }
 
     @app.get("/readyz", summary="Is the index loaded?", responses={503: ERROR_RESPONSES[503]})
     async def readyz() -> dict[str, str | int]:

@@ -98,7 +98,8 @@ def test_a_server_searches_by_it_and_its_health_says_by_what(dense_index, tmp_pa
         ("rescored", tmp_path / "small", {"dense_device": "cpu"}, "PyTorch float32 on cpu"),
     ):
         with serve_in_thread(ServerSettings(index=str(index), port=0, **options)) as server:
-            assert httpx.get(f"{server.url}/readyz", trust_env=False).json()["search"] == how
+            for path in ("/readyz", "/health"):
+                assert httpx.get(server.url + path, trust_env=False).json()["search"] == how
             answer = httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=60)
             found[name] = answer.json()["result"]
     for name in ("torch", "int8", "rescored"):
