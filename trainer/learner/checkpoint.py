@@ -6,13 +6,14 @@ is whole.
         state.json       the driver's own state
         learner.json     the learner's counters
         model/           configuration and tokenizer of the policy
-        weights/         fp32 weights          (safetensors, in shards; with LoRA the adapters alone)
+        weights/         master weights        (safetensors, in shards; with LoRA the adapters alone)
         optimizer/       Adam's moments, NAME.exp_avg and NAME.exp_avg_sq
-        snapshot/        weights that LLDS compares with (anchor `snapshot` only)
+        snapshot/        weights of a forward pass that LLDS compares with (anchor `snapshot` only)
         rng/             state of the learner's random numbers
 
 Weights and moments are whole tensors under their Hugging Face names: a run can be resumed with other ranks or
-another ZeRO stage.
+another ZeRO stage. Their type is float32 (float64 with `learner.dtype: float64`), also where the forward pass
+is in bfloat16.
 """
 
 from __future__ import annotations
