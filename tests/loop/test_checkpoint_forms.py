@@ -6,21 +6,31 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from learner_world import make_batch, make_config, make_policy, start_rank
+from places import ROOT
 from test_trainer_monitor_actions import Scripted, system
 
-from trainer.learner.checkpoint import fault
-from trainer.session.resume_rules import identity_of
+from trainer.config.schema import parse_config
+from trainer.learner.checkpoint import MANIFEST, fault, written_aside
+from trainer.learner.model.model_identity import describe
+from trainer.session.resume_rules import go_on_from, identity_of
 
 OURS = re.compile(r"\b(?:trainer|services|retriever_service|unspiral_health)(?:\.\w+)+")
 
 
+EARLIER = ROOT / "tests" / "data" / "earlier_checkpoint"
+"""State of the driver and counters of the learner at step 4 of a run of an earlier version (82bac2f). Files
+of `trainer.loop` and others lay elsewhere then. Paths in it are cut."""
+
+
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """By a real rank with moments and a snapshot, with the state of a driver that has seen some steps."""
+def written(tmp_path_factory):
+    """A real rank, and its checkpoint with moments, a snapshot, and the state of a driver that has seen some
+    steps."""
     folder = tmp_path_factory.mktemp("forms")
     model = make_policy(folder)
     llds = {"llds": {"lambda": 0.2, "anchor": "snapshot", "snapshot_every": 3}}
@@ -38,7 +48,12 @@ def checkpoint(tmp_path_factory):
     state = driver.state_dict()
     assert state["monitor"]["open"] and state["identity"]["settings"]
     rank.save(str(folder / "step_000040"), state)
-    return folder / "step_000040"
+    return rank, folder / "step_000040"
+
+
+@pytest.fixture
+def checkpoint(written):
+    return written[1]
 
 
 def strings(value) -> list[str]:
@@ -79,3 +94,33 @@ def test_a_checkpoint_is_json_and_tensors_and_names_no_module_of_ours(checkpoint
             header = data[8 : 8 + int.from_bytes(data[:8], "little")]
             texts = strings(json.loads(header))  # a pickle has no such header
         assert [module for text in texts for module in named_modules(text)] == [], file.name
+
+
+def test_a_checkpoint_of_an_earlier_version_is_taken_up_whole(written, tmp_path):
+    rank, checkpoint = written
+    path = tmp_path / "step_000004"
+    state = json.loads((EARLIER / "state.json").read_text(encoding="utf-8"))
+    with written_aside(path) as aside:
+        shutil.copytree(checkpoint, aside, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
+        shutil.copyfile(EARLIER / "learner.json", aside / "learner.json")
+        own = state["identity"] | {"model": describe(checkpoint / "model")}
+        (aside / "state.json").write_text(json.dumps(state | {"identity": own}))
+
+    # The settings of then are settings of now, and none has another default.
+    config = parse_config(state["identity"]["settings"])
+    assert go_on_from(path, config, checkpoint / "model", frozenset()).lines == []
+
+    loaded = rank.load(str(path))
+    assert (rank.optimiser_steps, rank.batches, rank.engine.adam_steps) == (8, 4, 8)
+    driver = Scripted(system(tmp_path / "run"), {})
+    driver.load_state_dict(loaded)
+    assert (driver.step, driver.version, driver.attempt) == (4, 4, 1)
+    assert driver.cursor_state == state["cursor"]
+    assert (driver.best.step, driver.best.score, driver.best.at) == (3, 0.0, 3)
+    assert driver.scores == state["scores"]
+    again = driver.state_dict()
+    for part in ("phase", "since", "step", "open"):
+        assert again["monitor"][part] == state["monitor"][part]
+    known = state["monitor"]["detectors"]
+    assert {rule: again["monitor"]["detectors"][rule] for rule in known} == known
+    driver.monitor.update({"step": 5, "reward/mean": 0.5, "grad_norm": 1.0})
