@@ -177,11 +177,15 @@ class World:
         await sync_weights(self.learner, pool, self.version, on_learner=on_learner, on_event=self._event)
         return time.monotonic() - began
 
-    async def all_ready(self, count: int) -> None:
-        """Wait until so many workers are up and hold the weights."""
+    async def all_ready(self, count: int, lost: str) -> None:
+        """Wait until so many workers are up and hold the weights, and the pool has noticed the loss of
+        one."""
 
         async def ready() -> None:
-            while [w.state for w in self.pool.workers()] != [WorkerState.READY] * count:
+            while True:
+                workers = {w.id: w.state for w in self.pool.workers()}
+                if lost not in workers and list(workers.values()) == [WorkerState.READY] * count:
+                    return
                 await asyncio.sleep(0.05)
 
         await asyncio.wait_for(run_with_resync(self.pool, ready(), lambda: self.sync(again=True)), 400)
@@ -338,7 +342,7 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
                 if seconds is None:
                     return Blow(victim.id, broke=False)
                 at = time.monotonic() - seconds
-                await world.all_ready(workers)
+                await world.all_ready(workers, lost=victim.id)
                 return Blow(victim.id, failed(world.events[seen:], victim.id), seconds, at)
 
             blow = await until_broken(strike, say)
