@@ -111,7 +111,7 @@ def test_a_checkpoint_of_an_earlier_version_is_taken_up_whole(written, tmp_path)
     assert go_on_from(path, config, checkpoint / "model", frozenset()).lines == []
 
     loaded = rank.load(str(path))
-    assert (rank.optimiser_steps, rank.batches, rank.engine.adam_steps) == (8, 4, 8)
+    assert (rank.optimiser_steps, rank.batches, rank.engine.adam_steps) == (16, 4, 16)
     driver = Scripted(system(tmp_path / "run"), {})
     driver.load_state_dict(loaded)
     assert (driver.step, driver.version, driver.attempt) == (4, 4, 1)
