@@ -13,6 +13,7 @@ from services.common.errors import EnvironmentLacks, UserError
 from trainer.commands.cli import main
 from trainer.data import models
 from trainer.data.models import fetch, resolve
+from trainer.lab import demo  # noqa: F401 (it makes `lab:` known)
 
 
 @pytest.fixture
