@@ -1,51 +1,90 @@
 """The supervisor of a service's worker processes."""
 
+import threading
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
+from services.common.http import workers as module
 from services.common.http.workers import Workers
+
+
+class Worker:
+    """uvicorn's Process without a process behind it."""
+
+    pids = count(1)
+
+    def __init__(self, config, sockets):
+        self.pid = next(self.pids)
+        self.exitcode = None
+        self.started = False
+        self.process = SimpleNamespace(is_alive=lambda: self.exitcode is None)
+
+    def start(self):
+        self.started = True
+
+    def kill(self):
+        if self.exitcode is None:
+            self.exitcode = -9
+
+    def join(self):
+        assert self.exitcode is not None
+
+    def ping(self, timeout):
+        raise AssertionError(
+            "a worker is asked for another sign of life: it may have stopped since"
+        )
 
 
 @pytest.fixture
 def workers(monkeypatch):
-    """A supervisor of two processes without any process behind them, which replaces each one that died."""
-    monkeypatch.setattr(Multiprocess, "__init__", lambda self, config, sockets: None)
-    replacements = iter(range(11, 20))
+    def begin(self, config, sockets):
+        self.config, self.sockets = config, sockets
+        self.should_exit, self.signal_queue = threading.Event(), []
 
-    def replace_dead(self):
-        self.processes = [p if p.process.is_alive() else process(next(replacements)) for p in self.processes]
-
-    monkeypatch.setattr(Multiprocess, "keep_subprocess_alive", replace_dead)
-    monkeypatch.setattr(Workers, "_answers", lambda self, process: True)
-    monkeypatch.setattr(Workers, "_stopping", lambda self: False)
+    monkeypatch.setattr(Multiprocess, "__init__", begin)  # no handlers of signals
+    monkeypatch.setattr(module, "Process", Worker)
+    monkeypatch.setattr(Worker, "pids", count(1))
+    monkeypatch.setattr(Workers, "_answers", lambda self, process: process.pid not in self.silent)
     gone = []
     supervisor = Workers(uvicorn.Config("none:none"), [], gone.append)
-    supervisor.processes = [process(1), process(2)]
-    supervisor.gone = gone
+    supervisor.processes = [Worker(None, None), Worker(None, None)]
+    supervisor.gone, supervisor.silent = gone, set()
     return supervisor
 
 
-def process(pid):
-    alive = SimpleNamespace(yes=True)
-    return SimpleNamespace(
-        pid=pid, process=SimpleNamespace(is_alive=lambda: alive.yes), end=lambda: setattr(alive, "yes", False)
-    )
+def pids(workers):
+    return [process.pid for process in workers.processes]
 
 
 def test_a_worker_that_dies_in_the_first_round_is_told_of(workers):
-    workers.processes[0].end()
+    workers.processes[0].exitcode = 1
     workers.keep_subprocess_alive()
-    assert workers.gone == [1]
+    assert workers.gone == [1] and pids(workers) == [3, 2] and workers.processes[0].started
 
 
 def test_each_dead_worker_is_told_of_once(workers):
     workers.keep_subprocess_alive()
     assert workers.gone == []
     for dead in workers.processes:
-        dead.end()
+        dead.exitcode = 1
     workers.keep_subprocess_alive()
     workers.keep_subprocess_alive()
-    assert sorted(workers.gone) == [1, 2]
+    assert sorted(workers.gone) == [1, 2] and pids(workers) == [3, 4]
+
+
+def test_a_worker_that_gives_no_sign_of_life_is_replaced_in_the_same_round(workers):
+    workers.silent.add(2)
+    silent = workers.processes[1]
+    workers.keep_subprocess_alive()
+    assert silent.exitcode == -9 and pids(workers) == [1, 3] and workers.gone == [2]
+
+
+def test_a_worker_that_cannot_start_ends_the_server_and_gets_no_successor(workers):
+    workers.processes[1].exitcode = STARTUP_FAILURE
+    workers.keep_subprocess_alive()
+    assert workers.should_exit.is_set() and pids(workers) == [1, 2]

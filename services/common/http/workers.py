@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
@@ -39,15 +40,30 @@ class Workers(Multiprocess):
         for process in self.processes:
             if process.process.is_alive() and not self._answers(process):
                 process.kill()  # and another one starts below
+                process.join()
         if self._stopping():
             return
         # Before the dead are replaced: in the first round none is known, and a worker may have died in it.
         self._known |= self._pids()
-        super().keep_subprocess_alive()
+        self._replace_dead()
         running = self._pids()
         for pid in self._known - running:
             self._on_gone(pid)
         self._known = running
+
+    def _replace_dead(self) -> None:
+        """uvicorn's own round would ask each worker once more. One that stopped to move since `_answers` then
+        holds up the signal to stop, and its own successor, for ANSWER_SECONDS."""
+        for place, process in enumerate(self.processes):
+            if process.process.is_alive():
+                continue
+            process.kill()  # closes its pipe; it is dead
+            process.join()
+            if process.exitcode == STARTUP_FAILURE:  # another one would fail in the same way
+                self.should_exit.set()
+                return
+            self.processes[place] = Process(self.config, self.sockets)
+            self.processes[place].start()
 
     def _pids(self) -> set[int]:
         return {process.pid for process in self.processes if process.pid is not None}
