@@ -7,6 +7,7 @@ after the GCS; then everything exits, with Ray's words. Within that time a run s
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
@@ -73,8 +74,12 @@ def _watch(
 ) -> None:
     patience = LOCAL_GCS_SECONDS if local else JOINED_GCS_SECONDS
     answered = time.monotonic()
-    while not over.wait(LOOK_SECONDS):
-        if raylet is not None and not _alive(raylet):
+    while not over.is_set():
+        died = _dies_within(raylet, LOOK_SECONDS) if raylet is not None else over.wait(LOOK_SECONDS)
+        if over.is_set():
+            return
+        if died:
+            assert raylet is not None
             on_lost(RayLost(f"Ray's raylet on this machine (pid {raylet.pid}) has died"))
             return
         if _answers(gcs):
@@ -94,11 +99,18 @@ def raylet_process() -> psutil.Process | None:
     return None
 
 
-def _alive(process: psutil.Process) -> bool:
+def _dies_within(process: psutil.Process, seconds: float) -> bool:
+    """Returns at once when the process dies: Ray ends the driver, without a word, at its next use of the
+    object store, which has died with the raylet."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        handle = os.pidfd_open(process.pid)
+    except OSError:  # it has died, or the container forbids this
+        time.sleep(seconds)
+        return not process.is_running()
+    try:
+        return bool(select.select([handle], [], [], seconds)[0])
+    finally:
+        os.close(handle)
 
 
 def _answers(address: str) -> bool:
