@@ -173,7 +173,8 @@ def test_a_run_that_ended_with_its_best_step_keeps_it_when_it_goes_on(tmp_path, 
     assert best_of(made.folder.path).name == "step_000005"
 
 
-def test_another_best_by_knows_the_ends_of_all_earlier_parts(tmp_path, monkeypatch):
+@pytest.mark.parametrize("middle", [["em"], []], ids=["third part", "second part"])
+def test_another_best_by_knows_the_ends_of_all_earlier_parts(tmp_path, monkeypatch, middle):
     """Steps 5 and 7 end a part of the run each, and no evaluation is due after them. By exact match neither
     is the best; by `right`, step 5 is."""
     for step, score in {5: 0.9, 7: 0.8, 8: 0.1, 9: 0.1}.items():
@@ -195,9 +196,24 @@ def test_another_best_by_knows_the_ends_of_all_earlier_parts(tmp_path, monkeypat
         return asyncio.run(driver.run())
 
     assert part(5, "em")["best"] == {"step": 2, "score": 0.7, "by": "em"}
-    assert part(7, "em")["best"] == {"step": 2, "score": 0.7, "by": "em"}
+    for by in middle:
+        assert part(7, by)["best"] == {"step": 2, "score": 0.7, "by": "em"}
     assert part(9, "right")["best"] == {"step": 5, "score": 0.9, "by": "right"}
     assert best_of(made.folder.path).name == "step_000005"
+
+
+def test_a_state_that_does_not_say_by_which_score_was_chosen_is_asked_for_its_settings(tmp_path):
+    """As those of earlier versions, and of runs that had not been resumed."""
+    made = system(tmp_path, trainer={"steps": 9, "eval_every": 2, "best_by": "right"})
+    driver = Scripted(made, {})
+    driver.step = 4
+    driver.scores = scores_of(before=(0.3, 0.1), step2=(0.2, 0.6), step4=(0.4, 0.5))
+    driver.best = Best.of_scores(driver.scores, 4, "em")
+    state = json.loads(json.dumps(driver.state_dict()))
+    state["best"]["by"] = None
+    state["identity"] = {"settings": {"trainer": {"best_by": "em"}}}
+    driver.take_up(state)
+    assert (driver.best.step, driver.best.score, driver.best.by) == (2, 0.6, "right")
 
 
 def test_a_step_whose_answers_have_no_score_is_asked_once(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ class RunState:
         self.scores: dict[str, Any] = {}
         """Of the evaluations so far, by `WHEN/MODE`, each with its step. `after` is the newest end of the
         run; an earlier one is `afterSTEP`."""
-        self.best = Best()
+        self.best = Best(by=config.trainer.best_by)
         self.learner_ranks: list[Any] = []
         self.checkpointable = True
         """Whether learner, cursor, monitor and files stand at the end of the same step, which a checkpoint
@@ -92,6 +92,9 @@ class RunState:
         self.actions.load_state_dict(state["actions"])
         self.scores = state["scores"]
         self.best = Best(**state.get("best", {}))  # earlier versions kept none
+        if self.best.by is None:  # nor by which score
+            settings = (state.get("identity") or {}).get("settings") or {}
+            self.best.by = settings.get("trainer", {}).get("best_by")
         self.recall_best()
 
     def recall_best(self) -> None:
