@@ -86,7 +86,7 @@ def config_of(
                 "max_response_tokens": 64,
                 "max_obs_tokens": 64,
                 "gpu_memory_utilization": options.memory,
-                "kv_cache_gib": 0.2,
+                "kv_cache_gib": 0.2 if options.device == "cpu" else None,
                 "start_timeout_seconds": 400,
                 "prompts_per_step": 4,
                 "group_size": 4,

@@ -1,6 +1,6 @@
-"""The table of the GPU runs in docs/study.md, from the files in benchmarks/results/wiki_qa_0.5b.
+"""The tables of the GPU runs in docs/study.md, from the files in benchmarks/results/wiki_qa_0.5b.
 
-`python -m benchmarks.real_model` prints it; a test holds the page to it.
+`python -m benchmarks.real_model` prints them; a test holds the page to them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results" / "wiki_qa_0.5b"
 LAST = 10
 """Steps over which the last columns are averaged."""
+FALL = 5
+"""Steps of a mean reward that may fall."""
+SEEDS = (100, 101, 102)
+"""Of the paired runs at 1e-5."""
 
 
 def runs(folder: Path = RESULTS) -> dict[str, Any]:
@@ -25,10 +29,24 @@ def metrics(name: str, folder: Path = RESULTS) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def last_mean(rows: list[dict[str, Any]], key: str) -> float:
-    """Mean over those of the last steps that have the metric."""
+def last_mean(rows: list[dict[str, Any]], key: str, digits: int) -> str:
+    """Mean over those of the last steps that have the metric; `-` where none has."""
     values = [row[key] for row in rows[-LAST:] if row.get(key) is not None]
-    return sum(values) / len(values)
+    return f"{sum(values) / len(values):.{digits}f}" if values else "-"
+
+
+def first_alarm(name: str) -> int | str:
+    """Step of the first alarm of the rule `likelihood`."""
+    return next((a["step"] for a in runs()[name]["alarms"] if a["rule"] == "likelihood"), "none")
+
+
+def halved(rows: list[dict[str, Any]]) -> int | str:
+    """First step at which the mean reward of FALL steps is under half of the best such mean before it."""
+    rewards = [row["reward/mean"] for row in rows]
+    means = [sum(rewards[i - FALL : i]) / FALL for i in range(FALL, len(rewards) + 1)]
+    fallen = (i for i, mean in enumerate(means) if mean < max(means[: i + 1]) / 2)
+    found = next(fallen, None)
+    return "never" if found is None else int(rows[found + FALL - 1]["step"])
 
 
 def sign_test(a: str, b: str) -> tuple[int, int, float]:
@@ -45,40 +63,67 @@ def table() -> str:
     """Markdown: a row per run."""
     lines = [
         "| run | steps | reward, last 10 | EM greedy | EM sampled | fixed probe, nats | preserved that fell, "
-        "last 10 "
+        "last 10 | searches, last 10 "
         "| entropy, last 10 | first `likelihood` alarm | phase at the end |",
-        "| --- " * 10 + "|",
+        "| --- " * 11 + "|",
     ]
     for name, run in runs().items():
         rows = metrics(name)
         em = {key: scores["overall"]["em"] for key, scores in run["evaluations"].items()}
         probe = [row["probe/fixed"] for row in rows if row.get("probe/fixed") is not None]
-        alarm = next((a["step"] for a in run["alarms"] if a["rule"] == "likelihood"), "none")
         arm = f"LLDS-A {run['llds.lambda']:g}" if run["llds.lambda"] else "GRPO"
         lines.append(
             f"| {arm}, rate {run['lr']:.0e}, seed {run['seed']} | {run['steps']} | "
-            f"{last_mean(rows, 'reward/mean'):.3f} "
+            f"{last_mean(rows, 'reward/mean', 3)} "
             f"| {em['before_greedy']:.3f} -> {em['after_greedy']:.3f} "
             f"| {em['before_sampled']:.3f} -> {em['after_sampled']:.3f} | {probe[-1]:.2f} "
-            f"| {last_mean(rows, 'displacement/share_negative'):.2f} | {last_mean(rows, 'entropy'):.3f} "
-            f"| {alarm} | {run['phase']} |"
+            f"| {last_mean(rows, 'displacement/share_negative', 2)} "
+            f"| {last_mean(rows, 'rollout/searches', 2)} | {last_mean(rows, 'entropy', 3)} "
+            f"| {first_alarm(name)} | {run['phase']} |"
         )
     return "\n".join(lines)
 
 
 def pair() -> str:
-    """The two runs that differ in lambda alone, question by question, as one sentence."""
-    named = runs()
-    grpo = named["grpo_lr3e-6_s0"]["right"]["after_greedy"]
-    llds = named["llds_lr3e-6_s0"]["right"]["after_greedy"]
-    only_grpo, only_llds, p = sign_test(grpo, llds)
+    """The two runs at 3e-6 that differ in lambda alone, question by question, as one sentence."""
+    only_grpo, only_llds, p = sign_test(right_after("grpo_lr3e-6_s0"), right_after("llds_lr3e-6_s0"))
+    questions = len(right_after("grpo_lr3e-6_s0"))
     return (
-        f"Of the {len(grpo)} questions, {only_grpo} are answered by GRPO alone and {only_llds} by LLDS alone "
+        f"Of the {questions} questions, {only_grpo} are answered by GRPO alone and {only_llds} by LLDS alone "
         f"(exact sign test, p = {p:.2f})."
     )
+
+
+def right_after(name: str) -> str:
+    """A 0 or 1 per question, by greedy decoding after training."""
+    answers: str = runs()[name]["right"]["after_greedy"]
+    return answers
+
+
+def pairs() -> str:
+    """Markdown: a row per seed at 1e-5, GRPO beside LLDS."""
+    lines = [
+        "| seed | EM greedy at the end, GRPO | LLDS-A 0.2 | difference | questions answered by GRPO alone "
+        "| by LLDS alone | `likelihood` alarm, GRPO | reward under half of its best, GRPO "
+        "| largest gradient norm, GRPO | LLDS-A 0.2 |",
+        "| --- " * 10 + "|",
+    ]
+    for seed in SEEDS:
+        names = [f"{arm}_lr1e-5_s{seed}" for arm in ("grpo", "llds")]
+        grpo, llds = (right_after(name) for name in names)
+        em = [right.count("1") / len(right) for right in (grpo, llds)]
+        only_grpo, only_llds, _ = sign_test(grpo, llds)
+        norms = [max(row.get("grad_norm/max", 0.0) for row in metrics(name)) for name in names]
+        lines.append(
+            f"| {seed} | {em[0]:.3f} | {em[1]:.3f} | {em[1] - em[0]:+.3f} | {only_grpo} | {only_llds} "
+            f"| {first_alarm(names[0])} | {halved(metrics(names[0]))} | {norms[0]:.1f} | {norms[1]:.1f} |"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
     print(table())
     print()
     print(pair())
+    print()
+    print(pairs())

@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from services.common.loading.user_code import is_import_path
 
+CPU_CACHE_GIB = 1.0
+"""Key-value cache of an engine on CPU, where `kv_cache_gib` is not given."""
 TAKEN_TAGS = ("think", "search", "information", "answer")
 """Tags that are no tool's."""
 
@@ -146,8 +148,10 @@ class RolloutSettings(Settings):
     whose logits are float32; the output layer takes longer."""
     gpu_memory_utilization: float = Field(0.6, gt=0, le=1)
     """Fraction of a GPU's memory that vLLM may take (GPU only)."""
-    kv_cache_gib: float = Field(1.0, gt=0)
-    """Size of the key-value cache in GiB (CPU only)."""
+    kv_cache_gib: float | None = Field(None, gt=0)
+    """Size of the key-value cache in GiB. Default: 1 on CPU; on GPU what `gpu_memory_utilization` leaves for
+    it, which vLLM measures. Give it where other processes take and free memory of the same GPU: vLLM refuses
+    to start when memory becomes free while it measures."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs per worker, over which its model is split."""
     compile: Literal["full", "graphs", "off"] = "full"

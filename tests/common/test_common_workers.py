@@ -35,9 +35,7 @@ class Worker:
         assert self.exitcode is not None
 
     def ping(self, timeout):
-        raise AssertionError(
-            "a worker is asked for another sign of life: it may have stopped since"
-        )
+        raise AssertionError("a worker is asked for another sign of life: it may have stopped since")
 
 
 @pytest.fixture

@@ -397,6 +397,9 @@ async def test_on_a_gpu_vllm_is_prepared_and_sleeps_as_configured(monkeypatch, h
         _arguments(RolloutSettings(compile=how, tensor_parallel=2), "m", 0)["distributed_executor_backend"]
         == "mp"
     )
+    assert "kv_cache_memory_bytes" not in given  # vLLM measures what is free
+    fixed = _arguments(RolloutSettings(compile=how, share_gpus=True, kv_cache_gib=6), "m", 0)
+    assert fixed["kv_cache_memory_bytes"] == 6 * 2**30
     CompilationConfig(**expected.get("compilation_config", {}))  # vLLM knows these words
 
 

@@ -18,7 +18,7 @@ from services.common.loading.user_code import is_import_path, load
 from services.contracts import Question
 from services.rollout.worker.loop import prompt_of
 from services.rollout.worker.templates import make_template
-from services.settings import RetrieverSettings, RolloutSettings
+from services.settings import CPU_CACHE_GIB, RetrieverSettings, RolloutSettings
 from trainer.config.schema import Config
 from trainer.data import models
 from trainer.data.demonstrations import read_demonstrations
@@ -142,7 +142,8 @@ def check_room(
         return
     memory_free = psutil.virtual_memory().available if memory_free is None else memory_free
     workers = config.rollout.workers if isinstance(config.rollout.workers, int) else 1
-    memory = parameters * (16 + 4 * workers) + workers * int((config.rollout.kv_cache_gib + 0.75) * GIB) + GIB
+    cache = config.rollout.kv_cache_gib or CPU_CACHE_GIB
+    memory = parameters * (16 + 4 * workers) + workers * int((cache + 0.75) * GIB) + GIB
     if memory_free < memory:
         raise EnvironmentLacks(
             f"memory: {memory_free / GIB:.1f} GiB are free; about {memory / GIB:.1f} GiB are needed for "

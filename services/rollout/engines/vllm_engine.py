@@ -27,6 +27,7 @@ from services.rollout.engines.own_thread import OwnThread, on_this_loop
 from services.rollout.engines.owner import OWNER_VARIABLE
 from services.rollout.engines.vllm_scoring import scores, scoring_requests
 from services.rollout.errors import WorkerLostError, WorkerUnavailableError
+from services.settings import CPU_CACHE_GIB
 from services.weight_sync.base import WeightSyncError, untouched
 from services.weight_sync.broadcast import loan_ended, raise_failed
 
@@ -67,7 +68,7 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
     if on_cpu:
         device: dict[str, Any] = {
             "enforce_eager": True,
-            "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30),
+            "kv_cache_memory_bytes": int((settings.kv_cache_gib or CPU_CACHE_GIB) * 2**30),
             "block_size": 32,
             # A prompt split over steps crashes vLLM's CPU sampler when the request has a seed of its own.
             "enable_chunked_prefill": False,
@@ -79,6 +80,8 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
             "enable_sleep_mode": settings.share_gpus,
             "enforce_eager": settings.compile == "off",
         }
+        if settings.kv_cache_gib is not None:
+            device["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * 2**30)
         if settings.compile == "graphs":
             # Graphs of decoding alone, without torch.compile, which takes a minute at each start.
             device["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
