@@ -323,6 +323,7 @@ class Driver(RunState):
         folder = self.system.folder
         self.attempt = max(self.attempt, folder.last_attempt()) + 1
         self.probes.restore(self.step)
+        self.recorder.begin_attempt()
         folder.cut_after(self.step)
         self.updates.restore(folder.metrics_path, self.step)
         drop_after(folder.path, self.step)
