@@ -4,16 +4,21 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
+import typer
 from places import ROOT
 from ruamel.yaml import YAML
+
+from trainer.commands.cli import app
 
 BIN = Path(sys.executable).parent
 KUBERNETES = "1.31"
@@ -400,3 +405,22 @@ def test_the_rayjob_goes_on_where_it_was():
     assert spec["submitterConfig"]["backoffLimit"] >= 1
     same = YAML(typ="safe").load((ROOT / "deploy/ray/runtime_env.yaml").read_text())["env_vars"]
     assert YAML(typ="safe").load(spec["runtimeEnvYAML"])["env_vars"] == same
+
+
+def test_the_container_of_the_readme_fits_its_dockerfile():
+    """Its image is the one that the line before builds, its volumes are folders that the image's user owns,
+    and its command is one of ours."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    build = shlex.split(re.search(r"^docker build .*", text, re.M)[0])
+    start = shlex.split(re.search(r"^docker run .*", text, re.M)[0])
+    file = (ROOT / build[build.index("-f") + 1]).read_text(encoding="utf-8")
+    image = build[build.index("-t") + 1]
+    words = start[start.index(image) + 1 :]
+    assert build[-1] == "." and words[0] == "unspiral" and "ENTRYPOINT" not in file
+    owned = re.search(r"install -d -o unspiral -g unspiral (.*)", file)[1].split()
+    mounted = [word.split(":") for flag, word in pairwise(start) if flag == "-v"]
+    assert {target for _, target in mounted} <= set(owned) and not any("/" in name for name, _ in mounted)
+    assert "/cache" in owned and "UNSPIRAL_CACHE=/cache" in file
+    assert words[words.index("--dir") + 1] == "/runs"
+    command = typer.main.get_command(app).commands[words[1]]
+    command.make_context(words[1], words[2:])

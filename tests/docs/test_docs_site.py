@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import badges
 import pytest
 from places import ROOT
 from ruamel.yaml import YAML
@@ -38,6 +39,19 @@ def test_the_site_builds_without_a_warning(tmp_path):
 def test_every_page_is_reached_from_the_navigation():
     nav = YAML(typ="safe").load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     assert sorted(next(iter(entry.values())) for entry in nav) == PAGES
+
+
+def test_the_badges_say_what_the_tree_says():
+    assert badges.FILE.read_text(encoding="utf-8") == badges.drawn(badges.badges()), (
+        "run tests/docs/badges.py"
+    )
+    assert "http" not in badges.FILE.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_pictures_of_the_readme_are_of_the_tree_and_small():
+    shown = re.findall(r"!\[.+\]\((.+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(shown) >= 3 and all(name.startswith("docs/images/") for name in shown)
+    assert sum((ROOT / name).stat().st_size for name in shown) < 400_000
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])

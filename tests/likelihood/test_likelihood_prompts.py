@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
+from contextlib import contextmanager
 
 import pytest
 from fastapi.testclient import TestClient
@@ -13,6 +13,7 @@ from services.likelihood.microscope.through_time import spread
 from services.likelihood.records import StepRecord
 from services.likelihood.rest.server import create_app
 from services.likelihood.store.opening import open_store
+from services.likelihood.store.sqlite_store import SQLiteStore
 from tests.pages.microscope_world import trajectory
 
 ASKED = "Who founded Arl?"
@@ -107,20 +108,69 @@ def test_a_second_part_of_a_step_adds_its_prompts(store):
     assert store.prompt_groups("run", "1-8") == {1: ["1-8"]}, "without a question by its group"
 
 
-def test_a_file_of_an_earlier_day_gains_the_prompts_that_it_holds(tmp_path):
-    store = open_store(f"sqlite:{tmp_path / 'l.db'}")
-    put(store, 1)
-    put(store, 2)
-    store.put_samples(
-        "run", 2, 0, [SampledTrajectory.model_validate(trajectory("y", group="g", question=None))]
-    )
+@contextmanager
+def inside(store):
+    """Yields SQL or Redis commands on what a store holds, as another version might have left it. SQLite reads
+    its file anew afterwards, as a service that starts does."""
+    if isinstance(store, SQLiteStore):
+        with store._file.writing() as db:
+            yield db.execute, None
+        store._add_later_columns()
+    else:
+        yield None, store._redis
+
+
+def forget_prompts(store, *steps):
+    """Make the store what a version without prompts wrote: of some steps, otherwise of all."""
+    with inside(store) as (sql, redis):
+        if sql and steps:
+            sql(f"DELETE FROM sample_prompt WHERE step IN ({','.join(map(str, steps))})")
+        elif sql:
+            sql("DROP TABLE sample_prompt")
+        elif steps:
+            redis.hdel("unspiral:run:run:prompts", *steps)
+        else:
+            redis.delete("unspiral:run:run:prompts")
+
+
+def test_steps_of_an_earlier_day_gain_the_prompts_that_they_hold(store):
+    for step in (1, 2, 3):
+        put(store, step)
+    odd = trajectory("y", group="g", question=None)
+    empty = trajectory("z", group="h", question="")
+    store.put_samples("run", 2, 0, [SampledTrajectory.model_validate(t) for t in (odd, empty)])
     before = store.prompts("run")
-    store.close()
-    with sqlite3.connect(tmp_path / "l.db") as db:
-        db.execute("DROP TABLE sample_prompt")
-    store = open_store(f"sqlite:{tmp_path / 'l.db'}")
-    assert store.prompts("run") == before and len(before) == 4
-    store.close()
+    groups = {prompt.prompt: store.prompt_groups("run", prompt.prompt) for prompt in before}
+    assert len(before) == 7 and before[0].probe
+    for steps in ((), (2,), (1, 3)):
+        forget_prompts(store, *steps)
+        assert store.prompts("run") == before
+        forget_prompts(store, *steps)
+        assert {prompt: store.prompt_groups("run", prompt) for prompt in groups} == groups
+
+
+def test_a_second_part_keeps_the_prompts_of_a_first_that_noted_none(store):
+    put(store, 1)
+    forget_prompts(store)
+    more = SampledTrajectory.model_validate(trajectory("x", group="1-7"))
+    store.put_samples("run", 1, 0, [more])
+    assert store.prompt_groups("run", ASKED) == {1: ["1-0", "1-7"]}
+    assert len(store.prompts("run")) == 2
+
+
+def test_prompts_of_a_step_that_an_earlier_version_dropped_are_not_named(store):
+    for step in (1, 2):
+        put(store, step)
+    with inside(store) as (sql, redis):
+        if sql:
+            for table in ("sample_step", "sample"):
+                sql(f"DELETE FROM {table} WHERE step=2")
+        else:
+            redis.hdel("unspiral:run:run:samples", 2)
+            redis.delete("unspiral:run:run:samples:2")
+    assert store.sampled_steps("run") == {1: 3}
+    assert [(p.prompt[:4], p.steps, p.last) for p in store.prompts("run")] == [("1 lo", 1, 1), ("Who ", 1, 1)]
+    assert list(store.prompt_groups("run", ASKED)) == [1]
 
 
 def test_an_answer_is_bounded(store, monkeypatch):

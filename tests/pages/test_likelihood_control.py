@@ -3,6 +3,7 @@ Chromium."""
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -200,4 +201,87 @@ def test_without_a_token_the_page_has_no_buttons_and_says_why(world, browser):
     page.locator("#control").get_by_text("no token").wait_for()
     assert page.locator("#control").get_by_role("button").count() == 0
     assert "w0.1 ready" in page.locator("#control").inner_text()
+    page.close()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_keyboard_keeps_its_place_while_the_panel_is_drawn_anew(world, browser):
+    run, service, _ = world()
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    page.clock.install()
+    page.goto(service.url)
+    page.get_by_label("API token").fill(TOKEN)
+    page.get_by_role("button").click()
+    panel = page.locator("#control")
+    panel.get_by_text("running").wait_for()
+
+    def drawn_anew(state):
+        """The panel shows another state than before."""
+        run.state = state
+        page.clock.fast_forward(5000)
+        panel.locator(".control-state", has_text=re.compile(f"^{state}$")).wait_for()
+
+    def focused():
+        return page.evaluate("document.activeElement.ariaLabel || document.activeElement.textContent")
+
+    page.keyboard.press("Tab")
+    while focused() != "Control this run":
+        page.keyboard.press("Tab")
+    drawn_anew("paused")
+    assert focused() == "Control this run"
+    page.keyboard.press("Enter")
+    page.keyboard.type(TOKEN[:4])
+    drawn_anew("running")
+    page.keyboard.type(TOKEN[4:])
+    page.keyboard.press("Tab")
+    drawn_anew("paused")
+    assert focused() == "Use it"
+    page.keyboard.press("Enter")
+    panel.get_by_role("button", name="Resume").wait_for()
+    assert page.evaluate("document.activeElement.className") == "panel control"
+    page.keyboard.press("Tab")
+    assert focused() == "Drain w0.1"
+    drawn_anew("running")
+    assert focused() == "Drain w0.1"
+    page.keyboard.press("Enter")
+    panel.get_by_role("status").get_by_text("w0.1 drains").wait_for()
+    assert focused() == "Drain w0.1", "a pressed button keeps the focus"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    panel.get_by_role("button", name="Resume").wait_for()
+    assert focused() == "Resume"
+    page.keyboard.press("Tab")
+    page.keyboard.type("1")
+    drawn_anew("running")
+    page.keyboard.type("2")
+    assert panel.get_by_label("Workers wanted").input_value().endswith("12")
+    assert run.asked == [("drain", "w0.1"), "pause"]
+    page.close()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_run_that_cannot_be_asked_now_takes_no_words_from_the_form(world, browser):
+    _, service, _ = world()
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    page.clock.install()
+    page.goto(service.url)
+    page.get_by_label("API token").fill(TOKEN)
+    page.get_by_role("button").click()
+    panel = page.locator("#control")
+    panel.get_by_role("button", name="Control this run").click()
+    page.keyboard.type("s3")
+    page.route("**/v1/runs/r/control", lambda route: route.abort())
+    page.clock.fast_forward(5000)
+    panel.get_by_text("the service did not answer").wait_for()
+    assert "no token" not in panel.inner_text(), "nothing is known of that"
+    page.keyboard.type("cret-token")
+    assert panel.get_by_label("API token for control").input_value() == TOKEN
+    page.unroute("**/v1/runs/r/control")
+    page.keyboard.press("Enter")
+    page.clock.fast_forward(5000)
+    panel.get_by_role("button", name="Pause").wait_for()
     page.close()

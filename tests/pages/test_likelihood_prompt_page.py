@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 from chromium import CHROMIUM, browser  # noqa: F401
 from redis_server import RedisServer
 from test_likelihood_step_page import STEPS, fall_at, opened, post
 
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
+from tests.pages.microscope_world import collapsing_step
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 PATH = "/runs/falls/prompts"
@@ -93,6 +95,50 @@ def test_two_steps_of_one_prompt_on_tokens_that_both_share(browser, server):
     page.close()
 
 
+def test_the_range_is_that_of_the_prompt_and_of_the_steps_that_come(browser, server):
+    """In a run of its own: the page is open while it goes on."""
+    run = f"grows-{server.kind}"
+
+    def step(number: int) -> None:
+        body = {"trajectories": collapsing_step(number, 0.1)}
+        httpx.post(f"{server.url}/v1/runs/{run}/steps/{number}/samples", json=body).raise_for_status()
+
+    for number in (2, 3, 4):
+        step(number)
+    page = opened(browser, f"{server.url}/runs/{run}/prompts?prompt=Who founded Arl?&first=3")
+    page.locator(".line").wait_for()
+    first, last = page.get_by_label("first step"), page.get_by_label("last step")
+    assert (first.input_value(), last.get_attribute("placeholder")) == ("3", "4")
+    last.focus()
+    page.keyboard.type("1")
+    step(10)
+    page.locator("#news", has_text="Kept at 4 steps by now, up to step 10.").wait_for()
+    assert last.get_attribute("placeholder") == "10"
+    assert page.locator("#prompt option:checked").inner_text() == "Who founded Arl? (4 steps)"
+    assert page.locator(".at-step").all_inner_texts() == ["3", "4"], "what is read stays"
+    page.keyboard.type("0")
+    assert last.input_value() == "10", "and what is typed"
+    page.keyboard.press("Enter")
+    page.locator(".at-step", has_text="10").wait_for()
+    assert page.locator("#news").inner_text() == ""
+    step(11)
+    chosen = page.get_by_label("step 4, 4-0-0 as A")
+    chosen.check()
+    last.fill("")
+    last.press("Enter")
+    page.locator(".at-step", has_text="11").wait_for()
+    step(12)
+    page.get_by_label("step 4, 4-0-0 as A").check()
+    page.get_by_role("button", name="Read again").click()
+    page.locator(".at-step", has_text="12").wait_for()
+    assert page.get_by_label("step 4, 4-0-0 as A").is_checked() and first.input_value() == "3"
+    page.locator("#prompt").select_option(label="Who founded Brune? (6 steps)")
+    page.locator(".at-step", has_text="2").first.wait_for()
+    assert first.input_value() == "" and first.get_attribute("placeholder") == "2"
+    assert page.errors == []
+    page.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone_nothing_scrolls_sideways(browser, server, scheme):
     page = opened(browser, f"{server.url}{PATH}", 390, 844, color_scheme=scheme)
@@ -109,6 +155,9 @@ def test_the_curves_lead_to_the_run_s_evaluations_where_it_has_some(browser, ser
     if server.kind == "redis":  # a store that lies in no run's folder
         assert link.count() == 0
     else:
+        link.click()
+        page.get_by_role("link", name="Unspiral").click()
+        page.wait_for_selector(".answer.learning .big")
         link.click()
         page.get_by_role("link", name="after").click()
         assert page.locator("h1").inner_text() == "after"

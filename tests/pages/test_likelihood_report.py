@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import typer
-from chromium import CHROMIUM
+from chromium import CHROMIUM, browser  # noqa: F401
 from places import DATA
 from typer.testing import CliRunner
 
@@ -99,6 +99,20 @@ def test_a_broken_record_is_named_with_file_and_line(tmp_path, lines, says):
     assert says in str(caught.value) and caught.value.exit_code == 2 and "\n" not in str(caught.value)
 
 
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_on_a_phone_long_values_that_differ_lie_within_the_report(tmp_path, browser):
+    runs = [run_folder(tmp_path, name, "grpo_1", 0.0) for name in ("one", "two")]
+    for run in runs:
+        with (run / "config.yaml").open("a") as file:
+            file.write(f"model: {{path: /models/{'long-name-' * 8}{run.name}}}\n")
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto(write_report(runs, tmp_path / "report.html").as_uri())
+    page.locator("#differences td", has_text="long-name").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.close()
+
+
 def test_differences_name_only_what_differs():
     a, b = (
         {"a": {"b": 1, "c": [1]}, "run": {"name": "x"}},
@@ -119,44 +133,40 @@ def test_monitor_replay_prints_phases_alarms_and_advice():
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_the_report_opens_without_a_network_and_shows_both_runs(tmp_path):
-    from playwright.sync_api import sync_playwright
-
+def test_the_report_opens_without_a_network_and_shows_both_runs(tmp_path, browser):
     runs = [run_folder(tmp_path, "plain", "grpo_1", 0.0), run_folder(tmp_path, "llds", "llds5_1", 0.5)]
     out, asked, errors = write_report(runs, tmp_path / "report.html"), [], []
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1400, "height": 900})
-        page.on("request", lambda r: asked.append(r.url) if r.url.startswith("http") else None)
-        page.on("pageerror", lambda e: errors.append(str(e)))
-        page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
-        page.goto(out.as_uri())
-        page.wait_for_selector("figure:not([hidden]) canvas")
-        assert page.locator("#timeline .lane .bar").count() == 2
-        assert (
-            page.locator("#timeline .bar")
-            .first.get_attribute("aria-label")
-            .endswith("collapsed from step 65 to 89")
-        )
-        assert (
-            page.locator(".alarm").count() >= 4
-            and "algorithm.llds.lambda" in page.locator("#differences").inner_text()
-        )
-        lag = page.locator("figure", has_text="Lag probe").first
-        assert lag.locator(".legend button").count() == 2
-        page.get_by_role("checkbox", name="llds").uncheck()
-        page.wait_for_timeout(200)
-        assert lag.locator(".legend button").count() == 1
-        plot = lag.locator(".plot")
-        plot.focus()
-        page.keyboard.press("Home")
-        assert lag.locator(".unit").inner_text() == "step 0"
-        page.keyboard.press("+")
-        assert page.locator("#unzoom").is_visible()
-        page.locator("#theme").click()
-        page.locator("#theme").click()
-        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-        browser.close()
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.on("request", lambda r: asked.append(r.url) if r.url.startswith("http") else None)
+    page.on("pageerror", lambda e: errors.append(str(e)))
+    page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+    page.goto(out.as_uri())
+    page.wait_for_selector("figure:not([hidden]) canvas")
+    assert page.locator("#timeline .lane .bar").count() == 2
+    assert (
+        page.locator("#timeline .bar")
+        .first.get_attribute("aria-label")
+        .endswith("collapsed from step 65 to 89")
+    )
+    assert (
+        page.locator(".alarm").count() >= 4
+        and "algorithm.llds.lambda" in page.locator("#differences").inner_text()
+    )
+    lag = page.locator("figure", has_text="Lag probe").first
+    assert lag.locator(".legend button").count() == 2
+    page.get_by_role("checkbox", name="llds").uncheck()
+    page.wait_for_timeout(200)
+    assert lag.locator(".legend button").count() == 1
+    plot = lag.locator(".plot")
+    plot.focus()
+    page.keyboard.press("Home")
+    assert lag.locator(".unit").inner_text() == "step 0"
+    page.keyboard.press("+")
+    assert page.locator("#unzoom").is_visible()
+    page.locator("#theme").click()
+    page.locator("#theme").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.close()
     assert asked == [] and errors == []
 
 

@@ -137,6 +137,29 @@ def test_a_group_stands_side_by_side_on_its_shared_beginning(browser, server):
     page.close()
 
 
+def test_the_way_to_the_next_step_comes_when_it_is_kept(browser, server):
+    def step(number: int) -> None:
+        body = {"trajectories": collapsing_step(number, 0.1)}
+        httpx.post(f"{server.url}/v1/runs/grows/steps/{number}/samples", json=body).raise_for_status()
+
+    step(1)
+    page = opened(browser, f"{server.url}/runs/grows/steps/2")
+    page.get_by_text("No trajectories of step 2 are kept").wait_for()
+    step(2)
+    page.wait_for_selector(".side .t")
+    assert page.get_by_role("link", name="next kept step").count() == 0
+    shown = page.locator("#group-panel").inner_html()
+    page.get_by_role("link", name="previous kept step").focus()
+    step(5)
+    page.get_by_role("link", name="next kept step").wait_for()
+    assert page.locator("#group-panel").inner_html() == shown
+    assert page.evaluate("document.activeElement.ariaLabel") == "previous kept step"
+    page.get_by_role("link", name="next kept step").click()
+    page.wait_for_url("**/steps/5**")
+    assert page.errors == []
+    page.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone_nothing_scrolls_sideways(browser, server, scheme):
     page = opened(browser, f"{server.url}/runs/falls/steps/20", 390, 844, color_scheme=scheme)

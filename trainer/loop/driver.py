@@ -184,7 +184,7 @@ class Driver(RunState):
         await self.cancel_ahead()
         await self.checkpoints.save()
         if await self.evaluations.after():
-            await self.checkpoints.save(again=self.checkpoints.best_is_new())
+            await self.checkpoints.keep_scores()
         return self.summary()
 
     def out_of_time(self, began: float) -> bool:
@@ -323,6 +323,7 @@ class Driver(RunState):
         folder = self.system.folder
         self.attempt = max(self.attempt, folder.last_attempt()) + 1
         self.probes.restore(self.step)
+        self.recorder.begin_attempt()
         folder.cut_after(self.step)
         self.updates.restore(folder.metrics_path, self.step)
         drop_after(folder.path, self.step)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import orjson
 
 from services.common.errors import UserError
 from services.likelihood.microscope.heads import SampleHead, head_of
-from services.likelihood.microscope.prompts import PromptGroup, prompt_of
+from services.likelihood.microscope.prompts import PromptGroup, joined, prompt_of
 from services.likelihood.microscope.record import SampledTrajectory
 
 DECIMALS = 5
@@ -58,6 +60,14 @@ def packed(trajectory: SampledTrajectory) -> PackedSample:
 def prompt_groups(rows: Sequence[PackedSample]) -> list[PromptGroup]:
     """The prompts of some trajectories and their groups, in order."""
     return sorted({(row.prompt, row.group, row.probe) for row in rows})
+
+
+def prompt_groups_of(heads: Iterable[bytes]) -> list[PromptGroup]:
+    """The same of stored heads, for steps that were kept before their prompts were noted."""
+    found = map(orjson.loads, heads)
+    return joined(
+        (), [(prompt_of(h.get("question"), h["group"]), h["group"], bool(h.get("probe"))) for h in found]
+    )
 
 
 def unpacked(body: bytes) -> SampledTrajectory:

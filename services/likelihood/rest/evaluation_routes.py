@@ -50,12 +50,14 @@ def add_evaluation_routes(app: FastAPI, folder: Path | None) -> None:
         links = "".join(
             f'<li><a href="evaluations/{quote(name)}">{html.escape(name)}</a></li>' for name in names
         )
+        back = f"/#runs={quote(quote(run))}"
         none = "<p>None is in the run's folder. <code>unspiral eval --suite search7</code> makes one.</p>"
         text = (
             '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Evaluations</title>'
             "<style>:root { color-scheme: light dark }"
             "body { font: 15px system-ui, sans-serif; margin: 2rem }"
-            f"</style></head><body><h1>Evaluations of {html.escape(run)}</h1>"
+            f'</style></head><body><p><a href="{back}">Unspiral</a></p>'
+            f"<h1>Evaluations of {html.escape(run)}</h1>"
             f"{f'<ul>{links}</ul>' if names else none}</body></html>"
         )
         return HTMLResponse(text, headers=HEADERS)

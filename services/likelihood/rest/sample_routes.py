@@ -19,7 +19,7 @@ from services.likelihood.microscope.record import SampledTrajectory, SamplesRece
 from services.likelihood.records import parsed
 from services.likelihood.rest.answers import SampledStep
 from services.likelihood.rest.paths import Run, Step
-from services.likelihood.store.base import LikelihoodStore
+from services.likelihood.service import LikelihoodService
 
 MAX_SAMPLES_BYTES = 32 << 20
 PARSED = 24
@@ -30,8 +30,11 @@ Read = Callable[[Callable[[], bytes], str], Awaitable[Response]]
 JSON = "application/json"
 
 
-def add_sample_routes(app: FastAPI, store: LikelihoodStore, memory: Memory, read: Read, static: Path) -> None:
+def add_sample_routes(
+    app: FastAPI, service: LikelihoodService, memory: Memory, read: Read, static: Path
+) -> None:
     """Add what concerns sampled trajectories, and the page of a step."""
+    store = service.store
 
     @app.post(
         "/v1/runs/{run}/steps/{step}/samples",
@@ -47,6 +50,8 @@ def add_sample_routes(app: FastAPI, store: LikelihoodStore, memory: Memory, read
             def keep() -> SamplesReceipt:
                 record = parsed(SamplesRecord, body)
                 stored = store.put_samples(run, step, record.attempt, record.trajectories)
+                if stored:
+                    service.publish(run, "samples", {"step": step, "stored": stored})
                 kept = store.sample_steps
                 return SamplesReceipt(
                     run=run, step=step, attempt=record.attempt, stored=stored, kept_steps=kept

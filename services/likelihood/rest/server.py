@@ -253,8 +253,8 @@ def create_app(
         responses=OF_A_RUN | text_answer("text/event-stream"),
     )
     async def stream(run: Run, request: Request) -> EventSourceResponse:
-        """Server-sent events: `step`, `alarm`, `cleared`, `event`, `about`; `reset` asks the listener to read
-        everything anew."""
+        """Server-sent events: `step`, `samples`, `alarm`, `cleared`, `event`, `about`; `reset` asks the
+        listener to read everything anew."""
         await run_in_threadpool(store.info, run)
         service.check_listeners()
         return EventSourceResponse(_events(service, run, request), ping=15)
@@ -284,7 +284,7 @@ def create_app(
 
     add_run_routes(app, service, memory)
     add_control_routes(app, store, token)
-    add_sample_routes(app, store, memory, read, STATIC)
+    add_sample_routes(app, service, memory, read, STATIC)
     add_prompt_routes(app, store, read, STATIC)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)

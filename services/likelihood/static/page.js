@@ -79,7 +79,9 @@
       if (!(base && others.length)) this.view.minus = null;
       this.selected = this.view.minus ? others.map((run) => U.difference(run, base)) : this.loaded;
       $("minus-choice").hidden = this.loaded.length < 2;
-      $("minus").replaceChildren(node("option", { value: "" }, "as they are"), ...this.loaded.map((r) => node("option", { value: r.run }, `minus ${U.titleOf(r)}`)));
+      const choices = [["", "as they are"], ...this.loaded.map((r) => [r.run, `minus ${U.titleOf(r)}`])];
+      if (JSON.stringify(choices) !== this.minusShape) $("minus").replaceChildren(...choices.map(([value, text]) => node("option", { value }, text)));
+      this.minusShape = JSON.stringify(choices); // an open list stays open
       $("minus").value = this.view.minus || "";
     },
 
@@ -180,6 +182,7 @@
       if (kind === "reset" || kind === "about" || (kind === "step" && !this.list.some((r) => r.run === data.run))) return this.again();
       if (!run) return;
       if (kind === "step" && !this.window && U.append(run, data)) this.soon();
+      else if (kind === "samples") keptMore(run, data.step), this.soon();
       else if (kind === "alarm") run.alarms.push(data), this.soon();
       else if (kind === "event") run.events.push(data), this.soon();
       else this.again();
@@ -210,6 +213,11 @@
 
   const { chip } = U;
 
+  // Trajectories of a step are kept from now on.
+  function keptMore(run, step) {
+    if (!run.sampled.some((s) => s.step === step)) run.sampled = [...run.sampled, { step }].sort((a, b) => a.step - b.step);
+  }
+
   function status(lost = false) {
     const element = $("status");
     const steps = app.loaded.map((r) => r.last_step ?? 0);
@@ -231,7 +239,7 @@
       return node("div", { class: "lane" }, node("span", { title: run.run }, U.titleOf(run)), bar);
     });
     const axis = node("div", { class: "lane axis-lane" }, node("span"), node("div", { class: "axis" }, node("span", {}, `step ${Math.round(low)}`), node("span", {}, `step ${Math.round(high)}`)));
-    $("timeline").replaceChildren(...lanes, axis);
+    U.redraw($("timeline"), ...lanes, axis);
     const keys = Object.entries(U.PHASES).map(([phase, what]) => node("li", {}, node("span", { class: "swatch", style: `background:var(--${phase})` }), node("span", {}, node("strong", {}, phase), `: ${what}`)));
     $("phase-key").replaceChildren(...keys, node("li", {}, node("span", { style: "border-left:2px solid var(--ink);height:.9rem" }), "alarm raised"));
   }
@@ -270,14 +278,14 @@
     app.alarmsSeen = true;
     const rest = cards.splice(6);
     const more = rest.length ? node("details", { id: "alarms-more", open: open.has("alarms-more") }, node("summary", {}, `${rest.length} more`), ...rest) : null;
-    $("alarms").replaceChildren(...cards, ...(more ? [more] : []));
+    U.redraw($("alarms"), ...cards, more);
   }
 
   function drawEvents(runs) {
     const all = runs.flatMap((run) => (run.events || []).map((event) => ({ run, event })));
     $("event-panel").hidden = !all.length;
     const items = all.slice(-200).map(({ run, event }) => node("li", {}, `${runs.length > 1 ? `${run.run}, ` : ""}step ${event.step ?? "–"}: `, node("strong", {}, event.kind), ` ${event.text}`));
-    $("events").replaceChildren(node("ul", { class: "events" }, ...items.reverse()));
+    U.redraw($("events"), node("ul", { class: "events" }, ...items.reverse()));
   }
 
   function drawDifferences(runs) {
@@ -287,7 +295,8 @@
     const names = app.list.map((r) => r.run);
     const head = node("tr", {}, node("th", { scope: "col" }, "Key"), ...names.map((n) => node("th", { scope: "col" }, n)));
     const body = rows.map((r) => node("tr", {}, node("th", { scope: "row" }, r.key), ...r.values.map((v) => node("td", {}, v === null ? "–" : JSON.stringify(v).replace(/^"|"$/g, "")))));
-    $("differences").replaceChildren(node("table", {}, node("thead", {}, head), node("tbody", {}, ...body)));
+    const table = node("table", { class: "facts" }, node("thead", {}, head), node("tbody", {}, ...body));
+    $("differences").replaceChildren(node("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "What differs" }, table));
   }
 
   U.app = app;

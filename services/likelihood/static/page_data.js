@@ -104,9 +104,10 @@
       const stream = new EventSource("/v1/stream");
       stream.onopen = () => on("open", {});
       stream.onerror = () => on("lost", {});
-      for (const kind of ["step", "alarm", "cleared", "event", "about", "reset"]) {
+      for (const kind of ["step", "samples", "alarm", "cleared", "event", "about", "reset"]) {
         stream.addEventListener(kind, (e) => on(kind, JSON.parse(e.data)));
       }
+      return stream;
     }
   }
 

@@ -18,6 +18,7 @@ from services.likelihood.microscope.packing import (
     PackedSample,
     packed,
     prompt_groups,
+    prompt_groups_of,
     refuse_overfull,
     unpacked,
     unpacked_head,
@@ -95,8 +96,8 @@ class RedisSamples(ABC):
             refuse_overfull(run, step, old.trajectories + len(new), size)
             held[step] = HeldStep(attempt, old.trajectories + len(new), size)
             alarms = orjson.loads(pipe.get(at("alarms")) or b"[]")
-            asked = pipe.hget(at("prompts"), step) if old.trajectories else None
-            prompts = joined(orjson.loads(asked or b"[]"), prompt_groups(new))
+            asked = self._prompts_of_step(pipe, at, step) if old.trajectories else []
+            prompts = joined(asked, prompt_groups(new))
             pipe.multi()
             self._replace(pipe, run, step, attempt, gone)
             pipe.hset(at("samples"), step, orjson.dumps(list(held[step])))
@@ -113,19 +114,20 @@ class RedisSamples(ABC):
 
     def sample_heads(self, run: str, step: int) -> list[SampleHead]:
         """See LikelihoodStore."""
-        place = self._keys(run)("samples", step)
         with self._talking():
             self._known(run)
-            names = sorted(name for name in self._redis.hkeys(place) if name.startswith(HEAD.encode()))
-            found = self._redis.hmget(place, names) if names else []
-        return [unpacked_head(head) for head in found if head]
+            found = self._heads(self._redis, self._keys(run), step)
+        return [unpacked_head(head) for head in found.values()]
 
     def samples(self, run: str, step: int, group: str | None = None) -> list[SampledTrajectory]:
         """See LikelihoodStore."""
-        heads = self.sample_heads(run, step)
-        names = [BODY + head.uid for head in heads if group in (None, head.group)]
+        at = self._keys(run)
         with self._talking():
-            found = self._redis.hmget(self._keys(run)("samples", step), names) if names else []
+            self._known(run)
+            heads = self._heads(self._redis, at, step)
+            of_group = (uid for uid, head in heads.items() if group in (None, orjson.loads(head)["group"]))
+            names = [BODY + uid for uid in of_group]
+            found = self._redis.hmget(at("samples", step), names) if names else []
         return [unpacked(body) for body in found if body]
 
     def sampled_steps(self, run: str) -> dict[int, int]:
@@ -146,10 +148,34 @@ class RedisSamples(ABC):
         return {step: of_step for step, of_step in groups.items() if of_step}
 
     def _prompts(self, run: str) -> dict[int, list[PromptGroup]]:
+        """Of the steps that hold trajectories. Steps that were kept before their prompts were noted gain
+        them here."""
+        at = self._keys(run)
         with self._talking():
             self._known(run)
-            found = self._redis.hgetall(self._keys(run)("prompts"))
-        return {int(step): orjson.loads(body) for step, body in found.items()}
+            held = self._held_samples(self._redis, at)
+            noted = self._redis.hgetall(at("prompts"))
+            found = {int(step): orjson.loads(body) for step, body in noted.items() if int(step) in held}
+            for step in held.keys() - found.keys():
+                found[step] = self._prompts_of_step(self._redis, at, step)
+                # A post to the step in the meantime has written more than was read here: it stays.
+                self._redis.hsetnx(at("prompts"), step, orjson.dumps(found[step]))
+        return found
+
+    def _prompts_of_step(self, pipe: Any, at: Keys, step: int) -> list[PromptGroup]:
+        noted = pipe.hget(at("prompts"), step)
+        if noted is not None:
+            found: list[PromptGroup] = orjson.loads(noted)
+            return found
+        return prompt_groups_of(self._heads(pipe, at, step).values())
+
+    @staticmethod
+    def _heads(pipe: Any, at: Keys, step: int) -> dict[str, bytes]:
+        """The heads of a step by uid, in order."""
+        place = at("samples", step)
+        names = sorted(name for name in pipe.hkeys(place) if name.startswith(HEAD.encode()))
+        found = zip(names, pipe.hmget(place, names) if names else (), strict=True)
+        return {name.decode().removeprefix(HEAD): head for name, head in found if head is not None}
 
     @staticmethod
     def _held_samples(pipe: Any, at: Keys) -> dict[int, HeldStep]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from abc import ABC, abstractmethod
 
-from services.likelihood.microscope.packing import PackedSample, prompt_groups
-from services.likelihood.microscope.prompts import MAX_PROMPT, MOST_PROMPTS, KeptPrompt
+from services.likelihood.microscope.packing import PackedSample, prompt_groups, prompt_groups_of
+from services.likelihood.microscope.prompts import MOST_PROMPTS, KeptPrompt, PromptGroup
 from services.likelihood.store.sqlite_file import SQLiteFile
 
 TABLE = "sample_prompt"
@@ -14,26 +14,32 @@ SCHEMA = f"""
 CREATE TABLE {TABLE} (run INTEGER, step INTEGER, prompt TEXT, grp TEXT, probe INTEGER,
     PRIMARY KEY (run, step, prompt, grp, probe)) WITHOUT ROWID
 """
-# As prompt_of names them, from the heads.
-EARLIER = f"""
-INSERT OR IGNORE INTO {TABLE}
-SELECT run, step, substr(coalesce(nullif(json_extract(CAST(head AS TEXT), '$.question'), ''), grp),
-    1, {MAX_PROMPT}), grp, 0 FROM sample
+KEPT = "step IN (SELECT step FROM sample_step WHERE run=?)"
+"""An earlier version may drop a step's trajectories and leave its prompts."""
+# Kept by a version that noted no prompts.
+UNNOTED = f"""
+SELECT run, step FROM sample_step
+WHERE NOT EXISTS (SELECT 1 FROM {TABLE} AS t WHERE t.run=sample_step.run AND t.step=sample_step.step)
 """
 
 
 def add_table(db: sqlite3.Connection) -> None:
-    """Make the table in a file that has none, and fill it from the trajectories that the file holds."""
+    """Make the table in a file that has none, and note the prompts of steps that were kept without."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name=?", (TABLE,)).fetchone():
         db.execute(SCHEMA)
-        db.execute(EARLIER)
+    for run_id, step in db.execute(UNNOTED).fetchall():
+        heads = db.execute("SELECT head FROM sample WHERE run=? AND step=?", (run_id, step))
+        _insert(db, run_id, step, prompt_groups_of(head for (head,) in heads))
 
 
 def insert(db: sqlite3.Connection, run_id: int, step: int, rows: list[PackedSample]) -> None:
     """Note the prompts of a step's trajectories."""
+    _insert(db, run_id, step, prompt_groups(rows))
+
+
+def _insert(db: sqlite3.Connection, run_id: int, step: int, found: list[PromptGroup]) -> None:
     db.executemany(
-        f"INSERT OR IGNORE INTO {TABLE} VALUES (?,?,?,?,?)",
-        [(run_id, step, *found) for found in prompt_groups(rows)],
+        f"INSERT OR IGNORE INTO {TABLE} VALUES (?,?,?,?,?)", [(run_id, step, *one) for one in found]
     )
 
 
@@ -49,11 +55,12 @@ class SQLitePrompts(ABC):
         """See LikelihoodStore."""
         query = (
             "SELECT prompt, count(DISTINCT step) AS steps, min(step), max(step) AS last, max(probe) AS probe "
-            f"FROM {TABLE} WHERE run=? GROUP BY prompt "
+            f"FROM {TABLE} WHERE run=? AND {KEPT} GROUP BY prompt "
             "ORDER BY probe DESC, steps DESC, last DESC, prompt LIMIT ?"
         )
         with self._file.reading() as db:
-            rows = db.execute(query, (self._id(db, run), limit)).fetchall()
+            run_id = self._id(db, run)
+            rows = db.execute(query, (run_id, run_id, limit)).fetchall()
         return [
             KeptPrompt(prompt=prompt, steps=steps, first=first, last=last, probe=bool(probe))
             for prompt, steps, first, last, probe in rows
@@ -61,10 +68,7 @@ class SQLitePrompts(ABC):
 
     def prompt_groups(self, run: str, prompt: str) -> dict[int, list[str]]:
         """See LikelihoodStore."""
-        query = (
-            f"SELECT step, grp FROM {TABLE} WHERE run=? AND prompt=? "
-            "AND step IN (SELECT step FROM sample_step WHERE run=?) ORDER BY step, grp"
-        )
+        query = f"SELECT step, grp FROM {TABLE} WHERE run=? AND prompt=? AND {KEPT} ORDER BY step, grp"
         found: dict[int, list[str]] = {}
         with self._file.reading() as db:
             run_id = self._id(db, run)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from services.common.files import json_lines
@@ -30,12 +31,17 @@ class Microscope:
     system: System
     lens: Lens = field(init=False)
     _words: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of trajectories of the fixed probe, by uid."""
+    """Lines of the run's folder about trajectories of the fixed probe in this attempt, by uid."""
     _followed: set[str] = field(default_factory=set)
     """Those of the fixed probe that are kept, by uid."""
 
     def __post_init__(self) -> None:
         self.lens = Lens(self._decode, self._explain)
+
+    def begin_attempt(self) -> None:
+        """Forget the texts of earlier attempts, in which the same uids may have named other trajectories."""
+        # A new dict: slides of the last attempt that the store's thread has yet to read fill their own.
+        self._words = {}
 
     def slide(
         self, scored: ScoredStep, llds_lambda: float, min_drop: float, rules: Sequence[str]
@@ -63,15 +69,16 @@ class Microscope:
         first_of = {group_of(uid): row for row, uid in reversed([*enumerate(fixed.tokens.uid)])}
         rows = sorted(first_of.values())[: store.probe_trajectories]
         self._followed = {fixed.tokens.uid[row] for row in rows}
-        return ProbeSlide.of(fixed.tokens, fixed.logp, rows, self._told) if rows else None
+        told = partial(self._told, self._words)
+        return ProbeSlide.of(fixed.tokens, fixed.logp, rows, told) if rows else None
 
-    def _told(self, uid: str, step: int) -> dict[str, Any]:
+    def _told(self, words: dict[str, dict[str, Any]], uid: str, step: int) -> dict[str, Any]:
         """What the run's folder says of a trajectory; empty where it does not hold it any more. Reads the
         file of a step once: of the fixed probe's few trajectories all that is needed stays in memory."""
-        if uid not in self._words:
+        if uid not in words:
             file = self.system.folder.path / "trajectories" / f"step_{step:06d}.jsonl"
-            self._words |= {r["uid"]: r for r in json_lines(file) if r.get("uid") in self._followed}
-        return self._words.setdefault(uid, {})
+            words |= {r["uid"]: r for r in json_lines(file) if r.get("uid") in self._followed}
+        return words.setdefault(uid, {})
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return text_of(self.system.tokenizer, list(token_ids))

@@ -107,6 +107,11 @@ class Recorder:
         self.rewards: deque[float | None] = deque(maxlen=LAST_REWARDS)
         """Mean reward of the last steps."""
 
+    def begin_attempt(self) -> None:
+        """Forget what earlier attempts left of steps that come again."""
+        self.rewards.clear()
+        self.microscope.begin_attempt()
+
     def step(self, result: StepResult, metrics: dict[str, Any]) -> PhaseState:
         """Name the phase, write the run's files, and give the store its copy, which it takes in the
         background. metrics: `result.metrics()`."""

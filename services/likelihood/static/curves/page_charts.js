@@ -339,12 +339,13 @@
       this.outputs = new Map();
       const byLine = this.runs.length > 1 && this.lines.length > 1;
       const entries = byLine ? this.lines.map((line) => this.curves.filter((c) => c.line === line)) : this.curves.map((c) => [c]);
-      this.legend.replaceChildren(
+      U.redraw(
+        this.legend,
         ...entries.map((curves) => {
           const [{ line, run, dash, colour }] = curves;
           const stroke = byLine ? U.colour("soft") : colour;
           const shown = curves.some((c) => !this.app.view.off.has(this.id(c)));
-          const button = node("button", { type: "button", "aria-pressed": String(shown), title: "Show or hide", onclick: () => this.toggle(curves) });
+          const button = node("button", { type: "button", "aria-pressed": String(shown), title: "Show or hide", "data-keep": curves.map((c) => this.id(c)).join(), onclick: () => this.toggle(curves) });
           button.innerHTML = `<svg width="20" height="8" aria-hidden="true"><line x1="0" y1="4" x2="20" y2="4" stroke="${stroke}" stroke-width="2.5" stroke-dasharray="${dash.join(" ")}"/></svg>`;
           button.append(byLine || this.runs.length === 1 ? line.label : U.titleOf(run));
           for (const curve of curves) {

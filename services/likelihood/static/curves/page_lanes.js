@@ -95,7 +95,7 @@
       const colour = span.state === "alarm" ? "acceleration" : "stagnation";
       const label = `${span.state}, steps ${span.first} to ${span.last}: ${span.alarm.seen}`;
       const style = `left:${at(span.first)}%;width:${Math.max(0, at(span.last + 1) - at(span.first))}%;background:var(--${colour})`;
-      bar.append(node("button", { type: "button", style, title: label, "aria-label": label, onclick: () => show(run, span.alarm) }));
+      bar.append(node("button", { type: "button", style, title: label, "aria-label": label, "data-keep": `${title} ${span.state} ${span.first}`, onclick: () => show(run, span.alarm) }));
     }
     return node("div", { class: "lane rule" }, node("span", { title }, title), bar);
   }
@@ -108,6 +108,7 @@
     }
     waiting = null;
     const lanes = [];
+    const quiet = [];
     const unread = [];
     for (const [rule, metrics] of Object.entries(U.RULES)) {
       let read = false;
@@ -115,12 +116,15 @@
         const has = metrics.some((name) => run.series.series[name]) || run.alarms.some((a) => a.rule === rule);
         if (!has) continue;
         read = true;
-        lanes.push(lane(run, rule, range, runs.length > 1 ? `${rule}, ${run.run}` : rule));
+        const one = lane(run, rule, range, runs.length > 1 ? `${rule}, ${run.run}` : rule);
+        (spans(run, rule).length ? lanes : quiet).push(one);
       }
       if (!read) unread.push(rule);
     }
-    $("lane-panel").hidden = !lanes.length;
-    $("lanes").replaceChildren(...lanes);
+    $("lane-panel").hidden = !lanes.length && !quiet.length;
+    // Those without a sign are folded: the curves below are what is looked at next.
+    const fold = node("details", { id: "quiet-lanes", open: $("quiet-lanes")?.open ?? false }, node("summary", {}, `${quiet.length}${lanes.length ? " more" : ""} saw no sign`), ...quiet);
+    U.redraw($("lanes"), ...lanes, quiet.length ? fold : null);
     const key = (colour, text) => node("li", {}, node("span", { class: "swatch", style: `background:var(--${colour})` }), text);
     const missing = unread.length ? [node("li", { class: "unread" }, `not recorded: ${unread.join(", ")}`)] : [];
     $("lane-key").replaceChildren(key("grid", "quiet"), key("stagnation", "watch: the sign is seen"), key("acceleration", "alarm"), ...missing);

@@ -33,12 +33,12 @@
     const names = [...new Set(found.flatMap((metrics) => Object.keys(metrics || {})))].filter((n) => !U.NOT_CURVES.includes(n)).sort();
     const head = node("tr", {}, node("th", { scope: "col" }, "metric"), ...runs.map((run) => node("th", { scope: "col", class: "n" }, U.titleOf(run))));
     const rows = names.map((name) => node("tr", { "data-name": name }, node("th", { scope: "row" }, name), ...found.map((metrics) => node("td", { class: "n" }, number(metrics?.[name])))));
-    const values = node("details", { open }, node("summary", {}, `${names.length} values`), node("div", { class: "pin-values" }, find, node("table", {}, node("thead", {}, head), node("tbody", {}, ...rows))));
+    const values = () => node("details", { open }, node("summary", { "data-keep": "values" }, `${names.length} values`), node("div", { class: "pin-values" }, find, node("table", {}, node("thead", {}, head), node("tbody", {}, ...rows))));
     const missing = runs.filter((_, i) => !found[i]).map((run) => `${U.titleOf(run)} has no step ${pin}`);
-    $("pinned").replaceChildren(
+    U.redraw($("pinned"), () => [
       node("div", { class: "pin-head" }, node("strong", {}, `Step ${pin}`), ...links, missing.length ? node("span", { class: "muted" }, missing.join("; ")) : null, node("button", { type: "button", onclick: () => U.pin(pin) }, "Unpin")),
-      values,
-    );
+      values(),
+    ]);
     filter();
   };
 })();

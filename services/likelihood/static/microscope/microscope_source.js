@@ -80,6 +80,21 @@
     return steps.filter((s) => s <= step).pop() ?? steps[0] ?? null;
   };
 
+  // Call `hear` when trajectories of more steps of a run are kept. A browser has few connections for all windows of a service: a
+  // hidden one gives its own back.
+  U.followSamples = (run, hear) => {
+    let stream = null;
+    let due = null;
+    const soon = () => (due ||= setTimeout(() => ((due = null), hear()), 1000));
+    const heard = (kind, data) => (["open", "reset"].includes(kind) || (kind === "samples" && data.run === run)) && soon();
+    const listen = () => {
+      if (!document.hidden) stream ||= U.source.listen(heard);
+      else if (stream) stream = stream.close() ?? null;
+    };
+    document.addEventListener("visibilitychange", listen);
+    listen();
+  };
+
   // A link to the prompts of a run through time; null where no trajectories are kept, or in a report.
   U.promptsLink = (run, named) => {
     if (!U.source.live || U.keptStep(run, 0) === null) return null;

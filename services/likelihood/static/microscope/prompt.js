@@ -22,21 +22,45 @@
     $("status").textContent = `the service did not answer (${error.message})`;
   };
 
-  function drawChoice(prompts) {
+  const select = node("select", { id: "prompt", onchange: () => show(select.value, null, null, {}) });
+  const field = (name) => node("input", { type: "number", min: "0", name, placeholder: name, "aria-label": `${name} step`, onchange: () => show(view.prompt, fields.first.value || null, fields.last.value || null, {}) });
+  const fields = { first: field("first"), last: field("last") };
+  $("choice").replaceChildren(node("label", { class: "search" }, "Prompt ", select), node("span", { class: "range" }, "Steps ", fields.first, " to ", fields.last));
+
+  // The prompts by name, with the number of their steps. An open list stays open where nothing has changed.
+  function drawPrompts(prompts) {
     const named = prompts.some((p) => p.prompt === view.prompt) || view.prompt === null ? prompts : [{ prompt: view.prompt, steps: null }, ...prompts];
     const about = (p) => (p.steps === null ? "" : ` (${p.probe ? "probe, " : ""}${p.steps} step${p.steps === 1 ? "" : "s"})`);
-    const select = node("select", { id: "prompt", onchange: () => show(select.value, null, null, {}) }, ...named.map((p) => node("option", { value: p.prompt }, `${p.prompt.slice(0, 90)}${about(p)}`)));
+    const texts = named.map((p) => `${p.prompt.slice(0, 90)}${about(p)}`);
+    if ([...select.options].map((o) => o.text).join("\n") !== texts.join("\n")) select.replaceChildren(...named.map((p, i) => node("option", { value: p.prompt }, texts[i])));
     select.value = view.prompt;
-    const field = (name) => {
-      const input = node("input", { type: "number", min: "0", name, placeholder: name, "aria-label": `${name} step`, onchange: () => show(view.prompt, ...["first", "last"].map((n) => $("choice").querySelector(`[name=${n}]`).value || null), {}) });
-      input.value = view[name] ?? "";
-      return input;
-    };
-    $("choice").replaceChildren(node("label", { class: "search" }, "Prompt ", select), node("span", { class: "range" }, "Steps ", field("first"), " to ", field("last")));
   }
+
+  // An empty field says between which steps the prompt is kept.
+  function drawRange(from, to) {
+    fields.first.placeholder = from ?? "first";
+    fields.last.placeholder = to ?? "last";
+    for (const input of Object.values(fields)) Object.assign(input, { min: from ?? 0, max: to ?? "" });
+  }
+
+  // More steps were kept while the page is read. What is shown stays: it is read anew on request.
+  async function hear() {
+    const prompts = await U.source.get(at).catch(() => null);
+    if (!prompts) return;
+    if (view.prompt === null) return begin(prompts);
+    drawPrompts(prompts);
+    const now = prompts.find((p) => p.prompt === view.prompt);
+    if (!now || !view.kept || (now.steps === view.kept.length && now.last === view.kept[view.kept.length - 1])) return;
+    drawRange(now.first, now.last);
+    const again = node("button", { type: "button", onclick: () => show(view.prompt, view.first, view.last, chosenNow()) }, "Read again");
+    U.redraw($("news"), node("span", {}, `Kept at ${now.steps} step${now.steps === 1 ? "" : "s"} by now, up to step ${now.last}. `), again);
+  }
+  const chosenNow = () => ({ a: view.a && U.placed(view.a), b: view.b && U.placed(view.b), token: view.pointed === null ? null : String(view.pointed) });
 
   async function show(prompt, first, last, chosen) {
     Object.assign(view, { prompt, first, last, pointed: null });
+    fields.first.value = first ?? "";
+    fields.last.value = last ?? "";
     const query = new URLSearchParams({ prompt });
     for (const [name, value] of [["first", first], ["last", last]]) if (value !== null) query.set(name, value);
     const asked = (view.asked = (view.asked || 0) + 1);
@@ -54,7 +78,10 @@
     for (const { t } of view.placed) t.verdict = t.right ?? (t.reward === null || t.reward === undefined ? null : t.reward >= 1);
     const [one, two] = pair(view.placed, chosen);
     Object.assign(view, { a: one, b: two });
+    view.kept = found.kept;
     const all = found.kept.length;
+    drawRange(found.kept[0], found.kept[all - 1]);
+    U.redraw($("news"));
     const left = found.cut ? " The answer was too large: later steps are left out; choose a smaller range." : "";
     $("note").textContent = all ? `Kept at ${all} step${all === 1 ? "" : "s"}${all > view.steps.length ? `, ${view.steps.length} of them shown` : ""}.${left}` : "No trajectory of this prompt is kept token by token.";
     $("status").className = "status live";
@@ -137,15 +164,13 @@
   $("back").href = `/#runs=${encodeURIComponent(run)}`;
   const query = new URLSearchParams(location.search);
   const place = new URLSearchParams(location.hash.slice(1));
-  (async () => {
-    const prompts = await U.source.get(at);
+  async function begin(prompts) {
     view.prompt = query.get("prompt") || prompts[0]?.prompt || null;
-    drawChoice(prompts);
-    if (view.prompt === null) {
-      $("note").textContent = "No trajectory of this run is kept token by token.";
-      return;
-    }
-    for (const name of ["first", "last"]) $("choice").querySelector(`[name=${name}]`).value = query.get(name) ?? "";
-    await show(view.prompt, query.get("first"), query.get("last"), Object.fromEntries(place));
-  })().catch(failed);
+    drawPrompts(prompts);
+    if (view.prompt !== null) return show(view.prompt, query.get("first"), query.get("last"), Object.fromEntries(place));
+    $("note").textContent = "No trajectory of this run is kept token by token.";
+  }
+  U.source.get(at).then(begin).catch(failed);
+
+  U.followSamples(run, hear);
 })();

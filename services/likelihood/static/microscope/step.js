@@ -13,12 +13,15 @@
   };
   const link = (to, text, label) => U.node(to === null || to === undefined ? "span" : "a", { class: "step-link", "aria-label": label, href: to === null || to === undefined ? null : `/runs/${encodeURIComponent(run)}/steps/${to}` }, text);
 
+  const status = ({ previous, next, trajectories }) => {
+    $("status").className = "status live";
+    U.redraw($("status"), U.node("span", {}, run, ", step "), link(previous, "◂", "previous kept step"), U.node("strong", {}, step), link(next, "▸", "next kept step"), trajectories ? "" : " (nothing kept)");
+  };
+
   const view = new U.Microscope($("microscope"), {
     changed: (of) => {
       history.replaceState(null, "", address(of));
-      const { previous, next, trajectories } = of.heads;
-      $("status").className = "status live";
-      $("status").replaceChildren(U.node("span", {}, run, ", step "), link(previous, "◂", "previous kept step"), U.node("strong", {}, step), link(next, "▸", "next kept step"), trajectories ? "" : " (nothing kept)");
+      status(of.heads);
       document.title = `${run}, step ${step}: microscope`;
     },
   });
@@ -27,6 +30,17 @@
   const query = new URLSearchParams(location.search);
   const place = new URLSearchParams(location.hash.slice(1));
   const given = (from, names) => Object.fromEntries(names.filter((n) => from.get(n)).map((n) => [n, from.get(n)]));
+
+  // More steps were kept while this one is read: the ways to its neighbours follow, and it is read anew where it had nothing.
+  U.followSamples(run, async () => {
+    const kept = await U.source.get(`/v1/runs/${encodeURIComponent(run)}/samples`).catch(() => null);
+    if (!kept || !view.heads) return;
+    const steps = kept.map((s) => s.step);
+    if (!view.heads.trajectories && steps.includes(Number(step))) return view.read();
+    Object.assign(view.heads, { previous: steps.findLast((s) => s < step), next: steps.find((s) => s > step) });
+    status(view.heads);
+  });
+
   view.show(run, Number(step), given(query, NAMES), given(place, ["group", "a", "b", "at"])).catch((error) => {
     $("status").className = "status lost";
     $("status").textContent = `the service did not answer (${error.message})`;

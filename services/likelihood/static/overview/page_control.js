@@ -4,18 +4,19 @@
   const U = window.Unspiral;
   const { node } = U;
   const EVERY = 5000; // milliseconds between two looks
-  const panels = new Map(); // by run: what was seen of it last, and what was said to a request
-  let asking = false; // whether the form for the token is open
-  let refused = "";
+  const panels = new Map(); // by run: what was seen of it last, and the parts of its panel
 
   const place = () => document.getElementById("control");
   const has = (run) => Boolean(U.source.live && run.about?.control && !run.about.ended);
   const at = (run) => `/v1/runs/${encodeURIComponent(run)}/control`;
-  const of = (run) => panels.get(run) || panels.set(run, { view: null, said: "", bad: false, busy: false }).get(run);
+  const of = (run) => panels.get(run) || panels.set(run, made(run)).get(run);
+  const set = (element, text) => element.textContent === text || (element.textContent = text);
 
   async function look(run) {
     const seen = of(run);
+    seen.looking = true;
     const view = await U.source.get(at(run)).catch(() => null);
+    seen.looking = false;
     seen.view = view || { passes_on: false, status: null, problem: "the service did not answer" };
     draw();
   }
@@ -27,81 +28,116 @@
     draw();
     const done = await U.send("POST", `${at(run)}${path}`, body || {});
     seen.busy = false;
-    seen.bad = !done.ok;
-    seen.said = done.token ? "The service takes this token no more." : done.text;
+    seen.said.className = done.ok ? "said" : "said flag";
+    set(seen.said, done.token ? "The service takes this token no more." : done.text);
     await look(run);
   }
 
-  function buttons(run, seen) {
-    const { status } = seen.view;
-    const off = seen.busy ? "" : null;
-    const paused = status.state === "paused" || status.state === "pausing";
-    const ready = paused || status.state === "running";
-    if (!ready) return node("p", { class: "muted" }, `It can be asked for nothing while it is ${status.state}.`);
-    const count = node("input", { type: "number", min: "1", max: "10000", value: String(seen.wanted ?? status.target), "aria-label": `Workers wanted of ${run}`, oninput: () => (seen.wanted = count.value) });
+  const button = (text, onclick, more = {}) => node("button", { type: "button", onclick, ...more }, text);
+  // Not `disabled`, which would take the focus from a button that was just pressed: `act` does nothing meanwhile.
+  const off = (element, busy) => element.setAttribute("aria-disabled", String(busy));
+
+  // Forms are made once and stay on the page: whoever types in them keeps what was typed, and the place.
+  function made(run) {
+    const seen = { view: null, looking: false, busy: false, wanted: null, asking: false };
+    seen.said = node("p", { role: "status", class: "said" });
+    seen.box = node("section", { class: "panel control", "data-run": run });
+    seen.token = tokenForm(seen);
+    seen.ask = button("Control this run", () => {
+      seen.asking = true;
+      draw();
+      seen.token.querySelector("input").focus();
+    });
+    seen.invitation = node("p", {}, seen.ask, node("span", { class: "muted" }, " asks for the API token; the page forgets it when it is left"));
+    seen.count = node("input", { type: "number", min: "1", max: "10000", "aria-label": `Workers wanted of ${run}`, oninput: () => (seen.wanted = seen.count.value) });
+    seen.pause = button("Pause", () => act(run, paused(seen) ? "/resume" : "/pause"), { "data-keep": "pause" });
     const scale = (n) => {
-      seen.wanted = undefined;
+      if (!seen.busy) seen.wanted = null;
       act(run, "/workers/scale", { n });
     };
-    const form = node(
-      "form",
-      { class: "row", onsubmit: (e) => (e.preventDefault(), scale(Number(count.value))) },
-      node("button", { type: "button", disabled: off, onclick: () => act(run, paused ? "/resume" : "/pause") }, paused ? "Resume" : "Pause"),
-      node("label", {}, "Workers ", count),
-      node("button", { type: "submit", disabled: off }, "Scale"),
-      node("button", { type: "button", disabled: off, title: "as many as the cluster has room for", onclick: () => scale("all") }, "All"),
-      node("button", { type: "button", onclick: () => (U.token.forget(), draw()) }, "Forget the token"),
-    );
-    return form;
+    seen.buttons = [seen.pause, node("button", { type: "submit" }, "Scale"), button("All", () => scale("all"), { title: "as many as the cluster has room for" })];
+    const forget = button("Forget the token", () => {
+      U.token.forget();
+      draw();
+    });
+    const [pause, submit, all] = seen.buttons;
+    seen.form = node("form", { class: "row", onsubmit: (e) => (e.preventDefault(), scale(Number(seen.count.value))) }, pause, node("label", {}, "Workers ", seen.count), submit, all, forget);
+    return seen;
+  }
+
+  function tokenForm(seen) {
+    const secret = node("input", { type: "password", autocomplete: "off", "aria-label": "API token for control" });
+    const refused = node("span", { role: "alert", class: "flag" });
+    const close = () => {
+      seen.asking = false;
+      secret.value = "";
+      set(refused, "");
+    };
+    const enter = async (e) => {
+      e.preventDefault();
+      const problem = await U.token.enter(secret.value.trim());
+      if (problem) return set(refused, problem);
+      close();
+      draw();
+    };
+    const cancel = () => {
+      close();
+      draw();
+      seen.ask.focus();
+    };
+    return node("form", { class: "row", onsubmit: enter }, node("label", {}, "API token ", secret), node("button", { type: "submit" }, "Use it"), button("Cancel", cancel), refused);
+  }
+
+  const paused = (seen) => ["paused", "pausing"].includes(seen.view?.status?.state);
+
+  function buttons(seen) {
+    const { status } = seen.view;
+    if (!paused(seen) && status.state !== "running") return node("p", { class: "muted" }, `It can be asked for nothing while it is ${status.state}.`);
+    set(seen.pause, paused(seen) ? "Resume" : "Pause");
+    if (seen.wanted === null && document.activeElement !== seen.count) seen.count.value = String(status.target);
+    for (const one of seen.buttons) off(one, seen.busy);
+    return seen.form;
   }
 
   function workers(run, seen, may) {
-    const rows = seen.view.status.workers.map((w) =>
-      node("li", {}, node("code", {}, w.id), ` ${w.state}, version ${w.version}, ${w.trajectories} trajectories `, may && w.state !== "draining" ? node("button", { type: "button", disabled: seen.busy ? "" : null, "aria-label": `Drain ${w.id}`, title: "it finishes what it runs, then ends", onclick: () => act(run, `/workers/${encodeURIComponent(w.id)}/drain`) }, "Drain") : null),
-    );
+    const rows = seen.view.status.workers.map((w) => {
+      const drain = may && w.state !== "draining" ? button("Drain", () => act(run, `/workers/${encodeURIComponent(w.id)}/drain`), { "aria-label": `Drain ${w.id}`, title: "it finishes what it runs, then ends" }) : null;
+      if (drain) off(drain, seen.busy);
+      return node("li", {}, node("code", {}, w.id), ` ${w.state}, version ${w.version}, ${w.trajectories} trajectories `, drain);
+    });
     return node("ul", { class: "workers" }, ...rows);
-  }
-
-  function tokenForm() {
-    const secret = node("input", { type: "password", autocomplete: "off", "aria-label": "API token for control" });
-    const enter = async (e) => {
-      e.preventDefault();
-      refused = (await U.token.enter(secret.value.trim())) || "";
-      asking = Boolean(refused);
-      draw(true);
-    };
-    return node("form", { class: "row", onsubmit: enter }, node("label", {}, "API token ", secret), node("button", { type: "submit" }, "Use it"), node("button", { type: "button", onclick: () => ((asking = false), draw(true)) }, "Cancel"), node("span", { role: "alert", class: "flag" }, refused));
   }
 
   function panel(run, many) {
     const seen = of(run.run);
     const title = node("h2", {}, many ? `Control of ${U.titleOf(run)}` : "Control");
     const { view } = seen;
-    if (!view) return node("section", { class: "panel control" }, title, node("p", { class: "muted" }, "asking the run"));
-    const lines = [];
-    const may = view.passes_on && U.token.known;
-    if (view.status) {
-      const { state, target, follows_cluster: all, problem, stage } = view.status;
-      lines.push(node("p", {}, node("strong", { class: "control-state" }, state), stage ? ` (${stage})` : "", `, ${target} worker${target === 1 ? "" : "s"} wanted${all ? " (all that the cluster has room for)" : ""}`, problem ? `. ${problem}` : ""));
-      lines.push(workers(run.run, seen, may));
-      if (may) lines.push(buttons(run.run, seen));
-    } else lines.push(node("p", { class: "muted" }, view.problem));
-    if (!view.passes_on) lines.push(node("p", { class: "muted" }, "There are no buttons, since this service has no token. Set UNSPIRAL_API_TOKEN before the run starts, or use ", node("code", {}, "unspiral pause"), ", ", node("code", {}, "resume"), " and ", node("code", {}, "workers"), "."));
-    else if (!may && view.status) lines.push(asking ? tokenForm() : node("p", {}, node("button", { type: "button", onclick: () => ((asking = true), (refused = ""), draw(true), document.querySelector("#control input[type=password]")?.focus()) }, "Control this run"), node("span", { class: "muted" }, " asks for the API token; the page forgets it when it is left")));
-    lines.push(node("p", { role: "status", class: seen.bad ? "said flag" : "said" }, seen.said));
-    return node("section", { class: "panel control", "data-run": run.run }, title, ...lines);
+    const lines = [title];
+    if (!view) lines.push(node("p", { class: "muted" }, "asking the run"));
+    else {
+      const may = view.passes_on && U.token.known;
+      if (view.status) {
+        const { state, target, follows_cluster: all, problem, stage } = view.status;
+        lines.push(node("p", {}, node("strong", { class: "control-state" }, state), stage ? ` (${stage})` : "", `, ${target} worker${target === 1 ? "" : "s"} wanted${all ? " (all that the cluster has room for)" : ""}`, problem ? `. ${problem}` : ""));
+        lines.push(workers(run.run, seen, may));
+        if (may) lines.push(buttons(seen));
+      } else lines.push(node("p", { class: "muted" }, view.problem));
+      if (seen.asking && !may) lines.push(seen.token);
+      else if (view.status && view.passes_on && !may) lines.push(seen.invitation);
+      if (view.status && !view.passes_on) lines.push(node("p", { class: "muted" }, "There are no buttons, since this service has no token. Set UNSPIRAL_API_TOKEN before the run starts, or use ", node("code", {}, "unspiral pause"), ", ", node("code", {}, "resume"), " and ", node("code", {}, "workers"), "."));
+    }
+    U.redraw(seen.box, ...lines, seen.said);
+    return seen.box;
   }
 
-  // Not while somebody types: the fields would lose what stands in them.
-  function draw(now = false) {
-    if (!now && place().contains(document.activeElement) && document.activeElement.matches("input")) return;
+  function draw() {
     const runs = (U.app?.loaded || []).filter(has);
-    place().replaceChildren(...runs.map((run) => panel(run, runs.length > 1)));
+    U.redraw(place(), ...runs.map((run) => panel(run, runs.length > 1)));
   }
 
   U.drawControl = () => {
     draw();
-    for (const run of (U.app?.loaded || []).filter(has)) if (!panels.has(run.run)) look(run.run);
+    for (const run of (U.app?.loaded || []).filter(has)) if (!of(run.run).view && !of(run.run).looking) look(run.run);
   };
 
   setInterval(() => {

@@ -39,7 +39,7 @@
       const scores = known(all, key);
       if (!scores.length) continue;
       const [first, last] = [scores[0], scores[scores.length - 1]];
-      const change = scores.length > 1 ? `, ${last.value > first.value ? "up from" : last.value < first.value ? "down from" : "as"} ${number(first.value)} at step ${first.step}` : ", the only score so far";
+      const change = scores.length > 1 ? `, ${last.value > first.value ? "up from" : last.value < first.value ? "down from" : "unchanged from"} ${number(first.value)} at step ${first.step}` : ", the only score so far";
       lines.push(node("p", {}, node("strong", {}, number(last.value)), ` ${label}, at step ${last.step}${change}`));
     }
     if (run.evaluations?.length) lines.push(node("p", {}, node("a", { href: `/runs/${encodeURIComponent(run.run)}/evaluations` }, run.evaluations.length === 1 ? "1 evaluation of this run" : `${run.evaluations.length} evaluations of this run`)));
@@ -111,8 +111,8 @@
     if (state.word === "running" && state.planned && state.usual && run.last_step < state.planned) facts.push(`about ${U.duration((state.planned - run.last_step) * state.usual)} left`);
     const unknown = [["rollout/tokens_per_s", "throughput"], ["rollout/workers", "workers"]].filter(([key]) => latest(key) === null).map(([, word]) => word);
     if (!state.ended && !(state.planned && state.usual)) unknown.push("time left");
-    if (facts.length) lines.push(node("p", {}, facts.join(" · ")));
-    if (unknown.length) lines.push(node("p", { class: "muted" }, `Not posted: ${unknown.join(", ")}.`));
+    if (facts.length) lines.push(node("p", {}, `${facts.join(" · ")}${state.word === "running" ? "" : " at its last step"}`));
+    if (unknown.length && !state.ended) lines.push(node("p", { class: "muted" }, `Not posted: ${unknown.join(", ")}.`));
     return lines;
   }
 
@@ -122,7 +122,7 @@
       const name = runs.length > 1 ? node("h2", { class: "of-run" }, node("span", { class: "swatch", style: `background:${run.colour}` }), U.titleOf(run)) : null;
       return node("div", { class: "answers", "data-run": run.run }, name, card("Is it learning?", learning(run), "learning"), card("Is it sick?", sick(run), "sick"), card("What is it doing now?", doing(run), "doing"));
     });
-    document.getElementById("first").replaceChildren(...rows);
+    U.redraw(document.getElementById("first"), ...rows);
   };
 
   // The age of the last step grows between two posts.

@@ -5,6 +5,7 @@
   const { node, number } = U;
   const $ = (id) => document.getElementById(id);
   const MANY = 6;
+  const HEAD = ["Run", "Phase", "Step", "Reward", "Held-out", "Right answers", "Lag probe", "Share falling", "Alarms"];
   let wanted = "";
   let withHidden = false;
 
@@ -12,6 +13,13 @@
 
   const find = node("input", { type: "search", placeholder: "name, title or tag", "aria-label": "Search the runs", oninput: () => ((wanted = find.value), U.drawRuns(U.app.list, U.app.loaded)) });
   const fits = (info) => [info.run, info.title || "", ...(info.tags || [])].some((t) => t.toLowerCase().includes(wanted.toLowerCase()));
+
+  // A way to the tokens of a run's last step, whose words change with each.
+  function stepLink(run) {
+    const link = run && U.tokensLink(run, run.last_step, "", number(run.last_step));
+    if (link) link.dataset.keep = `last step of ${run.run}`;
+    return link;
+  }
 
   function row(info, run) {
     const latest = (name) => run?.metrics[name] ?? run?.series.series[name]?.mean.findLast((v) => v !== null);
@@ -23,14 +31,16 @@
     const tags = (info.tags || []).map((tag) => node("span", { class: "tag" }, tag));
     const change = U.source.live ? node("button", { type: "button", class: "edit", "aria-label": `Change ${info.run}`, title: "title, tags, hide, delete", onclick: () => U.manage(info) }, "⋯") : null;
     const score = latest("eval/em_greedy") ?? latest("eval/em_sampled");
+    const value = (i, what) => node("td", { class: "n", "data-label": HEAD[i] }, what);
+    const values = [latest("reward/mean"), score, latest("logp/right"), latest("probe/lag"), latest("displacement/share_negative")];
     return node(
       "tr",
-      {},
+      { class: run ? null : "off" },
       node("th", { scope: "row" }, node("label", {}, box, swatch, names), ...tags, change),
       node("td", {}, run ? U.chip(run.phase, ` since ${run.since}`) : node("span", { class: "muted" }, "not shown")),
-      node("td", { class: "n" }, (run && U.tokensLink(run, run.last_step, "", number(run.last_step))) || number((run || info).last_step)),
-      ...[latest("reward/mean"), score, latest("logp/right"), latest("probe/lag"), latest("displacement/share_negative")].map((v) => node("td", { class: "n" }, number(v))),
-      node("td", { class: "n" }, run ? (standing.length ? String(standing.length) : "none") : "–"),
+      value(2, stepLink(run) || number((run || info).last_step)),
+      ...values.map((v, i) => value(3 + i, number(v))),
+      value(8, run ? (standing.length ? String(standing.length) : "none") : "–"),
     );
   }
 
@@ -42,15 +52,10 @@
     const chosen = new Map(loaded.map((r) => [r.run, r]));
     const hidden = list.filter((info) => info.hidden && !chosen.has(info.run));
     const shown = list.filter((info) => chosen.has(info.run) || ((withHidden || !info.hidden) && fits(info)));
-    const head = ["Run", "Phase", "Step", "Reward", "Held-out", "Right answers", "Lag probe", "Share falling", "Alarms"];
-    const columns = head.map((h, i) => node("th", { scope: "col", class: i > 1 ? "n" : null }, h));
+    const columns = HEAD.map((h, i) => node("th", { scope: "col", class: i > 1 ? "n" : null }, h));
     const table = node("table", {}, node("thead", {}, node("tr", {}, ...columns)), node("tbody", {}, ...shown.map((info) => row(info, chosen.get(info.run)))));
     const more = node("button", { type: "button", onclick: () => ((withHidden = !withHidden), U.drawRuns(list, loaded)) }, withHidden ? "Leave hidden runs out" : `Show ${hidden.length} hidden`);
-    const bar = node("div", { class: "run-bar filters" }, list.length > MANY || wanted ? node("label", { class: "search" }, "Search ", find) : null, hidden.length || withHidden ? more : null);
-    const focused = document.activeElement?.closest?.("#runs table") ? [...$("runs").querySelectorAll("input[type=checkbox]")].indexOf(document.activeElement) : -1;
-    const searching = document.activeElement === find;
-    $("runs").replaceChildren(bar, node("div", { class: "wide" }, table));
-    if (focused >= 0) $("runs").querySelectorAll("input[type=checkbox]")[focused]?.focus();
-    if (searching) find.focus();
+    const bar = () => node("div", { class: "run-bar filters" }, list.length > MANY || wanted ? node("label", { class: "search" }, "Search ", find) : null, hidden.length || withHidden ? more : null);
+    U.redraw($("runs"), () => [bar(), node("div", { class: "wide" }, table)]);
   };
 })();

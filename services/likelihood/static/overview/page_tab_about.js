@@ -3,8 +3,8 @@
   "use strict";
   const U = window.Unspiral;
   const { node } = U;
-  let wanted = "";
-  let onlyDifferent = false;
+  const find = node("input", { type: "search", placeholder: "key of the configuration", "aria-label": "Search the configuration" });
+  const different = node("input", { type: "checkbox" });
 
   const flat = (value, prefix = "") =>
     Object.entries(value || {}).flatMap(([key, inner]) => (inner && typeof inner === "object" && !Array.isArray(inner) && Object.keys(inner).length ? flat(inner, `${prefix}${key}.`) : [[`${prefix}${key}`, inner]]));
@@ -45,7 +45,7 @@
   }
 
   function filter(panel) {
-    for (const row of panel.querySelectorAll(".configuration tbody tr")) row.hidden = !row.dataset.key.includes(wanted.toLowerCase()) || (onlyDifferent && !row.classList.contains("differs"));
+    for (const row of panel.querySelectorAll(".configuration tbody tr")) row.hidden = !row.dataset.key.includes(find.value.toLowerCase()) || (different.isConnected && different.checked && !row.classList.contains("differs"));
   }
 
   U.tabs.add({
@@ -56,17 +56,14 @@
       if (panel.shape === shape) return;
       panel.shape = shape;
       const configs = runs.map((run) => new Map(flat(run.about?.config || run.config)));
-      const find = node("input", { type: "search", placeholder: "key of the configuration", "aria-label": "Search the configuration", oninput: () => ((wanted = find.value), filter(panel)) });
-      find.value = wanted;
-      const different = node("input", { type: "checkbox", onchange: () => ((onlyDifferent = different.checked), filter(panel)) });
-      different.checked = onlyDifferent;
+      find.oninput = different.onchange = () => filter(panel);
       const silent = runs.filter((_, i) => !configs[i].size).map(U.titleOf);
-      const bar = node("div", { class: "filters" }, node("label", { class: "search" }, "Search ", find), runs.length > 1 ? node("label", {}, different, " only what differs") : null);
+      const bar = () => node("div", { class: "filters" }, node("label", { class: "search" }, "Search ", find), runs.length > 1 ? node("label", {}, different, " only what differs") : null);
       const config = table("Configuration", runs, configs, "configuration");
-      config?.firstElementChild.after(bar);
-      panel.replaceChildren(
-        ...[table("Run", runs, runs.map(facts), "run-facts"), config, silent.length ? node("p", { class: "hint" }, `${silent.join(", ")} posted no configuration (POST /v1/runs/NAME/about).`) : null].filter(Boolean),
-      );
+      U.redraw(panel, () => {
+        config?.firstElementChild.after(bar());
+        return [table("Run", runs, runs.map(facts), "run-facts"), config, silent.length ? node("p", { class: "hint" }, `${silent.join(", ")} posted no configuration (POST /v1/runs/NAME/about).`) : null];
+      });
       filter(panel);
     },
   });

@@ -1,0 +1,37 @@
+// Drawing anew without taking the keyboard's place away.
+(() => {
+  "use strict";
+  const U = window.Unspiral;
+  const FOCUSABLE = "a[href], button, input, select, textarea, summary, [tabindex]";
+  const SCROLLED = ".wide, .events, .pin-values";
+
+  // What an element is called; `data-keep` names one whose words change.
+  const nameOf = (e) => [e.tagName, e.dataset.keep || e.id || e.getAttribute("aria-label") || (e.tagName === "SUMMARY" && e.parentElement.id) || e.name || e.textContent].join(" ");
+  const called = (root, name) => [...root.querySelectorAll(FOCUSABLE)].filter((e) => nameOf(e) === name);
+  const isTyped = (e) => e.selectionStart !== null && e.selectionStart !== undefined;
+
+  // Give an element other children, or those that a function makes: a field that is kept within new ones leaves its old place while
+  // they are made. Children that it has already stay where they are. What had the focus within it has it afterwards; if it was
+  // replaced, what is called like it; if nothing is, the element itself, so that no key goes to another button.
+  U.redraw = (root, ...children) => {
+    const held = root !== document.activeElement && root.contains(document.activeElement) ? document.activeElement : null;
+    const name = held && nameOf(held);
+    const number = held && called(root, name).indexOf(held);
+    const typed = held && isTyped(held) ? [held.selectionStart, held.selectionEnd] : null;
+    const scrolled = [...root.querySelectorAll(SCROLLED)].map((e) => [e.scrollLeft, e.scrollTop]);
+
+    const made = typeof children[0] === "function" ? children[0]() : children;
+    const wanted = made.filter((c) => c !== null && c !== undefined);
+    for (const child of [...root.childNodes]) if (!wanted.includes(child)) child.remove();
+    wanted.forEach((child, i) => {
+      if (root.childNodes[i] !== child) root.insertBefore(child instanceof Node ? child : document.createTextNode(child), root.childNodes[i] || null);
+    });
+
+    root.querySelectorAll(SCROLLED).forEach((e, i) => scrolled[i] && e.scrollTo(...scrolled[i]));
+    if (!held || document.activeElement === held) return;
+    const next = root.contains(held) ? held : called(root, name)[number];
+    if (!next) root.tabIndex = -1;
+    (next || root).focus({ preventScroll: true });
+    if (next === held && typed) held.setSelectionRange(...typed);
+  };
+})();
