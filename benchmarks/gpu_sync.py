@@ -39,11 +39,13 @@ import ray  # noqa: E402
 from benchmarks.gpu.batches import batch_of, random_batch, spread  # noqa: E402
 from benchmarks.gpu.machine import machine  # noqa: E402
 from benchmarks.gpu.shapes import SHAPES, make_model  # noqa: E402
+from benchmarks.gpu.striking import Blow, failed, struck, until_broken  # noqa: E402
 from benchmarks.gpu.sync_actors import BenchRank, BenchWorker, WeightsOnlyRank  # noqa: E402
 from services.contracts import TokenBatch, TrainBatch  # noqa: E402
 from services.local_ray import start_local_ray, stop_local_ray  # noqa: E402
 from services.rollout.pool import placement  # noqa: E402
 from services.rollout.pool.pool import RolloutPool  # noqa: E402
+from services.worker_state import WorkerState  # noqa: E402
 from trainer.config.schema import Config, parse_config  # noqa: E402
 from trainer.learner.group import LearnerGroup  # noqa: E402
 from trainer.loop.update.sync import run_with_resync, sync_weights  # noqa: E402
@@ -175,6 +177,19 @@ class World:
         await sync_weights(self.learner, pool, self.version, on_learner=on_learner, on_event=self._event)
         return time.monotonic() - began
 
+    async def all_ready(self, count: int, lost: str) -> None:
+        """Wait until so many workers are up and hold the weights, and the pool has noticed the loss of
+        one."""
+
+        async def ready() -> None:
+            while True:
+                workers = {w.id: w.state for w in self.pool.workers()}
+                if lost not in workers and list(workers.values()) == [WorkerState.READY] * count:
+                    return
+                await asyncio.sleep(0.05)
+
+        await asyncio.wait_for(run_with_resync(self.pool, ready(), lambda: self.sync(again=True)), 400)
+
     async def rank(self, method: str, *args: Any) -> Any:
         """A call of the benchmark's own on learner rank 0."""
         ref = getattr(self.learner._handles[0].actor, method).remote(*args)
@@ -294,7 +309,8 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
     worker joins, and its log-probs are as near to the learner's as after a sync without a loss.
 
     That distance is measured first, and once more after each loss, by a plain sync of the very weights that
-    the new worker got: random weights have logits in which bfloat16 alone makes a tenth of a nat."""
+    the new worker got: random weights have logits in which bfloat16 alone makes a tenth of a nat. A blow that
+    comes too late breaks nothing and proves nothing: it is tried again, sooner."""
     size, good = options.sizes[0], True
     model = make_model(size, folder, eager=True)
     async with World(options, model, workers) as world:
@@ -307,55 +323,60 @@ async def loss(options: argparse.Namespace, folder: Path, workers: int) -> bool:
         before = await world.differences(probe, 1.0) if not only else {}
         result(what="loss", how="none, first", size=size, **before)
         for number, name in ((signal.SIGKILL, "killed"), (signal.SIGSTOP, "stopped")):
-            victim = world.pool._roster.all()[-1]
-            pids = [victim.info.pid, *await victim.worker.engine_pids(timeout_seconds=10)]
-            await world.rank("perturb", 1e-3)
-            say(
-                f"{victim.id} ({pids}) will be {name} {0.3 * usual:.3f} s into a sync "
-                f"that takes {usual:.3f} s"
-            )
-            syncing = asyncio.create_task(world.sync())
-            while victim.state != "syncing" and not syncing.done():
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0.3 * usual)
-            for pid in reversed(pids):
-                os.kill(pid, number)
-            began = time.monotonic()
-            await syncing
-            seconds = time.monotonic() - began
+
+            async def strike(share: float, number: int = number, name: str = name) -> Blow:
+                victim = world.pool._roster.all()[-1]
+                pids = [victim.info.pid, *await victim.worker.engine_pids(timeout_seconds=10)]
+                await world.rank("perturb", 1e-3)
+                say(
+                    f"{victim.id} ({pids}) will be {name} {share * usual:.3f} s into a sync "
+                    f"that takes {usual:.3f} s"
+                )
+                seen = len(world.events)
+                seconds = await struck(
+                    world.sync,
+                    lambda: victim.state is WorkerState.SYNCING,
+                    lambda: [os.kill(pid, number) for pid in reversed(pids)],
+                    share * usual,
+                )
+                if seconds is None:
+                    return Blow(victim.id, broke=False)
+                at = time.monotonic() - seconds
+                await world.all_ready(workers, lost=victim.id)
+                return Blow(victim.id, failed(world.events[seen:], victim.id), seconds, at)
+
+            blow = await until_broken(strike, say)
+            if blow is None:
+                good = False
+                result(what="loss", how=name, size=size, why="each sync ended before the blow", ok=False)
+                say("no sync was broken: take a larger model (--sizes), whose transfer takes longer")
+                continue
+            joined = time.monotonic() - blow.at
             score = await asyncio.to_thread(world.learner.score, probe) if not only else None
             say(
-                f"the learner went on {seconds:.1f} s after the loss; "
+                f"the learner went on {blow.seconds:.1f} s after the loss; "
                 f"log-probs finite: {score is None or np.isfinite(score.logp).all()}"
             )
-
-            async def all_ready(count: int = workers) -> None:
-                while [w.state for w in world.pool.workers()] != ["ready"] * count:
-                    await asyncio.sleep(0.05)
-
-            await asyncio.wait_for(
-                run_with_resync(world.pool, all_ready(), lambda: world.sync(again=True)), 400
-            )
-            joined = time.monotonic() - began
             gap = await world.differences(probe, 1.0) if not only else {}
             await world.sync()
             plain = await world.differences(probe, 1.0) if not only else {}
             more = gap["mean"] - plain["mean"] if gap else 0.0
             lent = [e for e in world.events if e["event"] == "weights_lent"]
-            ok = seconds < options.timeout + 15 and more < MORE_BY_A_LOSS
+            ok = blow.seconds < options.timeout + 15 and more < MORE_BY_A_LOSS
             good &= ok
             result(what="loss", how="none, the same weights", size=size, **plain)
             result(
                 what="loss",
                 how=name,
                 size=size,
-                goes_on_s=seconds,
+                goes_on_s=blow.seconds,
                 joined_s=joined,
                 lent_by_peer=bool(lent),
                 more=more,
                 ok=ok,
                 **gap,
             )
+        lent = [e for e in world.events if e["event"] == "weights_lent"]
         if workers > 1 and lent:
             result(what="peer or learner", size=size, loan_s=lent[-1].get("seconds"), sync_s=usual)
     return good

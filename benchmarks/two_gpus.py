@@ -18,6 +18,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from services.common.errors import UserError
+from services.common.names import accepted
+
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = ("0.5b", "1.5b", "3b", "7b")
 END_SECONDS = 60.0
@@ -53,7 +56,18 @@ def parts(args: argparse.Namespace) -> list[Part]:
         runs = ["--model", args.model, "--data", str(args.data), "--minutes", "2.5", "--seconds", "300"]
         command = ["-m", "benchmarks.gpu", "staleness", *runs, "--out", str(args.out / "staleness")]
         found.append(Part("staleness", command, 900.0))
-    return [part for part in found if not args.only or part.name in args.only]
+    return found
+
+
+def chosen(args: argparse.Namespace) -> list[Part]:
+    """The parts that `--only` names, or all. Raises UserError for a name that is none of them."""
+    planned = parts(args)
+    names = [part.name for part in planned]
+    for name in args.only or ():
+        if name not in names:
+            without = "" if "staleness" in names else " (staleness needs --model and --data)"
+            raise UserError(f"--only {name}: {accepted(name, names)}{without}")
+    return [part for part in planned if not args.only or part.name in args.only]
 
 
 def carry_out(part: Part, log: Path) -> str:
@@ -91,14 +105,19 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=28.0, help="for everything")
     parser.add_argument("--model", help="for training, warm-started")
     parser.add_argument("--data", type=Path, help="folder with corpus.jsonl, train.jsonl and test.jsonl")
-    parser.add_argument("--only", nargs="*", help="names of parts, such as sync_3b")
+    parser.add_argument("--only", nargs="+", help="names of parts, such as sync_3b")
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
     args.out = args.out.resolve()
+    try:
+        planned = chosen(args)
+    except UserError as error:
+        print(f"two_gpus: {error}", file=sys.stderr)
+        return error.exit_code
     args.out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * args.minutes
     ended: dict[str, str] = {}
-    for part in parts(args):
+    for part in planned:
         if time.monotonic() + part.seconds > until:
             ended[part.name] = "left out: too little time"
             continue

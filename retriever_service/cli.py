@@ -126,6 +126,10 @@ def build(
     nprobe: Nprobe = None,
     ef_search: EfSearch = None,
     encoder_dtype: Dtype = "auto",
+    encode_processes: Annotated[
+        int,
+        typer.Option(min=0, help="Processes that encode side by side; 0 is one per GPU, and one on a CPU."),
+    ] = 0,
     overwrite: Overwrite = False,
 ) -> None:
     """Index a corpus. An interrupted build goes on where it was."""
@@ -136,7 +140,7 @@ def build(
             corpus, out, backend=backend, skip_bad=skip_bad, language=language, stem=stem,
             stop_words=stop_words, k1=k1, b=b, postings=postings, model=model, family=family,
             vector_type=vector_type, nprobe=nprobe, ef_search=ef_search, encoder_dtype=encoder_dtype,
-            overwrite=overwrite, progress=tell,
+            encode_processes=encode_processes, overwrite=overwrite, progress=tell,
         )  # fmt: skip
     if before is not None and before == _stamp(out):
         text = f"{out}: is the index of this corpus with these settings already; kept as it is"

@@ -90,6 +90,7 @@ class RetrieverClient:
         self.left_out = 0
         """Hits without text that were left out, beside others of their query that had some."""
         self._joiner = Joiner(self._post, join_seconds)
+        self._closed = False
         self._searches: dict[object, tuple[float, str]] = {}
         """The searches that run: the time of their start (monotonic), and the last failure."""
         # No proxy from the environment: a retriever is a neighbour. No timeout: httpx's begins anew with each
@@ -174,7 +175,8 @@ class RetrieverClient:
             await asyncio.sleep(min(0.25, max(0.0, until - now)))
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close the connections. Searches that still wait end with RetrieverUnavailable."""
+        self._closed = True
         await self._joiner.aclose()
         await self._http.aclose()
 
@@ -254,6 +256,8 @@ class RetrieverClient:
         until = time.monotonic() + left
         try:
             async with asyncio.timeout(left), self._connections:
+                if self._closed:
+                    raise RetrieverUnavailable(f"retriever at {self.url}: its client is closed")
                 seconds = max(0.001, until - time.monotonic())
                 answer = await self._http.post(
                     f"{self.url}/retrieve", content=body, headers={"x-timeout-seconds": f"{seconds:.3f}"}

@@ -17,6 +17,11 @@ class RetrieverUnavailable(EnvironmentLacks):
     """The retriever did not answer by the deadline; the message names its address."""
 
 
+class RequestRefused(UserError):
+    """A request that is wrong in itself, whoever is asked; `status` is the HTTP status. It says nothing about
+    the health of a server."""
+
+
 class QueueFull(UnspiralError):
     """The bounded queue has no room; try again after `retry_after_seconds`."""
 

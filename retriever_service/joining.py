@@ -54,7 +54,8 @@ class Joiner:
         self._seconds = seconds
         self._gathering: dict[int, _Joint] = {}
         """By topk."""
-        self._sent: set[asyncio.Task[None]] = set()
+        self._sent: dict[asyncio.Task[None], _Joint] = {}
+        self._closed = False
         self._good = 0
         self._good_first = GOOD_FIRST
 
@@ -68,7 +69,7 @@ class Joiner:
 
     async def ask(self, query: str, topk: int, left: float) -> list[Hit] | None:
         """The hits of one query, out of a joint answer; None where it is to be asked alone."""
-        if self._good < self._good_first or not self._seconds:
+        if self._closed or self._good < self._good_first or not self._seconds:
             return None
         loop = asyncio.get_running_loop()
         joint = self._gathering.get(topk)
@@ -91,9 +92,20 @@ class Joiner:
                 joint.task.cancel()  # nobody waits for it any more
 
     async def aclose(self) -> None:
-        """End the requests that run."""
-        for task in list(self._sent):
+        """End the requests that run, and join none any more. Each search that waits is to be asked alone."""
+        self._closed = True
+        gathering = [*self._gathering.values()]
+        self._gathering.clear()
+        for joint in gathering:
+            if joint.timer is not None:
+                joint.timer.cancel()
+        sent = {**self._sent}
+        for task in sent:
             task.cancel()
+        # Also for a task that has not begun, of which no line will run.
+        for future in (future for joint in (*gathering, *sent.values()) for future in joint.waiting):
+            _give(future, None)
+        for task in sent:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
@@ -108,8 +120,8 @@ class Joiner:
             _give(joint.waiting[0], None)
             return
         joint.task = asyncio.get_running_loop().create_task(self._asked(joint, topk))
-        self._sent.add(joint.task)
-        joint.task.add_done_callback(self._sent.discard)
+        self._sent[joint.task] = joint
+        joint.task.add_done_callback(self._sent.pop)
 
     async def _asked(self, joint: _Joint, topk: int) -> None:
         lists: list[list[Hit] | None] = [None] * len(joint.queries)

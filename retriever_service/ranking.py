@@ -15,6 +15,8 @@ class Ranker(Protocol):
 
     quick: bool
     """Whether a search may be so cheap that it is done in the event loop."""
+    how: str
+    """How it searches, in a few words."""
 
     def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
         """(row, score) of the best passages of each query, best first; fewer than `topk` where fewer
@@ -71,6 +73,7 @@ class HybridRanker:
 
     def __init__(self, rankers: Sequence[Ranker]) -> None:
         self._rankers = rankers
+        self.how = " and ".join(ranker.how for ranker in rankers)
 
     def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
         """As `Ranker.rank`; each ranker is asked for at least 100 rows. Equal scores go by row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from retriever_service.settings import SHARDS, ServerSettings
 from services.common.errors import UserError
 from services.common.http.auth import token_of
 from services.common.loading.lazy import LazyModule
+from services.common.processes import signals
 
 _out = Console()
 
@@ -79,6 +81,14 @@ def serve_retriever(
     faiss_gpu: Annotated[
         bool, typer.Option("--faiss_gpu", "--faiss-gpu", help="Search a dense index on all GPUs.")
     ] = False,
+    dense_device: Annotated[
+        str | None,
+        typer.Option(help="Search vectors exactly by PyTorch instead of FAISS: cuda (all GPUs) or cpu."),
+    ] = None,
+    dense_dtype: Annotated[
+        str | None,
+        typer.Option(help="Numbers of that search: float16 (default on GPUs), int8, float32 (on a CPU)."),
+    ] = None,
     encoder_dtype: Dtype = "auto",
     reranker: Annotated[
         str | None,
@@ -149,6 +159,7 @@ def serve_retriever(
 ) -> None:
     """Serve an index over HTTP: Search-R1's /retrieve and /rerank, a search page, /healthz, /readyz,
     /metrics, /docs."""
+    signals.hold(signal.SIGUSR1)
     if shards is not None:
         if place is not None or index is not None:
             raise UserError("--shards: takes the place of an index; give one of the two")
@@ -162,7 +173,8 @@ def serve_retriever(
         settings = ServerSettings(
             index=index, corpus=str(corpus) if corpus else None, host=host, port=port, topk=topk,
             retriever_name=retriever_name, retriever_model=retriever_model, encoder_dtype=encoder_dtype,
-            faiss_gpu=faiss_gpu, reranker=reranker, rerank_depth=rerank_depth, dialect=dialect, mcp=as_tool,
+            faiss_gpu=faiss_gpu, dense_device=dense_device, dense_dtype=dense_dtype, reranker=reranker,
+            rerank_depth=rerank_depth, dialect=dialect, mcp=as_tool,
             workers=workers, batch_size=batch_size, batch_wait_ms=batch_wait_ms, max_queued=max_queued,
             cache_size=cache_size, request_timeout_seconds=timeout_seconds, max_topk=max_topk,
             max_passages=max_passages, max_queries=max_queries, max_query_chars=max_query_chars,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from benchmarks.barometer.judged import fell, poisson, wilson
 from benchmarks.collapse_bench.causes import CAUSES
 from benchmarks.collapse_bench.collected import Result
+from services.likelihood.monitor.alarms import Rule
 from services.likelihood.monitor.detectors.table import DETECTORS
 from services.likelihood.monitor.phases import PhaseMonitor
 from services.settings import MonitorRules
@@ -25,6 +26,11 @@ SCALED = (
     "leak_nats", "entropy_rise_alarm_nats", "share_rise", "mismatch_nats", "control_drop_nats", "gap_drop",
 )  # fmt: skip
 """Thresholds that a factor scales; shares stay below .95."""
+SAME_EVERYWHERE: tuple[Rule, ...] = (
+    "collapse", "nonfinite", "dead_batch", "no_reward", "gradient", "entropy_low", "degenerate_groups",
+    "length", "silent_llds",
+)  # fmt: skip
+"""Rules without a threshold of SCALED: a run that one of them names is named at every factor."""
 SOUND = ("none", "exact")
 """Causes under which nothing is wrong."""
 FAMILIES = {"likelihood": ("likelihood", "acceleration"), "any rule": tuple(DETECTORS)}
@@ -87,7 +93,7 @@ def _alarms(result: Result, rules: MonitorRules) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class Area:
-    """Area under a ROC curve, ties counted half, with the 95 % interval of Hanley and McNeil (1982)."""
+    """Area under a ROC curve, ties counted half, with a 95 % score interval (`area`)."""
 
     area: float
     low: float
@@ -98,16 +104,30 @@ class Area:
 
 
 def area(positive: Sequence[float], negative: Sequence[float]) -> Area:
-    """P(a score of `positive` is higher than one of `negative`), ties half."""
+    """P(a score of `positive` is higher than one of `negative`), ties half.
+
+    The interval holds the areas from which the seen one is at most `Z` of their own standard errors away, by
+    the variance of Hanley and McNeil (1982) with the mean of both group sizes in its terms (Newcombe 2006,
+    method 5). As Wilson's of a share, it has a width at areas of 0 and 1 too, where the standard error of
+    the seen area, and any bootstrap of it, is 0.
+    """
     n, m = len(positive), len(negative)
     if not n or not m:
         return Area(math.nan, math.nan, math.nan)
     a = sum((p > q) + 0.5 * (p == q) for p in positive for q in negative) / (n * m)
-    q1 = a / (2 - a)
-    q2 = 2 * a * a / (1 + a)
-    variance = (a * (1 - a) + (n - 1) * (q1 - a * a) + (m - 1) * (q2 - a * a)) / (n * m)
-    half = Z * math.sqrt(max(0.0, variance))
-    return Area(a, max(0.0, a - half), min(1.0, a + half))
+    return Area(a, _lowest(a, n, m), 1 - _lowest(1 - a, n, m))
+
+
+def _lowest(a: float, n: int, m: int) -> float:
+    """The lower end of the interval of an area, by bisection. The upper one mirrors it."""
+    low, high = 0.0, a
+    for _ in range(60):
+        middle = (low + high) / 2
+        spread = 1 + ((n + m) / 2 - 1) * ((1 - middle) / (2 - middle) + middle / (1 + middle))
+        variance = middle * (1 - middle) * spread / (n * m)
+        too_far = a - middle > Z * math.sqrt(variance)
+        low, high = (middle, high) if too_far else (low, middle)
+    return low
 
 
 def curve(runs: Sequence[Run], rules: Sequence[str]) -> list[tuple[float, float]]:
@@ -147,9 +167,13 @@ def section(runs: Sequence[Run]) -> str:
             "they may see where a run was sound for 30 steps.",
             rules_table(fallen, sound),
             "![ROC of the monitor on these runs](images/collapse_bench_roc.svg)",
-            "Area under the curve, the thresholds of `SCALED` in roc.py times one factor from "
-            f"{FACTORS[0]:g} to {FACTORS[-1]:g} (95 %; runs of one seed are taken for "
-            f"independent, which they are not quite): {areas}. The curve is not of the plan.",
+            "Area under the curve (95 %, the score interval of Newcombe 2006, method 5, which has a width at "
+            "0 and 1 too; runs of one seed are taken for independent, which they are not quite): "
+            f"{areas}. The curve is not of the plan.",
+            f"Along the curve one factor, from {FACTORS[0]:g} to {FACTORS[-1]:g}, scales "
+            f"{_names(SCALED)}; shares stay below .95. All other thresholds stay. {_names(SAME_EVERYWHERE)} "
+            "have none of those scaled, so a run that one of them names is named all along the curve of any "
+            "rule.",
         ]
     )
 
@@ -174,6 +198,10 @@ def rules_table(fallen: Sequence[Run], sound: Sequence[Run]) -> str:
         cells = (name, _share(len(hits), len(fallen)), str(early), spread, _share(false, len(sound)))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _share(hits: int, n: int) -> str:

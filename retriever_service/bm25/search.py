@@ -33,6 +33,7 @@ class BM25Ranker:
     """Ranks rows of an index folder. For one thread at a time: the stemmer keeps state."""
 
     quick = True
+    how = "BM25"
 
     def __init__(self, folder: Path, analyzer: AnalyzerSettings) -> None:
         folder = folder / FOLDER

@@ -84,13 +84,13 @@ def model_name(model: str) -> str:
 
 
 class Encoder:
-    """One model. For one thread at a time. Runs on the GPU where torch sees one.
+    """One model. For one thread at a time. Runs on the GPU where torch sees one, or on `device`.
 
     `dtype` is one of DTYPES. `auto` is float16 on a GPU and float32 on a CPU; bfloat16 is two to three times
     as fast on a CPU that has instructions for it, and moves scores in the third digit.
     """
 
-    def __init__(self, settings: EncoderSettings, *, dtype: str = "auto") -> None:
+    def __init__(self, settings: EncoderSettings, *, dtype: str = "auto", device: str | None = None) -> None:
         with needed_for("dense search", "dense"):
             import torch
             from sentence_transformers import SentenceTransformer
@@ -102,7 +102,7 @@ class Encoder:
             raise UserError(f"encoder dtype {dtype!r}: {accepted(dtype, DTYPES)}")
         self.settings = settings
         self._query_prefix, self._passage_prefix, pooling = FAMILIES[settings.family]
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         with loading("encoder", settings.model):
             if pooling is None:
                 self._model = SentenceTransformer(settings.model, device=device)
@@ -114,30 +114,38 @@ class Encoder:
         read_as_text(self._model)
         self.fingerprint = _fingerprint(self._model)
         if dtype == "auto":
-            dtype = "float16" if device == "cuda" else "float32"
+            dtype = "float32" if device == "cpu" else "float16"
         self._model.to(getattr(torch, dtype))
         self.dtype = dtype
         self._model.max_seq_length = min(
             settings.max_tokens, self._model.max_seq_length or settings.max_tokens
         )
+        self.tokens = 0
+        """Tokens that were encoded so far, without padding."""
+        self._counts: list[Any] = []
+        _count_into(self._counts, self._model)
         self._workers = _Workers(self._model, torch.get_num_threads()) if device == "cpu" else None
         self.dimension = int(self._model.get_embedding_dimension())
 
     def queries(self, texts: list[str]) -> np.ndarray:
         """Unit vectors of queries, float32 [n, dimension]."""
-        return self._encode([self._query_prefix + t for t in texts])
+        size = min(CPU_BATCH, -(-len(texts) // self._workers.cores)) if self._workers is not None else 1
+        return self._encode([self._query_prefix + t for t in texts], size)
 
     def passages(self, texts: list[str]) -> np.ndarray:
-        """Unit vectors of passages, float32 [n, dimension]."""
-        return self._encode([self._passage_prefix + t for t in texts])
+        """Unit vectors of passages, float32 [n, dimension]: the same bits for any number of threads."""
+        return self._encode([self._passage_prefix + t for t in texts], CPU_BATCH)
 
-    def _encode(self, texts: list[str]) -> np.ndarray:
+    def _encode(self, texts: list[str], size: int) -> np.ndarray:
+        """`size`: texts that a thread takes together on a CPU."""
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
-        if self._workers is not None and len(texts) > 1:
-            vectors = self._workers.encode(texts).float()
+        if self._workers is not None and (len(texts) > 1 or size > 1):
+            vectors = self._workers.encode(texts, size).float()
         else:
             vectors = _encoded(self._model, texts, GPU_BATCH).float()
+        self.tokens += sum(int(count) for count in self._counts)
+        self._counts.clear()
         return np.ascontiguousarray(
             (vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)).cpu().numpy()
         )
@@ -148,6 +156,17 @@ def _encoded(model: Any, texts: list[str], batch: int) -> Any:
     return model.encode(texts, batch_size=batch, convert_to_tensor=True, show_progress_bar=False)
 
 
+def _count_into(counts: list[Any], model: Any) -> None:
+    """Have a model, and each copy of it, add the number of tokens of each batch to a list."""
+
+    def count(module: Any, inputs: tuple[Any, ...]) -> None:
+        features = inputs[0]
+        mask = features.get("attention_mask")
+        counts.append(features["input_ids"].numel() if mask is None else mask.sum())
+
+    model[0].register_forward_pre_hook(count)
+
+
 class _Workers:
     """Encodes batches side by side on a CPU, one per core. That is faster than all cores on one batch after
     the other, and much faster beside other work: threads that share a batch wait for one another about a
@@ -156,19 +175,18 @@ class _Workers:
     def __init__(self, model: Any, cores: int) -> None:
         import torch
 
-        self._cores = cores
+        self.cores = cores
         self._pool = ThreadPoolExecutor(cores, "encoder", initializer=torch.set_num_threads, initargs=(1,))
         # A tokenizer serves one thread at a time, so each has a copy of the model, whose weights are the same
         # tensors.
         weights = {id(t): t for t in (*model.parameters(), *model.buffers())}
         self._idle = [copy.deepcopy(model, dict(weights)) for _ in range(cores)]
 
-    def encode(self, texts: list[str]) -> Any:
-        """As `_encoded`. Texts of about the same length go together, the longest first."""
+    def encode(self, texts: list[str], size: int) -> Any:
+        """As `_encoded`. Texts of about the same length go together, `size` at a time, the longest first."""
         import torch
 
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        size = min(CPU_BATCH, -(-len(texts) // self._cores))
         parts = [order[i : i + size] for i in range(0, len(order), size)]
         done = torch.cat(list(self._pool.map(self._encode, ([texts[i] for i in part] for part in parts))))
         return done[torch.tensor(order).argsort()]

@@ -37,13 +37,14 @@ class ExactVectors:
                 f"{path}: {size} bytes are not {vectors} vectors of {dimension} numbers in {dtype}; build "
                 "the index again"
             )
-        self._rows = np.memmap(path, dtype, "r", shape=(vectors, dimension))
+        self.rows = np.memmap(path, dtype, "r", shape=(vectors, dimension))
+        """All vectors [vectors, dimension], mapped."""
 
     def best(self, query: np.ndarray, rows: np.ndarray, topk: int) -> list[tuple[int, float]]:
         """(row, inner product) of the nearest of these rows, best first; equal scores by row. query: float32
         [dimension]; rows: int64, negative ones are none."""
         rows = np.sort(rows[rows >= 0])  # in the order of the disk
-        scores = self._rows[rows].astype(np.float32) @ query
+        scores = self.rows[rows].astype(np.float32) @ query
         order = np.lexsort((rows, -scores))[:topk]
         return list(zip(rows[order].tolist(), scores[order].tolist(), strict=True))
 

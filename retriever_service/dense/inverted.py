@@ -4,6 +4,9 @@ a kill.
 The quantisers learn from a sample. Then each block of vectors becomes a file of its own lists, which is
 renamed when it is whole, and at the end the lists of all blocks are merged on disk. At no time more than the
 sample or one block is in memory.
+
+Learning again need not give the same bits, and lists of one quantiser mean nothing to another: so what is
+half done goes away in one step, and never the quantiser before its lists.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import numpy as np
 from retriever_service.dense.lists import write_lists
 from retriever_service.dense.search import INDEX_FILE, faiss_reason, import_faiss
 from services.common.errors import UserError
-from services.common.files import written_aside
+from services.common.files import move, written_aside
 
 BLOCK_ROWS = 262_144
 _TRAIN_ROWS_PER_LIST = 64
@@ -47,6 +50,12 @@ def write_inverted(
     Raises UserError where such an index can't be made of these vectors.
     """
     faiss = import_faiss()
+    gone = scratch.with_name(f"{scratch.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    for left in folder.glob(".*.tmp"):
+        left.unlink()
+    if not scratch.exists() and (folder / INDEX_FILE).is_file():  # the index is what is written last
+        return
     scratch.mkdir(exist_ok=True)
     trained = scratch / _TRAINED
     try:
@@ -67,7 +76,8 @@ def write_inverted(
         what = f"can't be made of {count:,} vectors ({faiss_reason(error)})"
         raise UserError(f"type {kind!r}: {what}") from None
     _merge(faiss, trained, blocks, folder)
-    shutil.rmtree(scratch)
+    move(scratch, gone)
+    shutil.rmtree(gone)
 
 
 def _sample(vectors: Vectors, count: int, lists: int, seed: int) -> np.ndarray:

@@ -1,5 +1,5 @@
 """Dense search: an encoder and a FAISS index, memory-mapped where the index type allows it (flat,
-scalar-quantised and HNSW do).
+scalar-quantised and HNSW do), or PyTorch over the vectors that it holds.
 
 FAISS segfaults or serialises when several threads search one index; here only the owner thread of the server
 does.
@@ -15,6 +15,7 @@ from retriever_service.dense import exact
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
 from retriever_service.dense.exact import ExactVectors
 from retriever_service.dense.lists import attach, has_lists
+from retriever_service.dense.on_device import DeviceSearch, OnDevice, devices_of
 from retriever_service.errors import IndexInvalid
 from retriever_service.index_folder.description import IndexSettings
 from services.common.errors import EnvironmentLacks, UserError
@@ -79,9 +80,13 @@ class DenseRanker:
         nprobe: int | None = None,
         ef_search: int | None = None,
         gpu: bool = False,
+        on_device: OnDevice | None = None,
         rescore: int = 0,
         rescore_dtype: str = "float16",
+        kind: str = "",
     ) -> None:
+        """`on_device` searches the vectors by PyTorch instead of FAISS. `kind` is the type of the index, for
+        `how`."""
         self._encoder = encoder
         self._index = open_faiss(path)
         vectors = self._index.ntotal
@@ -95,12 +100,34 @@ class DenseRanker:
                 f"{encoder.dimension}"
             )
         set_search_effort(self._index, nprobe, ef_search)
+        self._total = vectors
         self._rescore = rescore
         self._exact = None
         if rescore:
             self._exact = ExactVectors(path.with_name(exact.FILE), rescore_dtype, encoder.dimension, passages)
+        self.how = f"FAISS {kind}".rstrip()
+        """How it searches, in a few words."""
         if gpu:
             self._index = _to_gpu(self._index)
+            self.how += " on GPUs, in half precision"
+        elif on_device is not None:
+            self._search_by(on_device, path, kind)
+
+    def _search_by(self, wanted: OnDevice, path: Path, kind: str) -> None:
+        """Search exactly on devices: the exact vectors beside the index, or its own."""
+        vectors = self._exact.rows if self._exact is not None else _flat_rows(self._index)
+        if vectors is None:
+            raise UserError(
+                f"--dense-device {wanted.device}: {path} does not hold its vectors as they are"
+                + (f" ({kind})" if kind else "")
+                + "; accepted with an index of type Flat, or one that `index convert --rescore` made"
+            )
+        self._mapped = self._index  # `vectors` may be its memory
+        self._index = DeviceSearch(vectors, devices_of(wanted.device), wanted.dtype)
+        self._total = len(vectors)
+        self._rescore = 0
+        self._exact = None
+        self.how = self._index.how
 
     def rank(self, queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
         """(row, inner product) of the nearest passages of each query, best first; equal scores by row. A
@@ -110,7 +137,7 @@ class DenseRanker:
         if not asked:
             return ranked
         vectors = self._encoder.queries([queries[i] for i in asked])
-        scores, rows = self._index.search(vectors, min(topk * max(1, self._rescore), self._index.ntotal))
+        scores, rows = self._index.search(vectors, min(topk * max(1, self._rescore), self._total))
         if self._exact is not None:
             for i, vector, found in zip(asked, vectors, rows, strict=True):
                 ranked[i] = self._exact.best(vector, found, topk)
@@ -135,6 +162,7 @@ def open_dense(
     name: str | None = None,
     model: str | None = None,
     gpu: bool = False,
+    on_device: OnDevice | None = None,
     dtype: str = "auto",
 ) -> DenseRanker:
     """The ranker of an index folder. `model` names another place of the same encoder; another encoder is
@@ -161,9 +189,20 @@ def open_dense(
         nprobe=settings["nprobe"],
         ef_search=settings["ef_search"],
         gpu=gpu,
+        on_device=on_device,
+        kind=settings.get("type", ""),
         rescore=settings.get("rescore", 0),
         rescore_dtype=settings.get("rescore_dtype", "float16"),
     )
+
+
+def _flat_rows(index) -> np.ndarray | None:
+    """The vectors of a flat index, float32 [n, d], where they lie; None for another type."""
+    faiss = import_faiss()
+    flat = faiss.downcast_index(index)
+    if not isinstance(flat, faiss.IndexFlat):
+        return None
+    return faiss.rev_swig_ptr(flat.get_xb(), flat.ntotal * flat.d).reshape(flat.ntotal, flat.d)
 
 
 def _to_gpu(index):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from retriever_service.errors import DeadlinePassed, QueueFull
+from retriever_service.errors import DeadlinePassed, QueueFull, RequestRefused
 from retriever_service.http.metrics import Metrics
 from services.common.errors import UnspiralError
 
@@ -88,6 +88,11 @@ class Batcher(Generic[Q, R]):
         self._seconds_per_query: float | None = None
         self.queued = 0
         """Queries that wait or are being searched."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a search runs."""
+        return self._running
 
     async def submit(self, queries: list[Q], topk: int, timeout_seconds: float) -> list[R]:
         """The result of each query. Raises QueueFull (also when stopping), DeadlinePassed, or what the search
@@ -245,7 +250,8 @@ class Batcher(Generic[Q, R]):
         except Exception as error:
             if len(parts) == 1:
                 known = isinstance(error, UnspiralError)  # its line says all
-                log.error("search failed: %s", error, exc_info=None if known else error)
+                if not isinstance(error, RequestRefused):  # that is no failure of the search
+                    log.error("search failed: %s", error, exc_info=None if known else error)
                 parts[0][0].error = error
                 return
             for one in parts:

@@ -3,17 +3,15 @@ Ray actor, in a test)."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 import socket
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
-import httpx
 from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 from pydantic import SecretStr
@@ -21,6 +19,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from retriever_service.http.server import create_app
 from retriever_service.http.service import Service
+from retriever_service.http.standby import Crew, Standby
 from retriever_service.search.backends import check_settings
 from retriever_service.search.search_index import SearchIndex
 from retriever_service.settings import ServerSettings
@@ -35,15 +34,14 @@ from services.common.http.serving import (
     run_until_signal,
     url_of,
 )
-from services.common.http.workers import run_workers
+from services.common.http.workers import end_with_parent, run_workers
 from services.common.processes import signals
 
 _SETTINGS_VARIABLE = "UNSPIRAL_RETRIEVER_SETTINGS"
+_CREW_VARIABLE = "UNSPIRAL_RETRIEVER_WORKERS"
 _SECRETS = {"token": "UNSPIRAL_RETRIEVER_TOKEN", "shard_token": "UNSPIRAL_RETRIEVER_SHARD_TOKEN"}
 """Settings that no dump shows, each with the variable that hands it to workers."""
 WHAT = "retriever"
-READY_SECONDS = 600.0
-"""Longest wait for a worker to accept a connection, while it loads the index."""
 REMEDY = "ask for a token with --token-env, or say --insecure inside a private network"
 
 
@@ -102,25 +100,17 @@ def run(
     def announce(sock: socket.socket) -> None:
         url = url_of(settings.host, sock)
         on_start(url, what)
-        if settings.workers > 1:
-            threading.Thread(target=_tell_when_ready, args=(url, on_ready), daemon=True).start()
 
     if settings.workers > 1:
-        return _run_workers(settings, announce)
-    return _run_one(settings, announce, on_ready)
-
-
-def _tell_when_ready(url: str, on_ready: Callable[[str], None]) -> None:
-    """Ask the workers until one answers that its index is loaded. They accept nothing before."""
-    while True:
-        with contextlib.suppress(httpx.TransportError):
-            httpx.get(f"{url}/healthz", timeout=READY_SECONDS, trust_env=False)
-            return on_ready(url)
-        time.sleep(0.1)
+        return _run_workers(settings, what, announce, on_ready)
+    return _run_one(settings, what, announce, on_ready)
 
 
 def _run_one(
-    settings: ServerSettings, announce: Callable[[socket.socket], None], on_ready: Callable[[str], None]
+    settings: ServerSettings,
+    what: str,
+    announce: Callable[[socket.socket], None],
+    on_ready: Callable[[str], None],
 ) -> int:
     services: list[Service] = []
 
@@ -130,6 +120,7 @@ def _run_one(
         app = create_app(settings)
         app.state.on_failure = lambda error: app.state.end()
         app.state.on_ready = lambda: on_ready(url_of(settings.host, sock))
+        app.state.service.what = what
         services.append(app.state.service)
         return app, sock
 
@@ -145,7 +136,12 @@ def _run_one(
     return status
 
 
-def _run_workers(settings: ServerSettings, announce: Callable[[socket.socket], None]) -> int:
+def _run_workers(
+    settings: ServerSettings,
+    what: str,
+    announce: Callable[[socket.socket], None],
+    on_ready: Callable[[str], None],
+) -> int:
     with ExitStack() as parts:
         received = parts.enter_context(signals.remembered())
         sock = parts.enter_context(closing(bind(settings.host, settings.port, WHAT)))
@@ -156,16 +152,24 @@ def _run_workers(settings: ServerSettings, announce: Callable[[socket.socket], N
             "PROMETHEUS_MULTIPROC_DIR": parts.enter_context(
                 tempfile.TemporaryDirectory(prefix="retriever-metrics-")
             ),
+            _CREW_VARIABLE: parts.enter_context(tempfile.TemporaryDirectory(prefix="retriever-workers-")),
             _SETTINGS_VARIABLE: settings.model_dump_json(exclude={*_SECRETS}),
         }
         for name, variable in _SECRETS.items():
             secret: SecretStr | None = getattr(settings, name)
             if secret is not None:
                 environment[variable] = secret.get_secret_value()
+        manner = _manner(settings)
+        crew = Crew(environment[_CREW_VARIABLE])
+        alone = replace(manner, lifespan="off")
+        standby = parts.enter_context(Standby(settings, sock, crew, what, alone, on_ready))
+
+        def gone(pid: int) -> None:
+            mark_process_dead(pid)
+            standby.gone(pid)
+
         factory = "retriever_service.http.launch:worker_app"
-        received += run_workers(
-            factory, settings.workers, sock, WHAT, _manner(settings), environment, mark_process_dead
-        )
+        received += run_workers(factory, settings.workers, sock, WHAT, manner, environment, gone, standby.end)
         return exit_status(received)
 
 
@@ -178,12 +182,16 @@ def worker_app() -> FastAPI:
     """The application of one of several workers, its settings from the environment that `run` makes for
     it."""
     signals.left_to_parent()
+    signals.hold(signal.SIGUSR1)
+    end_with_parent()
     settings = ServerSettings.model_validate_json(os.environ[_SETTINGS_VARIABLE])
     for name, variable in _SECRETS.items():
         secret = os.environ.get(variable)
         setattr(settings, name, None if secret is None else SecretStr(secret))
     app = create_app(settings)
     app.state.on_failure = _end_worker
+    crew = Crew(os.environ[_CREW_VARIABLE])
+    app.state.service.on_wait = crew.tell
     # So that it accepts no request before it can answer, while another worker could.
-    app.state.load_first = True
+    app.state.load_first = crew.take_over
     return app

@@ -49,6 +49,12 @@ class Metrics:
             ["result"],
             registry=registry,
         )
+        self.reload_failing = Gauge(
+            "retriever_reload_failing",
+            "1 while the last try to open the index anew has failed, and the one before is searched.",
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
         self.queued = Gauge(
             "retriever_queued_queries",
             "Queries waiting or being searched.",

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictStr, TypeAdapter, ValidationError
 from pydantic.config import JsonDict
 
+from retriever_service.errors import RequestRefused
 from retriever_service.http.leniency import Count, Flag, refused_limit
-from services.common.errors import UserError
 from services.common.records import plain_name
 
 Query = Annotated[StrictStr, Field(examples=["who founded the First Bank of the United States?"])]
@@ -284,7 +284,7 @@ Limit = int | float | str | None
 """What a field accepts; null where no field is wrong."""
 
 
-class BadRequest(UserError):
+class BadRequest(RequestRefused):
     """A request that can't be served: an HTTP status, and the fields of ErrorBody."""
 
     def __init__(self, status: int, detail: str, field: str | None = None, limit: Limit = None) -> None:

@@ -42,16 +42,19 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
     `open_index` gives the index; None opens `settings.index`.
     """
     bodies = Room(settings.max_bodies_bytes)
-    service = Service(settings, open_index or (lambda: backends.open_index(settings)))
+    service = Service(
+        settings, open_index or (lambda: backends.open_index(settings, lambda line: service.tell(line)))
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loading = asyncio.create_task(_load_or_report(service, app.state))
         try:
             async with reloading(service):
-                if app.state.load_first:
+                if app.state.load_first is not None:
                     with signals.ending_at_once():
                         await loading
+                        await app.state.load_first()
                 async with mounted(app, service, bodies) if settings.mcp else nullcontext():
                     yield
         finally:
@@ -73,7 +76,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
     app.state.service = service
     app.state.on_failure = None
     app.state.on_ready = None
-    app.state.load_first = False
+    app.state.load_first = None
     install_error_handlers(app, service.metrics)
     add_pages(app, "Unspiral retriever: API", "Retriever: API")
     add_routes(app, service, bodies)
@@ -89,7 +92,12 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
 
     @app.get("/health", summary="As /healthz, under the name that rLLM's and FlashRAG's clients ask")
     async def health() -> dict[str, str | bool]:
-        return {"status": "healthy", "index_loaded": service.index is not None}
+        return {
+            "status": "healthy",
+            "index_loaded": service.index is not None,
+            **_how(service),
+            **_besides(service),
+        }
 
     @app.get("/readyz", summary="Is the index loaded?", responses={503: ERROR_RESPONSES[503]})
     async def readyz() -> dict[str, str | int]:
@@ -97,7 +105,7 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
             reason = (
                 f"the index can't be opened: {service.failure}"
                 if service.failure
-                else "the index is still loading"
+                else f"the index is still loading: {service.loading}"
             )
             raise HTTPException(503, reason, {"Retry-After": "1"})
         info = service.index.info
@@ -106,6 +114,8 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
             "backend": info.backend,
             "passages": info.passages,
             "corpus_sha256": info.corpus_sha256,
+            **_how(service),
+            **_besides(service),
         }
 
     @app.get("/metrics", summary="Prometheus metrics", response_class=Response)
@@ -113,6 +123,19 @@ def create_app(settings: ServerSettings, open_index: Callable[[], SearchIndex] |
         return Response(service.metrics.page(), media_type=Metrics.content_type)
 
     return app
+
+
+def _how(service: Service) -> dict[str, str]:
+    how = getattr(service.index, "how", "")  # an index of a user's own may lack what is optional
+    return {"search": how} if how else {}
+
+
+def _besides(service: Service) -> dict[str, str]:
+    """What health has to say beside its state: what is loading, or why another index was not opened."""
+    if service.index is None and service.failure is None:
+        return {"loading": service.loading}
+    failure = service.reload_failure
+    return {} if failure is None else {"reload_failure": str(failure) or type(failure).__name__}
 
 
 async def _load_or_report(service: Service, told: State) -> None:

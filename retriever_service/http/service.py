@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,16 +13,17 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import TypeAdapter
 
-from retriever_service.errors import QueueFull
+from retriever_service.errors import QueueFull, RequestRefused
 from retriever_service.http.batcher import Batcher, Q, R
 from retriever_service.http.leniency import clamped, cleaned
 from retriever_service.http.metrics import Metrics
 from retriever_service.http.schemas import BadRequest, GivenDocument, Reply, RerankRequest, parse_body
 from retriever_service.index_folder.documents import encode_document
 from retriever_service.ranking import Order
-from retriever_service.search.search_index import Hits, PartHits, SearchIndex
+from retriever_service.search.search_index import ChangingIndex, Hits, PartHits, SearchIndex
 from retriever_service.settings import ServerSettings
 
+log = logging.getLogger("retriever_service")
 _ENCODED_AT_ONCE = 2000
 """Passages of an answer that are written before others have their turn: some milliseconds."""
 _RERANK = TypeAdapter(RerankRequest)
@@ -40,6 +42,14 @@ class _Ask:
     def __len__(self) -> int:
         return self._places
 
+    def done_with(self, index: SearchIndex) -> Any:
+        """What the work returns, or its refusal of the request, so that those which share its batch need not
+        be done again."""
+        try:
+            return self.work(index)
+        except RequestRefused as refusal:
+            return refusal
+
 
 class _Opened:
     """An open index and the queues before it."""
@@ -55,14 +65,22 @@ class _Opened:
             self.searches = make(index.search, index.quick, lambda query, topk: max(topk, depth))
             self.rerankings = make(reranker.order, False, lambda given, topk: max(1, len(given[1])))
         self.asks: Batcher[_Ask, Any] = make(
-            lambda asks, topk: [ask.work(index) for ask in asks], False, lambda ask, topk: len(ask)
+            lambda asks, topk: [ask.done_with(index) for ask in asks], False, lambda ask, topk: len(ask)
         )
+
+    @property
+    def _queues(self) -> list[Batcher[Any, Any]]:
+        return [queue for queue in (self.searches, self.rerankings, self.asks) if queue is not None]
+
+    @property
+    def running(self) -> bool:
+        """Whether a search of this index runs."""
+        return any(queue.running for queue in self._queues)
 
     async def stop(self, timeout_seconds: float) -> bool:
         """Answer what is queued, and refuse what comes then. False if a search still runs after that time."""
         until = time.monotonic() + timeout_seconds
-        queues: list[Batcher[Any, Any] | None] = [self.searches, self.rerankings, self.asks]
-        return all([await queue.stop(until - time.monotonic()) for queue in queues if queue is not None])
+        return all([await queue.stop(until - time.monotonic()) for queue in self._queues])
 
 
 class Service:
@@ -73,11 +91,21 @@ class Service:
         self.metrics = Metrics()
         self._open = open_index
         self._opened: _Opened | None = None
-        self._retired: list[SearchIndex] = []
+        self._retired: list[_Opened] = []
+        self._retiring: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
+        self.what = ""
+        """What the index is, in a few words, for those who ask while it loads."""
+        self.waits: Callable[[], str] = lambda: self._waits
+        """What the loading waits for, in one line; empty where it just takes its time."""
+        self.on_wait: Callable[[str], None] = lambda line: None
+        """Told the same whenever it changes, in the thread that loads."""
+        self._waits = ""
         self._opening = False
         """Whether another index is being opened beside the one that is searched."""
         self.failure: Exception | None = None
+        self.reload_failure: Exception | None = None
+        """Why the index was not opened anew, if it was not at the last try."""
         self.left_running = False
         """Whether `stop` left the owner thread at work, which the interpreter would wait for at its end."""
         self._owner = ThreadPoolExecutor(1, "index-owner")
@@ -88,6 +116,19 @@ class Service:
     def index(self) -> SearchIndex | None:
         """The index that is searched."""
         return None if self._opened is None else self._opened.index
+
+    def tell(self, line: str) -> None:
+        """What the loading waits for, from whichever thread loads."""
+        if line != self._waits:
+            self._waits = line
+            self.on_wait(line)
+
+    @property
+    def loading(self) -> str:
+        """What is loading, and what for it waits, in one line; empty once it is loaded."""
+        if self.index is not None:
+            return ""
+        return "; ".join(part for part in (self.what, self.waits()) if part) or self.settings.index
 
     async def load(self) -> None:
         """Open the index, in the thread that will own it. What goes wrong is kept in `failure`."""
@@ -107,21 +148,35 @@ class Service:
         async with self._reloading:
             try:
                 new = await asyncio.get_running_loop().run_in_executor(self._opener, self._open_another)
-            except Exception:
+            except Exception as error:
                 self.metrics.reloads.labels("failed").inc()
+                self.metrics.reload_failing.set(1)
+                self.reload_failure = error
                 raise
             old = self._opened
             self._take(new)
             self._cache = ResultCache(self.settings.cache_size)
             self.metrics.reloads.labels("done").inc()
+            self.metrics.reload_failing.set(0)
+            self.reload_failure = None
             if old is not None:
-                await old.stop(self.settings.request_timeout_seconds)
-                self._retired.append(old.index)
-                # A request may read its rows still, for as long as a request may take.
-                asyncio.get_running_loop().call_later(
-                    self.settings.request_timeout_seconds, self._close_retired, old.index
-                )
+                self._retired.append(old)
+                if not await old.stop(self.settings.request_timeout_seconds):
+                    log.warning("a search of the index before still runs, which is open until it ends")
+                task = asyncio.get_running_loop().create_task(self._give_back(old))
+                self._retiring.add(task)
+                task.add_done_callback(self._retiring.discard)
             return new
+
+    async def _give_back(self, old: _Opened) -> None:
+        """Close an index that another one has replaced when nothing can need it any more. What is mapped is
+        never taken from under a search that runs."""
+        seconds = self.settings.request_timeout_seconds
+        while not await old.stop(seconds):
+            await asyncio.sleep(0)
+        await asyncio.sleep(seconds)  # a request may read its rows still, for as long as a request may take
+        self._retired.remove(old)
+        old.index.close()
 
     def _open_another(self) -> SearchIndex:
         self._opening = True
@@ -130,14 +185,16 @@ class Service:
         finally:
             self._opening = False
 
-    def _close_retired(self, index: SearchIndex) -> None:
-        if any(one is index for one in self._retired):
-            self._retired = [one for one in self._retired if one is not index]
-            index.close()
-
     def _take(self, index: SearchIndex) -> None:
-        self.metrics.passages.set(index.info.passages)
         self._opened = _Opened(index, self._batcher, self.settings.rerank_depth)
+        if isinstance(index, ChangingIndex):
+            index.on_change = lambda: self._describe(index)
+        self._describe(index)
+
+    def _describe(self, index: SearchIndex) -> None:
+        """Show what an index holds, unless it is no longer the one that is searched. From any thread."""
+        if self.index is index:
+            self.metrics.passages.set(index.info.passages)
 
     async def stop(self) -> None:
         """Answer what is queued, then close the index."""
@@ -145,9 +202,13 @@ class Service:
         self._owner.shutdown(wait=False, cancel_futures=True)
         self._opener.shutdown(wait=False, cancel_futures=True)
         loading = self.index is None and self.failure is None
-        self.left_running = loading or not done or self._opening
-        for retired in [*self._retired]:
-            self._close_retired(retired)
+        for task in self._retiring:
+            task.cancel()
+        ended = [one for one in self._retired if not one.running]
+        self.left_running = loading or not done or self._opening or len(ended) < len(self._retired)
+        for retired in ended:
+            retired.index.close()
+        self._retired.clear()
         if self.index is not None and done:
             self.index.close()
 
@@ -229,6 +290,8 @@ class Service:
         if self._opened is None:
             raise QueueFull("the index is still loading")
         (found,) = await self._opened.asks.submit([_Ask(work, places)], 0, timeout_seconds)
+        if isinstance(found, RequestRefused):
+            raise found
         return found
 
     async def search(self, queries: list[str], topk: int, timeout_seconds: float) -> list[Hits]:

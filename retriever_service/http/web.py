@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from retriever_service.errors import DeadlinePassed, QueueFull, RetrieverUnavailable
+from retriever_service.errors import DeadlinePassed, QueueFull, RequestRefused, RetrieverUnavailable
 from retriever_service.http.leniency import PARTIAL_HEADER, header_of
 from retriever_service.http.metrics import Metrics
 from retriever_service.http.schemas import BadRequest, Limit, Reply, field_path
@@ -166,6 +166,8 @@ def error_answer(error: BaseException) -> tuple[int, bytes, list[tuple[bytes, by
     """Status, JSON body and extra headers that an error becomes."""
     if isinstance(error, BadRequest):
         return error.status, error_body(error.detail, error.field, error.limit), []
+    if isinstance(error, RequestRefused):  # by a shard
+        return error.status, error_body(str(error)), []
     if isinstance(error, asyncio.CancelledError):
         return 503, error_body("the server is stopping"), [(b"retry-after", b"1")]
     if isinstance(error, ClientDisconnect):

@@ -22,6 +22,7 @@ from retriever_service.index_folder.description import (
     read_info,
     verify,
 )
+from retriever_service.indexing.pace import Pace
 from retriever_service.indexing.parts import BM25Part, DensePart, PackedPart, Part, Progress
 from retriever_service.indexing.scan import Scanner, ScanState
 from retriever_service.indexing.sinks import Sink
@@ -63,6 +64,7 @@ def build_index(
     nprobe: int | None = None,
     ef_search: int | None = None,
     encoder_dtype: str = "auto",
+    encode_processes: int = 0,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> IndexInfo:
@@ -70,8 +72,10 @@ def build_index(
 
     A build that was interrupted goes on where it was; an index that is already there with the same corpus and
     settings is kept as it is. Memory is bounded by the vocabulary, not by the passages. The options from
-    `language` to `postings` are for `bm25` and `hybrid`, those from `model` to `encoder_dtype` for `dense`
-    and `hybrid`. `postings`: `bm25s` is the format of that library, `packed` a compressed one for many
+    `language` to `postings` are for `bm25` and `hybrid`, those from `model` to `encode_processes` for `dense`
+    and `hybrid`. `encode_processes` encode side by side, each on a GPU of its own or with its share of the
+    cores; 0 is one per GPU, and one on a CPU. The index is the same bytes for any number.
+    `postings`: `bm25s` is the format of that library, `packed` a compressed one for many
     passages, which can be added to; `auto` is `packed` from AUTO_PACKED passages on.
 
     Raises UserError for a wrong option or a malformed line (file, line, what was expected; `skip_bad` leaves
@@ -89,7 +93,9 @@ def build_index(
             raise UserError(
                 f"backend {backend} needs a model: the folder or hub name of a sentence encoder (--model)"
             )
-        parts.append(DensePart(model, family, vector_type, nprobe, ef_search, encoder_dtype))
+        parts.append(
+            DensePart(model, family, vector_type, nprobe, ef_search, encoder_dtype, encode_processes)
+        )
     out = Path(out)
     settings: IndexSettings = {}
     for one in parts:
@@ -110,7 +116,11 @@ def build_index(
     )
 
     def write(build: Build) -> None:
-        passages = build.scan([part.sink for part in parts]).passages
+        try:
+            passages = build.scan([part.sink for part in parts]).passages
+        finally:
+            for part in parts:
+                part.close()
         for part in parts:
             part.write(build.work, passages, plan.tell)
 
@@ -169,9 +179,14 @@ class Build:
         self._sinks = sinks
         if scanner.resumed_at:
             tell("scan", 0.0, f"going on after {scanner.resumed_at:,} passages")
-        self.state = scanner.run(
-            lambda s: tell("scan", min(1.0, s.position / end), f"{s.passages:,} passages")
-        )
+        pace = Pace(scanner.state.position)
+
+        def note(state: ScanState) -> None:
+            speeds = [sink.note() for sink in sinks]
+            words = [f"{state.passages:,} passages", *speeds, pace.left(state.position, end)]
+            tell("scan", min(1.0, state.position / end), ", ".join(word for word in words if word))
+
+        self.state = scanner.run(note)
         return self.state
 
     def seal(self) -> None:

@@ -16,6 +16,7 @@ from retriever_service.bm25.build import write_bm25
 from retriever_service.bm25.packed.build import write_packed
 from retriever_service.dense.build import stored_bytes, write_dense
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
+from retriever_service.dense.encoding import EncoderPool, automatic
 from retriever_service.index_folder.description import IndexSettings
 from retriever_service.indexing.sinks import PostingsSink, RunsSink, Sink, VectorSink
 from services.common.errors import UserError
@@ -42,6 +43,9 @@ class Part(Protocol):
     def write(self, work: Path, passages: int, tell: Progress) -> None:
         """Make the part from what the sink has written into the folder `work`."""
 
+    def close(self) -> None:
+        """The sink is written to no more."""
+
 
 class BM25Part:
     """Postings and their scores."""
@@ -65,6 +69,9 @@ class BM25Part:
 
         write_bm25(work, work, self.sink.vocabulary, k1=self._k1, b=self._b, progress=note)
 
+    def close(self) -> None:
+        """As Part."""
+
 
 class PackedPart:
     """Packed postings: as BM25Part otherwise."""
@@ -84,6 +91,9 @@ class PackedPart:
 
         write_packed(work, k1=self.settings["k1"], b=self.settings["b"], progress=note)
 
+    def close(self) -> None:
+        """As Part."""
+
 
 class DensePart:
     """Vectors of a sentence encoder in a FAISS index."""
@@ -96,6 +106,7 @@ class DensePart:
         nprobe: int | None,
         ef_search: int | None,
         dtype: str,
+        processes: int = 0,
     ) -> None:
         encoder = Encoder(EncoderSettings(model, family_of(family, model)), dtype=dtype)
         self.settings: IndexSettings = {
@@ -106,7 +117,9 @@ class DensePart:
             "nprobe": nprobe,
             "ef_search": ef_search,
         }
-        self.sink = VectorSink(encoder)
+        count = processes or automatic()
+        self._pool = EncoderPool(encoder, count) if count > 1 else None
+        self.sink = VectorSink(encoder) if self._pool is None else VectorSink(self._pool, count)
         self._dimension = encoder.dimension
         self._type = vector_type
         stored = stored_bytes(encoder.dimension, vector_type)
@@ -120,3 +133,8 @@ class DensePart:
             tell("vectors", done / of, "")
 
         write_dense(work, self._dimension, passages, self._type, note)
+
+    def close(self) -> None:
+        """As Part."""
+        if self._pool is not None:
+            self._pool.close()

@@ -72,6 +72,7 @@ class Scanner:
             self._clear()
         self.state = found or ScanState(key)
         self._chunk = min((sink.chunk_passages for sink in sinks), default=RunsSink.chunk_passages)
+        self._taken = self._chunk * max((sink.together for sink in sinks), default=1)
         self._files: dict[str, BinaryIO] = {}
         for name in names:
             path = folder / name
@@ -107,7 +108,7 @@ class Scanner:
                     start=state.position,
                 )
             )
-            while chunk := list(islice(passages, self._chunk)):
+            while chunk := list(islice(passages, self._taken)):
                 self._write(chunk)
                 state.line = chunk[-1].line
                 state.position = chunk[-1].end
@@ -133,7 +134,19 @@ class Scanner:
         write_lookup(self.folder, ids, urls)
         return state
 
-    def _write(self, chunk: list[Passage]) -> None:
+    def _write(self, taken: list[Passage]) -> None:
+        """In chunks of the same passages, however many are taken together: the files are the same bytes."""
+        alone = [sink for sink in self.sinks if sink.together == 1]
+        for begin in range(0, len(taken), self._chunk):
+            chunk = taken[begin : begin + self._chunk]
+            self._write_chunk(chunk)
+            for sink in alone:
+                sink.write([p.contents for p in chunk])
+        for sink in self.sinks:
+            if sink.together > 1:
+                sink.write([p.contents for p in taken])
+
+    def _write_chunk(self, chunk: list[Passage]) -> None:
         files = self._files
         urls = [p.fields.pop("url", None) for p in chunk]
         lines = [encode_document(p.id, p.contents, url) + b"\n" for p, url in zip(chunk, urls, strict=True)]
@@ -147,8 +160,6 @@ class Scanner:
         fields = [p.fields for p in chunk]
         self._fields_end = write_fields(fields, files[BLOCKS_FILE], files[PLACES_FILE], self._fields_end)
         files["lines"].write(np.array([p.line for p in chunk], np.uint64).tobytes())
-        for sink in self.sinks:
-            sink.write([p.contents for p in chunk])
 
     def _commit(self) -> None:
         for name, file in self._files.items():
@@ -158,7 +169,9 @@ class Scanner:
         write_atomically(self.folder / PROGRESS_FILE, orjson.dumps(asdict(self.state)), durable=True)
 
     def _clear(self) -> None:
-        """What another build left would become a part of this index."""
+        """What another build left would become a part of this index. First goes what that build would go on
+        from, were this one killed here and that one begun again."""
+        (self.folder / PROGRESS_FILE).unlink(missing_ok=True)
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)

@@ -3,6 +3,7 @@ both."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -11,7 +12,7 @@ import numpy as np
 from retriever_service.bm25.analysis import Analyzer, TermIds
 from retriever_service.bm25.packed import build as runs
 from retriever_service.dense.build import flat_header
-from retriever_service.dense.encoder import Encoder
+from retriever_service.dense.encoding import PART, PassageEncoder
 
 
 class Sink(Protocol):
@@ -19,13 +20,18 @@ class Sink(Protocol):
 
     files: tuple[str, ...]
     chunk_passages: int
-    """Most passages between two points from which a build can go on."""
+    """Most passages between two points from which a build can go on, but for `together`."""
+    together: int
+    """Chunks that it takes in one write, to work on them side by side."""
 
     def open(self, folder: Path, files: dict[str, BinaryIO]) -> None:
         """Take the files, positioned where the last whole chunk ended."""
 
     def write(self, texts: list[str]) -> None:
-        """Add one chunk of passages."""
+        """Add one chunk of passages, or `together` of them."""
+
+    def note(self) -> str:
+        """How fast it is, for the progress; empty where that is nobody's concern."""
 
 
 class _Vocabulary:
@@ -67,6 +73,7 @@ class PostingsSink:
 
     files: tuple[str, ...] = ("terms", "tfs", "counts", "lengths", "vocabulary")
     chunk_passages = 20_000
+    together = 1
 
     def __init__(self, analyzer: Analyzer) -> None:
         self._analyzer = analyzer
@@ -92,12 +99,16 @@ class PostingsSink:
         files["counts"].write(counts.astype(np.uint32).tobytes())
         files["lengths"].write(lengths.astype(np.uint32).tobytes())
 
+    def note(self) -> str:
+        return ""
+
 
 class RunsSink:
     """A sorted run of postings per chunk, for `retriever_service.bm25.packed.build`."""
 
     files: tuple[str, ...] = runs.RUN_FILES
     chunk_passages = 20_000
+    together = 1
 
     def __init__(self, analyzer: Analyzer) -> None:
         self._analyzer = analyzer
@@ -124,15 +135,21 @@ class RunsSink:
         files[runs.RUN_LENGTHS].write(lengths.astype(np.uint32).tobytes())
         self._rows += size
 
+    def note(self) -> str:
+        return ""
+
 
 class VectorSink:
     """A flat FAISS file, written as the passages are encoded; its header is put right at the end."""
 
     files: tuple[str, ...] = ("vectors",)
-    chunk_passages = 2_000
+    chunk_passages = PART
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: PassageEncoder, together: int = 1) -> None:
         self._encoder = encoder
+        self.together = together
+        self._seconds = 0.0
+        self._before = encoder.tokens
 
     def open(self, folder: Path, files: dict[str, BinaryIO]) -> None:
         self._file = files["vectors"]
@@ -140,4 +157,11 @@ class VectorSink:
             self._file.write(flat_header(self._encoder.dimension, 0))
 
     def write(self, texts: list[str]) -> None:
+        begun = time.monotonic()
         self._file.write(self._encoder.passages(texts).tobytes())
+        self._seconds += time.monotonic() - begun
+
+    def note(self) -> str:
+        if not self._seconds:
+            return ""
+        return f"{(self._encoder.tokens - self._before) / self._seconds:,.0f} tokens/s"

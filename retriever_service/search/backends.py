@@ -12,6 +12,7 @@ from pathlib import Path
 
 from retriever_service.dense.encoder import family_of
 from retriever_service.dense.model_files import check_model
+from retriever_service.dense.on_device import OnDevice
 from retriever_service.dense.rerank import CrossEncoderReranker
 from retriever_service.errors import IndexInvalid
 from retriever_service.index_folder.description import IndexInfo, read_info, verify
@@ -27,6 +28,9 @@ from retriever_service.shards.index import ShardedIndex
 from services.common.errors import UserError
 from services.common.loading.user_code import is_import_path, load
 
+Tell = Callable[[str], None]
+"""Told, while an index is opened, what that waits for."""
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -38,6 +42,8 @@ class Backend:
     check: Callable[[ServerSettings], str]
     """What will be searched, in a few words. Raises what is wrong with it, as far as it shows unloaded."""
     open: Callable[[ServerSettings, Reranker | None], SearchIndex]
+    open_telling: Callable[[ServerSettings, Reranker | None, Tell], SearchIndex] | None = None
+    """In place of `open`, of a kind that waits for others and says for what."""
 
 
 def _check_remote(settings: ServerSettings) -> str:
@@ -60,12 +66,15 @@ def _check_shards(settings: ServerSettings) -> str:
     return f"{len(shards)} shard{'s' if len(shards) > 1 else ''}"
 
 
-def _open_shards(settings: ServerSettings, reranker: Reranker | None) -> SearchIndex:
+def _open_shards(
+    settings: ServerSettings, reranker: Reranker | None, tell: Tell = lambda line: None
+) -> SearchIndex:
     return ShardedIndex(
         settings.index,
         timeout_seconds=settings.shard_seconds,
         partial=settings.partial_answers,
         token=settings.shard_token.get_secret_value() if settings.shard_token is not None else None,
+        tell=tell,
         reranker=reranker,
         rerank_depth=settings.rerank_depth,
     )
@@ -87,6 +96,7 @@ def _open_file(settings: ServerSettings, reranker: Reranker | None) -> SearchInd
         name=settings.retriever_name,
         model=settings.retriever_model,
         gpu=settings.faiss_gpu,
+        on_device=_on_device(settings),
         dtype=settings.encoder_dtype,
         reranker=reranker,
         rerank_depth=settings.rerank_depth,
@@ -111,6 +121,11 @@ def _check_folder(settings: ServerSettings) -> str:
         raise UserError(
             f"--faiss_gpu: index {path} is bm25, which is searched on the CPU; accepted with a dense index"
         )
+    if info.backend == "bm25" and settings.dense_device:
+        raise UserError(
+            f"--dense-device {settings.dense_device}: index {path} is bm25, which has no vectors; accepted "
+            "with a dense or hybrid index"
+        )
     return f"{info.passages:,} passages ({info.backend})"
 
 
@@ -123,10 +138,15 @@ def _open_folder(settings: ServerSettings, reranker: Reranker | None) -> SearchI
         name=_family(settings, read_info(settings.index)),
         model=settings.retriever_model,
         gpu=settings.faiss_gpu,
+        on_device=_on_device(settings),
         dtype=settings.encoder_dtype,
         reranker=reranker,
         rerank_depth=settings.rerank_depth,
     )
+
+
+def _on_device(settings: ServerSettings) -> OnDevice | None:
+    return OnDevice.of(settings.dense_device, settings.dense_dtype)
 
 
 def _family(settings: ServerSettings, info: IndexInfo) -> str | None:
@@ -147,7 +167,7 @@ BACKENDS: tuple[Backend, ...] = (
         _check_function,
         lambda s, reranker: UsersIndex(s.index, reranker),
     ),
-    Backend("shards", lambda s: s.index.startswith(SHARDS), _check_shards, _open_shards),
+    Backend("shards", lambda s: s.index.startswith(SHARDS), _check_shards, _open_shards, _open_shards),
     Backend("qdrant", lambda s: s.index.startswith(PREFIX), _check_remote, _open_remote),
     Backend("faiss file", lambda s: Path(s.index).is_file(), _check_file, _open_file),
     Backend("folder", lambda s: True, _check_folder, _open_folder),
@@ -166,10 +186,21 @@ def check_settings(settings: ServerSettings) -> str:
     for flag, model in (("--retriever_model", settings.retriever_model), ("--reranker", settings.reranker)):
         if model:
             check_model(flag, model)
-    return backend_of(settings).check(settings)
+    backend = backend_of(settings)
+    what = backend.check(settings)
+    if _on_device(settings) is not None:
+        flag = f"--dense-device {settings.dense_device}"
+        if settings.faiss_gpu:
+            raise UserError(f"{flag}: does not go with --faiss_gpu; give one of the two")
+        if backend.name not in ("faiss file", "folder"):
+            raise UserError(f"{flag}: {settings.index} is not searched by this server")
+    return what
 
 
-def open_index(settings: ServerSettings) -> SearchIndex:
-    """The index of a server, with its reranker if the settings name one."""
+def open_index(settings: ServerSettings, tell: Tell = lambda line: None) -> SearchIndex:
+    """The index of a server, with its reranker if the settings name one. `tell` is told what it waits for."""
     reranker = CrossEncoderReranker(settings.reranker) if settings.reranker else None
-    return backend_of(settings).open(settings, reranker)
+    backend = backend_of(settings)
+    if backend.open_telling is not None:
+        return backend.open_telling(settings, reranker, tell)
+    return backend.open(settings, reranker)

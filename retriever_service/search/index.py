@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retriever_service.bm25.analysis import AnalyzerSettings
+from retriever_service.dense.on_device import OnDevice
 from retriever_service.dense.search import open_dense
 from retriever_service.index_folder.description import BACKENDS, IndexInfo, verify
 from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE, Documents
@@ -40,6 +41,7 @@ class _Part:
     name: str | None
     model: str | None
     gpu: bool
+    on_device: OnDevice | None
     dtype: str
 
 
@@ -66,6 +68,7 @@ def _open_dense(part: _Part) -> Ranker:
         name=part.name,
         model=part.model,
         gpu=part.gpu,
+        on_device=part.on_device,
         dtype=part.dtype,
     )
 
@@ -88,7 +91,8 @@ class Index(RankedIndex):
 
     `model` names another place of the encoder of a dense index, or the encoder itself where the index does
     not name one; `name` is then its family. `dtype` is the number type of the encoder, `gpu` searches on the
-    GPUs, and `reranker` is a cross-encoder that reorders the best `rerank_depth` passages.
+    GPUs by FAISS, `on_device` searches by PyTorch, and `reranker` is a cross-encoder that reorders the best
+    `rerank_depth` passages.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class Index(RankedIndex):
         name: str | None = None,
         model: str | None = None,
         gpu: bool = False,
+        on_device: OnDevice | None = None,
         dtype: str = "auto",
         reranker: Reranker | None = None,
         rerank_depth: int = 20,
@@ -106,7 +111,7 @@ class Index(RankedIndex):
         folder = Path(folder)
         info = verify(folder, corpus)
         documents, rows = _open_passages(folder, info)
-        part = _Part(folder, info, name, model, gpu, dtype)
+        part = _Part(folder, info, name, model, gpu, on_device, dtype)
         rankers = [OPENERS[kind](part) for kind in BACKENDS[info.backend]]
         super().__init__(
             info,

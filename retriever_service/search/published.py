@@ -13,6 +13,7 @@ from array import array
 from pathlib import Path
 
 from retriever_service.dense.encoder import Encoder, EncoderSettings, family_of
+from retriever_service.dense.on_device import OnDevice
 from retriever_service.dense.search import DenseRanker
 from retriever_service.index_folder.corpus import layout
 from retriever_service.index_folder.description import IndexInfo
@@ -120,6 +121,7 @@ class PublishedIndex(RankedIndex):
         name: str | None,
         model: str | None,
         gpu: bool = False,
+        on_device: OnDevice | None = None,
         dtype: str = "auto",
         reranker: Reranker | None = None,
         rerank_depth: int = 20,
@@ -139,5 +141,5 @@ class PublishedIndex(RankedIndex):
             settings={"encoder": encoder.settings.as_dict()},
             bytes=Path(path).stat().st_size,
         )
-        ranker = DenseRanker(Path(path), encoder, documents.count, gpu=gpu)
+        ranker = DenseRanker(Path(path), encoder, documents.count, gpu=gpu, on_device=on_device)
         super().__init__(info, documents, ranker, reranker=reranker, rerank_depth=rerank_depth)

@@ -6,8 +6,8 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from retriever_service.index_folder.description import IndexInfo
 from retriever_service.index_folder.documents import Documents
@@ -51,6 +51,14 @@ class SearchIndex(Protocol):
         """Give mapped files and connections back."""
 
 
+@runtime_checkable
+class ChangingIndex(SearchIndex, Protocol):
+    """An index whose content changes while it is open."""
+
+    on_change: Callable[[], None]
+    """Called, from any thread, when `info` is another one."""
+
+
 class RankedIndex:
     """A SearchIndex over passages on this machine: a ranker orders their rows, a reranker may reorder the
     best of them."""
@@ -72,6 +80,8 @@ class RankedIndex:
         self.reranker = reranker
         self._depth = rerank_depth
         self.quick = ranker.quick and reranker is None
+        self.how = ranker.how
+        """How it is searched, in a few words, for those who look at the health of a server."""
         ranker.rank(["warm up"], 1)  # compiles the kernel, or loads it compiled
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:

@@ -11,11 +11,13 @@ import httpx
 import orjson
 from pydantic import ValidationError
 
-from retriever_service.errors import RetrieverUnavailable
+from retriever_service.errors import RequestRefused, RetrieverUnavailable
 from retriever_service.refusals import detail_of, reason_of
 from retriever_service.shards import wire
 from services.common.errors import UserError
 
+_REFUSALS = (400, 413, 422)
+"""Statuses by which a shard refuses what a client of the server before it has asked."""
 _ACCEPTED = "http://HOST:PORT or https://HOST:PORT is accepted; commas separate shards, | replicas of one"
 
 
@@ -75,7 +77,8 @@ class Shard:
             raise Unavailable(self, what) from None
 
     async def ask(self, path: str, content: Content, asked: dict[str, Any], until: float) -> dict[str, Any]:
-        """The answer to a POST by the index of this content. Raises Unavailable, OtherVersion."""
+        """The answer to a POST by the index of this content. Raises Unavailable, OtherVersion, and
+        RequestRefused where no replica takes the request and one says that it is wrong."""
         body = orjson.dumps({"version": content.about.version, **asked})
         answer = await self._first("POST", path, body, until)
         try:
@@ -92,6 +95,7 @@ class Shard:
         reasons = []
         others = 0
         loading = 0
+        refused: tuple[int, str] | None = None
         for turn in range(count):
             at = (self._at + turn) % count
             left = until - time.monotonic()
@@ -115,6 +119,10 @@ class Shard:
                 others += 1
             loading += answer.status_code == 503
             reasons.append(detail_of(answer))
+            if answer.status_code in _REFUSALS:
+                refused = refused or (answer.status_code, f"shard {self.name}: {reasons[-1]}")
+        if refused is not None:
+            raise RequestRefused(refused[1], status=refused[0])
         if others:
             raise OtherVersion(self)
         if count > 1:

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -43,10 +43,11 @@ _KNOWN_TERMS = 1_000_000
 
 
 class ShardedIndex:
-    """The protocol SearchIndex over shards.
+    """The protocol ChangingIndex over shards.
 
     A shard that does not answer fails the search, with its address (RetrieverUnavailable). With `partial` the
-    others answer without it, as one index of their passages would, and the hits are PartHits.
+    others answer without it, as one index of their passages would, and the hits are PartHits. A request that
+    a shard refuses as wrong is refused (RequestRefused), and the shard is as well as before.
     """
 
     quick = False
@@ -59,11 +60,13 @@ class ShardedIndex:
         timeout_seconds: float,
         partial: bool = False,
         token: str | None = None,
+        tell: Callable[[str], None] = lambda line: None,
         reranker: Reranker | None = None,
         rerank_depth: int = 20,
     ) -> None:
-        """Waits until every shard has loaded its index. Raises UserError where the shards do not go together,
-        EnvironmentLacks where one does not answer."""
+        """Waits until every shard has loaded its index; `tell` is told for which, and why.
+
+        Raises UserError where the shards do not go together, EnvironmentLacks where one does not answer."""
         self._timeout = timeout_seconds
         self._partial = partial
         self.reranker = reranker
@@ -78,7 +81,7 @@ class ShardedIndex:
         self._thread = threading.Thread(target=self._loop.run_forever, name="shards", daemon=True)
         self._thread.start()
         try:
-            self._call(self._look_at_all())
+            self._call(self._look_at_all(tell))
             self._settings = self._agreed()
         except BaseException:
             self.close()
@@ -87,6 +90,7 @@ class ShardedIndex:
         if len(self._shards) > 1 and self._settings["backend"] == "bm25":
             self._analyzer = Analyzer(AnalyzerSettings(**self._settings["analyzer"]))
         self.info = self._described(address)
+        self.on_change: Callable[[], None] = _nothing
         self._looking = asyncio.run_coroutine_threadsafe(self._keep_looking(), self._loop)
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
@@ -139,16 +143,24 @@ class ShardedIndex:
     def _agreed(self) -> dict[str, Any]:
         return agreed([(shard.name, shard.known.about) for shard in self._shards])
 
-    async def _look_at_all(self) -> None:
-        await asyncio.gather(*(self._wait_for(shard) for shard in self._shards))
+    async def _look_at_all(self, tell: Callable[[str], None]) -> None:
+        waits: dict[Shard, str] = {}
 
-    async def _wait_for(self, shard: Shard) -> None:
+        def note(shard: Shard, reason: str) -> None:
+            waits[shard] = reason
+            tell("; ".join(reason for reason in waits.values() if reason))
+
+        await asyncio.gather(*(self._wait_for(shard, note) for shard in self._shards))
+
+    async def _wait_for(self, shard: Shard, note: Callable[[Shard, str], None]) -> None:
         began = time.monotonic()
         while True:
             try:
                 shard.content = Content(await shard.look(time.monotonic() + self._timeout))
+                note(shard, "")
                 return
             except Unavailable as error:
+                note(shard, str(error))
                 passed = time.monotonic() - began
                 if passed > (LOADING_SECONDS if error.loading else START_SECONDS):
                     raise EnvironmentLacks(f"{error} (waited {passed:.0f} s)") from None
@@ -177,6 +189,7 @@ class ShardedIndex:
             raise
         self._generation += 1
         self.info = self._described(self.info.corpus)
+        self.on_change()
 
     async def _search(self, queries: list[str], topk: int) -> tuple[list[Hits], str]:
         """The merged hits of each query, and which shards are missing and why."""
@@ -223,6 +236,10 @@ class ShardedIndex:
         answers = await _all([shard.ask(wire.SEARCH, content, asked, until) for shard, content in pairs])
         lists = [_hits(shard, answer, len(queries)) for shard, answer in zip(shards, answers, strict=True)]
         return [merged([of_shard[i] for of_shard in lists], topk) for i in range(len(queries))]
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 async def _all(work: list[Any]) -> list[Any]:

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from services.contracts import Action, Trajectory
-from services.rollout.worker.tags import Pair, first_action
+from services.rollout.worker.tags import Pair, last_answer
 from services.rollout.worker.watching import Event, Observed, Restarted, Retrieved, Searching, Writing
 
-THINK = "<think>"
 ANSWER = "<answer>"
 
 
@@ -24,11 +23,8 @@ def answer_pair(trajectory: Trajectory) -> Pair | None:
     last = trajectory.actions[-1]
     if last.kind != "answer":
         return None
-    opened = THINK if last.thinking else ""
-    pair = first_action(opened + last.text, trajectory.reading)
-    if pair is None:  # a template with other tags than ours
-        return Pair("answer", 0, len(last.text), last.text)
-    return pair._replace(start=max(0, pair.start - len(opened)), end=pair.end - len(opened))
+    pair = last_answer(last.text, trajectory.reading, last.thinking)
+    return pair or Pair("answer", 0, len(last.text), last.text)  # of a template with other tags than ours
 
 
 def title_and_text(contents: str) -> tuple[str, str]:

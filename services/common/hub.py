@@ -43,6 +43,15 @@ class HubName(NamedTuple):
     """ORG/NAME."""
     kind: Literal["model", "dataset"]
     file: str | None = None
+    bare: bool = False
+    """Given without `hf:`, so that it may be a mistyped path."""
+
+    @property
+    def absent(self) -> str:
+        """What is known before the hub is asked."""
+        if not self.bare:
+            return "not here"
+        return "no such folder" if self.kind == "model" else "no such file or folder"
 
     def command(self) -> str:
         """What fetches it into the cache."""
@@ -50,6 +59,11 @@ class HubName(NamedTuple):
         return f"hf download {self.repository}{file}" + (
             " --repo-type dataset" if self.kind == "dataset" else ""
         )
+
+
+def has_form(given: str) -> bool:
+    """Whether it is of the form ORG/NAME, as names on the hub are."""
+    return _NAME.fullmatch(given) is not None
 
 
 def hub_name(given: str, kind: Literal["model", "dataset"]) -> HubName | None:
@@ -63,7 +77,7 @@ def hub_name(given: str, kind: Literal["model", "dataset"]) -> HubName | None:
             return None
         first = given.partition("/")[0]
         local = first in _FOLDERS or Path(first).exists()
-        return None if local else HubName(given, kind)
+        return None if local else HubName(given, kind, bare=True)
     found = _GIVEN.fullmatch(given.removeprefix(PREFIX))
     file = found[2][1:] if found and found[2] else None
     if found is None or (file and (kind == "model" or ".." in file.split("/"))):
@@ -76,10 +90,11 @@ def fetched(name: HubName, what: str, say: Say = print) -> Path:
     """The file or folder in the cache, downloaded where it is not there whole.
 
     what: the setting that names it, such as `data.train hf:a/b`, for messages. Raises EnvironmentLacks where
-    the hub is out of reach, or the package that reads it is not installed.
+    the hub is out of reach, or the package that reads it is not installed, and UserError where the hub shows
+    no such repository.
     """
     try:
-        from huggingface_hub import constants, hf_hub_download, snapshot_download
+        from huggingface_hub import constants, errors, hf_hub_download, snapshot_download
     except ModuleNotFoundError as e:
         raise EnvironmentLacks(f"{what}: {not_imported(e)}") from e
     patterns = list(MODEL_FILES if name.kind == "model" else DATA_FILES)
@@ -102,18 +117,34 @@ def fetched(name: HubName, what: str, say: Say = print) -> Path:
         pass
     if constants.HF_HUB_OFFLINE:
         raise EnvironmentLacks(
-            f"{what}: not here, and not in the cache at {constants.HF_HUB_CACHE} (HF_HUB_OFFLINE is set); "
-            f"fetch it with: {name.command()}"
+            f"{what}: {name.absent}, and not in the hub's cache at {constants.HF_HUB_CACHE} "
+            f"(HF_HUB_OFFLINE is set); fetch it with: {name.command()}"
         )
-    say(f"downloading {name.repository} from the Hugging Face hub")
+    say(
+        f"{what}: {name.absent}; asking the Hugging Face hub for it"
+        if name.bare
+        else f"downloading {name.repository} from the Hugging Face hub"
+    )
     try:
         return get(cached_alone=False)
-    except (OSError, RuntimeError, ValueError) as e:  # httpx's errors among them
-        cause = " ".join(str(e).split()).partition(". ")[0][:160].rstrip(".")
+    except errors.GatedRepoError as e:
         raise EnvironmentLacks(
-            f"{what}: not here, and cannot be downloaded from the Hugging Face hub ({type(e).__name__}: "
-            f"{cause}); where the hub is in reach, fetch it with: {name.command()} (--local-dir DIR makes a "
-            "folder to copy here)"
+            f"{what}: {name.absent}, and the Hugging Face hub gives {name.repository} to those alone whom "
+            "its owners let in (HF_TOKEN)"
+        ) from e
+    except errors.RepositoryNotFoundError as e:
+        kind = "model" if name.kind == "model" else "data set"
+        raise UserError(
+            f"{what}: {name.absent}, and the Hugging Face hub shows no {kind} {name.repository} "
+            "(a private one needs HF_TOKEN)"
+        ) from e
+    except (OSError, RuntimeError, ValueError) as e:  # httpx's errors among them
+        reason = e.__cause__ or e
+        cause = " ".join(str(reason).split()).partition(". ")[0][:160].rstrip(".")
+        raise EnvironmentLacks(
+            f"{what}: {name.absent}, and cannot be downloaded from the Hugging Face hub "
+            f"({type(reason).__name__}: {cause}); where the hub is in reach, fetch it with: {name.command()} "
+            "(--local-dir DIR makes a folder to copy here)"
         ) from e
 
 

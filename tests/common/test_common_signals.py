@@ -137,3 +137,52 @@ def test_handlers_are_installed_in_one_file():
         if own.search(path.read_text(encoding="utf-8"))
     ]
     assert found == ["services/common/processes/signals.py"]
+
+
+HELD = """
+import asyncio, os, signal, subprocess, sys
+from services.common.processes import signals
+
+def send():
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+async def work():
+    heard = []
+    async def next_one(count):
+        async with asyncio.timeout(60):
+            while len(heard) < count:
+                await asyncio.sleep(0)
+    with signals.listening_in_loop(heard.append, (signal.SIGUSR1,), each=True):
+        await next_one(1)  # what came before
+        send()
+        await next_one(2)
+    send()
+    with signals.listening_in_loop(heard.append, (signal.SIGUSR1,), each=True):
+        await next_one(3)
+
+if sys.argv[1:] == ["child"]:
+    send()
+    signals.hold(signal.SIGUSR1)  # it was blocked from the birth of the process on, and comes now
+else:
+    signals.hold(signal.SIGUSR1)
+    send()
+    with signals.kept_from_children(signal.SIGUSR1):
+        child = subprocess.Popen([sys.executable, sys.argv[0], "child"])
+    if child.wait(60):
+        sys.exit(f"child: {child.returncode}")
+asyncio.run(work())
+send()
+print("alive", flush=True)
+import atexit
+atexit.register(send)
+"""
+
+
+def test_a_signal_that_is_held_ends_no_process_and_reaches_who_listens_next(tmp_path):
+    script = tmp_path / "held.py"
+    script.write_text(HELD)
+    done = subprocess.run(
+        [sys.executable, script], timeout=120, capture_output=True, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "alive\nalive\n", "")

@@ -78,7 +78,7 @@ def test_without_the_network_one_line_says_what_to_do(tmp_path, monkeypatch):
     hub_cache(tmp_path, monkeypatch)
     said = []
     with pytest.raises(
-        EnvironmentLacks, match=f"{NAME}: not here, .* fetch it with: hf download {NAME}"
+        EnvironmentLacks, match=f"{NAME}: no such folder, .* fetch it with: hf download {NAME}"
     ) as e:
         models.fetch(NAME, say=said.append)
     assert "\n" not in str(e.value) and said == []

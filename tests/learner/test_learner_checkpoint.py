@@ -16,6 +16,7 @@ from trainer.learner.checkpoint import (
     fault,
     latest,
     prune,
+    replace_state,
     require_whole,
     written_aside,
 )
@@ -34,6 +35,18 @@ def test_the_newest_checkpoint_is_chosen(tmp_path):
     newest = write(tmp_path, 10)
     assert latest(tmp_path) == newest
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_000009", "step_000010"]
+
+
+def test_another_state_writes_no_tensor_again_and_hides_no_fault(tmp_path):
+    path = write(tmp_path, 9)
+    tensors = (path / "weights" / "model.safetensors").stat().st_ino
+    replace_state(path, {"step": 9, "scores": 1})
+    assert fault(path) is None and json.loads((path / "state.json").read_text())["scores"] == 1
+    assert (path / "weights" / "model.safetensors").stat().st_ino == tensors
+    assert [p.name for p in path.parent.iterdir()] == ["step_000009"]
+    _flip(path)
+    replace_state(path, {"step": 9, "scores": 2})
+    assert fault(path) == "weights/model.safetensors does not match its checksum"
 
 
 def _truncate(p):

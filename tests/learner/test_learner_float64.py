@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from learner_world import make_config, start_rank
+from learner_world import make_batch, make_config, make_policy, start_rank
 from rollout_models import tiny_model
 
 from services.common.errors import UserError
 from services.contracts import TrainBatch
 from services.rollout.engines.base import GenerateCall
 from services.rollout.engines.transformers_engine import TransformersEngine
+from trainer.learner.checkpoint import TensorReader
 from trainer.learner.group import gathered
 
 EXACT = {
@@ -88,6 +89,31 @@ def test_a_checkpoint_keeps_every_bit_of_float64_weights_and_moments(rank, tmp_p
         more_than_float32 |= bool((weight != weight.float().double()).any())
         assert all(torch.equal(moments[key], moments_again[key]) for key in moments), name
     assert more_than_float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stage", "master", "snapshot"),
+    [
+        ("float32", 0, torch.float32, torch.float32),
+        ("bfloat16", 1, torch.float32, torch.bfloat16),
+        ("float64", 0, torch.float64, torch.float64),
+    ],
+)
+def test_the_types_of_a_checkpoint_are_those_of_the_masters_and_of_the_forward_pass(
+    tmp_path, dtype, stage, master, snapshot
+):
+    model = make_policy(tmp_path)
+    llds = {"llds": {"lambda": 0.2, "anchor": "snapshot", "snapshot_every": 3}}
+    learner = {"dtype": dtype, "zero_stage": stage}
+    rank = start_rank(make_config(model, algorithm=llds, learner=learner), model)
+    rank.update(make_batch(seed=3), llds_lambda=0.2, answer_beta=1.0, lr_scale=1.0)
+    rank.save(str(tmp_path / "checkpoint"), {})
+
+    def types(folder):
+        read = TensorReader(tmp_path / "checkpoint" / folder)
+        return {read(name).dtype for name in read.names}
+
+    assert (types("weights"), types("optimizer"), types("snapshot")) == ({master}, {master}, {snapshot})
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,9 @@ class Scored(Scripted):
         return await super().one_step(step)
 
     async def evaluate(self, tag):
-        self.best.take(self.step, SCORES[self.step])
+        scores = {"em": EXACT.get(self.step, 0.0), "right": SCORES[self.step]}
+        self.keep_scores(tag, "greedy", scores)
+        self.best.take(self.step, scores[self.config.trainer.best_by])
 
 
 @pytest.mark.parametrize("dies", [None, 1, 3, 4, 5, 6])
@@ -169,6 +171,85 @@ def test_a_run_that_ended_with_its_best_step_keeps_it_when_it_goes_on(tmp_path, 
     driver.load_state_dict(made.learner.load(latest(made.folder.path)))
     assert asyncio.run(driver.run())["best"] == {"step": 5, "score": 0.9, "by": "right"}
     assert best_of(made.folder.path).name == "step_000005"
+
+
+@pytest.mark.parametrize("middle", [["em"], []], ids=["third part", "second part"])
+def test_another_best_by_knows_the_ends_of_all_earlier_parts(tmp_path, monkeypatch, middle):
+    """Steps 5 and 7 end a part of the run each, and no evaluation is due after them. By exact match neither
+    is the best; by `right`, step 5 is."""
+    for step, score in {5: 0.9, 7: 0.8, 8: 0.1, 9: 0.1}.items():
+        monkeypatch.setitem(SCORES, step, score)
+    monkeypatch.setitem(EXACT, 2, 0.7)
+    made = system(
+        tmp_path,
+        data={"train": "t", "eval": "e"},
+        trainer=SETTINGS["trainer"] | {"eval_every": 2, "patience": 0, "keep_checkpoints": 9},
+        monitor={"action": "none"},
+    )
+
+    def part(steps, by):
+        made.config.trainer = made.config.trainer.model_copy(update={"steps": steps, "best_by": by})
+        made.pool = Pool()
+        driver = Scored(made)
+        if found := latest(made.folder.path):
+            driver.load_state_dict(made.learner.load(found))
+        return asyncio.run(driver.run())
+
+    assert part(5, "em")["best"] == {"step": 2, "score": 0.7, "by": "em"}
+    for by in middle:
+        assert part(7, by)["best"] == {"step": 2, "score": 0.7, "by": "em"}
+    assert part(9, "right")["best"] == {"step": 5, "score": 0.9, "by": "right"}
+    assert best_of(made.folder.path).name == "step_000005"
+
+
+def test_a_state_that_does_not_say_by_which_score_was_chosen_is_asked_for_its_settings(tmp_path):
+    """As those of earlier versions, and of runs that had not been resumed."""
+    made = system(tmp_path, trainer={"steps": 9, "eval_every": 2, "best_by": "right"})
+    driver = Scripted(made, {})
+    driver.step = 4
+    driver.scores = scores_of(before=(0.3, 0.1), step2=(0.2, 0.6), step4=(0.4, 0.5))
+    driver.best = Best.of_scores(driver.scores, 4, "em")
+    state = json.loads(json.dumps(driver.state_dict()))
+    state["best"]["by"] = None
+    state["identity"] = {"settings": {"trainer": {"best_by": "em"}}}
+    driver.take_up(state)
+    assert (driver.best.step, driver.best.score, driver.best.by) == (2, 0.6, "right")
+
+
+def test_a_step_whose_answers_have_no_score_is_asked_once(tmp_path, monkeypatch):
+    """As where the reward's judge is down: a run that goes on from the step must not ask again."""
+    monkeypatch.setitem(SCORES, 4, None)
+    made = system(
+        tmp_path,
+        data={"train": "t", "eval": "e"},
+        trainer=SETTINGS["trainer"] | {"eval_every": 4},
+        monitor={"action": "none"},
+    )
+    with pytest.raises(RuntimeError, match="killed"):
+        asyncio.run(Scored(made, dies=4).run())
+    driver = Scored(made)
+    driver.load_state_dict(made.learner.load(latest(made.folder.path)))
+    assert (driver.step, driver.best.at, driver.best.score) == (4, 0, SCORES[0])
+    asked = []
+    driver.evaluations.run = lambda tag: asked.append(tag) or asyncio.sleep(0)
+    asyncio.run(driver.evaluations.left_out())
+    assert asked == []
+    driver.best.asked = 0  # the evaluation was due, and a signal came first
+    asyncio.run(driver.evaluations.left_out())
+    assert asked == ["step4"]
+
+
+def test_the_summary_calls_no_earlier_end_the_end(tmp_path):
+    made = system(tmp_path, trainer={"steps": 9})
+    driver = Scripted(made, {})
+    driver.step = 5
+    driver.keep_scores("after", "greedy", {"em": 0.5})
+    assert driver.summary()["em_after"] == 0.5
+    driver.step = 6  # it went on, and was then asked to stop
+    assert "em_after" not in driver.summary()
+    driver.keep_scores("after", "greedy", {"em": 0.6})
+    assert driver.summary()["em_after"] == 0.6
+    assert driver.scores["after5/greedy"] == {"em": 0.5, "step": 5}
 
 
 @pytest.mark.parametrize("stopped", [2, 4, 5])
@@ -220,6 +301,8 @@ def reward(trajectory):
     return float((zlib.crc32(f"19 {trajectory.uid}".encode()) >> 8) % 3 == 0)
 
 
+EXACT = {}
+"""Exact match by step, in a scripted run; 0 at all others."""
 SCORES = dict(enumerate(n / 8 for n in (2, 3, 2, 2, 4, 4, 2, 2)))
 """Of `reward`, by step: the best is at step 4, and three evaluations after it are no better."""
 

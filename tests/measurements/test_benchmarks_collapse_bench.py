@@ -3,6 +3,8 @@ evaluations, the grid and what it collects."""
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ import torch
 from places import ROOT
 from rich.console import Console
 
+from benchmarks.barometer.judged import wilson
 from benchmarks.collapse_bench import cells as cells_module
 from benchmarks.collapse_bench import plan, roc
 from benchmarks.collapse_bench.__main__ import main
@@ -28,6 +31,7 @@ from benchmarks.collapse_bench.tables import (
     where_llds_loses,
 )
 from services.contracts import Question, TrajectoryRequest
+from services.likelihood.monitor.detectors.table import DETECTORS
 from trainer.config.schema import parse_config
 
 
@@ -234,10 +238,33 @@ def test_the_roc_counts_recall_lead_and_false_alarms_of_runs_that_fell_and_of_so
     assert str(roc.area([], [1.0])) == "-" and "0 of 0" in roc.section([])
 
 
-def test_an_area_is_that_of_hanley_and_mcneil():
-    # Ties count half: .75 of four pairs; the interval is cut off at 1.
-    found = roc.area([1.0, 2.0], [0.0, 1.0])
-    assert found.area == 0.875 and found.high == 1.0 and 0.4 < found.low < 0.6
+def test_an_area_has_an_interval_that_narrows_with_runs_and_has_a_width_at_its_ends():
+    found = roc.area([1.0, 2.0], [0.0, 1.0])  # ties count half, of four pairs
+    assert found.area == 0.875 and found.low < 0.875 < found.high < 1.0
+    one = roc.area([1.0], [0.0])  # of a single pair it is Wilson's interval of 1 in 1
+    assert (one.area, one.low, one.high) == pytest.approx((1.0, *wilson(1, 1)), abs=1e-4)
+    widths = []
+    for n in (2, 10, 50):
+        split = roc.area([1.0] * n, [0.0] * n)
+        assert (split.area, split.high) == (1.0, 1.0)
+        widths.append(1 - split.low)
+        mirrored = roc.area([0.0] * n, [1.0] * n)
+        assert (mirrored.low, mirrored.high) == pytest.approx((0.0, 1 - split.low))
+    assert widths == sorted(widths, reverse=True) and 0.01 < widths[-1] < 0.05 < widths[1] < 0.25
+    # Its own definition: the end is Z standard errors away, by the variance that holds there.
+    theta = 1 - widths[1]
+    spread = 1 + 9 * ((1 - theta) / (2 - theta) + theta / (1 + theta))
+    assert 1 - theta == pytest.approx(roc.Z * (theta * (1 - theta) * spread / 100) ** 0.5, rel=1e-6)
+
+
+def test_the_page_names_the_rules_that_are_the_same_all_along_the_curve():
+    def scaled(rule):
+        source = inspect.getsource(sys.modules[DETECTORS[rule].__module__])
+        return any(re.search(rf"\b{name}\b", source) for name in roc.SCALED)
+
+    assert [rule for rule in DETECTORS if not scaled(rule)] == list(roc.SAME_EVERYWHERE)
+    text = roc.section([])
+    assert all(f"`{name}`" in text for name in (*roc.SCALED, *roc.SAME_EVERYWHERE))
 
 
 def test_the_page_holds_what_is_committed(tmp_path):

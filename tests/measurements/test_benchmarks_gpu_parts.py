@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 
+import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
 from benchmarks import gpu_searcher, two_gpus
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import staleness as gpu_staleness
+from benchmarks.gpu import striking
 from benchmarks.gpu import watch as gpu_watch
 from services.rollout.worker.tokenizer import load_tokenizer
 
@@ -154,5 +157,74 @@ def test_the_plan_for_two_gpus_has_every_size(tmp_path):
     names = [part.name for part in plan]
     assert names[:4] == ["sync_0.5b", "sync_1.5b", "sync_3b", "sync_7b"] and names[-1] == "staleness"
     args.only = ["loss"]
-    [loss] = two_gpus.parts(args)
+    [loss] = two_gpus.chosen(args)
     assert loss.command[:3] == ["-m", "benchmarks.gpu_sync", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--only", "sync_3"], "--only sync_3: accepted are sync_0.5b, sync_1.5b, sync_3b, sync_7b, loss, "),
+        (["--only", "loss", "nothing"], "--only nothing: accepted are sync_0.5b,"),
+        (["--only", "staleness"], "(staleness needs --model and --data)"),
+    ],
+)
+def test_a_part_that_is_none_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys, more, says):
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["two_gpus", "--out", str(out), *more])
+    assert two_gpus.main() == 2
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert says in line and said.out == "" and not out.exists()
+
+
+class Syncs:
+    """Syncs that stand still until they are struck, or end by themselves at once."""
+
+    def __init__(self, ends_first):
+        self.ends_first = ends_first
+        self.under_way = False
+        self.blows = 0
+        self.struck = asyncio.Event()
+
+    async def sync(self):
+        self.under_way = True
+        if not self.ends_first:
+            await self.struck.wait()
+
+    def strike(self):
+        self.blows += 1
+        self.struck.set()
+
+
+def test_a_blow_falls_within_a_sync_or_not_at_all():
+    async def blow(ends_first):
+        syncs = Syncs(ends_first)
+        seconds = await striking.struck(syncs.sync, lambda: syncs.under_way, syncs.strike, 0.01)
+        return seconds, syncs.blows
+
+    seconds, blows = asyncio.run(blow(False))
+    assert seconds is not None and blows == 1
+    assert asyncio.run(blow(True)) == (None, 0)
+
+
+def test_a_loss_counts_only_where_a_sync_was_broken():
+    """The pool's own word decides: a worker that had the whole version is lost without `sync_failed`."""
+    lost = {"event": "worker_lost", "worker": "w1"}
+    other = {"event": "sync_failed", "worker": "w0", "version": 2}
+    assert not striking.failed([lost, other], "w1") and striking.failed([lost, other], "w0")
+
+    def tries(breaks_at):
+        said, shares = [], []
+
+        async def strike(share):
+            shares.append(share)
+            return striking.Blow("w1", broke=len(shares) == breaks_at, seconds=2.0)
+
+        return asyncio.run(striking.until_broken(strike, said.append)), shares, said
+
+    blow, shares, said = tries(3)
+    assert blow.seconds == 2.0 and shares == list(striking.SHARES[:3]) and len(said) == 2
+    assert said[0] == "nothing was broken: w1 had the weights before the blow at 0.3 of a sync"
+    blow, shares, said = tries(None)
+    assert blow is None and shares == list(striking.SHARES) == sorted(shares, reverse=True)

@@ -50,8 +50,8 @@ def cached(home, repository, kind, files):
     [
         ("hf:org/qa", "dataset", HubName("org/qa", "dataset")),
         ("hf:org/qa/data/train.jsonl", "dataset", HubName("org/qa", "dataset", "data/train.jsonl")),
-        ("org/qa", "dataset", HubName("org/qa", "dataset")),
-        ("Qwen/Qwen2.5-3B-Instruct", "model", HubName("Qwen/Qwen2.5-3B-Instruct", "model")),
+        ("org/qa", "dataset", HubName("org/qa", "dataset", bare=True)),
+        ("Qwen/Qwen2.5-3B-Instruct", "model", HubName("Qwen/Qwen2.5-3B-Instruct", "model", bare=True)),
         ("here/missing", "dataset", None),  # a folder of that name is here, so it is a path
         ("there/train.jsonl", "dataset", None),
         ("models/mine", "model", None),  # a placeholder, though that folder is not here yet
@@ -115,8 +115,9 @@ def test_a_hub_out_of_reach_ends_train_in_one_line_before_the_run_has_a_folder(t
         "train", "--config", "c.yaml", home=tmp_path / "home", folder=tmp_path, HF_ENDPOINT=REFUSED
     )
     *said, line = err.splitlines()
-    assert status == 3 and said == ["downloading org/model from the Hugging Face hub"], err
-    assert line.startswith("unspiral: model.path org/model: not here, and cannot be downloaded from")
+    asked = "model.path org/model: no such folder; asking the Hugging Face hub for it"
+    assert status == 3 and said == [asked], err
+    assert line.startswith("unspiral: model.path org/model: no such folder, and cannot be downloaded from")
     assert "fetch it with: hf download org/model (" in line and not (tmp_path / "runs").exists()
 
 
@@ -140,14 +141,16 @@ class Hub(BaseHTTPRequestHandler):
         name = path.rpartition("/")[2]
         if path.startswith("/datasets/org/qa/resolve/") and name in self.FILES:
             return self.answer(self.FILES[name])
-        return self.answer(b"{}", 404)
+        return self.answer(b"{}", 404, {"X-Error-Code": "RepoNotFound"} if "/api/" in path else {})
 
     do_HEAD = do_GET
 
-    def answer(self, body, status=200):
+    def answer(self, body, status=200, more=None):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("X-Repo-Commit", COMMIT)
+        for name, value in (more or {}).items():
+            self.send_header(name, value)
         self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
         self.end_headers()
         if self.command != "HEAD":
@@ -157,17 +160,38 @@ class Hub(BaseHTTPRequestHandler):
         """Quiet."""
 
 
-def test_what_is_not_in_the_cache_is_downloaded_once_and_never_code(tmp_path):
+@pytest.fixture
+def endpoint():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (("model", "fetch", "my_models/wram"), "no such folder, and the Hugging Face hub shows no model"),
+        (
+            ("data", "validate", "qa/tarin"),
+            "no such file or folder, and the Hugging Face hub shows no data set",
+        ),
+    ],
+)
+def test_a_mistyped_path_that_could_be_a_name_is_said_to_be_neither(tmp_path, endpoint, arguments, absent):
+    where = {"home": tmp_path / "home", "folder": tmp_path, "HF_ENDPOINT": endpoint}
+    status, _, err = unspiral(*arguments, **where)
+    asked, line = err.splitlines()
+    given = arguments[-1]
+    assert status == 2 and f"{given}: no such f" in asked
+    assert line.endswith(f"{given}: {absent} {given} (a private one needs HF_TOKEN)"), err
+
+
+def test_what_is_not_in_the_cache_is_downloaded_once_and_never_code(tmp_path, endpoint):
     where = {"home": tmp_path / "home", "folder": tmp_path}
-    try:
-        endpoint = f"http://127.0.0.1:{server.server_port}"
-        status, out, err = unspiral("data", "validate", "hf:org/qa", **where, HF_ENDPOINT=endpoint)
-        assert status == 0 and out.split()[:2] == ["nq", "1"], err
-    finally:
-        server.shutdown()
-        server.server_close()
+    status, out, err = unspiral("data", "validate", "hf:org/qa", **where, HF_ENDPOINT=endpoint)
+    assert status == 0 and out.split()[:2] == ["nq", "1"], err
     assert not any("run.py" in path for path in Hub.asked)
     status, out, err = unspiral("data", "validate", "hf:org/qa/train.jsonl", **where, HF_ENDPOINT=REFUSED)
     assert status == 0 and out.split()[:2] == ["nq", "1"], err

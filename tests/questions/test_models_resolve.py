@@ -13,6 +13,7 @@ from services.common.errors import EnvironmentLacks, UserError
 from trainer.commands.cli import main
 from trainer.data import models
 from trainer.data.models import fetch, resolve
+from trainer.lab import demo  # noqa: F401 (it makes `lab:` known)
 
 
 @pytest.fixture
@@ -72,6 +73,11 @@ def test_an_incomplete_folder_is_refused_in_one_line(folder, broken, says):
             "./nowhere",
             "model.path ./nowhere: no such folder; accepted: a folder in Hugging Face form, "
             "a name on the hub (ORG/NAME), a known name (smollm2-135m), or lab:SEED",
+        ),
+        (
+            "models/wram",
+            "model.path models/wram: no such folder; accepted: a folder in Hugging Face form, "
+            "a name on the hub (hf:models/wram), a known name (smollm2-135m), or lab:SEED",
         ),
         ("smollm2-136m", "no such folder"),
         ("lab:", "expected lab:SEED with a whole number, such as lab:0"),

@@ -75,6 +75,9 @@ def test_mistakes_are_one_line_and_exit_status_2(tmp_path, small_index, command)
         (("serve",), "--index is missing"),
         (("serve", "--index", small_index, "--retriever_name", "e5"), "--retriever_name e5"),
         (("serve", "--index", small_index, "--faiss_gpu"), "--faiss_gpu"),
+        (("serve", "--index", small_index, "--dense-device", "cpu"), "--dense-device cpu: index"),
+        (("serve", "--index", small_index, "--dense-device", "tpu"), "--dense-device tpu"),
+        (("serve", "--index", small_index, "--dense-dtype", "int8"), "--dense-dtype int8: goes with"),
         (("serve", "--index", small_index, "--encoder-dtype", "int3"), "--encoder-dtype int3"),
         (("serve", "--index", small_index, "--timeout-seconds", "inf"), "--timeout-seconds inf"),
         (("serve", "--index", small_index, "--corpus_path", tmp_path / "bad.jsonl"), "another corpus"),
@@ -219,7 +222,7 @@ def test_every_setting_of_the_server_is_a_flag(monkeypatch, command):
         "max_query_chars": 14, "max_body_bytes": 1500, "max_bodies_bytes": 1600, "max_connections": 18,
         "insecure": True, "drain_seconds": 16.5, "token": "s3cret", "index": "i",
         "dialect": "zerosearch", "mcp": True, "shard_seconds": 19.5, "partial_answers": True,
-        "shard_token": "s3cret", "reload_seconds": 20.5,
+        "shard_token": "s3cret", "reload_seconds": 20.5, "dense_device": "cpu", "dense_dtype": "int8",
     }  # fmt: skip
     assert given.keys() == ServerSettings.model_fields.keys()
     underscored = {"retriever_name", "retriever_model", "faiss_gpu"}
@@ -325,8 +328,8 @@ def test_a_stop_lets_requests_in_flight_finish(small_index, tmp_path):
     program = (
         "import sys, time; from retriever_service.search import backends, index; "
         "from retriever_service.http import launch; from retriever_service.settings import ServerSettings\n"
-        "class Slow(index.Index):\n    quick = False\n    def search(self, queries, topk): time.sleep(1.5); "
-        "return super().search(queries, topk)\n"
+        "class Slow(index.Index):\n    quick = False\n    def search(self, queries, topk): "
+        "print('begun', flush=True); time.sleep(1.5); return super().search(queries, topk)\n"
         "    def __init__(self, *a, **k): super().__init__(*a, **k); self.quick = False\n"
         "backends.Index = Slow\n"
         "sys.exit(launch.run(ServerSettings(index=sys.argv[1], port=0), lambda url, what: print(url, "
@@ -346,7 +349,7 @@ def test_a_stop_lets_requests_in_flight_finish(small_index, tmp_path):
                     trust_env=False,
                     timeout=20,
                 )
-                time.sleep(0.5)
+                assert process.stdout.readline() == "begun\n"
                 process.send_signal(signal.SIGTERM)
                 assert answer.result().json()["result"][0][0]["id"] == "d59"
             assert process.wait(20) == 143

@@ -15,6 +15,8 @@ import pytest
 from places import ROOT
 
 from benchmarks.made_vectors import Made, blocks, write_flat
+from retriever_service.dense import inverted
+from retriever_service.dense.build import make_type
 from retriever_service.dense.exact import FILE as EXACT
 from retriever_service.dense.exact import ExactVectors
 from retriever_service.dense.inverted import write_inverted
@@ -122,6 +124,44 @@ def test_blocks_of_any_size_give_the_same_lists(tmp_path, published, monkeypatch
     ours, theirs = (verify(tmp_path / name).files for name in ("whole", "parts"))
     for name in names:  # rows of a list go up, however they came
         assert ours[f"dense/{name}"] == theirs[f"dense/{name}"], name
+
+
+class _Killed(BaseException):
+    """Nothing handles it, as nothing handles a kill."""
+
+
+def test_what_is_half_done_is_never_removed_in_part_and_then_gone_on_from(tmp_path, monkeypatch):
+    """Killed in the removal at the end, when the quantiser is gone and its lists are not yet. Another sample
+    stands for a quantiser that learns other bits the second time."""
+    vectors = Made(32).chunk(0)[:3_000]
+    names = ("faiss.index", "lists.ivfdata", "lists.sizes")
+
+    def write(name: str, sample: np.ndarray) -> list[bytes]:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(inverted, "_sample", lambda *words: sample)
+            write_inverted(
+                make_type(32, "IVF,SQ8", len(vectors)), "IVF,SQ8",
+                lambda begin, size: np.ascontiguousarray(vectors[begin : begin + size]), len(vectors),
+                folder, tmp_path / f"{name}.lists", lambda done, of: None, block_rows=1_000,
+            )  # fmt: skip
+        return [(folder / one).read_bytes() for one in names]
+
+    def dies(path: Path, **options) -> None:
+        if path.exists():
+            (path / "trained.index").unlink()
+            raise _Killed
+
+    other = np.ascontiguousarray(vectors[::-1])
+    whole = write("whole", vectors)
+    assert write("other", other) != whole
+    with monkeypatch.context() as patched:
+        patched.setattr(inverted.shutil, "rmtree", dies)
+        with pytest.raises(_Killed):
+            write("killed", vectors)
+    assert write("killed", other) == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "other", "whole"]
 
 
 CHILD = """

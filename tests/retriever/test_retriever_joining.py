@@ -11,6 +11,7 @@ import pytest
 
 from retriever_service import joining
 from retriever_service.client import RetrieverClient
+from retriever_service.errors import RetrieverUnavailable
 from services.common.errors import UserError
 from tests.retriever.retriever_fixtures import server, small_index  # noqa: F401
 
@@ -210,3 +211,32 @@ async def test_one_that_is_cancelled_takes_none_with_it_and_all_take_the_request
             task.cancel()
         async with asyncio.timeout(30):
             await scripted.gone.wait()
+
+
+@pytest.mark.parametrize("count", [1, 2, joining.MOST_JOINED], ids=["alone", "gathering", "sent, not begun"])
+async def test_searches_of_a_joint_request_that_never_began_end_when_the_client_is_closed(scripted, count):
+    async with warm(scripted) as client:
+        tasks = [asyncio.create_task(client.retrieve([f"q{i}"], 3)) for i in range(count)]
+        await asyncio.sleep(0)
+        assert scripted.seen == []
+        await client.aclose()
+        async with asyncio.timeout(30):
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(one, RetrieverUnavailable) for one in ended), ended
+        assert str(ended[0]) == f"retriever at {scripted.url}: its client is closed"
+        with pytest.raises(RetrieverUnavailable, match="its client is closed"):
+            await client.retrieve(["later"], 3)
+    assert scripted.seen == []
+
+
+async def test_a_search_in_flight_ends_when_the_client_is_closed(scripted):
+    scripted.choose = lambda queries: None
+    async with RetrieverClient(scripted.url, timeout_seconds=600) as client:
+        task = asyncio.create_task(client.retrieve(["never"], 3))
+        async with asyncio.timeout(30):
+            while not scripted.seen:
+                await asyncio.sleep(0.01)
+        await client.aclose()
+        async with asyncio.timeout(30):
+            with pytest.raises(RetrieverUnavailable, match="its client is closed"):
+                await task

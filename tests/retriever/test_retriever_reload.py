@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -12,10 +16,12 @@ import httpx
 import psutil
 import pytest
 
+from retriever_service.errors import IndexInvalid
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.indexing.build import build_index
 from retriever_service.indexing.changes import add_to_index
 from retriever_service.indexing.merge import merge_index
+from retriever_service.search.backends import check_settings
 from retriever_service.settings import ServerSettings
 from tests.retriever.retriever_fixtures import CORPUS
 from tests.retriever.retriever_loads import Served, load_on, wait_for
@@ -123,11 +129,107 @@ def test_a_server_that_is_killed_leaves_the_index_as_it_is_and_starts_again(tmp_
         load.reaches(20)
         children = psutil.Process(server.process.pid).children(recursive=True)
         server.end(signal.SIGKILL)
-        for child in children:
-            child.kill()
-    until = time.monotonic() + 60
-    while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+        assert psutil.wait_procs(children, 60)[1] == []  # the workers end with it, and leave the port
     with Served(place, port=server.port) as again:
         assert found(again.ready().url) == "old d59"
+
+
+def test_a_reload_that_failed_is_tried_again_and_named_until_it_is_done(tmp_path, caplog):
+    """A new index that is copied file by file: its description lies there before the rest."""
+    place = tmp_path / "link"
+    place.symlink_to(build(tmp_path, "old", "old "))
+    (tmp_path / "aside").mkdir()
+    new = build(tmp_path / "aside", "new", "new ")
+    incoming = tmp_path / "incoming"
+    incoming.mkdir()
+    shutil.copy(new / "meta.json", incoming)
+    caplog.set_level("ERROR", "retriever_service")
+
+    def told() -> list[str]:
+        return [record.message for record in caplog.records if "is not opened anew" in record.message]
+
+    def failing(url: str) -> float:
+        page = httpx.get(f"{url}/metrics", trust_env=False).text
+        return float(re.search(r"^retriever_reload_failing (\S+)$", page, re.MULTILINE)[1])
+
+    with serve_in_thread(ServerSettings(index=str(place), port=0, reload_seconds=0.05)) as server:
+        with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:
+            assert "reload_failure" not in http.get("/readyz").json() and failing(server.url) == 0.0
+            (tmp_path / "next").symlink_to(incoming)
+            (tmp_path / "next").replace(place)
+            wait_for(lambda: len(told()) >= 3, "third failure")
+            for path in ("/readyz", "/health"):
+                answer = http.get(path)
+                assert answer.status_code == 200 and str(place) in answer.json()["reload_failure"]
+            assert failing(server.url) == 1.0 and found(server.url) == "old d59"
+            assert all("missing" in line and "the one before stays" in line for line in told())
+            rest = shutil.ignore_patterns("meta.json")
+            shutil.copytree(new, incoming, ignore=rest, dirs_exist_ok=True)
+            wait_for(lambda: found(server.url) == "new d59", "answer of the new index")
+            assert "reload_failure" not in http.get("/readyz").json() and failing(server.url) == 0.0
+            done = len(told())
+            page = http.get("/metrics").text
+            assert f'retriever_reloads_total{{result="failed"}} {float(done)}' in page
+            assert 'retriever_reloads_total{result="done"} 1.0' in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_signal_to_reload_ends_no_process_whenever_it_comes(tmp_path, workers):
+    """From the first line of the server on, to all of its processes, and while it stops."""
+    place = build(tmp_path, "old", "old ")
+
+    def ask_all() -> set[int]:
+        """Send the signal to the server and what it has started. Returns the workers."""
+        spawned = set()
+        for child in psutil.Process(server.process.pid).children():
+            if "spawn_main" in " ".join(child.cmdline()):
+                spawned.add(child.pid)
+                child.send_signal(signal.SIGUSR1)
+        server.process.send_signal(signal.SIGUSR1)
+        return spawned
+
+    with Served(place, "--workers", workers) as server:
+        seen = set()
+        ready = threading.Thread(target=server.ready)
+        ready.start()
+        while ready.is_alive():
+            seen |= ask_all()
+            ready.join(0.02)
+        asked = len(server.lines)
+        seen |= ask_all()
+        wait_for(lambda: len(server.lines) > asked, "index that is opened anew")
+        assert len(seen) == (workers if workers > 1 else 0)  # none was replaced
+        assert found(server.url) == "old d59"
+        server.process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + 60
+        while server.process.poll() is None:
+            assert time.monotonic() < until
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                ask_all()
+        assert server.process.returncode == 128 + signal.SIGTERM
+    assert all("is opened anew" in line for line in server.lines), server.lines
+
+
+def test_a_server_beside_a_change_that_is_killed_keeps_the_old_index_until_the_change_is_done(tmp_path):
+    """A merge that is killed between its two renames: the index is away."""
+    place = build(tmp_path, "old", "old ", postings="packed")
+    (tmp_path / "more.jsonl").write_text('{"id": "added", "contents": "Mina Frost Mina Frost"}\n')
+    add_to_index(place, tmp_path / "more.jsonl")
+    work = tmp_path / "place.building"
+    with serve_in_thread(ServerSettings(index=str(place), port=0, reload_seconds=0.05)) as server:
+        with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:
+            version = http.get("/shard").json()["version"]
+            work.mkdir()
+            (work / "lock").touch()
+            place.rename(work / "replaced")
+            with pytest.raises(IndexInvalid, match="was killed; give that command again"):
+                check_settings(ServerSettings(index=str(place)))
+            with load_on(server.url, [QUERY], clients=2) as load:
+                load.reaches(20)
+                assert set(load.answers) == {"added"} and "reload_failure" not in http.get("/readyz").json()
+                merge_index(place)
+                wait_for(lambda: http.get("/shard").json()["version"] != version, "index that is merged")
+                load.reaches(20)
+            assert load.failures == [] and set(load.answers) == {"added"}
+    assert not work.exists()

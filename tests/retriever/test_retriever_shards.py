@@ -14,7 +14,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from retriever_service.errors import IndexInvalid, RetrieverUnavailable
+from retriever_service.errors import IndexInvalid, RequestRefused, RetrieverUnavailable
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.http.server import create_app
 from retriever_service.indexing.build import build_index
@@ -25,7 +25,7 @@ from retriever_service.shards import index as sharded
 from retriever_service.shards.asking import parse
 from services.common.errors import EnvironmentLacks, UserError
 from tests.retriever.retriever_fixtures import CORPUS, small_index  # noqa: F401
-from tests.retriever.retriever_loads import Served, load_on
+from tests.retriever.retriever_loads import Served, load_on, wait_for
 from tests.retriever.retriever_models import tiny_encoder  # noqa: F401
 
 LINES = CORPUS.read_text("utf-8").splitlines(keepends=True)
@@ -157,9 +157,7 @@ def test_shards_that_do_not_go_together_are_refused_by_name(tmp_path, indexes, s
 def test_a_shard_takes_no_more_than_its_limits_and_says_so_through_the_front(indexes):
     with served(indexes / "part0", max_topk=5) as a, served(indexes / "part1") as b:
         shards = opened(a.url, b.url)
-        with pytest.raises(
-            RetrieverUnavailable, match=rf"^shard {a.url}: 422 topk: 6 is asked for, 1 to 5 are"
-        ):
+        with pytest.raises(RequestRefused, match=rf"^shard {a.url}: 422 topk: 6 is asked for, 1 to 5 are"):
             shards.search(["town"], 6)
         shards.close()
         version = httpx.get(f"{a.url}/shard", trust_env=False).json()["version"]
@@ -325,3 +323,42 @@ def test_a_shard_whose_index_still_loads_says_so_and_when_to_ask_again():
     answer = TestClient(app, base_url="http://127.0.0.1:8000").get("/shard")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json() == {"detail": "the index is still loading", "field": None, "limit": None}
+
+
+@pytest.mark.parametrize("partial", [False, True], ids=["whole answers", "partial answers"])
+def test_a_request_that_the_shards_refuse_is_refused_and_the_next_one_is_answered_by_all(indexes, partial):
+    """A mistake of a client says nothing about a shard."""
+    with (
+        served(indexes / "part0", max_topk=5) as a,
+        served(indexes / "part2", max_topk=5) as b,
+        served(f"shards+{a.url},{b.url}", shard_seconds=60.0, partial_answers=partial) as front,
+        httpx.Client(base_url=front.url, trust_env=False, timeout=60) as http,
+    ):
+        for _ in range(2):
+            answer = http.post("/retrieve", json={"queries": ["town"], "topk": 6})
+            assert answer.status_code == 422 and "retry-after" not in answer.headers
+            assert answer.json()["detail"].startswith(f"shard {a.url}: 422 topk: 6 is asked for, 1 to 5 are")
+            answer = http.post("/retrieve", json={"queries": ["town"], "topk": 5})
+            assert answer.status_code == 200 and "x-unspiral-partial" not in answer.headers
+
+
+def test_a_shard_that_opens_another_index_changes_the_number_of_passages_that_is_shown(
+    tmp_path, indexes, monkeypatch
+):
+    monkeypatch.setattr(sharded, "LOOK_SECONDS", 0.05)
+    place = tmp_path / "place"
+    place.symlink_to(indexes / "part1")
+
+    def shown() -> str:
+        page = httpx.get(f"{front.url}/metrics", trust_env=False, timeout=60).text
+        return next(line for line in page.splitlines() if line.startswith("retriever_passages "))
+
+    with (
+        served(indexes / "part0") as a,
+        served(place, reload_seconds=0.05) as b,
+        served(f"shards+{a.url},{b.url}") as front,
+    ):
+        assert shown() == "retriever_passages 61.0"
+        (tmp_path / "next").symlink_to(indexes / "part2")
+        (tmp_path / "next").replace(place)
+        wait_for(lambda: shown() == "retriever_passages 185.0", "new number of passages")

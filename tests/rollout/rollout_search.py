@@ -14,7 +14,8 @@ from fastapi.responses import JSONResponse
 
 class Search:
     """`queries` seen so far. While `hold` is set no query is answered, while `hold_first` is set the first
-    one is not; `down` answers 503."""
+    one is not; `down` answers 503, `joint_down` does so to requests of several queries. With `echo` the title
+    of a document is its query. `requests`: how many queries each request had."""
 
     def __init__(self, url: str):
         self.url = url
@@ -22,6 +23,7 @@ class Search:
 
     def reset(self) -> None:
         self.queries, self.hold, self.hold_first, self.down = [], False, False, False
+        self.requests, self.joint_down, self.echo = [], False, False
 
 
 @contextmanager
@@ -35,7 +37,8 @@ def search_server():
     async def retrieve(request: Request):
         body = await request.json()
         state.queries += body["queries"]
-        if state.down:
+        state.requests.append(len(body["queries"]))
+        if state.down or (state.joint_down and len(body["queries"]) > 1):
             return JSONResponse({"detail": "down"}, 503)
         first = len(state.queries) == len(body["queries"])
         while state.hold or (first and state.hold_first):
@@ -43,7 +46,10 @@ def search_server():
         hits = [
             [
                 {
-                    "document": {"id": f"d{len(q)}", "contents": f'"n{len(q) % 40}"\nborn n3 river n4'},
+                    "document": {
+                        "id": f"d{len(q)}",
+                        "contents": f'"{q if state.echo else f"n{len(q) % 40}"}"\nborn n3 river n4',
+                    },
                     "score": 1.0,
                 }
             ]

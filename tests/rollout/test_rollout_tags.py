@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rollout_fakes import Hit, ScriptedEngine, byte_bpe, chat_bpe, request, words
 from rollout_models import bigram_model
@@ -224,6 +224,43 @@ def test_loop_reward_and_mask_agree_on_the_answer(text):
         assert " ".join(["<answer>", *answer.split(), "</answer>"]) in " ".join(marked)
         assert answer == template.parse(done.actions[0].text).content
         assert np.all(np.diff(np.flatnonzero(mask)) == 1)
+
+
+WITH_TOOL = st.lists(st.sampled_from([*PARTS, "<calc>", "</calc>"]), max_size=14).map("".join)
+
+
+@given(WITH_TOOL, st.sampled_from(["innermost", "search_r1"]))
+@example("<think><answer><calc>1</calc>Paris</answer>", "innermost")  # the loop sees a tool's pair first
+def test_loop_and_reward_agree_beside_a_tool(text, reading):
+    ids = [*BPE.encode(text or "x", add_special_tokens=False), BPE.eos_token_id]
+    more = {"max_turns": 0, "reading": reading, "tools": {"calc": "a:b"}}
+    template, settings = template_of(BPE, "search_r1", **more)
+    engine = ScriptedEngine(BPE, [ids], eos_id=BPE.eos_token_id)
+    done = asyncio.run(
+        run_trajectory(request(), engine=engine, template=template, search=None, settings=settings)
+    )
+    answer = final_answer(done)
+    assert (done.finish == "answer") == (answer is not None) == bool(answer_mask(done, BPE).any())
+    assert answer is None or answer == template.parse(done.actions[0].text).content
+
+
+async def test_a_call_of_a_tool_is_as_well_formed_as_a_search():
+    """And only mentioned in a thought it is none: what the loop carries out is what `format` reads."""
+    template, settings = template_of(BPE, "search_r1", tools={"calc": "a:b"})
+
+    async def reward(*script):
+        engine = ScriptedEngine(BPE, script, eos_id=BPE.eos_token_id)
+        tools = {"calc": lambda content, question: f"{content} is 4"}
+        done = await run_trajectory(
+            request(), engine=engine, template=template, search=None, settings=settings, tools=tools
+        )
+        assert [a.tool for a in done.actions] == ["calc", None] and final_answer(done) == "n1"
+        return make_reward("format")(done)
+
+    last = "<think> so </think><answer> n1 </answer>"
+    assert await reward("<think> I use <calc> now </think>\n<calc> 2 + 2 </calc>", last) == 1
+    assert await reward("<calc> 2 + 2 </calc>", last) == 0.8
+    assert await reward("<think> a </think> so <calc> 2 + 2 </calc>", last) == 0.8
 
 
 @pytest.mark.parametrize("inside", ["", " ", "<think></think>", "<think>Paris</think>", "<think>\n</think> "])

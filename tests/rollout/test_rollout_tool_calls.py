@@ -19,7 +19,7 @@ from services.rollout.worker.templates.search_r1 import rendered
 from services.rollout.worker.templates.tool_calls import INVALID, TOOLS, WORDS
 from services.settings import RolloutSettings
 from trainer.commands.work.warm_start import compose
-from trainer.rewards import make_reward
+from trainer.rewards import final_answer, make_reward
 
 SETTINGS = {"max_obs_tokens": 4000, "max_model_tokens": 30000, "max_response_tokens": 2000, "max_turns": 4}
 TODAY = "{{ date_string if date_string is defined else strftime_now('%d %b %Y') }}"
@@ -63,6 +63,19 @@ def script_of(family):
         f"<think> then </think>\n{CALLS[family] % 'nothing'}{end}",
         "<answer> Oslo </answer>",
     ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_beside_a_call_that_was_carried_out_scores_nothing(family):
+    """Nothing ends a call of llama3 but the end of the turn: an answer after it is in the same action."""
+    end = CONTROLS[family][-1]
+    script = [f"{CALLS[family] % 'n1 mother'} <answer> n1 </answer>{end}", *[f"I do not know.{end}"] * 4]
+    done, *_ = run(tokenizer_of("bpe", family), family, script)
+    assert done.actions[0].kind == "search" and done.finish == "turns"
+    assert final_answer(done) is None and make_reward("em")(done) == 0
+    script = [f"<answer> n1 </answer> {CALLS[family] % 'n1 mother'}{end}"]
+    done, *_ = run(tokenizer_of("bpe", family), family, script)
+    assert (done.finish, final_answer(done), make_reward("em")(done)) == ("answer", "n1", 1)
 
 
 @pytest.mark.slow

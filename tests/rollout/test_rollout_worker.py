@@ -73,8 +73,8 @@ class Receiver:
         shutil.rmtree(folder)
 
 
-@pytest.fixture
-async def made(monkeypatch, tmp_path):
+def parts(monkeypatch, tmp_path):
+    """An engine and a receiver, which workers made from here on have."""
     engine, receiver = Engine(), Receiver(tmp_path)
 
     async def start_engine(settings, model_path, seed):
@@ -83,6 +83,12 @@ async def made(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "start_engine", start_engine)
     monkeypatch.setattr(module, "make_receiver", lambda sync, model_path: receiver)
     monkeypatch.setattr(module, "load_tokenizer", lambda path: LAB)
+    return engine, receiver
+
+
+@pytest.fixture
+async def made(monkeypatch, tmp_path):
+    engine, receiver = parts(monkeypatch, tmp_path)
     settings = RolloutSettings(
         template="lab", max_obs_tokens=32, max_model_tokens=128, trajectory_timeout_seconds=0.3
     )
@@ -145,6 +151,39 @@ async def test_a_trajectory_past_its_deadline_is_ended_with_the_key_named(made):
     with pytest.raises(TimeoutError, match=r"u0 on worker w7: .*rollout.trajectory_timeout_seconds=0\.3"):
         await worker.rollout(request())
     assert worker.info().outstanding_tokens == 0
+
+
+async def hang(content, question):
+    await asyncio.Event().wait()
+
+
+async def test_a_tool_past_its_own_limit_is_named_and_not_the_trajectorys(monkeypatch, tmp_path):
+    tokenizer = words(more=("<calc>", "</calc>"))
+    engine, _ = parts(monkeypatch, tmp_path)
+    monkeypatch.setattr(module, "load_tokenizer", lambda path: tokenizer)
+    ids = tokenizer.encode("<calc> n1 </calc>")
+
+    async def generate(request_id, token_ids, **kwargs):
+        return Generation(ids, [-1.0] * len(ids), "<calc> n1 </calc>", "stop", 0)
+
+    engine.generate = generate
+    settings = RolloutSettings(
+        template="lab",
+        max_model_tokens=128,
+        tools={"calc": "test_rollout_worker:hang"},
+        tool_timeout_seconds=0.05,
+        trajectory_timeout_seconds=600,
+    )
+    worker = RolloutWorker(
+        "w7", settings, model_path="m", retriever_url="http://127.0.0.1:9", retriever_timeout_seconds=1
+    )
+    await worker.start()
+    with pytest.raises(TimeoutError) as e:
+        await worker.rollout(request())
+    assert str(e.value) == (
+        "trajectory u0 on worker w7: rollout.tools.calc: no result within rollout.tool_timeout_seconds=0.05"
+    )
+    await worker.close()
 
 
 async def test_draining_finishes_what_runs_and_takes_nothing_new(made):

@@ -74,7 +74,9 @@ class LearnerSettings(Settings):
     `rollout.dtype`, makes sampler and learner agree to the bit; one rank, zero_stage 0."""
     gradient_checkpointing: bool | Literal["auto"] = False
     """Recompute activations in the backward pass, to save memory. `auto`: on GPU where they would not fit, by
-    their estimated size or by a try before the first step; never on CPU."""
+    their estimated size or, up to zero_stage 2, by a try before each step with a micro-batch larger than any
+    before; never on CPU. With `auto` and `false`, up to zero_stage 2, a step that runs out of memory is taken
+    again with it, and it stays on."""
     compile: bool = False
     """Compile the decoder layers (torch.compile): faster after a minute's start, with less memory for
     activations. Not with zero_stage 3."""

@@ -132,8 +132,9 @@ def check_folder(folder: Path, given: str) -> Path:
     if not folder.is_dir():
         kind = "not a folder" if folder.exists() else "no such folder"
         near = nearest(given, KNOWN)
+        form = f"hf:{given}" if hub.has_form(given) else "ORG/NAME"
         raise UserError(
-            f"{where}: {kind}; accepted: a folder in Hugging Face form, a name on the hub (ORG/NAME), a "
+            f"{where}: {kind}; accepted: a folder in Hugging Face form, a name on the hub ({form}), a "
             f"known name ({', '.join(KNOWN)}), or lab:SEED" + (f"; did you mean {near}?" if near else "")
         )
     config = folder / "config.json"

@@ -6,13 +6,14 @@ is whole.
         state.json       the driver's own state
         learner.json     the learner's counters
         model/           configuration and tokenizer of the policy
-        weights/         fp32 weights          (safetensors, in shards; with LoRA the adapters alone)
+        weights/         master weights        (safetensors, in shards; with LoRA the adapters alone)
         optimizer/       Adam's moments, NAME.exp_avg and NAME.exp_avg_sq
-        snapshot/        weights that LLDS compares with (anchor `snapshot` only)
+        snapshot/        weights of a forward pass that LLDS compares with (anchor `snapshot` only)
         rng/             state of the learner's random numbers
 
 Weights and moments are whole tensors under their Hugging Face names: a run can be resumed with other ranks or
-another ZeRO stage.
+another ZeRO stage. Their type is float32 (float64 with `learner.dtype: float64`), also where the forward pass
+is in bfloat16.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,8 @@ INDEX = "model.safetensors.index.json"
 EXPORT_MARK = "unspiral_export.json"
 ASIDE = ".tmp-"
 """What the names of folders that are being written begin with."""
-NEEDED = ("state.json", "learner.json", "model/config.json", "weights/", "rng/")
+STATE = "state.json"
+NEEDED = (STATE, "learner.json", "model/config.json", "weights/", "rng/")
 """Files of every checkpoint, and folders that hold at least one."""
 ACCEPTED = "RUN, RUN/checkpoints/step_000010 or latest"
 BEST = "best"
@@ -62,9 +64,9 @@ class CheckpointNotWritten(EnvironmentLacks):
 
 
 @contextlib.contextmanager
-def written_aside(path: Path) -> Iterator[Path]:
+def written_aside(path: Path, known: Mapping[str, dict[str, Any]] | None = None) -> Iterator[Path]:
     """A folder to fill; on leaving without an error it gets its manifest, goes to disk, and becomes `path`,
-    replacing what was there.
+    replacing what was there. known: manifest entries of files whose checksums need not be computed.
 
     At each moment `path` or `path.old` is a whole checkpoint, if one was there before. Raises
     CheckpointNotWritten."""
@@ -75,9 +77,10 @@ def written_aside(path: Path) -> Iterator[Path]:
         aside.mkdir()
         yield aside
         files = sorted(f for f in aside.rglob("*") if f.is_file())
-        manifest = {
-            str(f.relative_to(aside)): {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in files
-        }
+        manifest = dict(known or {})
+        for f in files:
+            if (name := str(f.relative_to(aside))) not in manifest:
+                manifest[name] = {"bytes": f.stat().st_size, "sha256": _sha256(f)}
         write_json(aside / MANIFEST, {"files": manifest})
         readable_as_usual(aside)
         for f in [*files, aside / MANIFEST, *(d for d in aside.rglob("*") if d.is_dir()), aside]:
@@ -96,6 +99,25 @@ def written_aside(path: Path) -> Iterator[Path]:
         raise CheckpointNotWritten(f"{path} cannot be written: {e}") from e
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def replace_state(path: Path, state: dict[str, Any]) -> None:
+    """Give a checkpoint another state of the driver. Its other files are linked where the file system can, so
+    that no tensor is written again, and keep their checksums: one that was torn stays so. Raises
+    CheckpointNotWritten."""
+    known = json.loads((path / MANIFEST).read_text())["files"]
+    del known[STATE]
+    with written_aside(path, known) as aside:
+        others = shutil.ignore_patterns(MANIFEST, STATE)
+        shutil.copytree(path, aside, copy_function=_link, ignore=others, dirs_exist_ok=True)
+        write_json(aside / STATE, state)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def fault(path: Path, *, checksums: bool = True) -> str | None:

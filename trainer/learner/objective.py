@@ -274,6 +274,7 @@ def update_metrics(steps: list[StepStats], *, kl: bool) -> dict[str, float]:
         if count := total(of):
             metrics[name] = total(key) / count
 
+    # A loss is a mean over steps, each of which was one gradient. Shares are of all their tokens together.
     metrics["policy/loss"] = sum(
         s.sums["policy/loss"] / max(s.sums["policy/count"], 1.0) for s in steps
     ) / len(steps)

@@ -212,7 +212,7 @@ class LearnerRank(RankSteps):
         steps: list[StepStats] = []
         if acts:
             self._check_room(micros)
-        lr = self._lr(lr_scale)
+        lr = self._lr(lr_scale)  # a metric of batches without a step as well
         for _ in range(self.settings.epochs if acts else 0):
             for part, count in zip(micros, counts, strict=True):
                 lr = self._lr(lr_scale)

@@ -183,7 +183,8 @@ class ZeroEngine:
         return [(name, tuple(self._shape(p))) for name, p in self.weights]
 
     def iter_master(self) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
-        """(name, fp32 weight, Adam's moments) of each parameter, whole. The moments are empty before the
+        """(name, master weight, Adam's moments) of each parameter, whole; of float64 in a float64 model, of
+        float32 otherwise. The moments are empty before the
         first step."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
@@ -221,7 +222,7 @@ class ZeroEngine:
     def load_master(
         self, weights: Callable[[str], Tensor], moments: Callable[[str], Tensor] | None, adam_steps: int
     ) -> None:
-        """Write whole fp32 weights and moments back: weights("NAME") and, where adam_steps > 0,
+        """Write whole master weights and moments back: weights("NAME") and, where adam_steps > 0,
         moments("NAME.exp_avg"), ... Raises UserError for weights of another model.
 
         Bits are those that `iter_master` gave, whatever the ranks and stage were then."""

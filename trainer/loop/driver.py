@@ -184,7 +184,7 @@ class Driver(RunState):
         await self.cancel_ahead()
         await self.checkpoints.save()
         if await self.evaluations.after():
-            await self.checkpoints.save(again=self.checkpoints.best_is_new())
+            await self.checkpoints.keep_scores()
         return self.summary()
 
     def out_of_time(self, began: float) -> bool:

@@ -21,11 +21,13 @@ def final_action(trajectory: Trajectory, reading: Reading | None = None) -> tupl
     """Which action holds the last complete answer, and where in its text. An answer never spans an
     observation.
 
-    `reading` None: as the trajectory's own loop read its tags.
+    `reading` None: as the trajectory's own loop read its tags. An action that the loop took for a call or for
+    none then holds no answer, whatever its text.
     """
-    reading = reading or trajectory.reading
     for index, action in reversed(list(enumerate(trajectory.actions))):
-        answer = last_answer(action.text, reading, action.thinking)
+        if reading is None and action.kind != "answer":
+            continue
+        answer = last_answer(action.text, reading or trajectory.reading, action.thinking)
         if answer is not None:
             return index, answer
     return None

@@ -26,7 +26,8 @@ _NEXT = {
     ("thought", "<answer>"): "in answer",
     ("in answer", "</answer>"): "end",
 }
-"""Transitions of a well-formed trajectory; an observation leads from `searched` to `informed`."""
+"""Transitions of a well-formed trajectory; an observation leads from `searched` to `informed`. A call of a
+tool goes as a search does."""
 
 
 def format_reward(trajectory: Trajectory) -> float:
@@ -46,8 +47,8 @@ def format_reward(trajectory: Trajectory) -> float:
 
 
 def well_formed(trajectory: Trajectory) -> bool:
-    """Whether it is think, then (search, information, think) any number of times, then the answer, with
-    nothing but space between the tags.
+    """Whether it is think, then (search or tool, information, think) any number of times, then the answer,
+    with nothing but space between the tags.
 
     What stands in a document or, read `innermost`, in a think block does not matter. A notice after an
     invalid action makes it ill-formed.
@@ -60,7 +61,7 @@ def well_formed(trajectory: Trajectory) -> bool:
                 return False
             state = "informed"
             continue
-        for part in _TAG.split(_cut(segment, innermost)):
+        for part in _TAG.split(_as_search(segment, innermost)):
             if innermost and state == "in think" and part != "</think>":
                 continue
             if _TAG.fullmatch(part):
@@ -85,9 +86,19 @@ def retrieved(trajectory: Trajectory) -> bool:
     return any(g in text for g in golden for text in found)
 
 
-def _cut(action: Action, innermost: bool) -> str:
+def _as_search(action: Action, innermost: bool) -> str:
+    """The action's text up to the tag that ended it; of a tool's call, with the tags of a search in place of
+    the tool's."""
+    if action.tool is None:
+        return _cut(action, innermost)
+    text = _cut(action, innermost, f"</{action.tool}>")
+    before, opening, call = text.rpartition(f"<{action.tool}>")
+    return f"{before}<search>{call.removesuffix(f'</{action.tool}>')}</search>" if opening else text
+
+
+def _cut(action: Action, innermost: bool, *more: str) -> str:
     """The action's text up to the tag that ended it: a token may carry a character or two past it, which
-    nobody acts on."""
+    nobody acts on. more: tags that end it too."""
     shown = outside_thoughts(action.text, action.thinking)[0] if innermost else action.text
-    ends = [shown.index(tag) + len(tag) for tag in ("</search>", "</answer>") if tag in shown]
+    ends = [shown.index(tag) + len(tag) for tag in ("</search>", "</answer>", *more) if tag in shown]
     return action.text[: min(ends)] if ends else action.text

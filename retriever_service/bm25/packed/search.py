@@ -69,6 +69,7 @@ class PackedRanker:
     thread at a time: the stemmer keeps state."""
 
     quick = True
+    how = "BM25, packed"
 
     def __init__(
         self,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -15,6 +17,7 @@ from uvicorn.supervisors.multiprocess import Process
 
 from services.common.errors import EnvironmentLacks
 from services.common.http.serving import Manner
+from services.common.processes import signals
 
 ANSWER_SECONDS = 60
 """Seconds without a sign of life after which a worker is killed: one that loads ten million terms gives none
@@ -23,18 +26,35 @@ for most of a minute, and is well."""
 
 class Workers(Multiprocess):
     """uvicorn's supervisor, remembering the signal that ended it, and telling `on_gone` which processes are
-    no more.
+    no more, and `on_stop` that it ends.
 
     A stop waits neither for a worker's sign of life nor without end for its drain.
     """
 
     def __init__(
-        self, config: uvicorn.Config, sockets: list[socket.socket], on_gone: Callable[[int], None]
+        self,
+        config: uvicorn.Config,
+        sockets: list[socket.socket],
+        on_gone: Callable[[int], None],
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(config, sockets=sockets)
         self.ended_by: list[int] = []
         self._on_gone = on_gone
+        self._on_stop = on_stop
         self._known: set[int] = set()
+
+    def init_processes(self) -> None:
+        with signals.kept_from_children(signal.SIGUSR1):
+            super().init_processes()
+
+    def restart_all(self) -> None:
+        with signals.kept_from_children(signal.SIGUSR1):
+            super().restart_all()
+
+    def handle_ttin(self) -> None:
+        with signals.kept_from_children(signal.SIGUSR1):
+            super().handle_ttin()
 
     def keep_subprocess_alive(self) -> None:
         for process in self.processes:
@@ -45,7 +65,8 @@ class Workers(Multiprocess):
             return
         # Before the dead are replaced: in the first round none is known, and a worker may have died in it.
         self._known |= self._pids()
-        self._replace_dead()
+        with signals.kept_from_children(signal.SIGUSR1):
+            self._replace_dead()
         running = self._pids()
         for pid in self._known - running:
             self._on_gone(pid)
@@ -104,7 +125,8 @@ class Workers(Multiprocess):
         super().handle_term()
 
     def handle_usr1(self) -> None:
-        """Each worker opens what it serves anew, if it does such a thing."""
+        """Each worker opens what it serves anew, if it does such a thing. One that starts hears it when it
+        listens."""
         for process in self.processes:
             if process.pid is not None and process.process.is_alive():
                 os.kill(process.pid, signal.SIGUSR1)
@@ -114,6 +136,21 @@ class Workers(Multiprocess):
         # The workers close theirs; open here, it would take connections that nobody answers.
         for sock in self.sockets:
             sock.close()
+        self._on_stop()
+
+
+def end_with_parent() -> None:
+    """In a worker: stop as at SIGTERM when the process that started it is gone, however it ended. Otherwise
+    workers of one that was killed would keep the port, and nobody would know them."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def run_workers(
@@ -124,15 +161,16 @@ def run_workers(
     manner: Manner,
     environment: Mapping[str, str],
     on_gone: Callable[[int], None],
+    on_stop: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """Serve what `factory` (`module:function`) makes in `count` processes with these variables. Returns the
-    signals that ended them.
+    """Serve what `factory` (`module:function`) makes in `count` processes with these variables. `on_gone` is
+    told each process that is no more, `on_stop` that a signal ends all. Returns the signals that ended them.
 
     Raises EnvironmentLacks where a process cannot start.
     """
     os.environ.update(environment)
     config = manner.config(factory, factory=True, workers=count, timeout_worker_healthcheck=ANSWER_SECONDS)
-    workers = Workers(config, [sock], on_gone)
+    workers = Workers(config, [sock], on_gone, on_stop)
     try:
         workers.run()
     finally:

@@ -9,6 +9,7 @@ the first is being answered nor just after, when the handlers of before are back
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import signal
 import time
@@ -67,6 +68,42 @@ class _Listener:
         return _Listener(lambda number: _as(before, number), self.last)
 
 
+class _Held:
+    """A handler that keeps a signal for who listens next."""
+
+    def __init__(self) -> None:
+        self._came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+
+    def take(self) -> bool:
+        """Whether one came since the last look."""
+        came = self._came
+        self._came = False
+        return came
+
+
+def hold(number: signal.Signals) -> None:
+    """From here to the end of the process this signal never ends it: one that comes is kept for
+    `listening_in_loop`. For the main thread."""
+    if not isinstance(signal.getsignal(number), _Held):
+        signal.signal(number, _Held())
+        # The interpreter's last act would be to give it its default action back.
+        atexit.register(signal.signal, number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+
+
+@contextmanager
+def kept_from_children(number: signal.Signals) -> Iterator[None]:
+    """A process that is started inside is not ended by this signal: one that comes waits for its `hold`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _as(handler: Any, number: int) -> None:
     """Do what a handler of `signal.getsignal` does."""
     if callable(handler):
@@ -102,7 +139,7 @@ def listening_in_loop(
     each: bool = False,
 ) -> Iterator[None]:
     """The same inside a running event loop, which makes the calls. `each`: a signal just after another one is
-    heard too."""
+    heard too. A signal that `hold` has kept is heard at once."""
     loop = asyncio.get_running_loop()
     heard = numbers or of_commands()
     before = {number: signal.getsignal(number) for number in heard}
@@ -111,13 +148,21 @@ def listening_in_loop(
         loop.call_soon_threadsafe(receive, number)
 
     listener = _Listener(hand_on, each=each)
-    for number in heard:
-        loop.add_signal_handler(number, lambda: None)  # whichever thread the system picks, the loop is roused
+    for number, handler in before.items():
+        if not isinstance(handler, _Held):
+            loop.add_signal_handler(number, lambda: None)  # whichever thread it comes to, the loop is roused
         signal.signal(number, listener)  # and not the loop's: a busy loop would see two signals seconds apart
+        if isinstance(handler, _Held) and handler.take():
+            hand_on(number)
     try:
         yield
     finally:
         for number, handler in before.items():
+            if isinstance(
+                handler, _Held
+            ):  # in one step: a loop that lets go of a signal makes it end processes
+                signal.signal(number, handler)
+                continue
             loop.remove_signal_handler(number)
             signal.signal(number, listener.successor(handler))
 

@@ -86,6 +86,8 @@ class PhaseMonitor:
             detector.phase = phase
             standing[detector.rule] = detector.update(step, metrics)
         raised, cleared = self._changes(step, standing)
+        if any(alarm.rule == "likelihood" for alarm in cleared):
+            self.signs.settle()
         return PhaseState(step, self.phase, self.since, raised, cleared, list(self.open.values()))
 
     @property

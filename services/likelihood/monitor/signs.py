@@ -42,6 +42,8 @@ class Signs:
             "lag_noise": Window(2 * r.baseline_steps),
         }
         self.peaks = {"fixed": Peak(r.memory_steps), "entropy": Peak(r.memory_steps)}
+        self.settled: float | None = None
+        """The best level of the fixed probe since an alarm ended; None once it fell from there too."""
 
     @property
     def probed(self) -> bool:
@@ -61,9 +63,10 @@ class Signs:
     def falling(self) -> bool:
         """The likelihood of right answers falls: the sign of decay."""
         w = self.watches
+        fixed = w["fixed"].active and self.settled is None
         if not self.probed:
-            return w["fixed"].active or w["share_negative"].active
-        return w["lag"].active or (w["fixed"].active and (w["slow"].active or w["share_negative"].active))
+            return fixed or w["share_negative"].active
+        return w["lag"].active or (fixed and (w["slow"].active or w["share_negative"].active))
 
     @property
     def fast(self) -> bool:
@@ -82,6 +85,10 @@ class Signs:
         level = self._level("fixed", metrics.get("probe/fixed"))
         if level is not None:
             self.watches["fixed"].update(step, self.peaks["fixed"].highest(step, level) - level)
+            if self.settled is not None:
+                self.settled = max(self.settled, level)
+                if level < self.settled + r.lag_nats:
+                    self.settled = None
         # LLDS holds this share low by its nature, so it says nothing where LLDS is on.
         llds = number(metrics.get("llds/lambda" if "llds/lambda" in metrics else "llds/active_tokens"))
         share = number(metrics.get("displacement/share_negative"))
@@ -97,6 +104,12 @@ class Signs:
             self.watches["grad_norm"].update(step, norm - middle - r.grad_norm_mads * spread)
         if not in_trouble:
             baseline.add(norm)
+
+    def settle(self) -> None:
+        """An alarm has ended. The frozen answers keep what they have lost, and stay below their best for
+        `memory_steps`: that is one loss and not a second one. They are a sign again once they have lost as
+        much as a lag alarm is about."""
+        self.settled = self.windows["fixed"].full_mean
 
     def _read_lag(self, step: int, lag: float | None, in_trouble: bool) -> None:
         r = self.rules
@@ -146,6 +159,7 @@ class Signs:
             "watches": {k: v.state_dict() for k, v in self.watches.items()},
             "windows": {k: v.values for k, v in self.windows.items()},
             "peaks": {k: v.values for k, v in self.peaks.items()},
+            "settled": self.settled,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -155,3 +169,4 @@ class Signs:
             window.values = list(state["windows"][key])
         for key, peak in self.peaks.items():
             peak.values = [(int(step), float(value)) for step, value in state["peaks"][key]]
+        self.settled = state.get("settled")  # earlier versions kept none

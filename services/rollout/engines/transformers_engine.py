@@ -119,6 +119,7 @@ class TransformersEngine(OwnThread):
         device = self._model.device
         rows = [_Row(call, self._generator(call)) for call in calls]
         width = max(len(call.token_ids) for call in calls)
+        # On the left: the newest token of every row is then in the last column.
         padding = [width - len(call.token_ids) for call in calls]
         tokens = torch.tensor(
             [[0] * n + list(call.token_ids) for n, call in zip(padding, calls, strict=True)], device=device

@@ -83,6 +83,7 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
         if settings.kv_cache_gib is not None:
             device["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * 2**30)
         if settings.compile == "graphs":
+            # Graphs of decoding alone, without torch.compile, which takes a minute at each start.
             device["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     return {
         "model": model_path,
@@ -91,6 +92,7 @@ def _arguments(settings: RolloutSettings, model_path: str, seed: int) -> dict[st
         "seed": seed % 2**31,
         "max_model_len": settings.max_model_tokens,
         "enable_prefix_caching": True,
+        # Of the distribution that was sampled from, after the temperature: the learner divides by it too.
         "logprobs_mode": "processed_logprobs",
         "tensor_parallel_size": settings.tensor_parallel,
         # Inside a Ray actor vLLM would have Ray place the parts, on GPUs of which this worker holds all

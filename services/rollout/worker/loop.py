@@ -131,6 +131,7 @@ async def _sample(
     finish: FinishReason = "turns"
     following = getattr(template, "following", None)
     thinking = _opens_thought(prompt, template)
+    # One turn beyond those that may search: the last results must be readable too.
     for turn in range(settings.max_turns + 1):
         room = settings.max_model_tokens - len(ids)
         call = _Call(

@@ -90,6 +90,7 @@ class WatchedSampler:
         if self._prompt is None:
             self._prompt = self._start = len(token_ids)
         elif len(token_ids) == self._prompt:
+            # The bare prompt once more: the sample had log-probs that were not finite, and is made anew.
             self._start = self._prompt
             self._watch(Restarted())
         elif token_ids != self._ids:  # otherwise the action goes on

@@ -354,7 +354,8 @@ class RolloutWorker:
         spans: list[Span] = []
         began = time.monotonic()
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(limit) as deadline:
+                # Held-out questions may have a retriever of their own.
                 search = search or self._search(request.retriever_url or self._retriever_url)
                 trajectory = await run_trajectory(
                     request,
@@ -367,10 +368,10 @@ class RolloutWorker:
                     known=self._prompts,
                 )
         except TimeoutError as e:
-            raise TimeoutError(
-                f"trajectory {request.uid} on worker {self.id}: not finished within "
-                f"rollout.trajectory_timeout_seconds={limit:g}"
-            ) from e
+            # A tool has a limit of its own, whose key its error names.
+            late = f"not finished within rollout.trajectory_timeout_seconds={limit:g}"
+            why = late if deadline.expired() else str(e)
+            raise TimeoutError(f"trajectory {request.uid} on worker {self.id}: {why}") from e
         finally:
             self._running -= 1
             if not self._running:

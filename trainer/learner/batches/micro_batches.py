@@ -165,6 +165,7 @@ def make_microbatch(
     def padded(column: np.ndarray, fill: float, dtype: torch.dtype) -> Tensor:
         out = torch.full(shape, fill, dtype=dtype)
         for i, b in enumerate(rows):
+            # A copy: an array that came through Ray is read-only, which torch takes for a mistake.
             out[i, : lengths[i]] = torch.from_numpy(np.array(column[batch.row(b)])).to(dtype)
         return out.to(device)
 

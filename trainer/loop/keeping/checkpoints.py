@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from trainer.learner.checkpoint import CheckpointNotWritten, fault, step_folder
+from trainer.learner.checkpoint import CheckpointNotWritten, fault, replace_state, step_folder
 from trainer.learner.group import LearnerError
 from trainer.loop.run.progress import Progress
 from trainer.loop.run.run_state import RunState
@@ -44,20 +44,34 @@ class Checkpoints:
         every = self.state.config.trainer.checkpoint_every
         return bool(every and self.state.step % every == 0) or self.best_is_new()
 
-    async def save(self, *, again: bool = False) -> None:
+    async def save(self) -> None:
         """Save everything that a resumed run needs, then prune older checkpoints. A step that is saved
-        already, and whole, is saved `again` only: with the score that made it the best."""
+        already, and whole, is not saved again."""
         state = self.state
         folder = self.system.folder.path
         target = step_folder(folder, state.step)
-        saved = target.exists() and not again and await asyncio.to_thread(fault, target) is None
-        if state.step == 0 or saved:
+        if state.step == 0 or (target.exists() and await asyncio.to_thread(fault, target) is None):
             return
         with self.stop.saving(), self.clock.measure("checkpoint"):
             await asyncio.to_thread(self.system.store.keep, KEEP_SECONDS)
             await self.on_learner(self.system.learner.save, target, state.state_dict())
             await asyncio.to_thread(state.best.keep, folder, state.config.trainer)  # gigabytes are deleted
             self.system.folder.event("checkpoint", step=state.step, path=str(target.relative_to(folder)))
+
+    async def keep_scores(self) -> None:
+        """Add the scores after the end of the run to its last checkpoint: a run that goes on from it may
+        compare them by another score (`trainer.best_by`)."""
+        state = self.state
+        folder = self.system.folder.path
+        target = step_folder(folder, state.step)
+        if state.step == 0:
+            return
+        if await asyncio.to_thread(fault, target, checksums=False) is not None:
+            await self.save()
+            return
+        with self.stop.saving(), self.clock.measure("checkpoint"):
+            await asyncio.to_thread(replace_state, target, state.state_dict())
+            await asyncio.to_thread(state.best.keep, folder, state.config.trainer)
 
     async def save_before_leaving(self) -> None:
         """Save the last whole step of a run that is cut short, if the learner still has its weights. A

@@ -54,16 +54,15 @@ class Evaluations:
     async def left_out(self) -> None:
         """The scores of the step that the run goes on from, where they were due and a signal came first."""
         step = self.state.step
-        if step and self.due() and self.state.best.at != step:
+        if step and self.due() and step not in (self.state.best.at, self.state.best.asked):
             await self.run(f"step{step}")
 
     async def after(self) -> bool:
-        """The scores of the last weights, unless the run was asked to stop. Whether there was an
-        evaluation."""
+        """The scores of the last weights, unless the run was asked to stop. Whether there are any."""
         if not self.config.trainer.eval_at_ends or self.stop.requested:
             return False
         await self.run("after")
-        return True
+        return self.state.best.asked == self.state.step
 
     async def run(self, tag: str) -> None:
         """Held-out scores, greedy and (if asked for) sampled; logged as events, kept for the summary."""
@@ -87,7 +86,7 @@ class Evaluations:
         with self.clock.measure(f"evaluate, {mode}"):
             scores, trajectories = await run_with_resync(self.system.pool, evaluation, self.sync)
         by_source = {"em_by_source": sources.em_of(scores["sources"])}
-        self.state.scores[f"{tag}/{mode}"] = scores["overall"] | by_source
+        self.state.keep_scores(tag, mode, scores["overall"] | by_source)
         if mode == "greedy":
             self.state.best.take(step, scores["overall"].get(self.config.trainer.best_by))
         exact = [self.sampler.exact(t) for t in trajectories]

@@ -72,11 +72,12 @@ async def restore_learner(driver: Restorable, error: LearnerError) -> None:
             f"({driver.restores} of trainer.max_restores={most})"
         )
         driver.progress.stage("restoring the learner", driver.step)
+        # What was sampled ahead is for steps after the lost one, and the run goes back to before it.
         await driver.cancel_ahead()
         try:
             await asyncio.to_thread(system.learner.close)
             await asyncio.sleep(back_off)
-            if driver.share_gpus:
+            if driver.share_gpus:  # the new ranks need the memory that the workers may hold
                 await system.pool.sleep()
             await asyncio.to_thread(require_same_model, driver)
             await asyncio.to_thread(system.learner.start)
@@ -90,6 +91,7 @@ async def restore_learner(driver: Restorable, error: LearnerError) -> None:
             error = e
             continue
         lost_at = driver.step
+        # Evaluations since the checkpoint are not asked again: `before` comes once, and before any of them.
         scores = driver.scores
         driver.load_state_dict(state)
         driver.scores = scores

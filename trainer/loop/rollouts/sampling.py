@@ -122,11 +122,13 @@ class BatchSampler:
         while True:
             missing = wanted - len(kept) // size
             questions = self.cursor.take(missing)
+            # Of this batch, whatever is taken ahead for the next one before this one is trained on.
             cursor = self.cursor.state_dict()
             fresh = await self.pool.rollout(self.requests(step, questions, first=asked), on_done=on_done)
             asked += missing
             earned = await self.earned(fresh)
             good = is_right(earned, self.right_at).tolist()
+            # A penalty makes variance too: a group of equal answers of different lengths teaches something.
             values = [e - self.length_penalty(t) for e, t in zip(earned, fresh, strict=True)]
             # In the last round (and without dynamic sampling) all groups are taken, so that the batch has its
             # size.

@@ -20,7 +20,9 @@ class Best:
     """None before the first evaluation."""
     score: float | None = None
     at: int | None = None
-    """The last step that was evaluated."""
+    """The last step that was evaluated, with a score."""
+    asked: int | None = None
+    """The last step that was evaluated, with a score or without one."""
     since: int = 0
     """Evaluations after it that were no better."""
     by: str | None = None
@@ -28,16 +30,24 @@ class Best:
 
     @classmethod
     def of_scores(cls, scores: Mapping[str, Mapping[str, Any]], step: int, by: str) -> Best:
-        """The best of a run's evaluations up to `step`, from all the scores that it keeps."""
+        """The best of a run's evaluations up to `step`, from all the scores that it keeps by `WHEN/MODE`.
+        Scores after the end of a run that an earlier version kept have no step, and are left out."""
         best = cls(by=by)
-        at = {0: "before"} | {s: f"step{s}" for s in range(1, step + 1)}
-        for number, tag in at.items():
-            best.take(number, scores.get(f"{tag}/greedy", {}).get(by))
+        found: list[tuple[int, float | None]] = []
+        for tag, score in scores.items():
+            when, _, mode = tag.partition("/")
+            at = score.get("step", _step_of(when))
+            if mode == "greedy" and at is not None and at <= step:
+                found.append((at, score.get(by)))
+        for at, value in sorted(found, key=lambda one: one[0]):
+            best.take(at, value)
         return best
 
     def take(self, step: int, score: float | None) -> bool:
         """Note an evaluation; whether it is the best. The earlier of two equal ones is. A step that is
-        evaluated again, as the last one is after the run, is not counted twice."""
+        evaluated again, as the last one is after the run, is not counted twice. score: None where no answer
+        has any; the evaluation then counts for nothing."""
+        self.asked = step
         if score is None or step == self.at:
             return False
         self.at = step
@@ -76,3 +86,11 @@ class Best:
         if settings.keep_best:
             mark_best(run, folder)
         prune(run, settings.keep_checkpoints, folder)
+
+
+def _step_of(when: str) -> int | None:
+    """The step of an evaluation whose scores do not name it, by the name that it has in `RunState.scores`."""
+    if when == "before":
+        return 0
+    number = when.removeprefix("step")
+    return int(number) if number.isdecimal() else None

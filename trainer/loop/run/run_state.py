@@ -31,8 +31,9 @@ class RunState:
         self.monitor = PhaseMonitor(config.monitor.rules)
         self.actions = MonitorActions(config.monitor.action)
         self.scores: dict[str, Any] = {}
-        """Of the evaluations so far, by `WHEN/MODE`."""
-        self.best = Best()
+        """Of the evaluations so far, by `WHEN/MODE`, each with its step. `after` is the newest end of the
+        run; an earlier one is `afterSTEP`."""
+        self.best = Best(by=config.trainer.best_by)
         self.learner_ranks: list[Any] = []
         self.checkpointable = True
         """Whether learner, cursor, monitor and files stand at the end of the same step, which a checkpoint
@@ -57,6 +58,14 @@ class RunState:
                 found[f"eval/em_{mode}"] = score["em"]
                 found |= sources.held_out(score.get("em_by_source", {}), mode)
         return found
+
+    def keep_scores(self, when: str, mode: str, scores: dict[str, Any]) -> None:
+        """Keep the scores of an evaluation after this step. The end of an earlier part of the run stays."""
+        tag = f"{when}/{mode}"
+        earlier = self.scores.get(tag, {}).get("step", self.step)
+        if earlier != self.step:
+            self.scores[f"{when}{earlier}/{mode}"] = self.scores[tag]
+        self.scores[tag] = scores | {"step": self.step}
 
     def state_dict(self) -> dict[str, Any]:
         """The driver's part of a checkpoint, JSON-able."""
@@ -83,6 +92,9 @@ class RunState:
         self.actions.load_state_dict(state["actions"])
         self.scores = state["scores"]
         self.best = Best(**state.get("best", {}))  # earlier versions kept none
+        if self.best.by is None:  # nor by which score
+            settings = (state.get("identity") or {}).get("settings") or {}
+            self.best.by = settings.get("trainer", {}).get("best_by")
         self.recall_best()
 
     def recall_best(self) -> None:
@@ -97,8 +109,9 @@ class RunState:
         out: dict[str, Any] = {"steps": self.step, "phase": self.monitor.phase}
         for when in ("before", "after"):
             for mode, suffix in (("greedy", ""), ("sampled", "_sampled")):
-                if f"{when}/{mode}" in self.scores:
-                    out[f"em_{when}{suffix}"] = self.scores[f"{when}/{mode}"]["em"]
+                score = self.scores.get(f"{when}/{mode}")
+                if score and (when == "before" or score.get("step", self.step) == self.step):
+                    out[f"em_{when}{suffix}"] = score["em"]
         settings = self.config.trainer
         if (settings.keep_best or settings.patience) and self.best.score is not None:
             out["best"] = {"step": self.best.step, "score": self.best.score, "by": settings.best_by}

@@ -103,6 +103,7 @@ def write_spans(
     """Write a step's file, and remove those of steps that are too old. driver: spans by this process's clock;
     began: by it, too. Returns the file."""
     now = time.monotonic()
+    # Without the driver's own times a trajectory's spans stand on another machine's clock.
     timed = [t for t in trajectories if t.spans and t.round_trip]
     kept = timed[:MOST_TRAJECTORIES]
     content = {

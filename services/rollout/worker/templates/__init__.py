@@ -39,7 +39,7 @@ def make_template(name: str, tokenizer: Any, settings: RolloutSettings) -> Templ
         raise UserError(f"rollout.template={name}: cannot be imported ({_what(e)})") from e
     try:
         template: Template = factory(tokenizer, settings)
-    except UserError:
+    except UserError:  # names what the template itself does not accept
         raise
     except Exception as e:
         raise UserError(

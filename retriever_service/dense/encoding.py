@@ -1,0 +1,159 @@
+"""Encoding a corpus in several processes: one per GPU, or each with its share of the cores.
+
+Each process has the whole model and takes parts of PART passages. A part is encoded by itself, whichever
+process takes it, so the vectors are the same bits for any number of processes. A process ends with the one
+that started it, however that ends: it reads from a pipe whose other end is then closed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any, Protocol
+
+import numpy as np
+
+from retriever_service.dense.encoder import Encoder, EncoderSettings
+from services.common.errors import EnvironmentLacks
+from services.common.processes import signals
+
+PART = 2_000
+"""Passages that one process encodes at a time."""
+_LOOK_SECONDS = 1.0
+_GO_ON = "the same command goes on where it was"
+
+
+class PassageEncoder(Protocol):
+    """Makes vectors of passages."""
+
+    dimension: int
+    tokens: int
+    """Tokens that were encoded so far, without padding."""
+
+    def passages(self, texts: list[str]) -> np.ndarray:
+        """Unit vectors, float32 [n, dimension]."""
+
+
+class EncoderPool:
+    """Encoders in `processes` processes. They start with the first passages, and end with `close`."""
+
+    def __init__(self, encoder: Encoder, processes: int) -> None:
+        self.dimension = encoder.dimension
+        self.tokens = 0
+        self.processes = processes
+        self._settings = encoder.settings
+        self._dtype = encoder.dtype
+        self._devices = _devices(processes)
+        self._at_work: list[tuple[str, SpawnProcess, Connection]] = []
+
+    def passages(self, texts: list[str]) -> np.ndarray:
+        """As PassageEncoder. Raises EnvironmentLacks where a process fails."""
+        self._start()
+        parts = [texts[begin : begin + PART] for begin in range(0, len(texts), PART)]
+        found: list[np.ndarray] = []
+        for begin in range(0, len(parts), self.processes):
+            taken = parts[begin : begin + self.processes]
+            for (device, process, pipe), part in zip(self._at_work, taken, strict=False):
+                _send(device, process, pipe, part)
+            for device, process, pipe in self._at_work[: len(taken)]:
+                vectors, tokens = _received(device, process, pipe)
+                found.append(vectors)
+                self.tokens += tokens
+        return np.concatenate(found)
+
+    def close(self) -> None:
+        """End the processes."""
+        for _, process, pipe in self._at_work:
+            pipe.close()
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join(10)
+        self._at_work.clear()
+
+    def _start(self) -> None:
+        if self._at_work:
+            return
+        spawn = multiprocessing.get_context("spawn")
+        threads = max(1, (os.cpu_count() or 1) // self.processes)
+        for device in self._devices:
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(
+                target=_serve, args=(theirs, self._settings, self._dtype, device, threads), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._at_work.append((device, process, ours))
+
+
+def automatic() -> int:
+    """Processes where none are asked for: one per GPU, otherwise one."""
+    import torch
+
+    return max(1, torch.cuda.device_count() if torch.cuda.is_available() else 1)
+
+
+def _devices(processes: int) -> list[str]:
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [f"cuda:{number % gpus}" if gpus else "cpu" for number in range(processes)]
+
+
+def _send(device: str, process: SpawnProcess, pipe: Connection, part: list[str]) -> None:
+    try:
+        pipe.send(part)
+    except OSError:
+        raise _ended(device, process) from None
+
+
+def _received(device: str, process: SpawnProcess, pipe: Connection) -> tuple[np.ndarray, int]:
+    try:
+        while not pipe.poll(_LOOK_SECONDS):
+            if not process.is_alive() and not pipe.poll():
+                raise EOFError
+        found: Any = pipe.recv()
+    except (EOFError, OSError):
+        raise _ended(device, process) from None
+    if isinstance(found, str):
+        raise EnvironmentLacks(f"encoder on {device}: {found}; {_GO_ON}")
+    return found
+
+
+def _ended(device: str, process: SpawnProcess) -> EnvironmentLacks:
+    process.join(10)
+    return EnvironmentLacks(
+        f"encoder on {device}: its process ended (exit status {process.exitcode}, -9 where memory ran out); "
+        f"{_GO_ON}, with fewer --encode-processes if need be"
+    )
+
+
+def _opened(settings: EncoderSettings, dtype: str, device: str, threads: int) -> Encoder:
+    import torch
+
+    torch.set_num_threads(threads)
+    return Encoder(settings, dtype=dtype, device=device)
+
+
+def _serve(pipe: Connection, settings: EncoderSettings, dtype: str, device: str, threads: int) -> None:
+    """Encode what comes through the pipe until its other end is closed."""
+    signals.left_to_parent()
+    encoder: Encoder | None = None
+    while True:
+        try:
+            part = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            encoder = encoder or _opened(settings, dtype, device, threads)
+            before = encoder.tokens
+            vectors = encoder.passages(part)
+            answer: Any = (vectors, encoder.tokens - before)
+        except Exception as error:  # of torch or of the model, whatever it is: one line for the build
+            answer = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
