@@ -3,6 +3,7 @@ export.
 
     python -m benchmarks.shape_pass llama3.2-3b OUT                  # true size; needs its memory
     python -m benchmarks.shape_pass llama3.2-3b OUT --reduced        # a quarter of the widths, two layers
+    python -m benchmarks.shape_pass llama3.2-3b OUT --layers 1       # true widths, one layer
     python -m benchmarks.shape_pass qwen2.5-7b OUT rollout.share_gpus=true learner.offload_optimizer=true
 
 `KEY=VALUE` arguments go to `unspiral train`. The run is two steps of 16 x 4 trajectories on the demo's
@@ -74,8 +75,13 @@ def reduced(shape: dict[str, Any], tokens: int) -> dict[str, Any]:
     """A quarter of the widths, the same heads (of a quarter of their size), two layers, and a vocabulary for
     `tokens`."""
     narrow = {key: shape[key] // QUARTER for key in ("hidden_size", "intermediate_size", "head_dim")}
+    return shallow(shape | narrow, tokens, REDUCED_LAYERS)
+
+
+def shallow(shape: dict[str, Any], tokens: int, layers: int) -> dict[str, Any]:
+    """The same widths with `layers` layers and a vocabulary for `tokens`."""
     vocabulary = PADDED_TO * (tokens // PADDED_TO + 1)
-    return shape | narrow | {"num_hidden_layers": REDUCED_LAYERS, "vocab_size": vocabulary}
+    return shape | {"num_hidden_layers": layers, "vocab_size": vocabulary}
 
 
 def make_model(shape: dict[str, Any], out: Path, *, dtype: str, seed: int = 0) -> int:
@@ -172,22 +178,28 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("out", type=Path, help="a new folder")
-    parser.add_argument("--reduced", action="store_true", help="a quarter of the widths, two layers, float32")
+    smaller = parser.add_mutually_exclusive_group()
+    smaller.add_argument(
+        "--reduced", action="store_true", help="a quarter of the widths, two layers, float32"
+    )
+    smaller.add_argument("--layers", type=int, help="true widths, that many layers, a small vocabulary")
     parser.add_argument("--untied", action="store_true", help="an output layer of its own")
     parser.add_argument("--only-model", action="store_true", help="write OUT/model and stop")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for `unspiral train`")
     given = parser.parse_intermixed_args(argv)
     shape = SHAPES[given.shape]
     dtype = "float32" if given.reduced else "bfloat16"
-    if given.reduced:
+    if given.reduced or given.layers is not None:
         from trainer.lab.tokenizer import build_tokenizer
 
-        shape = reduced(shape, len(build_tokenizer()))
+        tokens = len(build_tokenizer())
+        shape = reduced(shape, tokens) if given.reduced else shallow(shape, tokens, given.layers)
     if given.untied:
         shape = shape | {"tie_word_embeddings": False}
     given.out.mkdir(parents=True)
     parameters = make_model(shape, given.out / "model", dtype=dtype)
     found = {"shape": given.shape, "reduced": given.reduced, "tied": shape["tie_word_embeddings"]}
+    found["layers"] = shape["num_hidden_layers"]
     found |= {"parameters": parameters, "dtype": dtype}
     if not given.only_model:
         found |= passed(given.out, given.overrides, dtype)

@@ -8,7 +8,7 @@ import json
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.shape_pass import SHAPES, main, reduced
+from benchmarks.shape_pass import SHAPES, main, reduced, shallow
 from trainer.data.models import resolve
 from trainer.lab.tokenizer import build_tokenizer
 
@@ -32,15 +32,27 @@ def test_a_true_size_has_as_many_parameters_as_the_model_and_a_reduced_one_its_p
     )
     for key in ("num_attention_heads", "num_key_value_heads", "tie_word_embeddings"):
         assert small[key] == shape[key]
+    few = shallow(shape, 300, 1)
+    assert few == shape | {"num_hidden_layers": 1, "vocab_size": 320}
 
 
-@pytest.mark.parametrize("arguments", [["llama3.2-3b"], ["llama3.2-3b", "--untied"], ["qwen2.5-7b"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["llama3.2-3b", "--reduced"],
+        ["llama3.2-3b", "--untied", "--reduced"],
+        ["qwen2.5-7b", "--reduced"],
+        ["qwen2.5-3b", "--layers", "1"],
+    ],
+)
 def test_a_folder_that_the_system_takes_is_made(tmp_path, arguments, capsys):
-    main([*arguments, str(tmp_path / "out"), "--reduced", "--only-model"])
+    main([*arguments, "--only-model", str(tmp_path / "out")])
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     folder = resolve(tmp_path / "out" / "model")
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert said["parameters"] == sum(p.numel() for p in model.parameters())
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert tied == said["tied"] == (arguments == ["llama3.2-3b"])
+    assert tied == said["tied"] == (arguments[0] != "qwen2.5-7b" and "--untied" not in arguments)
+    assert said["layers"] == model.config.num_hidden_layers
+    assert (model.config.hidden_size == SHAPES[arguments[0]]["hidden_size"]) == ("--layers" in arguments)
     assert model.config.vocab_size > len(build_tokenizer()), "rows that no token has"

@@ -14,6 +14,7 @@ from services.contracts import Action, Question, Trajectory, TrajectoryRequest
 from services.rollout.worker.loop import run_trajectory
 from services.rollout.worker.templates import make_template
 from services.settings import RolloutSettings
+from trainer.config.schema import parse_config
 from trainer.suite.methods import METHODS, PROMPTED, method_of
 from trainer.suite.protocol import protocol_of
 from trainer.suite.rows import row_of
@@ -160,3 +161,31 @@ def test_mistakes_are_told_before_anything_starts(run, tmp_path, monkeypatch, ar
     (tmp_path / "c.yaml").write_text("{model: {path: m}, data: {train: t}, retriever: {url: 'http://x'}}")
     status, _, err = run("eval", "--config", "c.yaml", *arguments)
     assert status == 2 and says in err
+
+
+def test_weights_go_by_the_name_of_their_checkpoint_and_not_by_latest(tmp_path, monkeypatch):
+    """A table that says `latest` names other weights a step later."""
+    pytest.importorskip("ray")
+    from trainer.commands.work import evaluate_suite
+
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for step in (4, 7):
+        (checkpoints / f"step_{step:06}").mkdir(parents=True)
+    (checkpoints / "best").symlink_to("step_000004")
+    monkeypatch.setattr("trainer.learner.checkpoint.fault", lambda path, **more: None)  # both are whole
+    (tmp_path / "nq.jsonl").write_text(json.dumps({"id": "1", "question": "who?", "golden_answers": ["x"]}))
+    asked = []
+    monkeypatch.setattr(evaluate_suite, "with_weights", lambda config, given, *more: asked.append(given))
+    config = parse_config(
+        {
+            "run": {"name": "run", "dir": str(tmp_path)},
+            "model": {"path": "m"},
+            "data": {"train": "t"},
+            "retriever": {"url": "http://x"},
+        }
+    )
+    for given in ("latest", "best", str(tmp_path / "run"), None):
+        options = evaluate_suite.SuiteOptions("search7", data=tmp_path / "nq.jsonl", checkpoint=given)
+        evaluate_suite.run_suite(config, options, say=lambda text: None)
+    newest, best = (str(checkpoints / f"step_{step:06}") for step in (7, 4))
+    assert asked == [newest, best, newest, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 
@@ -66,6 +67,33 @@ def test_ours_and_the_papers_rows_stand_below_the_same_heads(tmp_path):
         assert cells[COLUMNS.index("macro")] == [short(one.macro)] and cells[COLUMNS.index("micro")] == ["-"]
 
 
+def test_methods_stand_in_one_table_of_the_form_that_the_files_name_says(tmp_path):
+    folders = [made(tmp_path, "a", 0.3, method="rag"), made(tmp_path, "b", 0.8, model="x_y")]
+    for ending in ("md", "tex", "json"):
+        page_command(folders, tmp_path / f"out.{ending}")
+    text = (tmp_path / "out.md").read_text()
+    ours, papers = text.split("## As papers print it")
+    lines = [line for line in ours.splitlines() if line.startswith(("| m,", "| x_y,"))]
+    assert [line.split(" | ")[0] for line in lines] == ["| m, rag", "| x_y, agent"]
+    assert [line.split(" | ")[4].split()[0] for line in lines] == [".300", ".800"]
+    assert (
+        ours.count("70 questions, greedy") == 2 and "| Qwen2.5-3B, RAG (arXiv 2503.09516 v5) | .348" in papers
+    )
+    tex = (tmp_path / "out.tex").read_text()
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\bottomrule") == 1
+    numbers = [line for line in tex.splitlines() if line.startswith(("m, rag &", r"x\_y, agent &"))]
+    assert [line.split(" & ")[1:5] for line in numbers] == [[".300"] * 4, [".800"] * 4]
+    assert all(line.count("&") == len(COLUMNS) for line in tex.splitlines() if line.endswith(r"\\"))
+    rows = json.loads((tmp_path / "out.json").read_text())
+    assert [column["key"] for column in rows["columns"]] == list(COLUMNS)
+    assert [(r["method"], r["em"]["macro"]["mean"]) for r in rows["measured"]] == [
+        ("rag", pytest.approx(0.3)),
+        ("agent", pytest.approx(0.8)),
+    ]
+    (llds,) = (r for r in rows["printed"] if r["model"] == "Qwen2.5-7B-Base" and r["method"] == "GRPO + LLDS")
+    assert llds["em"]["macro"] == 0.48 and "micro" not in llds["em"]
+
+
 def test_each_evaluation_leaves_its_page_and_says_what_is_measured(tmp_path):
     text = (made(tmp_path, "a", 0.5) / "table.html").read_text()
     assert re.search(r"As printed in arXiv 2512\.04220 v2, not measured here", text)
@@ -91,7 +119,11 @@ def test_the_service_of_a_run_shows_its_evaluations_behind_the_same_token(tmp_pa
         assert "None is in the run's folder" in asked.get("/runs/other/evaluations").text
         for missing in ("none", "..", "secret.html", "..%2Fsearch7-rag"):
             assert asked.get(f"/runs/my-run/evaluations/{missing}").status_code in (404, 422), missing
-        refused = httpx.get(f"{served.url}/runs/my-run/evaluations", timeout=30)
-        assert refused.status_code == 401
+        rows = asked.get("/v1/runs/my-run/evaluations/search7-rag").json()
+        assert rows["measured"][0]["em"]["nq"]["mean"] == 0.5 and len(rows["printed"]) == len(PUBLISHED)
+        (run / "eval" / "search7-rag" / "table.json").unlink()
+        assert asked.get("/v1/runs/my-run/evaluations/search7-rag").status_code == 404
+        for path in ("/runs/my-run/evaluations", "/v1/runs/my-run/evaluations/search7-rag"):
+            assert httpx.get(f"{served.url}{path}", timeout=30).status_code == 401
     finally:
         served.stop()

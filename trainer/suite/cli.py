@@ -1,4 +1,5 @@
-"""`unspiral eval compare` and `eval page`: evaluations side by side, on a terminal, as JSON, as a page."""
+"""`unspiral eval compare` and `eval page`: evaluations side by side, on a terminal and
+as files."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from services.common.errors import UserError
 from services.common.files import write_atomically
 from trainer.suite.compare import compare, load
 from trainer.suite.page import page
-from trainer.suite.tables import COLUMNS, HEADS
+from trainer.suite.tables import COLUMNS, HEADS, as_printed, latex, rows_of, together
 
 SHOWN_GOLDEN = 4
 """Golden answers of a question that are printed; TriviaQA has dozens of some."""
@@ -52,12 +53,27 @@ def page_command(
         list[Path],
         typer.Argument(metavar="A...", help="Folders of `eval --suite`."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file.")] = Path("evaluations.html"),
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="The file: by its name Markdown (.md), LaTeX (.tex), JSON or HTML."),
+    ] = Path("evaluations.html"),
 ) -> None:
-    """Write one HTML page with the exact match of evaluations beside the rows that papers print."""
-    text = page([load(folder).result for folder in results])
-    write_atomically(out, text)
+    """Write the exact match of evaluations into one table, beside the rows that papers print (LaTeX: without
+    them)."""
+    write_atomically(out, _written_as(out.suffix, [load(folder).result for folder in results]))
     typer.echo(f"written to {out}")
+
+
+def _written_as(suffix: str, results: list[dict[str, Any]]) -> str:
+    match suffix.lower():
+        case ".md":
+            return f"{together(results)}\n{as_printed()}"
+        case ".tex":
+            return latex(*results)
+        case ".json":
+            return json.dumps(rows_of(results), indent=1, ensure_ascii=False) + "\n"
+        case _:
+            return page(results)
 
 
 def report(found: dict[str, Any], flips: int) -> list[str]:

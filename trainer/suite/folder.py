@@ -3,7 +3,7 @@
 plan.json       suite, method, model and protocol; written before the first answer
 answers.jsonl   one row for each question and sample
 result.json     scores, intervals and the plan
-table.md, table.tex, table.html
+table.md, table.tex, table.html, table.json
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.common.files import write_atomically, write_json
 from trainer.suite.page import page
 from trainer.suite.protocol import differing
 from trainer.suite.result import RESULT_FILE
-from trainer.suite.tables import as_printed, latex, markdown
+from trainer.suite.tables import as_printed, latex, markdown, rows_of
 
 PLAN_FILE = "plan.json"
 
@@ -60,6 +60,7 @@ def finish(folder: Path, result: dict[str, Any]) -> None:
     write_json(folder / RESULT_FILE, result, indent=1, ensure_ascii=False)
     write_atomically(folder / "table.md", f"{markdown(result)}\n{as_printed()}")
     write_atomically(folder / "table.tex", latex(result))
+    write_json(folder / "table.json", rows_of([result]), ensure_ascii=False)
     write_atomically(folder / "table.html", page([result]))
 
 

@@ -8,7 +8,16 @@ from typing import Any
 
 from trainer.suite.published import PUBLISHED, Printed
 from trainer.suite.sets import GENERAL, MULTI_HOP
-from trainer.suite.tables import ABSENT, COLUMNS, HEADS, METRIC_TITLES, lines_of, notes, short, title_of
+from trainer.suite.tables import (
+    ABSENT,
+    COLUMNS,
+    HEADS,
+    exact_match,
+    notes,
+    printed_of,
+    short,
+    title_of,
+)
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 AVERAGES = {"general", "multi_hop", "macro", "micro"}
@@ -59,7 +68,7 @@ def _part(text: str) -> str:
 
 
 def _ours(result: dict[str, Any]) -> str:
-    cells = dict(lines_of(result))[METRIC_TITLES["em"]]
+    cells = exact_match(result)
     label = f"{html.escape(result['model']['name'])}<small>{html.escape(result['method'])}</small>"
     return _row("ours", label, (_estimate(cells.get(name)) for name in COLUMNS))
 
@@ -71,7 +80,7 @@ def _estimate(cell: dict[str, float] | None) -> str:
 
 
 def _printed(row: Printed) -> str:
-    printed = row.by_set | {"general": row.general, "multi_hop": row.multi_hop, "macro": row.macro}
+    printed = printed_of(row)
     values = (printed.get(name) for name in COLUMNS)
     label = f"{html.escape(row.model)}<small>{html.escape(row.method)}</small>"
     return _row("printed", label, (ABSENT if value is None else short(value) for value in values))

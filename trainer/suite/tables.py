@@ -1,11 +1,11 @@
-"""Results as Markdown and LaTeX: one line for each result, in the papers' columns."""
+"""Results as Markdown, LaTeX and JSON, in the papers' columns: one result, or several in one table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from trainer.suite.published import PUBLISHED
+from trainer.suite.published import PUBLISHED, Printed
 from trainer.suite.rows import METRICS
 from trainer.suite.sets import GENERAL, MULTI_HOP, TITLES
 
@@ -46,6 +46,50 @@ def markdown(result: dict[str, Any]) -> str:
     )
 
 
+def together(results: Sequence[dict[str, Any]]) -> str:
+    """The exact match of several results in one Markdown table, and the lines that say what each is of."""
+    lines: list[Line] = [(_label(result), exact_match(result)) for result in results]
+    described = [line for result in results for line in (f"## {title_of(result)}", "", *notes(result), "")]
+    return "\n".join(["# Exact match", "", *_markdown_table(lines), "", *described])
+
+
+def _label(result: dict[str, Any]) -> str:
+    return f"{result['model']['name']}, {result['method']}"
+
+
+def exact_match(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Mean, low and high by column; a column that is absent has no key."""
+    return dict(lines_of(result))[METRIC_TITLES["em"]]
+
+
+def rows_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """JSON-able: `columns` (key and head), `measured` (model, method, n, and exact match as mean, low, high
+    by column) and `printed` (paper, model, method, and exact match by column). An absent column has no key.
+    """
+    return {
+        "columns": [{"key": name, "head": HEADS[name]} for name in COLUMNS],
+        "measured": [
+            {
+                "model": result["model"]["name"],
+                "method": result["method"],
+                "n": result["n"],
+                "em": exact_match(result),
+            }
+            for result in results
+        ],
+        "printed": [
+            {"paper": row.paper, "model": row.model, "method": row.method, "em": printed_of(row)}
+            for row in PUBLISHED
+        ],
+    }
+
+
+def printed_of(row: Printed) -> dict[str, float]:
+    """By column, without the averages that the paper does not print."""
+    averages = {"general": row.general, "multi_hop": row.multi_hop, "macro": row.macro}
+    return row.by_set | {name: value for name, value in averages.items() if value is not None}
+
+
 def title_of(result: dict[str, Any]) -> str:
     return f"{result['suite']}, method {result['method']}, {result['model']['name']}"
 
@@ -54,7 +98,7 @@ def as_printed() -> str:
     """The papers' own rows, as Markdown. Averages that a paper does not print are absent."""
     lines = []
     for row in PUBLISHED:
-        printed = row.by_set | {"general": row.general, "multi_hop": row.multi_hop, "macro": row.macro}
+        printed = printed_of(row)
         cells = (printed.get(name) for name in COLUMNS)
         numbers = " | ".join(ABSENT if value is None else short(value) for value in cells)
         lines.append(f"| {row.model}, {row.method} ({row.paper}) | {numbers} |")
@@ -113,28 +157,34 @@ def notes(result: dict[str, Any]) -> Iterator[str]:
         yield f"- {result['sampled']['samples']} samples per question at the run's temperature."
 
 
-def latex(result: dict[str, Any]) -> str:
-    """The EM line as a `booktabs` table, intervals as small type below each number."""
-    cells = dict(lines_of(result))[METRIC_TITLES["em"]]
-    label = _escaped(f"{result['model']['name']}, {result['method']}")
-    numbers = " & ".join(_latex_cell(cells.get(name), top=True) for name in COLUMNS)
-    intervals = " & ".join(_latex_cell(cells.get(name), top=False) for name in COLUMNS)
+def latex(*results: dict[str, Any]) -> str:
+    """The EM lines as one `booktabs` table, intervals as small type below each number."""
     heads = " & ".join(_escaped(HEADS[name]) for name in COLUMNS)
-    rows = "; ".join(f"{TITLES[name]} {one['subset']}" for name, one in result["sets"].items())
     return "\n".join(
         [
-            f"% {_escaped(title_of(result))}; EM, greedy; rows: {_escaped(rows)}",
+            *map(_latex_comment, results),
             rf"\begin{{tabular}}{{l{'c' * len(COLUMNS)}}}",
             r"\toprule",
             rf"Method & {heads} \\",
             r"\midrule",
-            rf"{label} & {numbers} \\",
-            rf" & {intervals} \\",
+            *(line for result in results for line in _latex_lines(result)),
             r"\bottomrule",
             r"\end{tabular}",
             "",
         ]
     )
+
+
+def _latex_comment(result: dict[str, Any]) -> str:
+    rows = "; ".join(f"{TITLES[name]} {one['subset']}" for name, one in result["sets"].items())
+    return f"% {_escaped(title_of(result))}; EM, greedy; rows: {_escaped(rows)}"
+
+
+def _latex_lines(result: dict[str, Any]) -> tuple[str, str]:
+    cells = exact_match(result)
+    numbers = " & ".join(_latex_cell(cells.get(name), top=True) for name in COLUMNS)
+    intervals = " & ".join(_latex_cell(cells.get(name), top=False) for name in COLUMNS)
+    return rf"{_escaped(_label(result))} & {numbers} \\", rf" & {intervals} \\"
 
 
 def _latex_cell(estimate: dict[str, float] | None, *, top: bool) -> str:

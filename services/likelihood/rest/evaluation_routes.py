@@ -15,9 +15,11 @@ from fastapi import FastAPI, HTTPException
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse, HTMLResponse
 
+from services.common.http.faults import described
 from services.likelihood.rest.paths import Run
 
 PAGE = "table.html"
+TABLE = "table.json"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
 Name = Annotated[str, InPath(max_length=255)]
@@ -30,19 +32,33 @@ def folder_of(store: str) -> Path | None:
 
 
 def add_evaluation_routes(app: FastAPI, folder: Path | None) -> None:
-    """Add /runs/RUN/evaluations, a list, and /runs/RUN/evaluations/NAME, a page of the list;
-    /v1/runs/RUN/evaluations for programs."""
+    """Add /runs/RUN/evaluations, a list, and /runs/RUN/evaluations/NAME, a page of the list; for programs
+    /v1/runs/RUN/evaluations and /v1/runs/RUN/evaluations/NAME, the rows of that page."""
 
     def pages_of(run: str) -> dict[str, Path]:
         if folder is None or folder.name != run:
             return {}
         return {file.parent.name: file for file in sorted((folder / "eval").glob(f"*/{PAGE}"))}
 
+    def page_of(run: str, name: str) -> Path:
+        file = pages_of(run).get(name)
+        if file is None:
+            raise HTTPException(404, f"run {run} has no evaluation {name}")
+        return file
+
     @app.get("/v1/runs/{run}/evaluations")
     def evaluation_names(run: Run) -> list[str]:
         """Names of the evaluations that have a page, /runs/RUN/evaluations/NAME. Empty where the store does
         not lie in the run's folder."""
         return list(pages_of(run))
+
+    @app.get("/v1/runs/{run}/evaluations/{name}", responses=described(404))
+    def evaluation_rows(run: Run, name: Name) -> FileResponse:
+        """The evaluation's exact match by column, with intervals, and the rows that papers print."""
+        file = page_of(run, name).with_name(TABLE)
+        if not file.is_file():
+            raise HTTPException(404, f"evaluation {name} of run {run} has no {TABLE}")
+        return FileResponse(file, headers={"Cache-Control": "no-cache"}, media_type="application/json")
 
     @app.get("/runs/{run}/evaluations", response_class=HTMLResponse, include_in_schema=False)
     def evaluations(run: Run) -> HTMLResponse:
@@ -64,7 +80,4 @@ def add_evaluation_routes(app: FastAPI, folder: Path | None) -> None:
 
     @app.get("/runs/{run}/evaluations/{name}", response_class=HTMLResponse, include_in_schema=False)
     def evaluation(run: Run, name: Name) -> FileResponse:
-        file = pages_of(run).get(name)
-        if file is None:
-            raise HTTPException(404, f"run {run} has no evaluation {name}")
-        return FileResponse(file, headers=HEADERS, media_type="text/html")
+        return FileResponse(page_of(run, name), headers=HEADERS, media_type="text/html")

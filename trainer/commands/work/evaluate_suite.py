@@ -7,7 +7,7 @@ import json
 import platform
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ from retriever_service.client import Hit, RetrieverClient
 from retriever_service.index_folder.description import read_info
 from services.common.errors import UserError
 from services.common.names import accepted
+from services.common.processes import signals
 from services.rollout.worker.tokenizer import load_tokenizer
 from trainer.commands.version import SHOWN, commit, own_version, version
 from trainer.commands.work.evaluate import served, with_weights
 from trainer.config.schema import Config
 from trainer.data import models
+from trainer.learner.checkpoint import find
 from trainer.learner.model.model_identity import weights_digest
 from trainer.loop.run.system import Serving
 from trainer.session.preflight import check_prompts
@@ -84,6 +86,11 @@ def run_suite(config: Config, options: SuiteOptions, say: Callable[[str], None] 
             "data": config.data.model_copy(update={"eval": None}),
         }
     )
+
+    if options.checkpoint is not None:
+        # `latest` is the name of other weights tomorrow, and no name for a table.
+        with signals.raised():
+            options = replace(options, checkpoint=str(find(options.checkpoint, config.run_dir)))
 
     async def score(model: Path, scratch: Path | None) -> dict[str, Any]:
         return await _scored(config, options, method, suite, model, scratch, say)
