@@ -1,4 +1,4 @@
-"""Exact search by PyTorch in a server: on which devices, with which numbers, and over which vectors.
+"""Brute-force search by PyTorch in a server: on which devices, with which numbers, and over which vectors.
 
 The rows are cut into as many parts as there are devices. Each device searches its own part at the same time
 as the others, and the best of all parts are kept.
