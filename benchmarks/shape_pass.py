@@ -126,7 +126,6 @@ def configuration(model: Path, out: Path) -> dict[str, Any]:
             "max_obs_tokens": 40,
             "max_prompt_tokens": 32,
             "max_model_tokens": 256,
-            "kv_cache_gib": 0.5,
         },
         "reward": {"kind": "benchmarks.shape_pass:reward"},
         "learner": {"lr": 1e-3, "minibatches_per_batch": 2, "tokens_per_microbatch": 4096},

@@ -149,9 +149,10 @@ class RolloutSettings(Settings):
     gpu_memory_utilization: float = Field(0.6, gt=0, le=1)
     """Fraction of a GPU's memory that vLLM may take (GPU only)."""
     kv_cache_gib: float | None = Field(None, gt=0)
-    """Size of the key-value cache in GiB. Default: 1 on CPU; on GPU what `gpu_memory_utilization` leaves for
-    it, which vLLM measures. Give it where other processes take and free memory of the same GPU: vLLM refuses
-    to start when memory becomes free while it measures."""
+    """Size of the key-value cache in GiB. Without it the cache has 1 GiB on CPU, and on GPU the rest of what
+    `gpu_memory_utilization` allows, which vLLM measures. Give it, and a low `gpu_memory_utilization`, where
+    other processes take and free memory of the same GPU: vLLM refuses to start when memory becomes free while
+    it measures."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs per worker, over which its model is split."""
     compile: Literal["full", "graphs", "off"] = "full"
@@ -278,6 +279,8 @@ class MonitorRules(Settings):
     lag_sigmas: float = Field(3.0, ge=0)
     """Where the probe is noisier than usual (few trajectories), the mean must also lie so many of its
     standard errors below 0."""
+    plunge_nats: float = Field(-0.32, lt=0)
+    """Alarm too when two values of `probe/lag` in a row are below this: no window needs to fill."""
     lag_clear_nats: float = Field(-0.03, le=0, validate_default=True)
     """The alarm ends when the mean is above this again."""
     lag_window: int = Field(5, ge=1)

@@ -1,8 +1,9 @@
 """The barometer's ROC on CollapseBench: how often the monitor's rules name runs whose reward falls, how much
 before, and how often they cry in runs with nothing wrong.
 
-No threshold was chosen by these runs. The curve scales the thresholds of `SCALED` by one factor, so that
-it has no parameter to fit; the other rules stay as they are.
+No threshold was chosen by these runs but `plunge_nats`, a rule that was added after they had been seen. The
+curve scales the thresholds of `SCALED` by one factor, so that it has no parameter to fit; the other rules
+stay as they are.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from services.settings import MonitorRules
 
 FACTORS = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 SCALED = (
-    "lag_nats", "lag_clear_nats", "acceleration_nats", "fixed_drop_nats", "flat_nats", "share_negative",
-    "leak_nats", "entropy_rise_alarm_nats", "share_rise", "mismatch_nats", "control_drop_nats", "gap_drop",
+    "lag_nats", "plunge_nats", "lag_clear_nats", "acceleration_nats", "fixed_drop_nats", "flat_nats",
+    "share_negative", "leak_nats", "entropy_rise_alarm_nats", "share_rise", "mismatch_nats",
+    "control_drop_nats", "gap_drop",
 )  # fmt: skip
 """Thresholds that a factor scales; shares stay below .95."""
 SAME_EVERYWHERE: tuple[Rule, ...] = (
@@ -169,7 +171,8 @@ def section(runs: Sequence[Run]) -> str:
             "![ROC of the monitor on these runs](images/collapse_bench_roc.svg)",
             "Area under the curve (95 %, the score interval of Newcombe 2006, method 5, which has a width at "
             "0 and 1 too; runs of one seed are taken for independent, which they are not quite): "
-            f"{areas}. The curve is not of the plan.",
+            f"{areas}. The curve is not of the plan. `plunge_nats` was added after these runs had been seen: "
+            "it brought 23 alarms forward by a step and one by five, and raised no other.",
             f"Along the curve one factor, from {FACTORS[0]:g} to {FACTORS[-1]:g}, scales "
             f"{_names(SCALED)}; shares stay below .95. All other thresholds stay. {_names(SAME_EVERYWHERE)} "
             "have none of those scaled, so a run that one of them names is named all along the curve of any "

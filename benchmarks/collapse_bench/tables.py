@@ -102,7 +102,10 @@ def where_llds_loses(scores: Scores) -> str:
         beaten = [
             cause
             for cause, e in known.items()
-            if any(effect(scores, (cause, o), (cause, PLAIN)).mean > e.mean for o in others)
+            if any(
+                other.mean > e.mean and round(other.mean, 2)  # a cure that changed nothing is none
+                for other in (effect(scores, (cause, o), (cause, PLAIN)) for o in others)
+            )
         ]
         by_word = {word: [c for c, e in known.items() if e.word == word] for word in ("helps", "harms", "")}
         lines.append(

@@ -23,6 +23,14 @@ REPEATED = {
 }
 """Steps of alarms about a loss that an alarm before them had named, raised no more; and of those raised for a
 further loss instead."""
+SOONER = {"benchmarks/results/wiki_qa_0.5b/grpo_lr3e-5_s99.jsonl.gz": (24, 8)}
+"""Steps of alarms that a plunge of the lag probe brought forward, before and now: of `likelihood`, and of
+`acceleration` with it."""
+REAL = {
+    "grpo_lr1e-5_s100": [8], "grpo_lr1e-5_s101": [18], "grpo_lr1e-5_s102": [14],
+    "llds_lr1e-5_s100": [], "llds_lr1e-5_s101": [], "llds_lr1e-5_s102": [],
+}  # fmt: skip
+"""Steps of `likelihood` alarms in paired runs of a real model: the first three collapse, at 13, 22 and 20."""
 SICK = {
     "gradient": "gradient",
     "entropy to 6.6": "entropy_high",
@@ -106,9 +114,52 @@ def test_recorded_runs_raise_the_same_alarms_as_before_there_were_detectors(name
         for a in alarms_of(run)
         if a.rule in old
     ]
-    gone, anew = REPEATED.get(name, (None, None))
+    gone, anew = {**REPEATED, **SOONER}.get(name, (None, None))
     expected = [alarm for alarm in BEFORE[name] if alarm["step"] != gone]
     assert [alarm for alarm in found if alarm["step"] != anew] == expected
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_model_that_loses_its_answers_is_named_before_its_reward_falls(name):
+    with gzip.open(
+        ROOT / f"benchmarks/results/wiki_qa_0.5b/{name}.jsonl.gz", "rt", encoding="utf-8"
+    ) as lines:
+        run = [json.loads(line) for line in lines]
+    assert [a.step for a in alarms_of(run) if a.rule == "likelihood"] == REAL[name]
+
+
+def plunging(values, monitor=None):
+    """Steps at which `likelihood` is raised, of a lag probe that runs at every second step."""
+    monitor = monitor or PhaseMonitor()
+    return [
+        a.step
+        for i, value in enumerate(values, 1)
+        for a in monitor.update({"step": 2 * i, "probe/lag": value, "reward/mean": 0.3}).alarms
+        if a.rule == "likelihood"
+    ]
+
+
+def test_two_readings_of_a_plunge_are_an_alarm_and_one_is_not():
+    assert plunging([-0.01, -0.33, -0.33]) == [6]
+    assert plunging([-0.01, -5.0, -0.01, -0.01]) == []
+    assert plunging([-0.31, -0.31, -0.01]) == []
+
+
+def test_a_plunge_of_a_noisy_probe_must_exceed_its_noise():
+    noisy = [0.3, -0.3] * 6
+    assert plunging([*noisy, -0.4, -0.4]) == []
+    assert plunging([*noisy, -2.0, -2.0]) == [28]
+
+
+def test_a_plunge_that_began_before_a_restart_is_taken_up():
+    monitor = PhaseMonitor()
+    assert plunging([-0.01, -0.5], monitor) == []
+    resumed = PhaseMonitor()
+    resumed.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
+    alarms = resumed.update({"step": 6, "probe/lag": -0.5, "reward/mean": 0.3}).alarms
+    assert [(a.rule, a.since, a.confidence) for a in alarms if a.rule == "likelihood"] == [
+        ("likelihood", 4, "high")
+    ]
 
 
 def replayed_row(name):

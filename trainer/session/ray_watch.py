@@ -99,16 +99,25 @@ def raylet_process() -> psutil.Process | None:
     return None
 
 
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _dies_within(process: psutil.Process, seconds: float) -> bool:
     """Returns at once when the process dies: Ray ends the driver, without a word, at its next use of the
     object store, which has died with the raylet."""
     try:
         handle = os.pidfd_open(process.pid)
-    except OSError:  # it has died, or the container forbids this
+    except (AttributeError, OSError):  # an old kernel or container has no such handle, nor has a dead process
         time.sleep(seconds)
-        return not process.is_running()
+        return not _alive(process)
     try:
-        return bool(select.select([handle], [], [], seconds)[0])
+        look = select.poll()
+        look.register(handle, select.POLLIN)
+        return bool(look.poll(1000 * seconds))
     finally:
         os.close(handle)
 

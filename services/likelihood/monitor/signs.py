@@ -26,7 +26,11 @@ class Signs:
         steady = {"patience": r.patience, "leave_patience": r.clear_patience}
         self.watches = {
             "lag": Watch(r.lag_nats, r.lag_clear_nats, window=r.lag_window, **steady),
-            # Of the lag probe too, over a longer window: the slow slip that is no decay yet.
+            # Of the lag probe too: a loss so large that two readings in a row say it, with no window to fill.
+            "plunge": Watch(
+                r.plunge_nats, r.lag_clear_nats, window=1, patience=2, leave_patience=r.clear_patience
+            ),
+            # And over a longer window: the slow slip that is no decay yet.
             "slow": Watch(r.flat_nats, r.flat_nats / 3, window=r.share_window, **steady),
             "fixed": Watch(r.fixed_drop_nats, 0.7 * r.fixed_drop_nats, window=1, **steady),
             "share_negative": Watch(
@@ -66,7 +70,11 @@ class Signs:
         fixed = w["fixed"].active and self.settled is None
         if not self.probed:
             return fixed or w["share_negative"].active
-        return w["lag"].active or (fixed and (w["slow"].active or w["share_negative"].active))
+        return (
+            w["lag"].active
+            or w["plunge"].active
+            or (fixed and (w["slow"].active or w["share_negative"].active))
+        )
 
     @property
     def fast(self) -> bool:
@@ -76,7 +84,7 @@ class Signs:
         steep = lag is not None and lag < self.rules.acceleration_nats
         still = w["lag"].past or not self.probed
         loud = w["grad_norm"].active or w["entropy"].active or (w["share_negative"].active and self.probed)
-        return steep or (still and loud)
+        return steep or w["plunge"].active or (still and loud)
 
     def update(self, step: int, metrics: Mapping[str, Any], *, in_trouble: bool) -> None:
         """in_trouble: the phase before this step was one of TROUBLE, so that its values make no baseline."""
@@ -119,6 +127,8 @@ class Signs:
         # A noisy probe (few trajectories) must be below 0 by several standard errors of its mean.
         self.watches["lag"].enter = min(r.lag_nats, -r.lag_sigmas * noise.noise / math.sqrt(r.lag_window))
         self.watches["lag"].update(step, lag)
+        self.watches["plunge"].enter = min(r.plunge_nats, -r.lag_sigmas * noise.noise)
+        self.watches["plunge"].update(step, lag)
         self.watches["slow"].update(step, lag)
 
     def _level(self, name: str, value: Any) -> float | None:
@@ -148,11 +158,22 @@ class Signs:
             "grad_norm": ("grad_norm", "the gradient norm is far above its baseline"),
             "entropy": ("entropy", "entropy is {:.2f} nats above its recent lowest"),
         }
+        if self.watches["plunge"].active and not self.watches["lag"].active:
+            texts["probe/lag"] = (
+                "plunge",
+                "right answers of a few steps ago have lost {:.3f} nats a token (two readings in a row below "
+                f"{self.rules.plunge_nats:g})",
+            )
         return {
             metric: text.format(abs(self.watches[name].mean or 0.0))
             for metric, (name, text) in texts.items()
             if self.watches[name].active
         }
+
+    def watch_of(self, metric: str) -> Watch:
+        """The watch behind a sign of `in_words`."""
+        lag = metric == "probe/lag" and not self.watches["lag"].active
+        return self.watches["plunge" if lag and self.watches["plunge"].active else metric.split("/")[-1]]
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -164,7 +185,8 @@ class Signs:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for key, watch in self.watches.items():
-            watch.load_state_dict(state["watches"][key])
+            if key in state["watches"]:  # earlier versions had no plunge
+                watch.load_state_dict(state["watches"][key])
         for key, window in self.windows.items():
             window.values = list(state["windows"][key])
         for key, peak in self.peaks.items():

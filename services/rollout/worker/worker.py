@@ -370,7 +370,7 @@ class RolloutWorker:
         except TimeoutError as e:
             # A tool has a limit of its own, whose key its error names.
             late = f"not finished within rollout.trajectory_timeout_seconds={limit:g}"
-            why = late if deadline.expired() else str(e)
+            why = late if deadline.expired() else str(e) or repr(e)
             raise TimeoutError(f"trajectory {request.uid} on worker {self.id}: {why}") from e
         finally:
             self._running -= 1

@@ -26,7 +26,7 @@ class Acceleration(OfTheFall):
     def describe(self, step: int) -> Alarm:
         shown = self.signs.in_words()
         metric = next(iter(shown), "probe/lag")
-        watch = self.signs.watches[metric.split("/")[-1]]
+        watch = self.signs.watch_of(metric)
         started = self.likelihood.alarm
         since = started.since if started else watch.since
         seen = f"the fall speeds up: {'; '.join(shown.values())}"

@@ -30,7 +30,7 @@ class OfTheFall(Rising):
         answers alone, without probes."""
         lag = self.signs.watches["lag"]
         far = lag.active and lag.mean is not None and lag.mean < 1.5 * self.rules.lag_nats
-        if far or len(self.signs.in_words()) > 1:
+        if far or self.signs.watches["plunge"].active or len(self.signs.in_words()) > 1:
             return "high"
         return "medium" if lag.active or self.signs.watches["fixed"].active else "low"
 
@@ -49,5 +49,5 @@ class Likelihood(OfTheFall):
     def describe(self, step: int) -> Alarm:
         shown = self.signs.in_words()
         metric = next(iter(shown), "probe/lag")
-        watch = self.signs.watches[metric.split("/")[-1]]
+        watch = self.signs.watch_of(metric)
         return self.raised(step, metric, watch.since, "; ".join(shown.values()), watch.mean, watch.enter)
