@@ -83,7 +83,7 @@ def serve_retriever(
     ] = False,
     dense_device: Annotated[
         str | None,
-        typer.Option(help="Search vectors exactly by PyTorch instead of FAISS: cuda (all GPUs) or cpu."),
+        typer.Option(help="Search vectors by brute force in PyTorch, not FAISS: cuda (all GPUs) or cpu."),
     ] = None,
     dense_dtype: Annotated[
         str | None,

@@ -39,10 +39,11 @@ class ServerSettings(BaseModel):
     faiss_gpu: bool = False
     """Search a dense index on all GPUs, in half precision."""
     dense_device: Literal["cpu", "cuda"] | None = None
-    """Search the vectors exactly by PyTorch instead of FAISS: on all GPUs that torch sees, or on the CPU."""
+    """Search the vectors by brute force in PyTorch instead of FAISS: on all GPUs that torch sees (with one
+    worker), or on the CPU."""
     dense_dtype: Literal["float32", "float16", "int8"] | None = None
-    """Numbers of that search; None is float16 on GPUs and float32 on a CPU. int8 scores its candidates again
-    by the vectors as they are."""
+    """Numbers of that search; None is float16 on GPUs and float32 on a CPU. float32 is exact, float16 rounds
+    the vectors, int8 scores its candidates again by the vectors as they are."""
     reranker: str | None = None
     """Folder or hub name of a cross-encoder that reorders the best passages and answers `/rerank`; None for
     none."""

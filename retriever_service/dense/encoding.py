@@ -8,7 +8,6 @@ that started it, however that ends: it reads from a pipe whose other end is then
 from __future__ import annotations
 
 import multiprocessing
-import os
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from retriever_service.dense.encoder import Encoder, EncoderSettings
+from retriever_service.dense.gpus import gpu_count
 from services.common.errors import EnvironmentLacks
 from services.common.processes import signals
 
@@ -77,7 +77,7 @@ class EncoderPool:
         if self._at_work:
             return
         spawn = multiprocessing.get_context("spawn")
-        threads = max(1, (os.cpu_count() or 1) // self.processes)
+        threads = _threads(self.processes)
         for device in self._devices:
             ours, theirs = spawn.Pipe()
             process = spawn.Process(
@@ -90,15 +90,18 @@ class EncoderPool:
 
 def automatic() -> int:
     """Processes where none are asked for: one per GPU, otherwise one."""
+    return max(1, gpu_count())
+
+
+def _threads(processes: int) -> int:
+    """Threads of each process: its share of those that this one may use (affinity, OMP_NUM_THREADS)."""
     import torch
 
-    return max(1, torch.cuda.device_count() if torch.cuda.is_available() else 1)
+    return max(1, torch.get_num_threads() // processes)
 
 
 def _devices(processes: int) -> list[str]:
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = gpu_count()
     return [f"cuda:{number % gpus}" if gpus else "cpu" for number in range(processes)]
 
 

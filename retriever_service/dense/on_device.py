@@ -1,4 +1,4 @@
-"""Exact search by PyTorch in a server: on which devices, with which numbers, and over which vectors.
+"""Brute-force search by PyTorch in a server: on which devices, with which numbers, and over which vectors.
 
 The rows are cut into as many parts as there are devices. Each device searches its own part at the same time
 as the others, and the best of all parts are kept.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 
+from retriever_service.dense.gpus import gpu_count
 from retriever_service.dense.torch_exact import DTYPES, TorchExact
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.loading.extras import needed_for
@@ -50,10 +51,9 @@ class OnDevice:
 def devices_of(device: str) -> list[str]:
     """The devices of torch: all GPUs for `cuda`. Raises EnvironmentLacks."""
     with needed_for("--dense-device", "dense"):
-        import torch
+        count = gpu_count()
     if device == "cpu":
         return ["cpu"]
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         raise EnvironmentLacks(
             "--dense-device cuda: torch sees no GPU here; give --dense-device cpu, or leave it out for FAISS"

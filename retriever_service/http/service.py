@@ -125,7 +125,7 @@ class Service:
 
     @property
     def loading(self) -> str:
-        """What is loading, and what for it waits, in one line; empty once it is loaded."""
+        """What is loading, and what it waits for, in one line; empty once it is loaded."""
         if self.index is not None:
             return ""
         return "; ".join(part for part in (self.what, self.waits()) if part) or self.settings.index

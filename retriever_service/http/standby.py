@@ -24,7 +24,6 @@ from fastapi import FastAPI
 from retriever_service.http.server import create_app
 from retriever_service.search.search_index import SearchIndex
 from retriever_service.settings import ServerSettings
-from services.common.errors import EnvironmentLacks
 from services.common.files import write_atomically
 from services.common.http.serving import Manner, run_in_thread, url_of
 
@@ -99,10 +98,14 @@ class Standby:
         self._manner = manner
         self._on_ready: Callable[[str], None] | None = on_ready
         self._ended = threading.Event()
+        self._lock = threading.Lock()
+        """Held while the thread looks whether it may end, and while another one begins."""
+        self._at_work = False
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Standby:
-        self._begin()
+        with self._lock:
+            self._begin()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -117,22 +120,39 @@ class Standby:
     def gone(self, pid: int) -> None:
         """A worker is no more; where it was the last one that could answer, the parent stands by again."""
         self._crew.forget(pid)
-        if not self._crew.any_ready() and (self._thread is None or not self._thread.is_alive()):
-            self._begin()
+        with self._lock:
+            if not self._at_work and not self._crew.any_ready():
+                self._begin()
 
     def _begin(self) -> None:
         if self._ended.is_set():
             return
-        self._crew.stand_by(True)
+        self._at_work = True
         self._thread = threading.Thread(target=self._stand_by, name="standby", daemon=True)
         self._thread.start()
 
     def _stand_by(self) -> None:
-        while not self._ended.is_set() and not self._crew.any_ready():  # one may be gone again
+        while self._needed():  # once more where a worker that was ready is gone again
             self._serve()
-        if self._on_ready is not None and not self._ended.is_set():
-            self._on_ready(url_of(self._settings.host, self._sock))
+        with self._lock:
+            on_ready = self._on_ready
             self._on_ready = None
+        if on_ready is not None and not self._ended.is_set():
+            on_ready(url_of(self._settings.host, self._sock))
+
+    def _needed(self) -> bool:
+        """Whether no worker is ready; `standby` stays where it is so.
+
+        The file is written before the look. A worker says that it is ready before it looks for the file, so
+        one of the two always sees the other.
+        """
+        self._crew.stand_by(True)
+        with self._lock:
+            if not self._ended.is_set() and not self._crew.any_ready():
+                return True
+            self._crew.stand_by(False)
+            self._at_work = False
+            return False
 
     def _serve(self) -> None:
         """Serve until a worker is ready, or the service stops."""
@@ -147,11 +167,10 @@ class Standby:
 
             with run_in_thread(assembled, host, "retriever", _START_SECONDS, self._manner):
                 self._wait()
-        except (EnvironmentLacks, OSError) as error:  # the workers do without
+        except Exception as error:  # whatever it is, the workers do without
             log.error("health is not answered while the workers load: %s", error)
             self._crew.stand_by(False)
             self._wait()
-        self._crew.stand_by(False)
 
     def _wait(self) -> None:
         while not (self._ended.wait(_LOOK_SECONDS) or self._crew.any_ready()):

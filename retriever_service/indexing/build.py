@@ -74,7 +74,7 @@ def build_index(
     settings is kept as it is. Memory is bounded by the vocabulary, not by the passages. The options from
     `language` to `postings` are for `bm25` and `hybrid`, those from `model` to `encode_processes` for `dense`
     and `hybrid`. `encode_processes` encode side by side, each on a GPU of its own or with its share of the
-    cores; 0 is one per GPU, and one on a CPU. The index is the same bytes for any number.
+    cores; 0 is one per GPU, and one on a CPU. In float32 on a CPU the index is the same bytes for any number.
     `postings`: `bm25s` is the format of that library, `packed` a compressed one for many
     passages, which can be added to; `auto` is `packed` from AUTO_PACKED passages on.
 

@@ -192,6 +192,11 @@ def check_settings(settings: ServerSettings) -> str:
         flag = f"--dense-device {settings.dense_device}"
         if settings.faiss_gpu:
             raise UserError(f"{flag}: does not go with --faiss_gpu; give one of the two")
+        if settings.dense_device == "cuda" and settings.workers > 1:
+            raise UserError(
+                f"--workers {settings.workers}: each would load the vectors on the same GPUs; "
+                f"{flag} goes with --workers 1"
+            )
         if backend.name not in ("faiss file", "folder"):
             raise UserError(f"{flag}: {settings.index} is not searched by this server")
     return what

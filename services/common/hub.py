@@ -129,8 +129,8 @@ def fetched(name: HubName, what: str, say: Say = print) -> Path:
         return get(cached_alone=False)
     except errors.GatedRepoError as e:
         raise EnvironmentLacks(
-            f"{what}: {name.absent}, and the Hugging Face hub gives {name.repository} to those alone whom "
-            "its owners let in (HF_TOKEN)"
+            f"{what}: {name.absent}, and {name.repository} on the Hugging Face hub is gated: accept its "
+            "terms on the hub, then set HF_TOKEN"
         ) from e
     except errors.RepositoryNotFoundError as e:
         kind = "model" if name.kind == "model" else "data set"

@@ -141,6 +141,8 @@ class Hub(BaseHTTPRequestHandler):
         name = path.rpartition("/")[2]
         if path.startswith("/datasets/org/qa/resolve/") and name in self.FILES:
             return self.answer(self.FILES[name])
+        if path.startswith("/api/models/org/gated"):
+            return self.answer(b"{}", 403, {"X-Error-Code": "GatedRepo"})
         return self.answer(b"{}", 404, {"X-Error-Code": "RepoNotFound"} if "/api/" in path else {})
 
     do_HEAD = do_GET
@@ -186,6 +188,15 @@ def test_a_mistyped_path_that_could_be_a_name_is_said_to_be_neither(tmp_path, en
     given = arguments[-1]
     assert status == 2 and f"{given}: no such f" in asked
     assert line.endswith(f"{given}: {absent} {given} (a private one needs HF_TOKEN)"), err
+
+
+def test_a_gated_model_says_what_to_do(tmp_path, endpoint):
+    where = {"home": tmp_path / "home", "folder": tmp_path, "HF_ENDPOINT": endpoint}
+    status, _, err = unspiral("model", "fetch", "org/gated", **where)
+    assert status == 3
+    assert err.splitlines()[-1].endswith(
+        "org/gated on the Hugging Face hub is gated: accept its terms on the hub, then set HF_TOKEN"
+    )
 
 
 def test_what_is_not_in_the_cache_is_downloaded_once_and_never_code(tmp_path, endpoint):

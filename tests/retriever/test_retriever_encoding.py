@@ -128,7 +128,19 @@ def test_the_bits_of_passages_do_not_depend_on_the_threads(tiny_encoder):
     assert found[0] == found[1] == found[2]
 
 
-def test_the_progress_has_tokens_a_second_and_the_time_left(tmp_path, options, monkeypatch):
+@pytest.mark.parametrize(("all_of_them", "processes", "each"), [(6, 1, 6), (6, 4, 1), (6, 3, 2), (1, 2, 1)])
+def test_processes_share_the_threads_that_the_build_may_use(all_of_them, processes, each):
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(all_of_them)  # as OMP_NUM_THREADS does
+        assert encoding._threads(processes) == each
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_progress_has_tokens_per_second_and_the_time_left(tmp_path, options, monkeypatch):
     monkeypatch.setattr(pace, "_LEAST_SECONDS", 0.0)
     told = []
     build_index(

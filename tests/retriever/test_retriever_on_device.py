@@ -132,6 +132,12 @@ def test_what_cannot_be_searched_so_is_one_line(dense_index, tmp_path, monkeypat
     with pytest.raises(UserError, match=r"does not hold its vectors as they are \(SQ8\); accepted with"):
         open_index(ServerSettings(index=str(tmp_path / "sq8"), dense_device="cpu"))
     settings = ServerSettings(index=str(dense_index), dense_device="cuda")
+    with monkeypatch.context() as one_gpu:
+        one_gpu.setattr(on_device, "gpu_count", lambda: 1)
+        assert "186 passages" in check_settings(settings)
+        with pytest.raises(UserError, match="--workers 2: each would load the vectors on the same GPUs"):
+            check_settings(settings.model_copy(update={"workers": 2}))
+    check_settings(settings.model_copy(update={"workers": 2, "dense_device": "cpu"}))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(EnvironmentLacks, match="--dense-device cuda: torch sees no GPU here; give"):
         check_settings(settings)

@@ -24,7 +24,7 @@ from retriever_service.indexing.merge import merge_index
 from retriever_service.search.backends import check_settings
 from retriever_service.settings import ServerSettings
 from tests.retriever.retriever_fixtures import CORPUS
-from tests.retriever.retriever_loads import Served, load_on, wait_for
+from tests.retriever.retriever_loads import SECONDS, Served, load_on, wait_for
 
 LINES = CORPUS.read_text("utf-8").splitlines(keepends=True)
 QUERY = "Mina Frost"
@@ -66,7 +66,7 @@ def test_a_signal_opens_the_new_index_and_no_request_fails(tmp_path, workers):
         assert all("the one before stays" in line and "damaged" in line for line in server.lines[workers:])
         load.reaches(20)
         assert load.failures == [] and load.answers[-1] == "new d59"
-        page = httpx.get(f"{server.url}/metrics", trust_env=False).text
+        page = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=SECONDS).text
         assert f'retriever_reloads_total{{result="done"}} {float(workers)}' in page
         assert f'retriever_reloads_total{{result="failed"}} {float(workers)}' in page
         server.end()
@@ -79,17 +79,19 @@ def test_a_server_that_watches_its_place_sees_additions_merges_and_other_indexes
     with serve_in_thread(settings) as server, load_on(server.url, [QUERY], clients=2) as load:
 
         def passages() -> int:
-            return httpx.get(f"{server.url}/readyz", trust_env=False).json()["passages"]
+            return httpx.get(f"{server.url}/readyz", trust_env=False, timeout=SECONDS).json()["passages"]
 
         load.reaches(20)
         (tmp_path / "more.jsonl").write_text('{"id": "added", "contents": "Mina Frost Mina Frost"}\n')
         add_to_index(place, tmp_path / "more.jsonl")
         wait_for(lambda: passages() == 187, "index with the addition")
         assert found(server.url) == "added"
-        before = httpx.get(f"{server.url}/shard", trust_env=False).json()["version"]
+        before = httpx.get(f"{server.url}/shard", trust_env=False, timeout=SECONDS).json()["version"]
         merge_index(place)
         wait_for(
-            lambda: httpx.get(f"{server.url}/shard", trust_env=False).json()["version"] != before,
+            lambda: (
+                httpx.get(f"{server.url}/shard", trust_env=False, timeout=SECONDS).json()["version"] != before
+            ),
             "index that is merged",
         )
         assert found(server.url) == "added"
@@ -149,7 +151,7 @@ def test_a_reload_that_failed_is_tried_again_and_named_until_it_is_done(tmp_path
         return [record.message for record in caplog.records if "is not opened anew" in record.message]
 
     def failing(url: str) -> float:
-        page = httpx.get(f"{url}/metrics", trust_env=False).text
+        page = httpx.get(f"{url}/metrics", trust_env=False, timeout=SECONDS).text
         return float(re.search(r"^retriever_reload_failing (\S+)$", page, re.MULTILINE)[1])
 
     with serve_in_thread(ServerSettings(index=str(place), port=0, reload_seconds=0.05)) as server:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -12,9 +13,10 @@ import pytest
 
 from retriever_service.http.launch import serve_in_thread
 from retriever_service.http.server import create_app
+from retriever_service.http.standby import Crew, Standby
 from retriever_service.search.index import Index
 from retriever_service.settings import ServerSettings
-from services.common.http.serving import Manner, RunningServer, bind, run_in_thread
+from services.common.http.serving import Manner, RunningServer, bind, run_in_thread, url_of
 from tests.retriever.retriever_fixtures import small_index  # noqa: F401
 from tests.retriever.retriever_loads import SECONDS, Served, load_on, wait_for
 
@@ -92,12 +94,87 @@ def test_a_stop_while_all_workers_load_ends_everything(small_index):
         Served("--shards", shard.url, "--workers", 2) as front,
     ):
         wait_for(
-            lambda: "503" in httpx.get(f"{front.url}/readyz", trust_env=False).json()["detail"], "waiting"
+            lambda: (
+                "503" in httpx.get(f"{front.url}/readyz", trust_env=False, timeout=SECONDS).json()["detail"]
+            ),
+            "waiting",
         )
         children = psutil.Process(front.process.pid).children()
         front.end()
         assert front.process.returncode == 143
         assert psutil.wait_procs(children, SECONDS)[1] == []
         with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{front.url}/healthz", trust_env=False)
+            httpx.get(f"{front.url}/healthz", trust_env=False, timeout=SECONDS)
         may_open.set()
+
+
+@contextmanager
+def standing_by(crew: Crew, on_ready: Callable[[Standby], None] = lambda standby: None) -> Iterator[str]:
+    """The address of a parent whose workers are the files that a test writes."""
+    settings = ServerSettings(index="none", port=0)
+    with closing(bind(settings.host, 0, "retriever")) as sock:
+        manner = Manner(lifespan="off")
+        standby = Standby(settings, sock, crew, "an index", manner, lambda url: on_ready(standby))
+        with standby:
+            yield url_of(settings.host, sock)
+
+
+def healthy(url: str) -> bool:
+    return httpx.get(f"{url}/healthz", trust_env=False, timeout=SECONDS).status_code == 200
+
+
+def test_a_worker_that_is_ready_before_the_parent_looks_does_not_wait_for_it(tmp_path):
+    class Quick(Crew):
+        def stand_by(self, on: bool) -> None:
+            super().stand_by(on)
+            if on:
+                (tmp_path / "7.ready").touch()
+
+    told = threading.Event()
+    with standing_by(Quick(tmp_path), lambda standby: told.set()):
+        assert told.wait(SECONDS)
+        assert not (tmp_path / "standby").exists()
+
+
+def test_the_parent_says_that_it_stands_by_again_when_the_ready_worker_died_at_once(tmp_path):
+    class Brief(Crew):
+        """Its worker is ready at the second look, and gone at the third."""
+
+        looks = 0
+
+        def any_ready(self) -> bool:
+            self.looks += 1
+            if self.looks > 3:
+                again.set()
+            return super().any_ready() if self.looks > 3 else self.looks == 2
+
+    again = threading.Event()
+    told = threading.Event()
+    with standing_by(Brief(tmp_path), lambda standby: told.set()) as url:
+        assert again.wait(SECONDS)
+        assert healthy(url) and (tmp_path / "standby").exists()
+        (tmp_path / "7.ready").touch()
+        assert told.wait(SECONDS)
+        assert not (tmp_path / "standby").exists()
+
+
+def test_the_parent_stands_by_again_when_a_worker_dies_while_it_is_announced(tmp_path):
+    announced = []
+
+    def dies(standby: Standby) -> None:
+        announced.append((tmp_path / "standby").exists())
+        standby.gone(7)
+        assert dead.wait(SECONDS)  # the thread that announces is still there
+
+    dead = threading.Event()
+    with standing_by(Crew(tmp_path), dies) as url:
+        assert healthy(url)
+        (tmp_path / "7.ready").touch()
+        try:
+            wait_for(lambda: announced and (tmp_path / "standby").exists(), "second standby")
+            assert healthy(url)
+            (tmp_path / "8.ready").touch()
+            wait_for(lambda: not (tmp_path / "standby").exists(), "end of the second standby")
+        finally:
+            dead.set()
+    assert announced == [False]

@@ -29,7 +29,7 @@
     const done = await U.send("POST", `${at(run)}${path}`, body || {});
     seen.busy = false;
     seen.said.className = done.ok ? "said" : "said flag";
-    set(seen.said, done.token ? "The service takes this token no more." : done.text);
+    set(seen.said, done.token ? "The service no longer accepts this token." : done.text);
     await look(run);
   }
 
