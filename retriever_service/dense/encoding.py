@@ -1,13 +1,14 @@
 """Encoding a corpus in several processes: one per GPU, or each with its share of the cores.
 
 Each process has the whole model and takes parts of PART passages. A part is encoded by itself, whichever
-process takes it, so the vectors are the same bits for any number of processes. A process ends with the one
-that started it, however that ends: it reads from a pipe whose other end is then closed.
+process takes it, so the vectors are the same bits for any number of processes. A process ends at once with
+the one that started it, however that ends: nobody would take its vectors.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from retriever_service.dense.encoder import Encoder, EncoderSettings
 from retriever_service.dense.gpus import gpu_count
 from services.common.errors import EnvironmentLacks
 from services.common.processes import signals
+from services.common.processes.parent import when_parent_ends
 
 PART = 2_000
 """Passages that one process encodes at a time."""
@@ -143,6 +145,7 @@ def _opened(settings: EncoderSettings, dtype: str, device: str, threads: int) ->
 def _serve(pipe: Connection, settings: EncoderSettings, dtype: str, device: str, threads: int) -> None:
     """Encode what comes through the pipe until its other end is closed."""
     signals.left_to_parent()
+    when_parent_ends(lambda: os._exit(1))
     encoder: Encoder | None = None
     while True:
         try:

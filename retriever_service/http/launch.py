@@ -183,8 +183,8 @@ def worker_app() -> FastAPI:
     it."""
     signals.left_to_parent()
     signals.hold(signal.SIGUSR1)
-    end_with_parent()
     settings = ServerSettings.model_validate_json(os.environ[_SETTINGS_VARIABLE])
+    end_with_parent(_manner(settings).drain_seconds)
     for name, variable in _SECRETS.items():
         secret = os.environ.get(variable)
         setattr(settings, name, None if secret is None else SecretStr(secret))

@@ -1,16 +1,36 @@
 """The supervisor of a service's worker processes."""
 
+import os
+import subprocess
+import sys
 import threading
 from itertools import count
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import uvicorn
+from places import PYTHONPATH
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from services.common.http import workers as module
 from services.common.http.workers import Workers
+
+PARENT = """
+import multiprocessing, os, time
+from services.common.processes.parent import when_parent_ends
+
+def child():
+    when_parent_ends(lambda: os._exit(1))
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    process.join()
+"""
 
 
 class Worker:
@@ -86,3 +106,39 @@ def test_a_worker_that_cannot_start_ends_the_server_and_gets_no_successor(worker
     workers.processes[1].exitcode = STARTUP_FAILURE
     workers.keep_subprocess_alive()
     assert workers.should_exit.is_set() and pids(workers) == [1, 2]
+
+
+def test_once_one_has_served_a_worker_that_cannot_start_is_tried_again_and_the_others_go_on(
+    workers, monkeypatch
+):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    workers._served = True
+    workers.processes[1].exitcode = STARTUP_FAILURE
+    workers.keep_subprocess_alive()
+    assert not workers.should_exit.is_set() and pids(workers) == [1, 3]
+    workers.processes[1].exitcode = STARTUP_FAILURE
+    workers.keep_subprocess_alive()
+    assert pids(workers) == [1, 3]  # not at once
+    now[0] += module.RETRY_SECONDS
+    workers.keep_subprocess_alive()
+    assert pids(workers) == [1, 4] and not workers.should_exit.is_set()
+
+
+def test_a_process_does_as_told_when_the_one_that_started_it_is_killed(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    parent = subprocess.Popen(
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
+    )
+    try:
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert child.is_running()
+    finally:
+        parent.kill()
+        parent.wait(30)
+    psutil.wait_procs([child], timeout=60)
+    assert not child.is_running()

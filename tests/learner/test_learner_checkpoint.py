@@ -259,3 +259,23 @@ def test_shards_come_back_whole(tmp_path):
     assert sorted(read.names) == sorted(tensors) and all(torch.equal(read(n), t) for n, t in tensors.items())
     with pytest.raises(UserError, match=r"no tensor layer\.9"):
         read("layer.9")
+
+
+def test_a_disk_that_is_full_is_one_reason_at_the_first_file(tmp_path, monkeypatch):
+    path = tmp_path / "step_000009"
+    with written_aside(path) as aside:
+        for name in ("state.json", "learner.json", "model/config.json", "weights/a", "rng/a"):
+            (aside / name).parent.mkdir(exist_ok=True)
+            (aside / name).write_text("{}")
+    tried = []
+
+    def full(source, target):
+        tried.append(source)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("trainer.learner.checkpoint._link", full)
+    with pytest.raises(
+        CheckpointNotWritten, match=r"cannot be written: \[Errno 28\] No space left on device$"
+    ):
+        replace_state(path, {"step": 9})
+    assert len(tried) == 1 and fault(path) is None

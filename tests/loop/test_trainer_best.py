@@ -15,7 +15,15 @@ from test_trainer_monitor_actions import Pool, Scripted, system
 from services.common.errors import UserError
 from trainer.config.learner import LearnerSettings
 from trainer.config.schema import TrainerSettings, parse_config
-from trainer.learner.checkpoint import best_of, find, latest, mark_best, prune, written_aside
+from trainer.learner.checkpoint import (
+    CheckpointNotWritten,
+    best_of,
+    find,
+    latest,
+    mark_best,
+    prune,
+    written_aside,
+)
 from trainer.learner.schedule import lr_factor
 from trainer.loop.run.best import Best
 
@@ -360,3 +368,35 @@ def test_schedule_best_and_patience_survive_a_kill(lab):
     names = sorted(p.name for p in (run / "checkpoints").iterdir())
     assert names == ["best", "step_000004", "step_000007"]
     assert best_of(run).name == "step_000004"
+
+
+def test_the_best_that_a_kill_left_between_two_renames_is_found_and_kept(tmp_path):
+    run = tmp_path / "r"
+    checkpoints(run, 10)
+    mark_best(run, run / "checkpoints/step_000010")
+    (run / "checkpoints/step_000010").rename(run / "checkpoints/step_000010.old")
+    assert best_of(run) == run / "checkpoints/step_000010.old"
+    checkpoints(run, 20)
+    best = Best(step=10, score=0.9, at=20, by="em")
+    best.keep(run, TrainerSettings(keep_best=True, keep_checkpoints=1))
+    assert best_of(run) == run / "checkpoints/step_000010"
+    assert latest(run) == run / "checkpoints/step_000020"
+
+
+def test_scores_after_the_run_that_no_disk_takes_are_told_and_end_nothing(tmp_path, monkeypatch):
+    def full(path, state):
+        raise CheckpointNotWritten(f"{path} cannot be written: no space")
+
+    monkeypatch.setattr("trainer.loop.keeping.checkpoints.replace_state", full)
+    made = system(
+        tmp_path,
+        data={"train": "t", "eval": "e"},
+        trainer=SETTINGS["trainer"] | {"steps": 4, "eval_every": 2, "patience": 0},
+        monitor={"action": "none"},
+    )
+    driver = Scored(made)
+    said = []
+    monkeypatch.setattr(driver.progress, "say", said.append)
+    assert asyncio.run(driver.run())["steps"] == 4
+    assert any("the scores after the run are in no checkpoint" in line for line in said)
+    assert latest(made.folder.path).name == "step_000004"

@@ -14,6 +14,7 @@ from sick_runs import BEGINS, healthy_run, rows, sick_run
 from services.likelihood.monitor.alarms import PHASES, Alarm
 from services.likelihood.monitor.detectors.table import DETECTORS, READS
 from services.likelihood.monitor.phases import PhaseMonitor
+from services.settings import MonitorRules
 
 BEFORE = json.loads((ROOT / "tests" / "data" / "monitor_replay.json").read_text())
 """What the monitor said of the recorded runs before its rules became detectors."""
@@ -293,3 +294,20 @@ def test_an_alarm_that_an_earlier_version_wrote_is_read():
     alarm["sure"] = alarm.pop("confidence")
     assert Alarm.of(alarm).confidence == alarm["sure"]
     assert "sure" not in Alarm.of(alarm).as_dict()
+
+
+@pytest.mark.parametrize("rules", [{}, {"lag_nats": -0.5}], ids=["defaults", "a lag beyond the drop"])
+def test_a_second_fall_is_named_whatever_the_thresholds(rules):
+    """The frozen answers lose .4, hold, and lose .4 again; no lag probe. What an alarm has named counts again
+    once as much as a drop needs was lost, and in any case after `memory_steps`."""
+    level = [0.0] * 10 + [-0.04 * i for i in range(1, 11)] + [-0.4] * 80
+    level += [-0.4 - 0.04 * i for i in range(1, 11)] + [-0.8] * 40
+    monitor = PhaseMonitor(MonitorRules(**rules, memory_steps=30))
+    found = [
+        a.step
+        for step, value in enumerate(level, 1)
+        for a in monitor.update({"step": step, "probe/fixed": value, "reward/mean": 0.3}).alarms
+        if a.rule == "likelihood"
+    ]
+    first, second = found
+    assert 11 < first <= 20 and 101 < second <= 110

@@ -85,11 +85,7 @@ def written_aside(path: Path, known: Mapping[str, dict[str, Any]] | None = None)
         readable_as_usual(aside)
         for f in [*files, aside / MANIFEST, *(d for d in aside.rglob("*") if d.is_dir()), aside]:
             sync(f)
-        old = (
-            path.with_name(path.name + ".old")
-            if _NAME.match(path.name)
-            else aside.with_name(aside.name + "-old")
-        )
+        old = _earlier(path) if _NAME.match(path.name) else aside.with_name(aside.name + "-old")
         if path.exists():
             _remove(old)
         put_folder(aside, path, earlier=old)
@@ -108,12 +104,15 @@ def replace_state(path: Path, state: dict[str, Any]) -> None:
     known = json.loads((path / MANIFEST).read_text())["files"]
     del known[STATE]
     with written_aside(path, known) as aside:
-        others = shutil.ignore_patterns(MANIFEST, STATE)
-        shutil.copytree(path, aside, copy_function=_link, ignore=others, dirs_exist_ok=True)
+        for file in sorted(f for f in path.rglob("*") if f.is_file()):
+            name = file.relative_to(path)
+            if str(name) not in (MANIFEST, STATE):
+                (aside / name).parent.mkdir(parents=True, exist_ok=True)
+                _link(file, aside / name)
         write_json(aside / STATE, state)
 
 
-def _link(source: str, target: str) -> None:
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
@@ -231,7 +230,23 @@ def mark_best(run_dir: str | Path, checkpoint: Path | None) -> None:
 def best_of(run_dir: str | Path) -> Path | None:
     """The checkpoint of the best held-out score that a run keeps, or None."""
     link = Path(run_dir) / "checkpoints" / BEST
-    return link.parent / link.readlink() if link.is_symlink() and link.is_dir() else None
+    if not link.is_symlink():
+        return None
+    best = link.parent / link.readlink()
+    return next((p for p in (best, _earlier(best)) if p.is_dir()), None)
+
+
+def put_back(run_dir: str | Path) -> None:
+    """Give checkpoints their names again that a kill left between the two renames of `written_aside`."""
+    for path in _newest_first(Path(run_dir)):
+        named = step_folder(run_dir, step_of(path))
+        if path == _earlier(named) and not named.exists():
+            move(path, named)
+
+
+def _earlier(path: Path) -> Path:
+    """The place of a checkpoint while another one takes its name."""
+    return path.with_name(path.name + ".old")
 
 
 def drop_after(run_dir: str | Path, step: int) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -18,10 +16,15 @@ from uvicorn.supervisors.multiprocess import Process
 from services.common.errors import EnvironmentLacks
 from services.common.http.serving import Manner
 from services.common.processes import signals
+from services.common.processes.parent import when_parent_ends
 
 ANSWER_SECONDS = 60
 """Seconds without a sign of life after which a worker is killed: one that loads ten million terms gives none
 for most of a minute, and is well."""
+END_SECONDS = 2.0
+"""Time beyond its drain for a worker without a parent to end by itself."""
+RETRY_SECONDS = 5.0
+"""Pause before a worker that could not start is started again, once another one has served."""
 
 
 class Workers(Multiprocess):
@@ -43,6 +46,9 @@ class Workers(Multiprocess):
         self._on_gone = on_gone
         self._on_stop = on_stop
         self._known: set[int] = set()
+        self._served = False
+        """Some worker has started once: what it serves could be opened."""
+        self._retry_at = 0.0
 
     def init_processes(self) -> None:
         with signals.kept_from_children(signal.SIGUSR1):
@@ -80,9 +86,14 @@ class Workers(Multiprocess):
                 continue
             process.kill()  # closes its pipe; it is dead
             process.join()
-            if process.exitcode == STARTUP_FAILURE:  # another one would fail in the same way
-                self.should_exit.set()
-                return
+            if process.exitcode == STARTUP_FAILURE:
+                if not self._served:  # another one would fail in the same way
+                    self.should_exit.set()
+                    return
+                # What is on disk has become bad since: the others go on with what they have open.
+                if time.monotonic() < self._retry_at:
+                    continue
+                self._retry_at = time.monotonic() + RETRY_SECONDS
             self.processes[place] = Process(self.config, self.sockets)
             self.processes[place].start()
 
@@ -100,7 +111,7 @@ class Workers(Multiprocess):
                     return True
                 if time.monotonic() > until:
                     return False
-            process.parent_conn.recv()
+            self._served = process.parent_conn.recv() or self._served
         except (OSError, EOFError):
             return False
         return True
@@ -139,18 +150,17 @@ class Workers(Multiprocess):
         self._on_stop()
 
 
-def end_with_parent() -> None:
+def end_with_parent(drain_seconds: float) -> None:
     """In a worker: stop as at SIGTERM when the process that started it is gone, however it ended. Otherwise
-    workers of one that was killed would keep the port, and nobody would know them."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
+    workers of one that was killed would keep the port, and nobody would know them. One that still loads, and
+    hears no signal, ends after `drain_seconds` and a little more."""
 
-    def wait() -> None:
-        parent.join()
+    def end() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(drain_seconds + END_SECONDS)
+        os._exit(128 + signal.SIGTERM)
 
-    threading.Thread(target=wait, name="parent", daemon=True).start()
+    when_parent_ends(end)
 
 
 def run_workers(

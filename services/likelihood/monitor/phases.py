@@ -87,7 +87,7 @@ class PhaseMonitor:
             standing[detector.rule] = detector.update(step, metrics)
         raised, cleared = self._changes(step, standing)
         if any(alarm.rule == "likelihood" for alarm in cleared):
-            self.signs.settle()
+            self.signs.settle(step)
         return PhaseState(step, self.phase, self.since, raised, cleared, list(self.open.values()))
 
     @property

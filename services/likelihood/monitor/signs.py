@@ -47,7 +47,9 @@ class Signs:
         }
         self.peaks = {"fixed": Peak(r.memory_steps), "entropy": Peak(r.memory_steps)}
         self.settled: float | None = None
-        """The best level of the fixed probe since an alarm ended; None once it fell from there too."""
+        """The best level of the fixed probe since an alarm ended; None once it fell from there too, or
+        `memory_steps` later, when its best of before is forgotten."""
+        self.settled_at = 0
 
     @property
     def probed(self) -> bool:
@@ -95,7 +97,8 @@ class Signs:
             self.watches["fixed"].update(step, self.peaks["fixed"].highest(step, level) - level)
             if self.settled is not None:
                 self.settled = max(self.settled, level)
-                if level < self.settled + r.lag_nats:
+                fell = self.settled - level > min(-r.lag_nats, r.fixed_drop_nats)
+                if fell or step - self.settled_at >= r.memory_steps:
                     self.settled = None
         # LLDS holds this share low by its nature, so it says nothing where LLDS is on.
         llds = number(metrics.get("llds/lambda" if "llds/lambda" in metrics else "llds/active_tokens"))
@@ -113,11 +116,12 @@ class Signs:
         if not in_trouble:
             baseline.add(norm)
 
-    def settle(self) -> None:
+    def settle(self, step: int) -> None:
         """An alarm has ended. The frozen answers keep what they have lost, and stay below their best for
         `memory_steps`: that is one loss and not a second one. They are a sign again once they have lost as
         much as a lag alarm is about."""
         self.settled = self.windows["fixed"].full_mean
+        self.settled_at = step
 
     def _read_lag(self, step: int, lag: float | None, in_trouble: bool) -> None:
         r = self.rules
@@ -181,6 +185,7 @@ class Signs:
             "windows": {k: v.values for k, v in self.windows.items()},
             "peaks": {k: v.values for k, v in self.peaks.items()},
             "settled": self.settled,
+            "settled_at": self.settled_at,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -192,3 +197,4 @@ class Signs:
         for key, peak in self.peaks.items():
             peak.values = [(int(step), float(value)) for step, value in state["peaks"][key]]
         self.settled = state.get("settled")  # earlier versions kept none
+        self.settled_at = state.get("settled_at", 0)

@@ -60,7 +60,8 @@ class Checkpoints:
 
     async def keep_scores(self) -> None:
         """Add the scores after the end of the run to its last checkpoint: a run that goes on from it may
-        compare them by another score (`trainer.best_by`)."""
+        compare them by another score (`trainer.best_by`). All is trained and saved by then, so that a full
+        disk ends nothing here."""
         state = self.state
         folder = self.system.folder.path
         target = step_folder(folder, state.step)
@@ -70,7 +71,10 @@ class Checkpoints:
             await self.save()
             return
         with self.stop.saving(), self.clock.measure("checkpoint"):
-            await asyncio.to_thread(replace_state, target, state.state_dict())
+            try:
+                await asyncio.to_thread(replace_state, target, state.state_dict())
+            except CheckpointNotWritten as error:
+                self.progress.say(f"warning: the scores after the run are in no checkpoint: {error}")
             await asyncio.to_thread(state.best.keep, folder, state.config.trainer)
 
     async def save_before_leaving(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.schema import TrainerSettings
-from trainer.learner.checkpoint import mark_best, prune, step_folder
+from trainer.learner.checkpoint import mark_best, prune, put_back, step_folder
 
 
 @dataclass
@@ -82,6 +82,7 @@ class Best:
     def keep(self, run: Path, settings: TrainerSettings) -> None:
         """Remove old checkpoints of a run. With `trainer.keep_best` that of the best step stays, and
         `checkpoints/best` leads to it."""
+        put_back(run)
         folder = self.folder(run) if settings.keep_best else None
         if settings.keep_best:
             mark_best(run, folder)
