@@ -126,7 +126,7 @@ def build(
     nprobe: Nprobe = None,
     ef_search: EfSearch = None,
     encoder_dtype: Dtype = "auto",
-    encode_processes: Annotated[
+    encoders: Annotated[
         int,
         typer.Option(min=0, help="Processes that encode side by side; 0 is one per GPU, and one on a CPU."),
     ] = 0,
@@ -140,7 +140,7 @@ def build(
             corpus, out, backend=backend, skip_bad=skip_bad, language=language, stem=stem,
             stop_words=stop_words, k1=k1, b=b, postings=postings, model=model, family=family,
             vector_type=vector_type, nprobe=nprobe, ef_search=ef_search, encoder_dtype=encoder_dtype,
-            encode_processes=encode_processes, overwrite=overwrite, progress=tell,
+            encoders=encoders, overwrite=overwrite, progress=tell,
         )  # fmt: skip
     if before is not None and before == _stamp(out):
         text = f"{out}: is the index of this corpus with these settings already; kept as it is"

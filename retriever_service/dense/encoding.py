@@ -131,7 +131,7 @@ def _ended(device: str, process: SpawnProcess) -> EnvironmentLacks:
     process.join(10)
     return EnvironmentLacks(
         f"encoder on {device}: its process ended (exit status {process.exitcode}, -9 where memory ran out); "
-        f"{_GO_ON}, with fewer --encode-processes if need be"
+        f"{_GO_ON}, with fewer --encoders if need be"
     )
 
 

@@ -64,7 +64,7 @@ def build_index(
     nprobe: int | None = None,
     ef_search: int | None = None,
     encoder_dtype: str = "auto",
-    encode_processes: int = 0,
+    encoders: int = 0,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> IndexInfo:
@@ -72,8 +72,8 @@ def build_index(
 
     A build that was interrupted goes on where it was; an index that is already there with the same corpus and
     settings is kept as it is. Memory is bounded by the vocabulary, not by the passages. The options from
-    `language` to `postings` are for `bm25` and `hybrid`, those from `model` to `encode_processes` for `dense`
-    and `hybrid`. `encode_processes` encode side by side, each on a GPU of its own or with its share of the
+    `language` to `postings` are for `bm25` and `hybrid`, those from `model` to `encoders` for `dense`
+    and `hybrid`. `encoders` encode side by side, each on a GPU of its own or with its share of the
     cores; 0 is one per GPU, and one on a CPU. In float32 on a CPU the index is the same bytes for any number.
     `postings`: `bm25s` is the format of that library, `packed` a compressed one for many
     passages, which can be added to; `auto` is `packed` from AUTO_PACKED passages on.
@@ -93,9 +93,7 @@ def build_index(
             raise UserError(
                 f"backend {backend} needs a model: the folder or hub name of a sentence encoder (--model)"
             )
-        parts.append(
-            DensePart(model, family, vector_type, nprobe, ef_search, encoder_dtype, encode_processes)
-        )
+        parts.append(DensePart(model, family, vector_type, nprobe, ef_search, encoder_dtype, encoders))
     out = Path(out)
     settings: IndexSettings = {}
     for one in parts:

@@ -82,6 +82,16 @@ def test_the_focus_stays_on_what_a_new_step_draws_again(run, browser):
         assert place.evaluate("e => e === document.activeElement"), name
     page.locator("#runs td.n a").focus()
     next_step_is_drawn(page, run)
+    page.wait_for_function("document.activeElement === document.querySelector('#runs td.n a')")
+    # Drawn while it is not known which steps have tokens, and then again.
+    page.evaluate(
+        "() => { const kept = Unspiral.keptStep; Unspiral.keptStep = () => null; Unspiral.app.draw(); "
+        "Unspiral.keptStep = kept; }"
+    )
+    page.locator("#runs td.n span").wait_for()
+    assert page.locator("#runs td.n span").evaluate("e => e === document.activeElement")
+    page.evaluate("Unspiral.app.draw()")
+    page.locator("#runs td.n a").wait_for()
     assert page.locator("#runs td.n a").evaluate("e => e === document.activeElement")
     assert page.errors == []
     page.close()

@@ -37,7 +37,7 @@ def options(tiny_encoder):
 def alone(tmp_path_factory, options):
     """The files of an index that one process has made."""
     out = tmp_path_factory.mktemp("alone") / "index"
-    build_index(CORPUS, out, **options, encode_processes=1)
+    build_index(CORPUS, out, **options, encoders=1)
     return verify(out).files
 
 
@@ -52,7 +52,7 @@ def dies(stage, share, text):
         import psutil
         print(*[child.pid for child in psutil.Process().children()], flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-build_index(sys.argv[1], sys.argv[2], backend="hybrid", model=sys.argv[3], family="e5", encode_processes=2,
+build_index(sys.argv[1], sys.argv[2], backend="hybrid", model=sys.argv[3], family="e5", encoders=2,
             progress=dies)
 """
 
@@ -69,9 +69,7 @@ def test_a_build_in_processes_that_is_killed_goes_on_to_the_bytes_of_one_process
     assert psutil.wait_procs(children, 60)[1] == []  # none outlives the build
     assert not out.exists()
     told = []
-    build_index(
-        CORPUS, out, **options, encode_processes=1, progress=lambda stage, share, text: told.append(text)
-    )
+    build_index(CORPUS, out, **options, encoders=1, progress=lambda stage, share, text: told.append(text))
     assert "going on after 80 passages" in told
     assert verify(out).files == alone
 
@@ -88,11 +86,11 @@ def test_an_encoder_that_is_killed_is_one_line_and_the_build_goes_on(tmp_path, o
 
     before = psutil.Process().children()
     with pytest.raises(EnvironmentLacks, match=r"encoder on cpu: its process ended .*-9.*the same command"):
-        build_index(CORPUS, tmp_path / "index", **options, encode_processes=2, progress=kills)
+        build_index(CORPUS, tmp_path / "index", **options, encoders=2, progress=kills)
     assert encoders() == []
     told = []
     build_index(
-        CORPUS, tmp_path / "index", **options, encode_processes=2,
+        CORPUS, tmp_path / "index", **options, encoders=2,
         progress=lambda stage, share, text: told.append(text),
     )  # fmt: skip
     assert "going on after 40 passages" in told
@@ -129,15 +127,9 @@ def test_the_bits_of_passages_do_not_depend_on_the_threads(tiny_encoder):
 
 
 @pytest.mark.parametrize(("all_of_them", "processes", "each"), [(6, 1, 6), (6, 4, 1), (6, 3, 2), (1, 2, 1)])
-def test_processes_share_the_threads_that_the_build_may_use(all_of_them, processes, each):
-    import torch
-
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(all_of_them)  # as OMP_NUM_THREADS does
-        assert encoding._threads(processes) == each
-    finally:
-        torch.set_num_threads(before)
+def test_processes_share_the_threads_that_the_build_may_use(all_of_them, processes, each, monkeypatch):
+    monkeypatch.setattr("torch.get_num_threads", lambda: all_of_them)
+    assert encoding._threads(processes) == each
 
 
 def test_the_progress_has_tokens_per_second_and_the_time_left(tmp_path, options, monkeypatch):

@@ -5,8 +5,8 @@
   const FOCUSABLE = "a[href], button, input, select, textarea, summary, [tabindex]";
   const SCROLLED = ".wide, .events, .pin-values";
 
-  // What an element is called; `data-keep` names one whose words change.
-  const nameOf = (e) => [e.tagName, e.dataset.keep || e.id || e.getAttribute("aria-label") || (e.tagName === "SUMMARY" && e.parentElement.id) || e.name || e.textContent].join(" ");
+  // What an element is called; `data-keep` names one whose words or kind change.
+  const nameOf = (e) => e.dataset.keep || [e.tagName, e.id || e.getAttribute("aria-label") || (e.tagName === "SUMMARY" && e.parentElement.id) || e.name || e.textContent].join(" ");
   const called = (root, name) => [...root.querySelectorAll(FOCUSABLE)].filter((e) => nameOf(e) === name);
   const isTyped = (e) => e.selectionStart !== null && e.selectionStart !== undefined;
 

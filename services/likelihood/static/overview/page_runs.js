@@ -14,11 +14,11 @@
   const find = node("input", { type: "search", placeholder: "name, title or tag", "aria-label": "Search the runs", oninput: () => ((wanted = find.value), U.drawRuns(U.app.list, U.app.loaded)) });
   const fits = (info) => [info.run, info.title || "", ...(info.tags || [])].some((t) => t.toLowerCase().includes(wanted.toLowerCase()));
 
-  // A way to the tokens of a run's last step, whose words change with each.
-  function stepLink(run) {
-    const link = run && U.tokensLink(run, run.last_step, "", number(run.last_step));
-    if (link) link.dataset.keep = `last step of ${run.run}`;
-    return link;
+  // A way to the tokens of a run's last step. They come a moment after the step: until then its number keeps the focus for them.
+  function lastStep(run) {
+    const place = U.tokensLink(run, run.last_step, "", number(run.last_step)) || node("span", { tabindex: "-1" }, number(run.last_step));
+    place.dataset.keep = `last step of ${run.run}`;
+    return place;
   }
 
   function row(info, run) {
@@ -38,7 +38,7 @@
       { class: run ? null : "off" },
       node("th", { scope: "row" }, node("label", {}, box, swatch, names), ...tags, change),
       node("td", {}, run ? U.chip(run.phase, ` since ${run.since}`) : node("span", { class: "muted" }, "not shown")),
-      value(2, stepLink(run) || number((run || info).last_step)),
+      value(2, run ? lastStep(run) : number(info.last_step)),
       ...values.map((v, i) => value(3 + i, number(v))),
       value(8, run ? (standing.length ? String(standing.length) : "none") : "–"),
     );
