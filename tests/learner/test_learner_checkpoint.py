@@ -16,10 +16,10 @@ from trainer.learner.checkpoint import (
     fault,
     latest,
     prune,
-    replace_state,
     require_whole,
     written_aside,
 )
+from trainer.loop.keeping.replaced_state import replace_state
 
 
 def write(run, step, text="weights"):
@@ -273,7 +273,7 @@ def test_a_disk_that_is_full_is_one_reason_at_the_first_file(tmp_path, monkeypat
         tried.append(source)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trainer.learner.checkpoint._link", full)
+    monkeypatch.setattr("trainer.loop.keeping.replaced_state._link", full)
     with pytest.raises(
         CheckpointNotWritten, match=r"cannot be written: \[Errno 28\] No space left on device$"
     ):

@@ -97,28 +97,6 @@ def written_aside(path: Path, known: Mapping[str, dict[str, Any]] | None = None)
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def replace_state(path: Path, state: dict[str, Any]) -> None:
-    """Give a checkpoint another state of the driver. Its other files are linked where the file system can, so
-    that no tensor is written again, and keep their checksums: one that was torn stays so. Raises
-    CheckpointNotWritten."""
-    known = json.loads((path / MANIFEST).read_text())["files"]
-    del known[STATE]
-    with written_aside(path, known) as aside:
-        for file in sorted(f for f in path.rglob("*") if f.is_file()):
-            name = file.relative_to(path)
-            if str(name) not in (MANIFEST, STATE):
-                (aside / name).parent.mkdir(parents=True, exist_ok=True)
-                _link(file, aside / name)
-        write_json(aside / STATE, state)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
 def fault(path: Path, *, checksums: bool = True) -> str | None:
     """What is wrong with a checkpoint, or None. checksums=False compares sizes alone."""
     try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from trainer.learner.checkpoint import CheckpointNotWritten, fault, replace_state, step_folder
+from trainer.learner.checkpoint import CheckpointNotWritten, fault, step_folder
 from trainer.learner.group import LearnerError
+from trainer.loop.keeping.replaced_state import replace_state
 from trainer.loop.run.progress import Progress
 from trainer.loop.run.run_state import RunState
 from trainer.loop.run.spans import StepClock
