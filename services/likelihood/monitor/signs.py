@@ -119,7 +119,7 @@ class Signs:
     def settle(self, step: int) -> None:
         """An alarm has ended. The frozen answers keep what they have lost, and stay below their best for
         `memory_steps`: that is one loss and not a second one. They are a sign again once they have lost as
-        much as a lag alarm is about."""
+        much more as a lag alarm or a drop needs, whichever is less, and in any case after `memory_steps`."""
         self.settled = self.windows["fixed"].full_mean
         self.settled_at = step
 
@@ -162,7 +162,7 @@ class Signs:
             "grad_norm": ("grad_norm", "the gradient norm is far above its baseline"),
             "entropy": ("entropy", "entropy is {:.2f} nats above its recent lowest"),
         }
-        if self.watches["plunge"].active and not self.watches["lag"].active:
+        if self._of_lag == "plunge":
             texts["probe/lag"] = (
                 "plunge",
                 "right answers of a few steps ago have lost {:.3f} nats a token (two readings in a row below "
@@ -176,8 +176,12 @@ class Signs:
 
     def watch_of(self, metric: str) -> Watch:
         """The watch behind a sign of `in_words`."""
-        lag = metric == "probe/lag" and not self.watches["lag"].active
-        return self.watches["plunge" if lag and self.watches["plunge"].active else metric.split("/")[-1]]
+        return self.watches[self._of_lag if metric == "probe/lag" else metric.split("/")[-1]]
+
+    @property
+    def _of_lag(self) -> str:
+        """The watch that speaks of the lag probe: the plunge's while the mean is not past its threshold."""
+        return "plunge" if self.watches["plunge"].active and not self.watches["lag"].active else "lag"
 
     def state_dict(self) -> dict[str, Any]:
         return {
