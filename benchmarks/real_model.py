@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import cache
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ SEEDS = (100, 101, 102)
 """Of the paired runs at 1e-5."""
 
 
+@cache
 def runs(folder: Path = RESULTS) -> dict[str, Any]:
     return json.loads((folder / "runs.json").read_text(encoding="utf-8"))["runs"]
 
@@ -113,10 +115,11 @@ def pairs() -> str:
         grpo, llds = (right_after(name) for name in names)
         em = [right.count("1") / len(right) for right in (grpo, llds)]
         only_grpo, only_llds, _ = sign_test(grpo, llds)
-        norms = [max(row.get("grad_norm/max", 0.0) for row in metrics(name)) for name in names]
+        rows = [metrics(name) for name in names]
+        norms = [max(row.get("grad_norm/max", 0.0) for row in of_run) for of_run in rows]
         lines.append(
             f"| {seed} | {em[0]:.3f} | {em[1]:.3f} | {em[1] - em[0]:+.3f} | {only_grpo} | {only_llds} "
-            f"| {first_alarm(names[0])} | {halved(metrics(names[0]))} | {norms[0]:.1f} | {norms[1]:.1f} |"
+            f"| {first_alarm(names[0])} | {halved(rows[0])} | {norms[0]:.1f} | {norms[1]:.1f} |"
         )
     return "\n".join(lines)
 
