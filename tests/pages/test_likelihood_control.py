@@ -204,10 +204,8 @@ def test_without_a_token_the_page_has_no_buttons_and_says_why(world, browser):
     page.close()
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_the_keyboard_keeps_its_place_while_the_panel_is_drawn_anew(world, browser):
-    run, service, _ = world()
+def with_a_clock(browser, service):
+    """The page of a reader who has the token, whose clock goes on when told to; and its panel."""
     page = browser.new_page()
     page.set_default_timeout(20_000)
     page.clock.install()
@@ -215,6 +213,14 @@ def test_the_keyboard_keeps_its_place_while_the_panel_is_drawn_anew(world, brows
     page.get_by_label("API token").fill(TOKEN)
     page.get_by_role("button").click()
     panel = page.locator("#control")
+    return page, panel
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_keyboard_keeps_its_place_while_the_panel_is_drawn_anew(world, browser):
+    run, service, _ = world()
+    page, panel = with_a_clock(browser, service)
     panel.get_by_text("running").wait_for()
 
     def drawn_anew(state):
@@ -265,13 +271,7 @@ def test_the_keyboard_keeps_its_place_while_the_panel_is_drawn_anew(world, brows
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_a_run_that_cannot_be_asked_now_takes_no_words_from_the_form(world, browser):
     _, service, _ = world()
-    page = browser.new_page()
-    page.set_default_timeout(20_000)
-    page.clock.install()
-    page.goto(service.url)
-    page.get_by_label("API token").fill(TOKEN)
-    page.get_by_role("button").click()
-    panel = page.locator("#control")
+    page, panel = with_a_clock(browser, service)
     panel.get_by_role("button", name="Control this run").click()
     page.keyboard.type("s3")
     page.route("**/v1/runs/r/control", lambda route: route.abort())

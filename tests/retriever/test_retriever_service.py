@@ -47,13 +47,19 @@ def service_over(*indexes: Searched, **options) -> Service:
     return Service(ServerSettings(index="none", **options), lambda: next(given))
 
 
-async def test_an_index_is_not_closed_under_a_search_that_outlives_its_deadline(caplog):
+async def reloaded_under_a_search():
+    """The old index and the new one, their service, and a search of the old one that goes on."""
     old, new = Searched("old"), Searched("new")
     service = service_over(old, new, request_timeout_seconds=0.1)
     await service.load()
     asked = asyncio.create_task(service.search(["a"], 1, 60.0))
     await happens(old.begun.is_set)
     await service.reload()
+    return old, new, service, asked
+
+
+async def test_an_index_is_not_closed_under_a_search_that_outlives_its_deadline(caplog):
+    old, new, service, asked = await reloaded_under_a_search()
     assert "still runs" in caplog.text and service.index is new
     async with asyncio.timeout(60):
         for _ in range(30):  # three times as long as a request may take
@@ -68,12 +74,7 @@ async def test_an_index_is_not_closed_under_a_search_that_outlives_its_deadline(
 
 
 async def test_a_stop_leaves_an_old_index_open_that_a_search_still_reads():
-    old, new = Searched("old"), Searched("new")
-    service = service_over(old, new, request_timeout_seconds=0.1)
-    await service.load()
-    asked = asyncio.create_task(service.search(["a"], 1, 60.0))
-    await happens(old.begun.is_set)
-    await service.reload()
+    old, new, service, asked = await reloaded_under_a_search()
     await service.stop()
     assert new.closed.is_set() and not old.closed.is_set()
     assert service.left_running  # so the command ends the process without it
