@@ -20,6 +20,7 @@ import ray
 from ray._private.worker import global_worker
 
 from services.common.errors import EnvironmentLacks
+from services.common.processes.alive import is_alive
 from services.local_ray import end_what_is_left
 from trainer.session import output
 
@@ -99,13 +100,6 @@ def raylet_process() -> psutil.Process | None:
     return None
 
 
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def _dies_within(process: psutil.Process, seconds: float) -> bool:
     """Returns at once when the process dies: Ray ends the driver, without a word, at its next use of the
     object store, which has died with the raylet."""
@@ -113,7 +107,7 @@ def _dies_within(process: psutil.Process, seconds: float) -> bool:
         handle = os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # an old kernel or container has no such handle, nor has a dead process
         time.sleep(seconds)
-        return not _alive(process)
+        return not is_alive(process)
     try:
         look = select.poll()
         look.register(handle, select.POLLIN)

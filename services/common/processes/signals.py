@@ -158,9 +158,8 @@ def listening_in_loop(
         yield
     finally:
         for number, handler in before.items():
-            if isinstance(
-                handler, _Held
-            ):  # in one step: a loop that lets go of a signal makes it end processes
+            if isinstance(handler, _Held):
+                # In one step: a loop that lets go of a signal makes it end processes.
                 signal.signal(number, handler)
                 continue
             loop.remove_signal_handler(number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -11,6 +10,8 @@ import threading
 import time
 
 import psutil
+
+from services.common.processes.alive import is_alive
 
 OWNER_VARIABLE = "UNSPIRAL_ENGINE_OWNER"
 """Process id of the rollout worker that an engine belongs to."""
@@ -27,9 +28,8 @@ def end_with(owner: int) -> None:
     process = psutil.Process(owner)
 
     def watch() -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may go between the two questions
-            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                time.sleep(0.5)
+        while is_alive(process):
+            time.sleep(0.5)
         os._exit(1)
 
     threading.Thread(target=watch, name="owner-watch", daemon=True).start()
