@@ -103,6 +103,8 @@ def _tell(suite: Suite, say: Callable[[str], None]) -> None:
     for one in suite.sets:
         about = one.describe()
         say(f"{TITLES[one.name]}: {about['split']}, {about['subset']}, {about['n']:,} questions")
+    for name, count in suite.repeated.items():
+        say(f"{TITLES[name]}: {count:,} questions stand there again, and count each time")
     for name, count in suite.left_out.most_common():
         say(f"left out: {count:,} questions of {name}, which is none of the seven sets")
     if suite.missing:
