@@ -4,11 +4,16 @@ import json
 
 import pytest
 from command_line import run  # noqa: F401
+from places import DATA
 from rollout_fakes import ScriptedEngine, byte_bpe, chat_bpe
 from rollout_text import check_hostile_text
 from suite_rows import asked
 from tool_families import of_family
 
+from retriever_service.http.launch import serve_in_thread
+from retriever_service.index_folder.description import read_info
+from retriever_service.indexing.build import build_index
+from retriever_service.settings import ServerSettings
 from services.common.errors import UserError
 from services.contracts import Action, Question, Trajectory, TrajectoryRequest
 from services.rollout.worker.loop import run_trajectory
@@ -17,6 +22,7 @@ from services.settings import RolloutSettings
 from trainer.config.schema import parse_config
 from trainer.suite.methods import METHODS, PROMPTED, method_of
 from trainer.suite.protocol import protocol_of
+from trainer.suite.retriever_facts import retriever_facts
 from trainer.suite.rows import row_of
 
 TOKENIZER = byte_bpe(["Question: who is it? <answer> Beijing </answer> Doc 1(Title: x) "] * 3)
@@ -143,6 +149,23 @@ def test_the_protocol_tells_what_moves_numbers():
     assert (
         facts(SETTINGS.model_copy(update={"reading": "search_r1"}), question=plain)["reading"] == "search_r1"
     )
+
+
+async def test_a_service_tells_its_corpus_and_encoder_and_one_without_health_routes_tells_nothing(tmp_path):
+    index = tmp_path / "index"
+    build_index(DATA / "retriever_corpus.jsonl", index)
+    with serve_in_thread(ServerSettings(index=str(index), port=0)) as server:
+        told = await retriever_facts(f"{server.url}/")
+        silent = await retriever_facts(f"{server.url}/no/such/service")
+    info = read_info(index)
+    assert told == {
+        "backend": "bm25",
+        "passages": info.passages,
+        "corpus": info.corpus_sha256[:12],
+        "encoder": json.dumps(info.settings, sort_keys=True),
+    }
+    assert '"k1": 0.9' in told["encoder"]
+    assert set(silent.values()) == {"unknown"} == set((await retriever_facts("http://127.0.0.1:1")).values())
 
 
 @pytest.mark.parametrize(
