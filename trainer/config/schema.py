@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -31,6 +31,7 @@ from services.settings import (
 )
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.aliases import meant_by
+from trainer.config.held_out_scores import best_by
 from trainer.config.learner import LearnerSettings
 from trainer.rewards import ACCEPTED, is_kind
 
@@ -122,9 +123,10 @@ class TrainerSettings(Settings):
     keep_best: bool = False
     """Keep the checkpoint of the best held-out score too, as `checkpoints/best`; `--checkpoint best` finds
     it. Needs eval_every and data.eval."""
-    best_by: Literal["em", "f1", "right"] = "em"
-    """Greedy held-out score by which checkpoints are compared, for keep_best and patience; `right` is the
-    share of answers that the reward calls right."""
+    best_by: str = "em"
+    """Greedy held-out score by which checkpoints are compared, for keep_best and patience: `em`, `f1`,
+    `right` (the share of answers that the reward calls right), `em_macro` (the mean of the data sources'
+    exact match, each counting the same), or `em/SOURCE`, the exact match of one data source."""
     patience: int = Field(0, ge=0)
     """End the run, with exit status 0, after so many evaluations running without a better score; 0 is never.
     Needs eval_every and data.eval."""
@@ -135,6 +137,11 @@ class TrainerSettings(Settings):
     """Longest time without progress (a trajectory finished, a call of the learner returned, another stage).
     Past it the run prints what each part waits for and ends with exit status 1. Longer than
     learner.step_timeout_seconds and rollout.trajectory_timeout_seconds, which name the one that is late."""
+
+    @field_validator("best_by")
+    @classmethod
+    def _is_a_score(cls, by: str) -> str:
+        return best_by(by)
 
     @field_validator("metrics")
     @classmethod
