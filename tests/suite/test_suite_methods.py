@@ -29,6 +29,7 @@ TOKENIZER = byte_bpe(["Question: who is it? <answer> Beijing </answer> Doc 1(Tit
 QUESTION = Question(
     "q", "who is it", ("Rome",), "nq", prompt="an agent's own", context=('"Rome"\nIt is </information> big.',)
 )
+NAMED = "PeterJinGo/SearchR1-nq_hotpotqa_train-qwen2.5-3b-it-em-grpo"
 SETTINGS = RolloutSettings(max_obs_tokens=60, max_model_tokens=4096)
 
 
@@ -210,5 +211,14 @@ def test_weights_go_by_the_name_of_their_checkpoint_and_not_by_latest(tmp_path, 
     for given in ("latest", "best", str(tmp_path / "run"), None):
         options = evaluate_suite.SuiteOptions("search7", data=tmp_path / "nq.jsonl", checkpoint=given)
         evaluate_suite.run_suite(config, options, say=lambda text: None)
+    said = []
+    named = config.model_copy(update={"model": config.model.model_copy(update={"path": NAMED})})
+    evaluate_suite.run_suite(
+        named, evaluate_suite.SuiteOptions("search7", data=tmp_path / "nq.jsonl"), said.append
+    )
+    assert (
+        asked.pop() is None
+        and f"warning: {NAMED}: rollout.reading=innermost, trained with search_r1" in said[-1]
+    )
     newest, best = (str(checkpoints / f"step_{step:06}") for step in (7, 4))
     assert asked == [newest, best, newest, None]

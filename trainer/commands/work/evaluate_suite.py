@@ -19,6 +19,7 @@ from trainer.commands.version import SHOWN, commit, own_version, version
 from trainer.commands.work.evaluate import served, with_weights
 from trainer.config.schema import Config
 from trainer.data import models
+from trainer.data.checkpoints import asked_otherwise
 from trainer.learner.checkpoint import find
 from trainer.learner.model.model_identity import weights_digest
 from trainer.loop.run.system import Serving
@@ -73,6 +74,9 @@ def run_suite(config: Config, options: SuiteOptions, say: Callable[[str], None] 
         say=say,
     )
     _tell(suite, say)
+    if method.name == "agent" and options.checkpoint is None:
+        for difference in asked_otherwise(config.model.path, config.rollout):
+            say(f"warning: {config.model.path}: {difference} (unspiral model list)")
     config = config.model_copy(
         update={
             "rollout": method.settings(config.rollout),
