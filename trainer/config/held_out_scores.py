@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import AfterValidator
+
 from services.common.names import accepted
 
 MACRO = "em_macro"
@@ -15,8 +19,11 @@ def source_in(by: str) -> str | None:
     return by.removeprefix(_OF_SOURCE) or None if by.startswith(_OF_SOURCE) else None
 
 
-def best_by(by: str) -> str:
+def _checked(by: str) -> str:
     """The same; raises ValueError where it names no score."""
     if by not in _WHOLE and source_in(by) is None:
         raise ValueError(f"{by}: {accepted(by, (*_WHOLE, f'{_OF_SOURCE}SOURCE'))}")
     return by
+
+
+BestBy = Annotated[str, AfterValidator(_checked)]

@@ -31,7 +31,7 @@ from services.settings import (
 )
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.aliases import meant_by
-from trainer.config.held_out_scores import best_by
+from trainer.config.held_out_scores import BestBy
 from trainer.config.learner import LearnerSettings
 from trainer.rewards import ACCEPTED, is_kind
 
@@ -107,8 +107,7 @@ class TrainerSettings(Settings):
     steps: int = Field(100, ge=0)
     """Training steps, each one batch of prompts."""
     max_minutes: float | None = Field(None, gt=0)
-    """End after the step in which so many minutes have passed (paused ones too), as if it were the last
-    one."""
+    """End after the step in which so many minutes have passed (paused ones too), as if it were the last."""
     eval_every: int = Field(0, ge=0)
     """Evaluate every n-th step (0: only before and after)."""
     metrics: list[str] = Field(default_factory=list)
@@ -123,10 +122,9 @@ class TrainerSettings(Settings):
     keep_best: bool = False
     """Keep the checkpoint of the best held-out score too, as `checkpoints/best`; `--checkpoint best` finds
     it. Needs eval_every and data.eval."""
-    best_by: str = "em"
-    """Greedy held-out score by which checkpoints are compared, for keep_best and patience: `em`, `f1`,
-    `right` (the share of answers that the reward calls right), `em_macro` (the mean of the data sources'
-    exact match, each counting the same), or `em/SOURCE`, the exact match of one data source."""
+    best_by: BestBy = "em"
+    """Greedy held-out score by which checkpoints are compared, for keep_best and patience: `right` is the
+    share that the reward calls right, `em_macro` the mean over data sources, `em/SOURCE` one source's."""
     patience: int = Field(0, ge=0)
     """End the run, with exit status 0, after so many evaluations running without a better score; 0 is never.
     Needs eval_every and data.eval."""
@@ -137,11 +135,6 @@ class TrainerSettings(Settings):
     """Longest time without progress (a trajectory finished, a call of the learner returned, another stage).
     Past it the run prints what each part waits for and ends with exit status 1. Longer than
     learner.step_timeout_seconds and rollout.trajectory_timeout_seconds, which name the one that is late."""
-
-    @field_validator("best_by")
-    @classmethod
-    def _is_a_score(cls, by: str) -> str:
-        return best_by(by)
 
     @field_validator("metrics")
     @classmethod
