@@ -231,7 +231,7 @@ class Llama3Template(ToolCallTemplate):
 def call_shown(tokenizer: Any) -> str:
     """A call of search for WRITTEN as the chat template writes it; without WRITTEN where it writes none."""
     call = {"type": "function", "function": {"name": TOOL, "arguments": {"query": WRITTEN}}}
-    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    turn: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
     try:
         shown = rendered(tokenizer, [{"role": "user", "content": QUESTION}, turn], TOOLS)
     except (TypeError, TemplateError):  # it takes calls of another shape than most
