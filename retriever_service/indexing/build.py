@@ -37,6 +37,7 @@ from retriever_service.indexing.workplace import (
     work_folder,
 )
 from services.common.errors import EnvironmentLacks, UserError
+from services.common.files import followed
 from services.common.names import accepted
 
 _ROW_BYTES = 64
@@ -213,10 +214,10 @@ def make_index(
 
     An index that is already there with the same corpus and settings is kept, and `write` is not called.
     `examine` is given the folder of the whole index before it takes its place: where it raises, what stands
-    at `plan.out` stays.
+    at `plan.out` stays. Where that is a link, the folder that it leads to is replaced.
     """
     corpus = plan.corpus
-    out = plan.out
+    out = followed(plan.out)
     size = corpus_bytes(corpus)
     sha256 = checksum(corpus, lambda done: plan.tell("checksum", done / max(size, 1), corpus.name))
     key = {

@@ -257,6 +257,10 @@ def test_a_link_to_an_index_stays_one(tmp_path):
     delete_from_index(tmp_path / "i", [json.loads(LINES[0])["id"]])
     assert merge_index(tmp_path / "i").passages == 59
     assert (tmp_path / "i").is_symlink() and read_info(tmp_path / "far" / "i").passages == 59
+    corpus = part(tmp_path, "b", LINES[50:])
+    assert build_index(corpus, tmp_path / "i", postings="packed", overwrite=True).passages == 136
+    assert (tmp_path / "i").is_symlink() and read_info(tmp_path / "far" / "i").passages == 136
+    assert [p.name for p in (tmp_path / "far").iterdir()] == ["i"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "far", "i"]
 
 
