@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+
+if sys.argv[1:2] == ["serve"]:  # before anything that takes time: until `serve` listens, it would end this
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 import typer
 
