@@ -115,12 +115,17 @@ class RunsSink:
 
     def open(self, folder: Path, files: dict[str, BinaryIO]) -> None:
         self._files = files
-        self._vocabulary = _Vocabulary(
+        self._vocabulary: _Vocabulary | None = _Vocabulary(
             self._analyzer, folder / runs.RUN_VOCABULARY, files[runs.RUN_VOCABULARY]
         )
         self._rows = files[runs.RUN_LENGTHS].tell() // 4
 
+    def close(self) -> None:
+        """Give the memory of the vocabulary back: the merge reads the file."""
+        self._vocabulary = None
+
     def write(self, texts: list[str]) -> None:
+        assert self._vocabulary is not None  # it is open
         flat, lengths = self._vocabulary.numbers(texts)
         size = len(texts)
         owner = np.repeat(np.arange(size, dtype=np.int64), lengths)
