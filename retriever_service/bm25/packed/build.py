@@ -22,6 +22,7 @@ from retriever_service.bm25.kernel import compiled
 from retriever_service.bm25.packed import files as names
 from retriever_service.bm25.packed.blocks import BLOCK, pack_lists
 from retriever_service.bm25.packed.files import mapped
+from retriever_service.bm25.packed.impacts import LEVELS, least_frequency, pack_impacts, windows_of
 from retriever_service.bm25.search import FOLDER
 from services.common.errors import UserError
 from services.common.files import write_atomically
@@ -47,7 +48,8 @@ SPAN_POSTINGS = 1 << 25
 _COUNTED = 1 << 22
 _PACKED_FILES = (
     names.WORDS_FILE, names.FIRSTS_FILE, names.PLACES_FILE, names.WIDTHS_FILE, names.MAXIMA_FILE,
-    names.FREQUENCIES_FILE,
+    names.FREQUENCIES_FILE, names.IMPACT_TERMS_FILE, names.IMPACT_POSTINGS_FILE, names.IMPACT_LEVELS_FILE,
+    names.IMPACT_WINDOWS_FILE, names.IMPACT_TOPS_FILE,
 )  # fmt: skip
 
 
@@ -178,9 +180,30 @@ def _pack_span(
         raise UserError(
             "the postings take more than 16 GiB packed, which one index does not hold: split the corpus"
         )
-    parts: tuple[np.ndarray, ...] = (words[:used], firsts, places, widths, maxima, frequencies)
+    impacts = _impacts_of(rows, tfs, starts, done.terms, lengths, norm)
+    parts: tuple[np.ndarray, ...] = (words[:used], firsts, places, widths, maxima, frequencies, *impacts)
     for name, part in zip(_PACKED_FILES, parts, strict=True):
         files[name].write(part.data)
+
+
+def _impacts_of(
+    rows: np.ndarray,
+    tfs: np.ndarray,
+    starts: np.ndarray,
+    first_term: int,
+    lengths: np.ndarray,
+    norm: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+    """The frequent terms of a span, and what `pack_impacts` makes of their postings."""
+    frequencies = np.diff(starts)
+    chosen = np.flatnonzero(frequencies >= least_frequency(len(lengths)))
+    windows = windows_of(len(lengths))
+    postings = np.empty(int(frequencies[chosen].sum()), np.uint16)
+    levels = np.empty((len(chosen), LEVELS), np.float32)
+    begins = np.empty((len(chosen), windows + 1), np.uint32)
+    tops = np.empty((len(chosen), windows), np.uint8)
+    pack_impacts(rows, tfs, starts, chosen, lengths, norm, postings, levels, begins, tops)
+    return (first_term + chosen).astype(np.uint32), postings, levels, begins, tops
 
 
 def _commit(work: Path, files: dict[str, BinaryIO], done: _Merged) -> None:
