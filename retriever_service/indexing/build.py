@@ -41,9 +41,8 @@ from services.common.files import followed
 from services.common.names import accepted
 
 POSTINGS_SHARE = 2.0
-PACKED_SHARE = 1.25
-"""Bytes that postings take during the build, per byte of text. Of packed ones it is about 1, and most of that
-are the runs."""
+PACKED_SHARE = 1.0
+"""Bytes that postings take during the build, per byte of text: of packed ones, runs and postings."""
 _ROW_BYTES = 64
 """Of each passage beside its text: its place, the hash of its id, its line, and JSON's own signs."""
 POSTINGS = ("auto", "bm25s", "packed")

@@ -134,7 +134,8 @@ class RunsSink:
         files = self._files
         files[runs.RUN_TERMS].write(terms.astype(np.uint32).tobytes())
         files[runs.RUN_COUNTS].write(counts.astype(np.uint32).tobytes())
-        files[runs.RUN_ROWS].write((self._rows + keys % size).astype(np.uint32).tobytes())
+        files[runs.RUN_ROWS].write((keys % size).astype(np.uint16).tobytes())
+        files[runs.RUN_FIRSTS].write(np.array([self._rows], np.uint32).tobytes())
         files[runs.RUN_TFS].write(np.minimum(tfs, 65535).astype(np.uint16).tobytes())
         files[runs.RUN_SIZES].write(np.array([len(terms), len(keys)], np.uint64).tobytes())
         files[runs.RUN_LENGTHS].write(lengths.astype(np.uint32).tobytes())
