@@ -87,16 +87,15 @@ def keep_above(touched, count, sums, least):
 
 @compiled
 def put_highest_first(touched, sums, most):
-    """Put the rows with the `most` highest sums first."""
-    if most > FEW:
-        touched[:] = touched[np.argsort(-sums[touched])]
-        return
-    for t in range(min(most, len(touched) - 1)):
+    """Put the rows with the `most` highest sums first, up to FEW of them."""
+    for t in range(min(most, len(touched) - 1, FEW)):
         highest = t
         for u in range(t + 1, len(touched)):
             if sums[touched[u]] > sums[touched[highest]]:
                 highest = u
-        touched[t], touched[highest] = touched[highest], touched[t]
+        offset = touched[t]
+        touched[t] = touched[highest]
+        touched[highest] = offset
 
 
 @compiled
