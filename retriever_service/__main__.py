@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 
-if sys.argv[1:2] == ["serve"]:  # before anything that takes time: until `serve` listens, it would end this
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+if sys.argv[1:2] == ["serve"]:  # before anything that takes time: the signal waits for the `hold` of `serve`
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
 import typer
 

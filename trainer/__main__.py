@@ -4,7 +4,7 @@ import signal
 import sys
 
 if sys.argv[1:3] == ["serve", "retriever"]:  # as in retriever_service/__main__.py
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
 try:
     from trainer.commands.cli import main as run
