@@ -307,4 +307,4 @@ def test_the_commands_print_counts_and_exit_with_2_on_a_malformed_row(tmp_path, 
     with pytest.raises(SystemExit) as e:
         main(["data", "convert", str(bad), str(tmp_path / "x.parquet"), "--skip-bad"])
     assert e.value.code == 0
-    assert capsys.readouterr().out.startswith("1 questions written to ")
+    assert capsys.readouterr().out.startswith("1 question written to ")

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from retriever_service.settings import ServerSettings
 from services.common import hub
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.lazy import LazyModule
 from services.common.progress import progress_on
@@ -39,6 +40,7 @@ model_app = typer.Typer(
     no_args_is_help=True,
 )
 
+ODDLY = "like UTF-8 that was read as another encoding"
 SHOWN_PROBLEMS = 10
 QuestionKey = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Column of the question, if it has a name of its own.")
@@ -99,17 +101,20 @@ def validate_command(
     for (question, answers), count in report.read_from.most_common():
         if (question, answers) != ("question", "golden_answers"):
             typer.echo(
-                f"in {count:,} rows the question was read from `{question}` and the answers from `{answers}`"
+                f"in {counted(count, 'row')} the question was read from `{question}` and the answers from "
+                f"`{answers}`"
             )
     if report.emptied:
         typer.echo(
-            f"{len(report.emptied):,} rows have a golden answer of which scoring by em, f1 and subem leaves "
-            "nothing"
+            f"{counted(len(report.emptied), 'row has', 'rows have')} a golden answer of which scoring by em, "
+            "f1 and subem leaves nothing"
         )
     if report.repeated:
-        typer.echo(f"{len(report.repeated):,} questions stand in the file before")
+        typer.echo(
+            f"{counted(len(report.repeated), 'question stands', 'questions stand')} in the file before"
+        )
     if report.odd:
-        typer.echo(f"{len(report.odd):,} rows look like UTF-8 that was read as another encoding")
+        typer.echo(f"{counted(len(report.odd), 'row looks', 'rows look')} {ODDLY}")
     same = _list_twins(path, against) if against is not None else 0
     if report.good and (index or settings):
         _look_up(path, keys, index, topk, limit, settings)
@@ -133,20 +138,21 @@ def _validate_corpus(path: Path) -> None:
         report = passages.validate_corpus(path, lambda n: tell("read", min(1.0, n / rows), f"{n:,} passages"))
     _list(report.problems)
     _list(report.notes)
-    typer.echo(f"{path}: a corpus of {report.passages:,} passages")
+    typer.echo(f"{path}: a corpus of {counted(report.passages, 'passage')}")
     for count, what in (
-        (report.empty, "are empty"),
-        (report.odd, "look like UTF-8 that was read as another encoding"),
-        (report.same_texts, "have the text of another one"),
+        (report.empty, ("passage is empty", "passages are empty")),
+        (report.odd, (f"passage looks {ODDLY}", f"passages look {ODDLY}")),
+        (report.same_texts, ("passage has the text of another one", "passages have the text of another one")),
     ):
         if count:
-            typer.echo(f"{count:,} passages {what}")
+            typer.echo(counted(count, *what))
     if report.malformed:
         bad = f"{report.malformed:,} of {report.malformed + report.passages:,} rows are malformed"
         raise UserError(f"{path}: {bad}; the first: {report.problems[0]}")
     if report.same_ids:
         raise UserError(
-            f"{path}: {report.same_ids:,} passages have the id of another one; expected unique ids"
+            f"{path}: {counted(report.same_ids, 'passage has', 'passages have')} the id of another one; "
+            "expected unique ids"
         )
 
 
@@ -203,7 +209,8 @@ def _list_twins(path: Path, against: Path) -> int:
     )
     agree = sum(twin.answers_agree for twin in near)
     typer.echo(
-        f"against {against}: {len(same):,} questions are the same, {len(near):,} are near "
+        f"against {against}: {counted(len(same), 'question is', 'questions are')} the same, "
+        f"{len(near):,} near "
         f"(at least {NEAR:.0%} of the words; {agree:,} of these with an answer in common)"
     )
     return len(same)
@@ -238,8 +245,8 @@ def convert_command(
         keys=Keys(question_key, answer_key),
     )
     typer.echo(
-        f"{len(done.rows):,} questions written to {dst}"
-        + (f", {done.skipped:,} malformed rows left out" if done.skipped else "")
+        f"{counted(len(done.rows), 'question')} written to {dst}"
+        + (f", {counted(done.skipped, 'malformed row')} left out" if done.skipped else "")
     )
 
 

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from services.common.counting import counted
 from services.common.errors import UnspiralError, UserError
 from services.common.files import holder_of, json_lines, lock, move, write_atomically, write_json
 from services.common.processes import signals
@@ -104,7 +105,8 @@ def run_demo(
     for text in before_after(config.run_dir):
         console.print(text, soft_wrap=True, markup=False, highlight=False)
     console.print(
-        f"phase {summary['phase']}, {summary['steps']} steps, {time.monotonic() - began:.0f} s in all"
+        f"phase {summary['phase']}, {counted(summary['steps'], 'step')}, "
+        f"{time.monotonic() - began:.0f} s in all"
     )
     console.print("next:")
     for text in NEXT:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from services.common.counting import counted
 from services.common.loading.lazy import LazyModule
-from trainer.commands.terminal import counted
 
 if TYPE_CHECKING:
     from trainer.commands.look import trace as tracing
