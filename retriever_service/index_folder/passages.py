@@ -37,7 +37,8 @@ def row_of(row: Mapping[str, Any]) -> Row:
     if isinstance(given, int) and not isinstance(given, bool):
         given = str(given)
     if not isinstance(given, str) or not given:
-        raise ValueError(f'no "id" (a string that is not empty, or an integer){_columns(row)}')
+        numbers = "; `unspiral data passages` numbers rows without one" if identity is None else ""
+        raise ValueError(f'no "id" (a string that is not empty, or an integer){_columns(row)}{numbers}')
     contents = field_of(row, CONTENTS)
     if contents is None and isinstance(row.get("contents"), str):
         contents = ("contents", row["contents"])

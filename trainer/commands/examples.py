@@ -38,6 +38,7 @@ EXAMPLES = {
     "index search": "unspiral index search --index index/ 'who wrote Hamlet?'",
     "data validate": "unspiral data validate questions.jsonl",
     "data convert": "unspiral data convert questions.parquet questions.jsonl",
+    "data passages": "unspiral data passages notes/ corpus.jsonl",
     "model fetch": "unspiral model fetch smollm2-135m",
     "model list": "unspiral model list",
     "likelihood prune": "unspiral likelihood prune --store latest --keep-steps 10",

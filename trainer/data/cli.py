@@ -17,6 +17,7 @@ from services.common.loading.lazy import LazyModule
 from services.common.progress import progress_on
 from services.contracts import Question
 from trainer.config.schema import Config, load_config
+from trainer.data import documents
 from trainer.data.columns import Keys
 from trainer.data.convert import convert
 from trainer.data.models import aside, fetch
@@ -34,7 +35,7 @@ else:  # numba, transformers and httpx take seconds
     passages = LazyModule("trainer.data.passages")
     prompts = LazyModule("trainer.data.prompts")
 
-data_app = typer.Typer(help="Check and convert question files.", no_args_is_help=True)
+data_app = typer.Typer(help="Check and convert questions and documents.", no_args_is_help=True)
 model_app = typer.Typer(
     help="Small models whose weights come in Python packages, and the papers' checkpoints.",
     no_args_is_help=True,
@@ -247,6 +248,29 @@ def convert_command(
     typer.echo(
         f"{counted(len(done.rows), 'question')} written to {dst}"
         + (f", {counted(done.skipped, 'malformed row')} left out" if done.skipped else "")
+    )
+
+
+@data_app.command("passages")
+def passages_command(
+    src: Annotated[
+        Path,
+        typer.Argument(
+            help="Documents: a file or folder of .txt, .md or .rst; or rows with a text, of any layout in "
+            "docs/data.md."
+        ),
+    ],
+    dst: Annotated[Path, typer.Argument(help="File to write, JSON Lines.")],
+    words: Annotated[int, typer.Option(min=10, help="Most words of a passage.")] = 100,
+) -> None:
+    """Write documents of your own as a corpus of passages. Each passage has whole paragraphs, as far as they
+    fit, with the document's title and heading; rows without an id get one."""
+    made = documents.write_passages(src, dst, words=words)
+    _list([f"{place}: no text" for place in made.empty])
+    lengths = sorted(made.words)
+    typer.echo(
+        f"{counted(made.passages, 'passage')} of {counted(made.documents, 'document')} written to {dst}: "
+        f"{lengths[len(lengths) // 2]} words at the median, {lengths[-1]} at most"
     )
 
 

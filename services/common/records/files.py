@@ -46,9 +46,9 @@ _NO_JSON = object()
 _ARROW_STREAM = b"\xff\xff\xff\xff"
 _OF_A_ROW = {*QUESTION, *CONTENTS, "prompt", "messages", "conversations", "id", "_id"}
 """Columns that only a row has; the turns of a conversation are a list of objects, and no rows."""
-_BESIDE = {
-    ".md",
-    ".txt",
+DOCUMENTS = {".md", ".markdown", ".rst", ".text", ".txt"}
+"""Endings of documents, which hold no rows."""
+_BESIDE = DOCUMENTS | {
     ".py",
     ".sh",
     ".yaml",
@@ -98,7 +98,9 @@ def data_files(path: Path) -> list[Path]:
         raise ValueError(f"{path}: no such file or folder")
     found = [p for p in sorted(path.rglob("*")) if p.is_file() and _holds_data(p.relative_to(path))]
     if not found:
-        raise ValueError(f"{path}: a folder without data files")
+        documents = any(p.suffix.lower() in DOCUMENTS for p in path.rglob("*"))
+        advice = "; `unspiral data passages` makes a corpus of its documents" if documents else ""
+        raise ValueError(f"{path}: a folder without data files{advice}")
     return found
 
 
