@@ -114,7 +114,7 @@ def test_train_prints_nothing_but_json_on_stdout_with_json(run, tmp_path, monkey
     status, out, err = run("train", "--config", str(config), "--json")
     assert status == 0 and "step 1" in err and json.loads(out)["report"].endswith("report.html")
     status, out, _ = run("train", "--config", str(config))
-    assert status == 0 and out.startswith("step 1\n1 steps in 0:01") and json.loads(out.splitlines()[-1])
+    assert status == 0 and out.startswith("step 1\n1 step in 0:01") and json.loads(out.splitlines()[-1])
 
 
 def test_results_are_words_on_a_terminal_and_json_in_a_pipe(monkeypatch):
