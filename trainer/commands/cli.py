@@ -48,6 +48,7 @@ PANELS: dict[str, dict[str, Entry]] = {
         "workers": Entry("List, scale and drain the rollout workers.", "services.control.cli:workers_app"),
     },
     "Look at a run": {
+        "runs": Entry("List the runs of a folder.", "trainer.commands.look.cli:runs"),
         "report": Entry(
             "Write one HTML page with the curves, phases and alarms of runs.",
             "services.likelihood.cli:report",

@@ -15,6 +15,7 @@ EXAMPLES = {
     "demo": "unspiral demo --steps 4",
     "export": "unspiral export runs/demo-0 model/",
     "doctor": "unspiral doctor --config examples/demo.yaml",
+    "runs": "unspiral runs",
     "report": "unspiral report runs/plain runs/llds --out both.html",
     "trajectories show": "unspiral trajectories show latest 12 --group 000012-0003",
     "trajectories find": "unspiral trajectories find latest Hamlet --wrong",
