@@ -80,11 +80,9 @@ def test_a_passage_has_whole_paragraphs_or_whole_sentences_as_far_as_they_fit(tm
     assert " ".join(found).split() == text.read_text().split(), "no word is lost, and none comes twice"
 
 
-def test_rows_without_an_id_are_numbered_and_keep_their_other_columns(tmp_path, run):
+def test_rows_are_cut_too_and_keep_their_other_columns(tmp_path, run):
     table = tmp_path / "pumps.tsv"
     table.write_text("title\ttext\tyear\nT7\tMade by Alder Works.\t1999\n\tIn basin 4.\t\n")
-    status, _, err = run("index", "build", "--corpus", str(table), "--out", str(tmp_path / "i"))
-    assert status == 2 and "`unspiral data passages` numbers rows without one" in err
     out = tmp_path / "corpus.jsonl"
     assert run("data", "passages", str(table), str(out))[0] == 0
     assert rows(out) == [
@@ -124,3 +122,30 @@ def test_what_cannot_be_read_is_named_and_nothing_is_written(notes, tmp_path, ru
 def test_a_document_without_a_title_has_its_names_and_a_second_heading_is_a_section():
     assert [s.title for s in sections_of("Text.\n# One\nMore.", "name")] == ["name", "name, One"]
     assert [s.title for s in sections_of("# One\n# One\nText.", "name")] == ["One"]
+
+
+@pytest.mark.parametrize("form", ["tsv", "jsonl", "json"])
+def test_a_corpus_without_a_column_for_ids_is_numbered(tmp_path, run, form):
+    corpus = tmp_path / f"pumps.{form}"
+    made = [{"title": f"T{i}", "text": f"Made by works number {i}."} for i in range(3)]
+    if form == "tsv":
+        corpus.write_text("title\ttext\n" + "".join(f"{r['title']}\t{r['text']}\n" for r in made))
+    elif form == "json":
+        corpus.write_text(json.dumps(made))
+    else:
+        corpus.write_text("".join(json.dumps(r) + "\n" for r in made))
+    assert run("data", "validate", str(corpus))[1].splitlines()[-1] == f"{corpus}: a corpus of 3 passages"
+    index = str(tmp_path / "i")
+    assert run("index", "build", "--corpus", str(corpus), "--out", index)[0] == 0
+    status, said, _ = run("index", "search", "--index", index, "T2 works")
+    assert status == 0 and said.startswith('1. "T2"  (id 2, ')
+
+
+def test_only_a_corpus_whose_first_row_has_no_id_is_numbered(tmp_path, run):
+    corpus = tmp_path / "mixed.jsonl"
+    corpus.write_text('{"text": "a"}\n{"id": "0", "text": "b"}\n')
+    status, _, err = run("index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "i"))
+    assert status == 2 and "0" in err and "id" in err, "the number of the one is the id of the other"
+    corpus.write_text('{"id": "0", "text": "b"}\n{"text": "a"}\n')
+    status, _, err = run("index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "i"))
+    assert status == 2 and 'mixed.jsonl:2: no "id"' in err
