@@ -81,7 +81,7 @@ def test_repeated_questions_and_damaged_texts_are_reported(run, tmp_path):
     file = jsonl(tmp_path / "q.jsonl", rows)
     status, out, _ = run("data", "validate", file)
     assert status == 0 and f"{file}, line 2: the same question as {file}, line 1: who is it" in out
-    assert "1 question stands in the file before" in out
+    assert "1 question repeats one that stands before" in out
     assert "1 row looks like UTF-8 that was read as another encoding" in out
     assert "in 3 rows the question was read from `question` and the answers from `answer`" in out
 

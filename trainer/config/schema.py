@@ -308,13 +308,23 @@ class Config(Settings):
         return Path(self.run.dir) / self.run.name
 
 
+def _near_file(path: Path) -> str:
+    """`; did you mean mine.yaml?` where the folder has a file with a name like it."""
+    try:
+        near = nearest(path.name, [file.name for file in path.parent.glob("*.y*ml")])
+    except OSError:
+        return ""
+    return f"; did you mean {path.with_name(near)}?" if near and not path.exists() else ""
+
+
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Read YAML, apply `a.b=c` overrides (values are YAML), validate. Raises UserError."""
     yaml = YAML(typ="safe", pure=True)  # YAML 1.2: `off` is a word, 1e-4 a number
     try:
         raw = yaml.load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"{path}: cannot be read ({e.strerror if isinstance(e, OSError) else e})") from e
+        why = e.strerror if isinstance(e, OSError) else e
+        raise UserError(f"{path}: cannot be read ({why}){_near_file(Path(path))}") from e
     except (YAMLError, ValueError, RecursionError) as e:  # ValueError: a date or number that is none
         raise UserError(f"{path}: not YAML: {' '.join(str(e).split())}") from e
     if not isinstance(raw, dict):

@@ -22,7 +22,7 @@ from trainer.data.columns import Keys
 from trainer.data.convert import convert
 from trainer.data.models import aside, fetch
 from trainer.data.overlap import NEAR, twins
-from trainer.data.questions import NO_KEYS, BadRow, parsed, validate
+from trainer.data.questions import NO_KEYS, BadRow, Report, parsed, validate
 
 if TYPE_CHECKING:
     from retriever_service.index_folder import corpus
@@ -43,6 +43,7 @@ model_app = typer.Typer(
 
 ODDLY = "like UTF-8 that was read as another encoding"
 SHOWN_PROBLEMS = 10
+SHOWN_ALIKE = 3
 QuestionKey = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Column of the question, if it has a name of its own.")
 ]
@@ -93,7 +94,8 @@ def validate_command(
         report = validate(
             path, keys=keys, on_rows=lambda n: tell("read", min(1.0, n / rows), f"{n:,} questions")
         )
-    for lines in (report.problems, report.emptied, report.repeated, report.odd):
+    _list_problems(report)
+    for lines in (report.emptied, report.repeated, report.odd):
         _list(lines)
     width = max(map(len, [*report.sources, "total"]))
     for source, count in sorted(report.sources.items()):
@@ -112,7 +114,7 @@ def validate_command(
         )
     if report.repeated:
         typer.echo(
-            f"{counted(len(report.repeated), 'question stands', 'questions stand')} in the file before"
+            f"{counted(len(report.repeated), 'question repeats', 'questions repeat')} one that stands before"
         )
     if report.odd:
         typer.echo(f"{counted(len(report.odd), 'row looks', 'rows look')} {ODDLY}")
@@ -197,17 +199,21 @@ def _look_up(path: Path, keys: Keys, index: str | None, topk: int, limit: int, c
 
 def _list_twins(path: Path, against: Path) -> int:
     """Print the questions that are in both files, or nearly; how many are the same."""
-    found = twins(path, against)
+    unread: list[BadRow] = []
+    found = twins(path, against, unread)
     same = [twin for twin in found if twin.similarity == 1]
     near = [twin for twin in found if twin.similarity < 1]
-    _list([f"same: {twin.question.id}: {twin.question.text}" for twin in same])
+    _list([f"same: {twin.place} and {twin.other_place}: {twin.question.text}" for twin in same])
     _list(
         [
-            f"near ({twin.similarity:.2f}): {twin.question.id}: {twin.question.text} | {twin.other.id}: "
+            f"near ({twin.similarity:.2f}): {twin.place}: {twin.question.text} | {twin.other_place}: "
             f"{twin.other.text}"
             for twin in near
         ]
     )
+    if unread:
+        rows = counted(len(unread), "malformed row", "malformed rows")
+        typer.echo(f"{against}: {rows} of it could not be compared, the first: {unread[0]}")
     agree = sum(twin.answers_agree for twin in near)
     typer.echo(
         f"against {against}: {counted(len(same), 'question is', 'questions are')} the same, "
@@ -215,6 +221,16 @@ def _list_twins(path: Path, against: Path) -> int:
         f"(at least {NEAR:.0%} of the words; {agree:,} of these with an answer in common)"
     )
     return len(same)
+
+
+def _list_problems(report: Report) -> None:
+    """The malformed rows: some of each reason, so that a column's name says itself a few times only."""
+    for reason, count in report.reasons.most_common(SHOWN_PROBLEMS):
+        alike = [line for line in report.problems if line.endswith(f": {reason}")]
+        for line in alike[:SHOWN_ALIKE]:
+            typer.echo(line)
+        if count > SHOWN_ALIKE:
+            typer.echo(f"... and {count - SHOWN_ALIKE:,} more for this reason")
 
 
 def _list(lines: list[str]) -> None:

@@ -138,6 +138,8 @@ def _golden(row: Mapping[str, Any], names: str) -> tuple[str, tuple[str, ...]]:
             golden += _texts(more[1], more[0]) if more is not None else []
         return own, tuple(dict.fromkeys(golden))
     empty = next((name for name in row if plain_name(name) in (*REWARD, *ANSWERS)), None)
+    if empty is not None and isinstance(row[empty], str | None):
+        raise UserError(f"`{empty}` is empty; expected an answer")
     if empty is not None:
         raise UserError(f"expected `{empty}`: a list of at least one text, got none")
     raise UserError(
