@@ -82,7 +82,7 @@ def text_of(parameters: int, gpus: int, *, model: str, data: str, held_out: str 
         "  minibatches_per_batch: 2      # LLDS acts from the second optimiser step of a batch on",
         "algorithm:",
         "  llds:",
-        "    lambda: 0.1      # the paper's weight; 0 is plain GRPO (docs/algorithms.md, LLDS)",
+        "    lambda: 0.2      # the paper's; 0.3 for a 7B instruct model; 0 is plain GRPO",
         "trainer:",
         "  steps: 100" if gpus else "  steps: 3      # shows that all of it works; learning takes more",
         f"  eval_every: {10 if held_out and gpus else 0}",
