@@ -15,7 +15,8 @@ import psutil
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.padding import Padding
+from rich.text import Text
 
 from services.common.errors import UserError
 from services.common.loading.extras import how_to_install
@@ -27,6 +28,8 @@ from trainer.commands.version import version
 from trainer.config.schema import Config, load_config
 from trainer.lab.demo import lab_name
 
+NAMES = 24
+"""Columns for the name of a finding; a longer one pushes its line."""
 Check = Callable[[], Iterator[Finding]]
 
 PORTS = {8000: "retriever", 8100: "likelihood", 8200: "control plane", 8265: "Ray's dashboard"}
@@ -41,8 +44,8 @@ EXTRA_OF = {"training": "cpu", "dense retrieval": "dense", "Redis store": "redis
 
 
 def check_python() -> Iterator[Finding]:
-    good = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    yield judged("Python", good, sys.version.split()[0], "use Python 3.11 or 3.12")
+    good = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    yield judged("Python", good, sys.version.split()[0], "use Python 3.11, 3.12 or 3.13")
 
 
 def check_packages(rooms: tuple[str, ...] = tuple(PACKAGES)) -> Iterator[Finding]:
@@ -106,8 +109,8 @@ def check_ray() -> Iterator[Finding]:
     token = Path.home() / ".ray" / "auth_token"
     unset = "RAY_AUTH_MODE not set" + (f"; {token} exists" if token.exists() else "")
     advice = (
-        "set RAY_AUTH_MODE (token or disabled) on the head and for `ray job submit`, "
-        "or a submit may answer 401"
+        "for a Ray cluster of your own alone: set RAY_AUTH_MODE (token or disabled) on the head and for "
+        "`ray job submit`, or a submit may answer 401; a run here needs nothing"
     )
     yield judged("Ray authentication", bool(mode), f"RAY_AUTH_MODE={mode}" if mode else unset, advice, "note")
     shm = Path("/dev/shm")
@@ -268,18 +271,40 @@ def run_doctor(
         findings += check_leftovers(sorted(folders), clean)
     if path and config:
         findings += check_config(path, config)
-    (console or Console()).print(table_of(findings))
+    show(findings, console or Console())
+    if role == "workstation":
+        (console or Console()).print(verdict(findings), soft_wrap=True, markup=False, highlight=False)
     return 3 if any(finding.level == "bad" for finding in findings) else 0
 
 
-def table_of(findings: list[Finding]) -> Table:
-    marks = {"good": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]BAD[/red]"}
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "what", "seen", "what to do"):
-        table.add_column(column, overflow="fold")
+def show(findings: list[Finding], console: Console) -> None:
+    """A line per finding, what to do below it: words and commands are never broken within."""
+    marks = {"good": "[green]ok[/green]  ", "note": "[yellow]note[/yellow]", "bad": "[red]BAD[/red] "}
+    width = min(NAMES, max(len(finding.what) for finding in findings))
     for finding in findings:
-        table.add_row(marks[finding.level], *map(escape, (finding.what, finding.seen, finding.advice)))
-    return table
+        seen = Text(finding.seen)
+        head = Text.from_markup(f"{marks[finding.level]}  {escape(finding.what):{width}}  ")
+        room = max(20, console.width - head.cell_len)
+        for n, line in enumerate(seen.wrap(console, room) or [Text()]):
+            console.print(
+                head if n == 0 else " " * (width + 8), line, sep="", soft_wrap=True, highlight=False
+            )
+        if finding.advice:
+            console.print(Padding(Text(f"-> {finding.advice}"), (0, 0, 0, 6), expand=False), highlight=False)
+
+
+def verdict(findings: list[Finding]) -> str:
+    """The last line: what can be done here now."""
+    if bad := [finding.what for finding in findings if finding.level == "bad"]:
+        return f"not ready: see {', '.join(bad)} above"
+    by_name = {finding.what: finding for finding in findings}
+    trains = by_name.get("training")
+    if trains is None or trains.level != "good":
+        return "ready for the services and for data; not for training, whose packages are not installed"
+    gpu = by_name.get("GPU")
+    if gpu is not None and gpu.level == "good":
+        return f"ready to train on {gpu.seen}; `unspiral demo` shows the whole system"
+    return "ready for `unspiral demo` and for small models on this CPU"
 
 
 def doctor(
