@@ -85,11 +85,11 @@ def text_of(parameters: int, gpus: int, *, model: str, data: str, held_out: str 
         "    lambda: 0.2      # the paper's; 0.3 for a 7B instruct model; 0 is plain GRPO",
         "trainer:",
         "  steps: 100" if gpus else "  steps: 3      # shows that all of it works; learning takes more",
-        f"  eval_every: {10 if held_out and gpus else 0}",
-        *(["  keep_best: true      # `--checkpoint best` finds it"] if held_out and gpus else []),
+        f"  eval_every: {(10 if gpus else 3) if held_out else 0}",
+        *(["  keep_best: true      # `--checkpoint best` finds it"] if held_out else []),
         "  checkpoint_every: 10",
         "evaluation:",
-        "  limit: 200      # held-out questions during the run",
+        f"  limit: {200 if gpus else 20}      # held-out questions during the run",
     ]
     return "\n".join(lines) + "\n"
 

@@ -150,6 +150,8 @@ def layout_of(path: Path) -> Layout:
     if head.startswith(b"PK\x03\x04"):
         raise ValueError(f"{path}: a zip archive; unpack it and give the folder")
     encoding = encoding_of(head)
+    if encoding == "utf-8" and _is_binary(head[:4096]):
+        raise ValueError(f"{path}: binary, and neither Parquet (it begins with PAR1) nor Arrow")
     text = head.decode(encoding, "replace").lstrip("\ufeff").lstrip()
     if not text:
         return Layout("empty", packing, encoding)
@@ -172,6 +174,11 @@ def encoding_of(head: bytes) -> str:
         if head.startswith(mark):
             return encoding
     return _ZEROS.get(tuple(byte == 0 for byte in head[:4]), "utf-8")
+
+
+def _is_binary(head: bytes) -> bool:
+    """Whether one byte of twenty is a control character that no text has."""
+    return 20 * sum(byte < 9 or 13 < byte < 32 for byte in head) > len(head)
 
 
 def _is_one_list(text: str) -> bool:

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +19,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
+from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.loading.extras import how_to_install
 from trainer.commands.checks import doctor_roles as roles
@@ -26,8 +28,11 @@ from trainer.commands.checks.findings import GIB, Finding, ask, judged
 from trainer.commands.checks.leftovers import find_leftovers
 from trainer.commands.version import version
 from trainer.config.schema import Config, load_config
+from trainer.data.questions import BadRow, parsed
 from trainer.lab.demo import lab_name
 
+LOOKED_AT = 1000
+"""Rows of a question file that are read."""
 NAMES = 24
 """Columns for the name of a finding; a longer one pushes its line."""
 Check = Callable[[], Iterator[Finding]]
@@ -228,6 +233,27 @@ def check_address(key: str, url: str) -> Iterator[Finding]:
         yield Finding(key, "bad", url, f"does not answer from here: {getattr(e, 'reason', e)}")
 
 
+def _questions_of(key: str, value: str, skip_bad: bool) -> Finding:
+    """Whether the first rows of a question file are questions."""
+    rows = list(islice(parsed(Path(value)), LOOKED_AT))
+    bad = [row for row in rows if isinstance(row, BadRow)]
+    seen = f"{value}: {counted(len(rows) - len(bad), 'question')} in {counted(len(rows), 'row')}"
+    if len(rows) == LOOKED_AT:
+        seen += " at its start"
+    if not bad and rows:
+        return Finding(key, "good", seen)
+    why = f"{bad[0]}; unspiral data validate {value} lists all" if bad else "it is empty"
+    return Finding(key, "note" if skip_bad and len(bad) < len(rows) else "bad", seen, why)
+
+
+def _has_gpu() -> bool:
+    if version("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def check_config(path: Path, config: Config) -> Iterator[Finding]:
     """The files and services that a configuration names."""
     yield Finding("configuration", "good", str(path))
@@ -246,6 +272,11 @@ def check_config(path: Path, config: Config) -> Iterator[Finding]:
                 yield Finding(key, "bad", value, str(e))
         elif value and "/" in value and not Path(value).exists():
             yield Finding(key, "bad", value, "no such file or folder")
+        elif value and key.startswith("data.") and Path(value).exists():
+            yield _questions_of(key, value, config.data.skip_bad)
+    if config.rollout.share_gpus and not _has_gpu():
+        advice = "unspiral init --gpus 0 writes a configuration for a CPU"
+        yield Finding("rollout.share_gpus", "note", "true, and this machine has no GPU", advice)
     for key, url in {"retriever.url": config.retriever.url, "store.url": config.store.url}.items():
         if url and url.startswith(("http://", "https://")):
             yield from check_address(key, url)
