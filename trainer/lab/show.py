@@ -22,6 +22,7 @@ from services.common.counting import counted
 from services.common.errors import UnspiralError, UserError
 from services.common.files import holder_of, json_lines, lock, move, write_atomically, write_json
 from services.common.processes import signals
+from services.common.progress import progress_on
 from services.likelihood.exports.report import write_report
 from trainer.config.schema import Config, dump_config, parse_config
 from trainer.lab.before_after import NEXT, before_after
@@ -37,7 +38,19 @@ ARM_END_SECONDS = 60.0
 
 
 def prepared(console: Console, folder: Path, seed: int, fresh: bool) -> LabFiles:
-    """World, questions and warm-started model, with a progress bar for the warm start."""
+    """World, questions and warm-started model, with a progress bar for the warm start; in a log with a line
+    from time to time."""
+    if not console.is_terminal:
+        console.print("warm start: teaching the tag format, a minute on two free cores; kept for later demos")
+        with progress_on(console) as tell:
+            return prepare(
+                folder,
+                seed,
+                fresh=fresh,
+                progress=lambda done, total, loss: tell(
+                    "warm start", done / total, f"step {done} of {total}"
+                ),
+            )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console, transient=True) as bars:
         task = bars.add_task("warm start: teaching the tag format", total=None)
