@@ -103,7 +103,9 @@ def run_demo(
     try:
         summary = train(config, console=console)
     except signals.Stopped as e:
-        raise signals.Stopped(e.number, "a demo begins anew: unspiral demo") from None
+        report = config.run_dir / "report.html"
+        kept = f"; what it did so far is in {report}" if report.exists() else ""
+        raise signals.Stopped(e.number, f"a demo begins anew: unspiral demo{kept}") from None
     table = Table(
         title="exact match on held-out questions (another world: nothing can be known without searching)",
         title_justify="left",
