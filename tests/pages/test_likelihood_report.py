@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -12,6 +14,7 @@ from places import DATA
 from typer.testing import CliRunner
 
 from services.common.errors import UserError
+from services.common.files import lock
 from services.likelihood.cli import monitor_app
 from services.likelihood.exports.report import write_report
 from services.likelihood.exports.run_files import differences, read_run
@@ -19,6 +22,14 @@ from services.likelihood.exports.run_files import differences, read_run
 app = typer.Typer()
 app.add_typer(monitor_app, name="monitor")
 LAB = DATA / "lab"
+HOLD = """
+import sys
+from pathlib import Path
+from services.common.files import lock
+held = lock(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.readline()
+"""
 
 
 def run_folder(tmp_path, name, lab, lam):
@@ -178,3 +189,60 @@ def test_a_run_that_has_not_made_a_step_yet_has_a_report(tmp_path):
     (run,) = frozen(write_report([tmp_path], tmp_path / "r.html"))["runs"]
     assert run["series"]["step"] == [] and run["phase"] == "unknown"
     assert run["events"] == [{"step": 0, "kind": "evaluation", "text": ", greedy: EM 0.250, n 200"}]
+
+
+@pytest.mark.parametrize(
+    ("summary", "state", "text"),
+    [
+        ({"exit": 0}, "ended", "It finished."),
+        (
+            {"exit": 0, "stopped": "no better score for 5 evaluations"},
+            "ended",
+            "It finished early: no better score for 5 evaluations.",
+        ),
+        ({"exit": 130}, "stopped", "It was stopped by SIGINT (Ctrl-C) (exit status 130)."),
+        ({"exit": 4}, "stopped by the monitor", "The monitor stopped it (exit status 4)."),
+        ({"exit": 3}, "failed (3)", "It ended with an error (exit status 3)."),
+        (None, "cut off", "No end was recorded: it was killed, or it still runs on another machine."),
+    ],
+)
+def test_a_report_says_how_the_run_ended(tmp_path, summary, state, text):
+    folder = run_folder(tmp_path, "plain", "grpo_1", 0.0)
+    if summary is not None:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    (run,) = frozen(write_report([folder], tmp_path / "r.html"))["runs"]
+    assert run["ending"] == {"state": state, "text": text}
+
+
+def test_a_report_tells_a_run_that_goes_on_from_one_that_writes_its_own_report(tmp_path):
+    folder = run_folder(tmp_path, "plain", "grpo_1", 0.0)
+    (folder / "summary.json").write_text('{"exit": 0}')
+    with lock(folder / ".lock"):  # by this process, as a run holds it that has written its summary
+        (run,) = frozen(write_report([folder], tmp_path / "r.html"))["runs"]
+        assert run["ending"]["state"] == "ended"
+    command = [sys.executable, "-c", HOLD, folder / ".lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline()
+        (run,) = frozen(write_report([folder], tmp_path / "r.html"))["runs"]
+        other.communicate(b"\n", timeout=60)
+    assert run["ending"] == {"state": "running", "text": "It was still running when this report was written."}
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_run_that_ended_before_its_first_step_does_not_fail_the_report_of_several(tmp_path, browser):
+    first = tmp_path / "first"
+    first.mkdir()
+    (first / "config.yaml").write_text("run: {name: first}\ntrainer: {steps: 20}\n")
+    (first / "summary.json").write_text('{"exit": 3, "steps": 0}')
+    errors = []
+    page = browser.new_page()
+    page.on("pageerror", lambda e: errors.append(str(e)))
+    out = write_report([first, run_folder(tmp_path, "plain", "grpo_1", 0.0)], tmp_path / "r.html")
+    page.goto(out.as_uri())
+    page.wait_for_selector("figure:not([hidden]) canvas")
+    ended = page.locator("[data-run=first] .doing").inner_text()
+    assert ended.splitlines()[0] == "How did it end?" and "failed (3)" in ended
+    assert "step 89" in page.locator("[data-run=plain] .doing").inner_text()
+    page.close()
+    assert errors == []

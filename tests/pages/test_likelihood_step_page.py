@@ -244,3 +244,45 @@ def test_a_report_carries_the_worst_and_the_best_groups(browser, server, folder,
     page.locator("#samples p.hint", has_text="2 of 8 trajectories").wait_for()
     assert page.errors == [] and page.foreign == []
     page.close()
+
+
+def test_an_answer_that_was_never_closed_is_not_called_none(browser, server):
+    """And without a scoring by the trainer, the answer that was written is shown."""
+    unscored = {"function": "em", "answer": None, "golden": []}
+    made = [
+        trajectory(uid, group="tags", right=False, answer=answer)
+        for uid, answer in [
+            ("open", "Ines"),
+            ("unposted", "Oda Merl"),
+            ("unread", "Corva"),
+            ("silent", "Arl"),
+        ]
+    ]
+    for t, scoring in zip(made, (unscored, None, unscored, unscored), strict=True):
+        t["scoring"] = scoring
+    for t in (made[0], made[3]):  # the last token is the closing tag
+        segment = t["segments"][2]
+        for key in ("tokens", "logp_before", "logp_after"):
+            segment[key] = segment[key][:-1]
+    made[3]["segments"][2]["tokens"][0] = "so"
+    with httpx.Client(base_url=server.url) as http:
+        http.post("/v1/runs/tags/steps", json={"step": 0, "metrics": {"reward/mean": 0.0}}).raise_for_status()
+        http.post("/v1/runs/tags/steps/0/samples", json={"trajectories": made}).raise_for_status()
+    page = opened(browser, f"{server.url}/runs/tags/steps/0?group=tags")
+    page.locator("tr[data-uid=open]").wait_for()
+    said = {
+        uid: page.locator(f"tr[data-uid={uid}] td.answer").inner_text()
+        for uid in ("open", "unposted", "unread", "silent")
+    }
+    assert said == {
+        "open": "not closed",
+        "unposted": "Oda Merl",
+        "unread": "none that the reward reads",
+        "silent": "none",
+    }
+    heads = page.locator("table.trajectories thead").inner_text()
+    assert (
+        "Tokens that fell" in heads and "trajectories that fell" in page.locator(".card").first.inner_text()
+    )
+    assert page.errors == []
+    page.close()

@@ -14,6 +14,7 @@ import pytest
 from chromium import CHROMIUM, browser  # noqa: F401
 from places import DATA
 
+from services.likelihood.exports.report import write_report
 from services.likelihood.rest.launch import ServeSettings, serve_in_thread
 
 LAB = DATA / "lab"
@@ -81,7 +82,6 @@ def opened(browser):
 
 
 def test_a_reward_that_rose_and_fell_is_said_to_have_fallen_from_its_best(server, opened):
-    """Against fifty steps ago nothing has changed."""
     noise = (0.0, 0.01, -0.01)
     rewards = [0.30 + 0.0075 * min(i, 90 - i) + noise[i % 3] for i in range(80)]
     with httpx.Client(base_url=server.url) as http:
@@ -90,10 +90,31 @@ def test_a_reward_that_rose_and_fell_is_said_to_have_fallen_from_its_best(server
             http.post("/v1/runs/there-and-back/steps", json=body).raise_for_status()
     page = opened(f"{server.url}/#runs=there-and-back")
     said = page.locator(".answer.learning").inner_text()
-    assert re.search(r"Fallen from its best, a mean of 0?\.6[12]\d* at steps 4\d to (49|50)\.", said), said
+    fell = r"fell from its best 0\.62\d at steps 4\d to (49|50) to 0\.41\d at steps 70 to 79"
+    assert re.search(fell, said) and "Last step 0.393, falling since step 30." in said, said
     steady = [{"step": i, "value": 0.5 + noise[i % 3]} for i in range(80)]
     assert page.evaluate("(points) => Unspiral.fallFromBest(points)", steady) is None
     assert page.evaluate("(points) => Unspiral.fallFromBest(points)", steady[:15]) is None
+
+
+def test_a_fall_of_fourteen_steps_is_the_headline_of_page_and_report_alike(server, browser, opened, tmp_path):
+    rewards = [round(0.30 + 0.35 * min(1, i / 36), 4) for i in range(46)]
+    rewards += [round(0.65 - 0.02 * i, 4) for i in range(1, 15)]
+    rows = [{"step": i, "reward/mean": reward} for i, reward in enumerate(rewards)]
+    with httpx.Client(base_url=server.url) as http:
+        for row in rows:
+            body = {"step": row["step"], "metrics": {"reward/mean": row["reward/mean"]}}
+            http.post("/v1/runs/fell/steps", json=body).raise_for_status()
+    on_page = opened(f"{server.url}/#runs=fell").locator(".answer.learning").inner_text()
+    folder = tmp_path / "fell"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = browser.new_page()
+    page.goto(write_report([folder], tmp_path / "report.html").as_uri())
+    assert page.locator(".answer.learning").inner_text() == on_page
+    page.close()
+    assert "fell from its best 0.650 at steps 36 to 45 to 0.460 at steps 50 to 59" in on_page
+    assert "Last step 0.370" in on_page
 
 
 def test_the_first_screen_says_what_is_known_and_that_a_run_has_ended_or_is_silent(server, opened):

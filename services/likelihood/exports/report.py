@@ -10,6 +10,7 @@ import orjson
 
 from services.common.errors import EnvironmentLacks, UserError
 from services.common.files import write_atomically
+from services.common.run_ends import ending
 from services.likelihood.exports.fixed_prompts import measured
 from services.likelihood.exports.paper_figures import paper_figures
 from services.likelihood.exports.report_samples import report_samples
@@ -72,6 +73,7 @@ def frozen(run: RunFiles, run_dir: Path) -> dict[str, Any]:
         "sampled": [{"step": kept["step"], "trajectories": len(kept["trajectories"])} for kept in samples],
         "config": run.config,
         "summary": run.summary,
+        "ending": ending(run_dir, run.summary) if run_dir.is_dir() else None,
     }
 
 

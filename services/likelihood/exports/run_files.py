@@ -16,7 +16,7 @@ import orjson
 from pydantic import ValidationError
 
 from services.common.errors import UserError
-from services.common.run_paths import METRICS, run_folder
+from services.common.run_paths import METRICS, is_run, run_folder
 from services.likelihood.monitor.alarms import PHASES
 from services.likelihood.monitor.detectors.table import READS
 from services.likelihood.monitor.phases import PhaseMonitor
@@ -126,7 +126,8 @@ def read_run(path: Path) -> RunFiles:
     folder = path if path.is_dir() else path.parent
     metrics = path / METRICS if path.is_dir() else path
     by_step: dict[int, dict[str, Any]] = {}
-    for number, row in read_rows(metrics):
+    begun = metrics.exists() or not is_run(folder)  # a run that ended before its first step has no such file
+    for number, row in read_rows(metrics) if begun else ():
         step = row.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
             raise UserError(

@@ -12,12 +12,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from services.common.errors import UserError
-from services.common.files import holder_of, json_lines
+from services.common.files import json_lines
+from services.common.run_ends import state_of
 from services.common.run_paths import FILES, METRICS, is_run
 
 SCORES = ("eval/em_greedy", "eval/em_sampled")
 AFTER = ("em_after", "em_after_sampled")
-ENDS = {0: "ended", 4: "stopped by the monitor", 129: "stopped", 130: "stopped", 143: "stopped"}
 HEADS = ("run", "state", "step", "reward", "held-out", "phase", "written")
 ABSENT = "-"
 
@@ -60,7 +60,7 @@ def _listed(folder: Path) -> Listed:
     after = next((summary[k] for k in AFTER if summary.get(k) is not None), None)
     return Listed(
         run=str(folder),
-        state=_state(folder, summary, written),
+        state=state_of(folder, summary),
         step=steps[-1].get("step", len(steps)) if steps else 0,
         steps=_planned(folder),
         reward=_newest(steps, "reward/mean"),
@@ -76,14 +76,6 @@ def _summary(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _state(folder: Path, summary: dict[str, Any], written: dict[str, float]) -> str:
-    if holder_of(folder / ".lock"):
-        return "running"
-    if "exit" not in summary or written.get(METRICS, 0.0) > written["summary.json"]:
-        return "cut off"  # killed: the summary is missing, or that of an earlier attempt
-    return ENDS.get(summary["exit"], f"failed ({summary['exit']})")
 
 
 def _planned(folder: Path) -> int | None:

@@ -113,7 +113,7 @@
         { type: "button", class: "card", "data-group": group.group, "aria-pressed": "false", onclick: () => this.pick(group.group) },
         node("span", { class: "asked" }, group.question ? U.short(group.question, 110) : `Group ${group.group}`),
         node("span", { class: "squares" }, ...squares),
-        node("dl", {}, pair("reward", number(mean((h) => h.reward))), pair("answers falling", U.percent(falling)), pair("nats per token", U.signed(mean((h) => h.change))), pair("searches", number(mean((h) => h.searches)))),
+        node("dl", {}, pair("reward", number(mean((h) => h.reward))), pair("trajectories that fell", U.percent(falling)), pair("nats per token", U.signed(mean((h) => h.change))), pair("searches", number(mean((h) => h.searches)))),
       );
     }
 

@@ -7,6 +7,26 @@
   U.VERDICTS = { true: ["✓", "right"], false: ["✗", "wrong"], null: ["?", "no reward"] };
   U.verdict = (right) => U.VERDICTS[right === true || right === false ? String(right) : "null"];
 
+  // The last answer among the tokens, by the tags of the papers: `state` is none, open (never closed) or closed.
+  U.writtenAnswer = (t) => {
+    const last = t.segments.filter((s) => s.by === "model").map((s) => s.tokens.join("")).findLast((text) => text.includes("<answer>"));
+    if (last === undefined) return { state: "none" };
+    const inside = last.slice(last.lastIndexOf("<answer>") + "<answer>".length);
+    const end = inside.indexOf("</answer>");
+    return end < 0 ? { state: "open" } : { state: "closed", text: inside.slice(0, end).trim() };
+  };
+  const NO_ANSWER = { none: "no answer", open: "not closed: <answer> without </answer>", closed: "none that the reward reads" };
+
+  // The answer in a table: the one that was scored; where the trainer posted no scoring, the one that was written.
+  U.answerOf = (t) => {
+    if (t.scoring?.answer) return U.short(t.scoring.answer, 40);
+    const { state, text } = U.writtenAnswer(t);
+    const muted = (words) => node("span", { class: "muted" }, words);
+    if (state === "open") return muted("not closed");
+    if (state === "none") return muted("none");
+    return t.scoring ? muted(NO_ANSWER.closed) : U.short(text, 40);
+  };
+
   // How many tokens two trajectories share, and where they part: the first segment and token that differ.
   U.shared = (a, b) => {
     let tokens = 0;
@@ -60,7 +80,7 @@
   U.headingOf = heading;
 
   function table(view, heads, trajectories) {
-    const columns = ["A", "B", "", "Answer", "Reward", "Advantage", "Change per token", "Falling", "Held by LLDS", "Searches", "Tokens", "Tokens shared with A", "End"];
+    const columns = ["A", "B", "", "Answer", "Reward", "Advantage", "Change per token", "Tokens that fell", "Held by LLDS", "Searches", "Tokens", "Tokens shared with A", "End"];
     const rows = trajectories.map((t) => {
       const head = heads.find((h) => h.uid === t.uid);
       const [sign, word] = U.verdict(t.verdict);
@@ -77,7 +97,7 @@
         radio("a"),
         radio("b"),
         node("td", { class: `verdict ${word.replace(" ", "-")}` }, sign, node("span", { class: "word" }, ` ${word}`)),
-        node("td", { class: "answer", title: t.uid }, t.scoring?.answer ? U.short(t.scoring.answer, 40) : node("span", { class: "muted" }, "none")),
+        node("td", { class: "answer", title: t.uid }, U.answerOf(t)),
         cell(number(t.reward)),
         cell(U.signed(t.advantage)),
         cell(head.change === null || head.change === undefined ? "–" : node("span", { class: "t", style: `background:${U.tint(head.change, view.scale)}` }, U.signed(head.change))),
@@ -179,7 +199,7 @@
     const said = t.scoring;
     if (!said) return node("p", { class: "note" }, `Reward ${number(t.reward)}; the trainer posted no explanation.`);
     const rows = (said.golden || []).map((g) => node("tr", {}, node("td", {}, U.long(g.text, 300)), node("td", {}, U.long(g.normalized ?? "", 300)), node("td", { class: g.equal ? "verdict right" : "verdict wrong" }, g.equal ? "= equal" : "≠ differs")));
-    const answer = node("tr", {}, node("th", { scope: "row" }, said.answer === null || said.answer === undefined ? "no answer" : U.long(said.answer, 300)), node("td", {}, U.long(said.normalized ?? "", 300)), node("td", {}, "its answer"));
+    const answer = node("tr", {}, node("th", { scope: "row" }, said.answer === null || said.answer === undefined ? NO_ANSWER[U.writtenAnswer(t).state] : U.long(said.answer, 300)), node("td", {}, U.long(said.normalized ?? "", 300)), node("td", {}, "its answer"));
     const head = node("tr", {}, ...["As written", "As compared", ""].map((h) => node("th", { scope: "col" }, h)));
     return node("div", { class: "reward" }, node("h4", {}, `Why reward ${number(t.reward)}`, said.function ? node("span", { class: "muted" }, ` by ${said.function}`) : null), node("div", { class: "wide" }, node("table", {}, node("thead", {}, head), node("tbody", {}, answer, ...rows))));
   }

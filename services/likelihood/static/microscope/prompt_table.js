@@ -22,7 +22,7 @@
       };
       const cell = (...inside) => node("td", { class: "n" }, ...inside);
       const change = t.probe ? null : U.meanChange(t);
-      const answer = t.scoring?.answer ? U.short(t.scoring.answer, 40) : node("span", { class: "muted" }, t.probe ? "scored again" : "none");
+      const answer = t.probe && !t.scoring?.answer ? node("span", { class: "muted" }, "scored again") : U.answerOf(t);
       return node(
         "tr",
         { "data-place": U.placed(p) },

@@ -40,17 +40,26 @@
     return peak - now > 3 * error ? { value: peak, first: top[0].step, last: top[SPAN - 1].step } : null;
   };
 
+  // What is said of a curve first: a fall from its best comes before its direction, which is then said aside.
+  U.headline = (points) => {
+    const direction = U.direction(points);
+    const fall = U.fallFromBest(points);
+    if (!fall) return direction;
+    const now = mean(points.slice(-SPAN));
+    const steps = `steps ${points[points.length - SPAN].step} to ${points[points.length - 1].step}`;
+    const word = `fell from its best ${number(fall.value)} at steps ${fall.first} to ${fall.last} to ${number(now)} at ${steps}`;
+    return { word, sign: "↓", aside: direction.word };
+  };
+
   function learning(run) {
     const all = run.headline || run.series;
     const rewards = known(all, "reward/mean");
     const lines = [];
     if (rewards.length) {
-      const { word, sign } = U.direction(rewards);
+      const { word, sign, aside } = U.headline(rewards);
       const few = rewards.slice(-SPAN);
       lines.push(node("p", { class: "big" }, node("span", { class: "sign", "aria-hidden": "true" }, sign), ` ${number(mean(few))} `, node("span", { class: "muted" }, `reward, mean of ${few.length === 1 ? "1 point" : `the last ${few.length} points`}: `), node("strong", { class: "direction" }, word)));
-      const fall = U.fallFromBest(rewards);
-      if (fall) lines.push(node("p", {}, node("strong", {}, "Fallen from its best"), `, a mean of ${number(fall.value)} at steps ${fall.first} to ${fall.last}.`));
-      lines.push(node("p", { class: "muted" }, `Last step ${number(rewards[rewards.length - 1].value)}${fall ? "" : `, best mean ${number(best(rewards))}`}.`));
+      lines.push(node("p", { class: "muted" }, `Last step ${number(rewards[rewards.length - 1].value)}, ${aside || `best mean ${number(best(rewards))}`}.`));
     } else lines.push(node("p", { class: "big" }, "unknown", node("span", { class: "muted" }, ": no reward/mean was posted")));
     for (const [key, label] of SCORES) {
       const scores = known(all, key);
@@ -96,7 +105,7 @@
   const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
 
   // By exit status: at its end, or by SIGINT or SIGTERM with a checkpoint.
-  const ENDS = { 0: { word: "ended", look: "done" }, 130: { word: "stopped", look: "done" }, 143: { word: "stopped", look: "done" } };
+  const ENDS = { 0: { word: "ended", look: "done" }, 4: { word: "stopped by the monitor", look: "failed" }, 129: { word: "stopped", look: "done" }, 130: { word: "stopped", look: "done" }, 143: { word: "stopped", look: "done" } };
 
   // Whether a run goes on, by what it said and by how long it has been silent.
   U.state = (run, now) => {
@@ -111,13 +120,22 @@
     return { ...out, word: "running", look: "running" };
   };
 
+  // In a report: where the run stood when it was written, and how it ended.
+  function recorded(run) {
+    const planned = run.config?.trainer?.steps;
+    const look = run.ending?.state.startsWith("failed") ? "failed" : "done";
+    const step = `step ${run.last_step ?? "–"}${planned ? ` of ${planned}` : ""} `;
+    const said = run.ending?.text || "A record of metrics alone: how the run ended is not in it.";
+    return [node("p", { class: "big" }, step, run.ending ? node("strong", { class: `state ${look}` }, run.ending.state) : null), node("p", { class: run.ending ? null : "muted" }, said)];
+  }
+
   function doing(run) {
     const now = U.source.now();
     const state = U.state(run, now);
     const of = state.planned ? ` of ${state.planned}` : "";
     const step = node("p", { class: "big" }, `step ${run.last_step ?? "–"}${of} `, node("strong", { class: `state ${state.look}` }, state.word));
     const lines = [step];
-    if (!U.source.live) return [...lines.slice(1), node("p", { class: "big" }, `step ${run.last_step ?? "–"}`), node("p", { class: "muted" }, "A report is a record: it does not say whether the run goes on.")];
+    if (!U.source.live) return recorded(run);
     if (state.ended) lines.push(node("p", {}, `It ended ${U.duration(now - state.ended)} ago, exit status ${state.exit ?? "unknown"}.`));
     else if (state.word === "silent") lines.push(node("p", {}, `No step for ${U.duration(state.age)}${state.usual ? `, ${Math.round(state.age / state.usual)} times its usual step` : ""}, and no word of its end: it was stopped, hangs, or cannot reach this service.`));
     else if (state.age !== null) lines.push(node("p", {}, `Last step ${U.duration(state.age)} ago${state.usual ? `, one takes ${U.duration(state.usual)}` : ""}.`));
@@ -137,7 +155,7 @@
   U.drawFirst = (runs) => {
     const rows = runs.map((run) => {
       const name = runs.length > 1 ? node("h2", { class: "of-run" }, node("span", { class: "swatch", style: `background:${run.colour}` }), U.titleOf(run)) : null;
-      return node("div", { class: "answers", "data-run": run.run }, name, card("Is it learning?", learning(run), "learning"), card("Is it sick?", sick(run), "sick"), card("What is it doing now?", doing(run), "doing"));
+      return node("div", { class: "answers", "data-run": run.run }, name, card("Is it learning?", learning(run), "learning"), card("Is it sick?", sick(run), "sick"), card(U.source.live ? "What is it doing now?" : "How did it end?", doing(run), "doing"));
     });
     U.redraw(document.getElementById("first"), ...rows);
   };

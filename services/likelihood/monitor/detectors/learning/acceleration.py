@@ -29,7 +29,7 @@ class Acceleration(OfTheFall):
         watch = self.signs.watch_of(metric)
         started = self.likelihood.alarm
         since = started.since if started else watch.since
-        seen = f"the fall speeds up: {'; '.join(shown.values())}"
+        seen = f"the fall is large, or further signs agree: {'; '.join(shown.values())}"
         if started and started.step == step:
-            seen = "the fall is already fast"
+            seen = "the fall is large already, or further signs agree"
         return self.raised(step, metric, since, seen, watch.mean, self.rules.acceleration_nats)

@@ -1,0 +1,62 @@
+"""How a run ended, by its folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from services.common.files import holder_of
+from services.common.run_paths import METRICS
+
+ENDS = {0: "ended", 4: "stopped by the monitor", 129: "stopped", 130: "stopped", 143: "stopped"}
+"""State by exit status; any other is a failure."""
+RUNNING = "running"
+CUT_OFF = "cut off"
+SIGNALS = {129: "SIGHUP", 130: "SIGINT (Ctrl-C)", 143: "SIGTERM"}
+
+
+def state_of(folder: Path, summary: Mapping[str, Any]) -> str:
+    """One of `ENDS`, `failed (STATUS)`, `running`, or `cut off`: no end was recorded, or that of an earlier
+    attempt. summary: of `summary.json`, empty where there is none.
+
+    A run that writes its own report at its end holds its lock still, and has ended.
+    """
+    holder = holder_of(folder / ".lock")
+    if holder and holder != f" (process {os.getpid()})":
+        return RUNNING
+    if "exit" in summary and not _older(folder / "summary.json", folder / METRICS):
+        return ENDS.get(summary["exit"], f"failed ({summary['exit']})")
+    return RUNNING if holder else CUT_OFF
+
+
+def ending(folder: Path, summary: Mapping[str, Any]) -> dict[str, str] | None:
+    """`state`, and `text`, a sentence for a report. None where nothing is known: a folder that holds metrics
+    alone."""
+    if not (folder / "config.yaml").is_file() and "exit" not in summary:
+        return None
+    state = state_of(folder, summary)
+    return {"state": state, "text": _sentence(state, summary)}
+
+
+def _sentence(state: str, summary: Mapping[str, Any]) -> str:
+    if state == RUNNING:
+        return "It was still running when this report was written."
+    if state == CUT_OFF:
+        return "No end was recorded: it was killed, or it still runs on another machine."
+    status = summary["exit"]
+    if status == 0:
+        why = summary.get("stopped")
+        return f"It finished early: {why}." if why else "It finished."
+    if status == 4:
+        return "The monitor stopped it (exit status 4)."
+    if status in SIGNALS:
+        return f"It was stopped by {SIGNALS[status]} (exit status {status})."
+    return f"It ended with an error (exit status {status})."
+
+
+def _older(one: Path, other: Path) -> bool:
+    if not (one.is_file() and other.is_file()):
+        return False
+    return one.stat().st_mtime < other.stat().st_mtime
