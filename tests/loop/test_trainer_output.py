@@ -143,3 +143,16 @@ def test_what_a_run_says_is_printed_as_it_is_with_its_brackets(terminal):
 
 def test_each_phase_has_a_style_in_the_table_of_steps():
     assert set(PHASE_STYLE) == set(PHASES)
+
+
+def test_a_log_explains_the_columns_of_its_steps_once_within_80_columns():
+    file = io.StringIO()
+    progress = Progress(10, Console(file=file, width=80))
+    for step in (1, 2):
+        progress.step({"step": step, "reward/mean": 0.5, "time/step": 1.0}, [])
+    printed = file.getvalue().splitlines()
+    heads = [at for at, text in enumerate(printed) if text.split()[:2] == ["step", "reward"]]
+    assert heads == [2], "two lines above the only header"
+    legend = " ".join(printed[:2])
+    assert all(f"{name}:" in legend for name in ("wrong", "displ.", "lag", "LLDS"))
+    assert max(map(len, printed[:3])) < 80

@@ -43,6 +43,11 @@ LINE = (
 )
 """The same for files and pipes: short names and a width each, so that lines fit into 80 columns and line
 up."""
+LEGEND = (
+    "right, wrong: mean log-prob per token of right and wrong answers; displ.: what",
+    "the update did to it; lag: its change in older right answers; LLDS: tokens held",
+)
+"""Said once above the lines; docs/metrics.md has the rest."""
 LEFT_WIDTH = 6
 ABSENT = {
     "reward/mean": "no trajectory had a reward",
@@ -139,6 +144,8 @@ class Progress:
         self._recorded = time.monotonic()
         if not self._live:
             if not self._header_shown:
+                for text in LEGEND:
+                    self.say(text)
                 self.say(line([name for name, _, _, _ in LINE], "left", "phase"))
                 self._header_shown = True
             cells = [cell(metrics, key, form) for _, key, form, _ in LINE]
