@@ -12,7 +12,7 @@ from services.common.counting import counted
 from services.common.errors import UserError
 from services.common.names import accepted
 from trainer.suite.folder import read_json
-from trainer.suite.protocol import NOT_COMPARED, differing
+from trainer.suite.protocol import NOT_COMPARED, differing, unknown_to_both
 from trainer.suite.result import RESULT_FILE
 from trainer.suite.rows import ANSWERS_FILE, GREEDY, METRICS, Row, read_rows
 from trainer.suite.sets import SETS, drawn
@@ -176,6 +176,8 @@ def _warnings(first: Evaluation, second: Evaluation, both: int) -> list[str]:
         if _one_searches_not(a, b):
             ignored |= OF_SEARCHING
     warnings += [f"protocol differs: {line}" for line in differing(a["protocol"], b["protocol"], ignored)]
+    if unknown := unknown_to_both(a["protocol"], b["protocol"]):
+        warnings.append(f"the retriever of neither told its {', '.join(unknown)}, which may differ")
     for label, one in ((first.label, first), (second.label, second)):
         if len(one.greedy) > both:
             left = counted(len(one.greedy) - both, "question is", "questions are")

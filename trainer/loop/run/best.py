@@ -11,6 +11,7 @@ from typing import Any
 from services.common.counting import counted
 from trainer.config.schema import TrainerSettings
 from trainer.learner.checkpoint import mark_best, prune, put_back, step_folder
+from trainer.loop.run.sources import compared
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Best:
             when, _, mode = tag.partition("/")
             at = score.get("step", _step_of(when))
             if mode == "greedy" and at is not None and at <= step:
-                found.append((at, score.get(by)))
+                found.append((at, compared(score, by)))
         for at, value in sorted(found, key=lambda one: one[0]):
             best.take(at, value)
         return best
