@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 import orjson
 
-from retriever_service.errors import IndexInvalid, OtherFormat
+from retriever_service.errors import IndexInvalid
 from retriever_service.index_folder.corpus import checksum, corpus_bytes
 from retriever_service.index_folder.documents import OFFSETS_FILE, TEXT_FILE
 from services.common.errors import UserError
@@ -148,9 +148,10 @@ def read_info(folder: str | Path) -> IndexInfo:
     try:
         meta = orjson.loads(path.read_bytes())
         if meta.get("format") not in (FORMAT, PACKED_FORMAT):
-            raise OtherFormat(
+            raise IndexInvalid(
                 f"index {folder}: format {meta.get('format')}, this version reads {FORMAT} and "
-                f"{PACKED_FORMAT}; build it again, with --overwrite"
+                f"{PACKED_FORMAT}; build it again, with --overwrite",
+                other_format=True,
             )
         if absent := RECORDED - meta.keys():
             raise IndexInvalid(

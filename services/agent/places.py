@@ -9,12 +9,6 @@ from contextlib import asynccontextmanager
 from services.common.errors import EnvironmentLacks
 
 
-class TooManyQuestions(EnvironmentLacks):
-    """As many questions run and wait as are accepted."""
-
-    status = 429
-
-
 class Places:
     """Used on one event loop; whoever waits has its turn in order."""
 
@@ -36,11 +30,12 @@ class Places:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
-        """A place, once one is free. Raises TooManyQuestions (429) where too many wait already,
-        EnvironmentLacks (503) after `wait_seconds`."""
+        """A place, once one is free. Raises EnvironmentLacks: 429 where too many wait already, 503 after
+        `wait_seconds`."""
         if self.taken >= self._running + self._waiting:
-            raise TooManyQuestions(
-                f"{self._running} questions run and {self._waiting} wait, the most that are accepted"
+            raise EnvironmentLacks(
+                f"{self._running} questions run and {self._waiting} wait, the most that are accepted",
+                status=429,
             )
         self.taken += 1
         try:
