@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from services.common.errors import EnvironmentLacks, UnspiralError, UserError
 
 
@@ -12,6 +15,16 @@ class IndexInvalid(UserError):
     def __init__(self, line: str, *, other_format: bool = False) -> None:
         super().__init__(line)
         self.other_format = other_format
+
+
+@contextmanager
+def damaged(what: str) -> Iterator[None]:
+    """Around the opening of files of an index, which a kill or a full disk may have cut short: raises
+    IndexInvalid. what: the file, and what is wrong with it."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise IndexInvalid(f"{what} ({error}); build the index again") from None
 
 
 class RetrieverUnavailable(EnvironmentLacks):

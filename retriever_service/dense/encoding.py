@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol
@@ -108,31 +110,32 @@ def _devices(processes: int) -> list[str]:
 
 
 def _send(device: str, process: SpawnProcess, pipe: Connection, part: list[str]) -> None:
-    try:
+    with _alive(device, process):
         pipe.send(part)
-    except OSError:
-        raise _ended(device, process) from None
 
 
 def _received(device: str, process: SpawnProcess, pipe: Connection) -> tuple[np.ndarray, int]:
-    try:
+    with _alive(device, process):
         while not pipe.poll(_LOOK_SECONDS):
             if not process.is_alive() and not pipe.poll():
                 raise EOFError
         found: Any = pipe.recv()
-    except (EOFError, OSError):
-        raise _ended(device, process) from None
     if isinstance(found, str):
         raise EnvironmentLacks(f"encoder on {device}: {found}; {_GO_ON}")
     return found
 
 
-def _ended(device: str, process: SpawnProcess) -> EnvironmentLacks:
-    process.join(10)
-    return EnvironmentLacks(
-        f"encoder on {device}: its process ended (exit status {process.exitcode}, -9 where memory ran out); "
-        f"{_GO_ON}, with fewer --encoders if need be"
-    )
+@contextmanager
+def _alive(device: str, process: SpawnProcess) -> Iterator[None]:
+    """Around the use of a pipe to an encoder's process: raises EnvironmentLacks where that has ended."""
+    try:
+        yield
+    except (EOFError, OSError):
+        process.join(10)
+        raise EnvironmentLacks(
+            f"encoder on {device}: its process ended (exit status {process.exitcode}, -9 where memory ran "
+            f"out); {_GO_ON}, with fewer --encoders if need be"
+        ) from None
 
 
 def _opened(settings: EncoderSettings, dtype: str, device: str, threads: int) -> Encoder:

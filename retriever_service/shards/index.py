@@ -12,6 +12,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -80,12 +81,11 @@ class ShardedIndex:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="shards", daemon=True)
         self._thread.start()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             self._call(self._look_at_all(tell))
             self._settings = self._agreed()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
         self._analyzer = None
         if len(self._shards) > 1 and self._settings["backend"] == "bm25":
             self._analyzer = Analyzer(AnalyzerSettings(**self._settings["analyzer"]))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from services.common.deadlines import within
 from services.common.errors import EnvironmentLacks
 
 
@@ -39,11 +40,9 @@ class Places:
             )
         self.taken += 1
         try:
-            try:
-                async with asyncio.timeout(self._wait_seconds):
-                    await self._free.acquire()
-            except TimeoutError:
-                raise EnvironmentLacks(f"no place was free within {self._wait_seconds:g} s") from None
+            late = f"no place was free within {self._wait_seconds:g} s"
+            async with within(self._wait_seconds, lambda: EnvironmentLacks(late)):
+                await self._free.acquire()
             try:
                 yield
             finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 
 from services.common.errors import EnvironmentLacks
-from services.common.files import holder_of, lock, move, write_atomically
+from services.common.files import lock, move, write_atomically
 
 log = logging.getLogger("unspiral.likelihood")
 
@@ -39,6 +39,16 @@ class Message:
     def body(self) -> bytes:
         return self.make()
 
+    def written(self) -> bytes | None:
+        """The body; None, and a line in the log, where it cannot be made: it could not the next time either,
+        so the record is lost, and those behind it are not."""
+        try:
+            return self.body
+        except Exception as e:
+            what = f"{self.kind} of run {self.run}, step {self.step}"
+            log.error("%s cannot be written out: %s: %s", what, type(e).__name__, e)
+            return None
+
 
 class Spool:
     """Not thread-safe: the client holds a lock around it.
@@ -52,12 +62,10 @@ class Spool:
         self.folder = Path(folder)
         self.memory_bytes = memory_bytes
         self.token_steps = token_steps
+        taken = f"spool folder {self.folder}: in use by another process"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock(self.folder / "lock")
-        except BlockingIOError as e:
-            holder = holder_of(self.folder / "lock")
-            raise EnvironmentLacks(f"spool folder {self.folder}: in use by another process{holder}") from e
+            self._lock = lock(self.folder / "lock", lambda holder: EnvironmentLacks(taken + holder))
         except OSError as e:
             raise EnvironmentLacks(f"spool folder {self.folder}: cannot be used ({e.strerror})") from e
         for torn in self.folder.glob("*.tmp"):
@@ -153,11 +161,7 @@ class Spool:
             self.files.extend(newer)
 
     def _write(self, message: Message) -> None:
-        try:
-            message.body  # noqa: B018  (made now)
-        except Exception as e:  # it would be the same next time: the record is lost, those behind it are not
-            about = (message.kind, message.run, message.step)
-            log.error("%s of run %s, step %d cannot be written out: %r", *about, e)
+        if message.written() is None:
             return
         path = self._path(message)
         self._save(message, path)

@@ -12,12 +12,12 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from services.common.errors import UserError
 from services.common.loading.user_code import is_import_path
 from services.common.names import accepted, nearest
 from services.common.redaction import address_without_secrets
+from services.common.users_files import load_yaml, parse_yaml
 from services.settings import (
     ControlSettings,
     MonitorSettings,
@@ -310,13 +310,7 @@ class Config(Settings):
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Read YAML, apply `a.b=c` overrides (values are YAML), validate. Raises UserError."""
-    yaml = YAML(typ="safe", pure=True)  # YAML 1.2: `off` is a word, 1e-4 a number
-    try:
-        raw = yaml.load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"{path}: cannot be read ({e.strerror if isinstance(e, OSError) else e})") from e
-    except (YAMLError, ValueError, RecursionError) as e:  # ValueError: a date or number that is none
-        raise UserError(f"{path}: not YAML: {' '.join(str(e).split())}") from e
+    raw = load_yaml(Path(path))
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected sections (run, model, data, ...), got {type(raw).__name__}")
     override(raw, overrides)
@@ -325,7 +319,6 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 def override(raw: dict[str, Any], overrides: Iterable[str]) -> None:
     """Put `a.b=c` overrides (values are YAML) into a nested mapping. Raises UserError."""
-    yaml = YAML(typ="safe", pure=True)
     for item in overrides:
         key, sep, value = item.partition("=")
         if not sep or not key:
@@ -336,8 +329,8 @@ def override(raw: dict[str, Any], overrides: Iterable[str]) -> None:
             if not isinstance(node, dict):
                 raise UserError(f"override {item!r}: {part} is a value, not a section")
         try:
-            node[parts[-1]] = yaml.load(value) if value else None
-        except (YAMLError, ValueError, RecursionError) as e:
+            node[parts[-1]] = parse_yaml(value) if value else None
+        except ValueError as e:
             raise UserError(f"override {item!r}: value is not YAML") from e
 
 

@@ -10,19 +10,17 @@ search passes over it (Ding and Suel 2011, "Faster top-k document retrieval usin
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from retriever_service.bm25 import kernel
 
 BLOCK = 128
 """Postings per block; the last one of a list has fewer."""
 
 
 def compiled(function):
-    """As `retriever_service.bm25.kernel.compiled`. A division by zero, which can't be, is not looked for, so
-    that loops with divisions become vector instructions."""
-    try:
-        return njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:
-        return njit(nogil=True, error_model="numpy")(function)
+    """As `kernel.compiled`. A division by zero, which can't be, is not looked for, so that loops with
+    divisions become vector instructions."""
+    return kernel.compiled(function, error_model="numpy")
 
 
 @compiled
@@ -75,9 +73,13 @@ def pack_lists(
             best = 0.0
             for at in range(begin, end):
                 if at > begin:
+                    # Or and not max: only the number of bits counts, and it is the same. Gaps are kept less
+                    # 1, since rows of a list never repeat.
                     all_rows |= rows[at] - rows[at - 1] - 1
                 tf = np.int64(tfs[at])
                 all_tfs |= tf - 1
+                # Without the idf and the query's weight, which change: the bound of a block is multiplied by
+                # them when it is asked for.
                 best = max(best, tf / (tf + norm[lengths[rows[at]]]))
             row_bits = bits_of(all_rows)
             tf_bits = bits_of(all_tfs)
@@ -105,6 +107,7 @@ def unpack_block(words, place, width, first, count, rows, tfs):
     bits = np.int64(width & 255)
     row = np.int64(first)
     rows[0] = row
+    # No bits: each row follows the one before (or each tf is 1), and nothing is stored.
     if bits == 0:
         for i in range(1, count):
             rows[i] = row + i
@@ -113,6 +116,8 @@ def unpack_block(words, place, width, first, count, rows, tfs):
         for i in range(1, count):
             position = (i - 1) * bits
             word = place + (position >> 5)
+            # A value may cross into the next word, so two are read as one. The word behind the last list is
+            # there for that (`write_packed` ends the file with four bytes).
             pair = np.uint64(words[word]) | (np.uint64(words[word + 1]) << np.uint64(32))
             row += np.int64((pair >> np.uint64(position & 31)) & mask) + 1
             rows[i] = row

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from retriever_service.bm25.search import FOLDER
-from retriever_service.errors import IndexInvalid
+from retriever_service.errors import IndexInvalid, damaged
 
 WORDS_FILE = "postings.words"
 """uint32: the bits of all blocks, and one word more, since a value may be read with the word behind it."""
@@ -63,7 +63,7 @@ class PackedFiles:
 def open_packed(index: Path) -> PackedFiles:
     """Map the packed postings of an index folder. Raises IndexInvalid."""
     folder = index / FOLDER
-    try:
+    with damaged(f"{folder}: not a readable BM25 index"):
         found = PackedFiles(
             words=mapped(folder / WORDS_FILE, np.uint32),
             firsts=mapped(folder / FIRSTS_FILE, np.uint32),
@@ -78,8 +78,6 @@ def open_packed(index: Path) -> PackedFiles:
             lengths=mapped(folder / LENGTHS_FILE, np.uint32),
             mean=float(np.fromfile(folder / MEAN_FILE, np.float64)[0]),
         )
-    except (OSError, ValueError, IndexError) as error:
-        raise IndexInvalid(f"{folder}: not a readable BM25 index ({error}); build it again") from None
     blocks = len(found.firsts)
     terms = len(found.frequencies)
     same = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
+from services.common.errors import UserError
 from services.common.records.columns import CONTENTS, QUESTION, plain_name
 
 Format = Literal["parquet", "arrow", "jsonl", "json", "table", "empty"]
@@ -90,15 +91,17 @@ class Layout:
         return self.format == "jsonl" and self.encoding in ("utf-8", "utf-8-sig")
 
 
-def data_files(path: Path) -> list[Path]:
-    """The file itself, or the data files below a folder, by name. Raises ValueError where there is none."""
+def data_files(path: Path, expected: str = "") -> list[Path]:
+    """The file itself, or the data files below a folder, by name. Raises UserError where there is none, which
+    says what is expected."""
+    expected = f"; expected {expected}" if expected else ""
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ValueError(f"{path}: no such file or folder")
+        raise UserError(f"{path}: no such file or folder{expected}")
     found = [p for p in sorted(path.rglob("*")) if p.is_file() and _holds_data(p.relative_to(path))]
     if not found:
-        raise ValueError(f"{path}: a folder without data files")
+        raise UserError(f"{path}: a folder without data files{expected}")
     return found
 
 
@@ -132,7 +135,7 @@ def open_unpacked(path: Path) -> BinaryIO:
 
 
 def layout_of(path: Path) -> Layout:
-    """The layout of one file. Raises ValueError, with what it begins with, where it is none that is read."""
+    """The layout of one file. Raises UserError, with what it begins with, where it is none that is read."""
     with path.open("rb") as file:
         packing = packing_of(file.read(8))
     try:
@@ -140,13 +143,13 @@ def layout_of(path: Path) -> Layout:
             head = file.read(HEAD_BYTES)
     except DAMAGED as error:
         what = f"damaged {packing} file" if packing else "cannot be read"
-        raise ValueError(f"{path}: {what}: {error}") from None
+        raise UserError(f"{path}: {what}: {error}") from None
     if head.startswith((b"PAR1", b"ARROW1", _ARROW_STREAM)):
         if packing:
-            raise ValueError(f"{path}: Parquet or Arrow packed with {packing}; unpack it")
+            raise UserError(f"{path}: Parquet or Arrow packed with {packing}; unpack it")
         return Layout("parquet" if head.startswith(b"PAR1") else "arrow")
     if head.startswith(b"PK\x03\x04"):
-        raise ValueError(f"{path}: a zip archive; unpack it and give the folder")
+        raise UserError(f"{path}: a zip archive; unpack it and give the folder")
     encoding = encoding_of(head)
     text = head.decode(encoding, "replace").lstrip("\ufeff").lstrip()
     if not text:
@@ -159,7 +162,7 @@ def layout_of(path: Path) -> Layout:
     delimiter = _delimiter(text)
     if not delimiter:
         shown = text.splitlines()[0][:40]
-        raise ValueError(f"{path}: neither JSON, CSV, TSV, Parquet nor Arrow: it begins with {shown!r}")
+        raise UserError(f"{path}: neither JSON, CSV, TSV, Parquet nor Arrow: it begins with {shown!r}")
     return Layout("table", packing, encoding, delimiter)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from services.common.errors import EnvironmentLacks
-from services.common.loading.extras import not_imported
+from services.common.loading.extras import needed_for
 from services.likelihood.monitor.alarms import PHASES
 
 log = logging.getLogger("unspiral.likelihood")
@@ -33,11 +33,9 @@ class TensorBoardMirror:
     PHASES."""
 
     def __init__(self, folder: str | Path):
-        try:
+        with needed_for("", "tensorboard"):
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError as e:
-            raise EnvironmentLacks(not_imported(e, "tensorboard")) from e
         self.folder = Path(folder)
         self._event = event_pb2.Event
         self._summary = summary_pb2.Summary
@@ -71,10 +69,8 @@ class WandbMirror:
     from the environment."""
 
     def __init__(self, project: str):
-        try:
+        with needed_for(""):
             import wandb
-        except ImportError as e:
-            raise EnvironmentLacks(not_imported(e)) from e
         self._wandb = wandb
         self.project = project
         self._open: dict[str, Any] = {}
@@ -98,11 +94,9 @@ class MlflowMirror:
     (MLFLOW_TRACKING_URI). A `/` of a metric's name stays, as MLflow allows."""
 
     def __init__(self, experiment: str):
-        try:
+        with needed_for(""):
             from mlflow import MlflowClient
             from mlflow.entities import Metric
-        except ImportError as e:
-            raise EnvironmentLacks(not_imported(e)) from e
         self.experiment = experiment
         self._connect = MlflowClient
         self._metric = Metric

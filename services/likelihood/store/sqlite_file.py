@@ -76,12 +76,10 @@ class SQLiteFile:
             yield db
             db.execute("COMMIT")
         except sqlite3.Error as e:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
             raise EnvironmentLacks(f"likelihood store {self.path}: {e}; nothing stored") from e
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
+        finally:
+            if db.in_transaction:  # nothing was committed; a full disk has rolled back by itself
+                db.execute("ROLLBACK")
 
     def close(self) -> None:
         """Close the connections of all threads."""

@@ -13,6 +13,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from services.common.deadlines import within
 from services.rollout.engines.vllm_engine import ENVIRONMENT
 from services.rollout.errors import UnschedulableError
 from services.rollout.pool.worker_handle import RayWorkerHandle, WorkerHandle
@@ -94,12 +95,14 @@ async def reserve(settings: RolloutSettings) -> PlacementGroup:
     limit = min(SCHEDULE_SECONDS, settings.start_timeout_seconds)
     with contextlib.ExitStack() as undo:
         undo.callback(release, group)
-        try:
-            await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), limit)
-        except TimeoutError:
-            raise UnschedulableError(
+
+        def late() -> Exception:
+            return UnschedulableError(
                 f"no room for a rollout worker after {limit:.0f} s: {describe(settings)}"
-            ) from None
+            )
+
+        async with within(limit, late):
+            await asyncio.wrap_future(group.ready().future())
         undo.pop_all()
     return group
 

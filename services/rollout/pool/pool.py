@@ -258,11 +258,9 @@ class RolloutPool:
         if not self._pending:
             self._homes.clear()
             return
-        try:
-            self._roster.raise_if_no_worker_can_serve()
-        except NoWorkersError as e:
+        if (error := self._roster.why_nobody_can_serve()) is not None:
             while self._pending:
-                self._fail(self._pending.popleft(), e)
+                self._fail(self._pending.popleft(), error)
 
     def _start_job(self, member: Member, job: Job) -> None:
         begun = False

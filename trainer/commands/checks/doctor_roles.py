@@ -75,12 +75,19 @@ def memory_limit(files: tuple[Path, ...] = CGROUP_LIMITS) -> int | None:
     return None
 
 
+def _token() -> tuple[str, str]:
+    """The token, empty where none is set; and what is wrong with it."""
+    try:
+        return token_of(TOKEN_VARIABLE) or "", ""
+    except UnspiralError as e:
+        return "", str(e)
+
+
 def check_token() -> Iterator[Finding]:
     """The token that keeps strangers out."""
-    try:
-        token = token_of(TOKEN_VARIABLE) or ""
-    except UnspiralError as e:
-        yield Finding(TOKEN_VARIABLE, "bad", str(e), "deploy/new_env.sh writes one into .env")
+    token, problem = _token()
+    if problem:
+        yield Finding(TOKEN_VARIABLE, "bad", problem, "deploy/new_env.sh writes one into .env")
         return
     advice = "set it (deploy/new_env.sh writes one into .env): the service refuses to be reachable without"
     seen = f"set, {len(token)} characters" if token else "not set"
@@ -122,9 +129,8 @@ def check_ray_package() -> Iterator[Finding]:
 
 def check_run() -> Iterator[Finding]:
     """The answer of the control plane here about the run that it found."""
-    try:
-        token = token_of(TOKEN_VARIABLE) or ""
-    except UnspiralError:  # `check_token` says it
+    token, problem = _token()
+    if problem:  # `check_token` says it
         return
     url = READY["control"].replace("/readyz", "/v1/status")
     try:
