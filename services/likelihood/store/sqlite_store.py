@@ -115,6 +115,7 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
             )
             stored = db.total_changes - before
             count = len(packed)
+            # Posted before, in part or as a whole: the metrics are those of all its trajectories.
             if old or stored < len(packed):
                 everything = self._trajectories(db, *key)
                 derived = record_metrics(everything)
@@ -137,6 +138,7 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
                     count,
                 ),
             )
+            # What the trainer says itself goes before what was worked out of its trajectories.
             self._set_values(db, run_id, record.step, {**derived, **posted})
         return StepReceipt(
             run=run, step=record.step, attempt=record.attempt, stored=stored, superseded=superseded
@@ -172,6 +174,8 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
         with self._file.writing() as db:
             run_id = self._id(db, run)
             db.execute(
+                # Spaced states stay, for an attempt that goes back; the newest alone serves the step after
+                # it.
                 "DELETE FROM monitor WHERE run=? AND (step % ? != 0 OR step > ?)",
                 (run_id, MONITOR_SPACING, step),
             )
@@ -214,6 +218,7 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
 
     def compact(self) -> None:
         with self._file.reading() as db:
+            # Through `reading`: SQLite refuses it inside a transaction.
             db.execute("VACUUM")
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -240,6 +245,7 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
             raise superseded_error(run, step, attempt, *later)
         db.execute(
             "INSERT INTO attempt (run, attempt, first_step) VALUES (?,?,?) "
+            # Steps may come in any order: an attempt reaches back to its lowest.
             "ON CONFLICT (run, attempt) DO UPDATE SET first_step=min(first_step, excluded.first_step)",
             (run_id, attempt, step),
         )

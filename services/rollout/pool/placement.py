@@ -91,6 +91,8 @@ def check_gpus(settings: RolloutSettings, ranks: int, supply: dict[str, float]) 
 async def reserve(settings: RolloutSettings) -> PlacementGroup:
     """Hold the resources of one worker. Raises UnschedulableError after SCHEDULE_SECONDS (or the start
     timeout, if shorter)."""
+    # A placement group and not the actor's own demand: an actor without room waits in silence, and this can
+    # be waited for, and given back.
     group = ray.util.placement_group([demand(settings, ray.cluster_resources())])
     limit = min(SCHEDULE_SECONDS, settings.start_timeout_seconds)
     with contextlib.ExitStack() as undo:
@@ -171,6 +173,7 @@ def lacking(
     """Demand of so many workers against supply, on one line, where the whole cluster could not hold them
     beside what the run itself holds (its learner)."""
     wants = {name: n * workers for name, n in demand(settings, supply).items()}
+    # Shares of GPUs are sums of floats.
     if all(n + held.get(name, 0) <= supply.get(name, 0) + 1e-6 for name, n in wants.items()):
         return None
     asked = ", ".join(f"{name} {n:g}" for name, n in wants.items())
