@@ -302,16 +302,11 @@ class RedisStore(RedisSamples, RedisFacts):
                 pipe.hget(at("facts"), "labels")
                 attempts, first, last, steps, count, labels = pipe.execute()
         return RunInfo(
-            run=run,
-            created=float(times[b"created"]),
-            updated=float(times[b"updated"]),
-            attempt=max(map(int, attempts), default=0),
-            first_step=int(first[0]) if first else None,
-            last_step=int(last[0]) if last else None,
-            steps=steps,
-            trajectories=int(count or 0),
+            run=run, created=float(times[b"created"]), updated=float(times[b"updated"]),
+            attempt=max(map(int, attempts), default=0), first_step=int(first[0]) if first else None,
+            last_step=int(last[0]) if last else None, steps=steps, trajectories=int(count or 0),
             **labels_of(labels),
-        )
+        )  # fmt: skip
 
     def metric_names(self, run: str) -> list[str]:
         with self._talking():

@@ -138,7 +138,6 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
                     count,
                 ),
             )
-            # What the trainer says itself goes before what was worked out of its trajectories.
             self._set_values(db, run_id, record.step, {**derived, **posted})
         return StepReceipt(
             run=run, step=record.step, attempt=record.attempt, stored=stored, superseded=superseded
@@ -174,8 +173,7 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
         with self._file.writing() as db:
             run_id = self._id(db, run)
             db.execute(
-                # Spaced states stay, for an attempt that goes back; the newest alone serves the step after
-                # it.
+                # Spaced states stay, for an attempt that goes back.
                 "DELETE FROM monitor WHERE run=? AND (step % ? != 0 OR step > ?)",
                 (run_id, MONITOR_SPACING, step),
             )
@@ -191,17 +189,9 @@ class SQLiteStore(sqlite_facts.SQLiteFacts, SQLitePrompts):
 
     def put_event(self, run: str, event: EventRecord) -> None:
         with self._file.writing() as db:
-            db.execute(
-                "INSERT INTO event (run, step, kind, text, data, time) VALUES (?,?,?,?,?,?)",
-                (
-                    self._touch(db, run),
-                    event.step,
-                    event.kind,
-                    event.text,
-                    orjson.dumps(event.data),
-                    time.time(),
-                ),
-            )
+            run_id = self._touch(db, run)
+            values = (run_id, event.step, event.kind, event.text, orjson.dumps(event.data), time.time())
+            db.execute("INSERT INTO event (run, step, kind, text, data, time) VALUES (?,?,?,?,?,?)", values)
 
     def delete_trajectories(self, run: str, below: int) -> int:
         with self._file.writing() as db:
