@@ -150,19 +150,16 @@ def _serve(pipe: Connection, settings: EncoderSettings, dtype: str, device: str,
     signals.left_to_parent()
     when_parent_ends(lambda: os._exit(1))
     encoder: Encoder | None = None
-    while True:
-        try:
+    try:
+        while True:
             part = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            encoder = encoder or _opened(settings, dtype, device, threads)
-            before = encoder.tokens
-            vectors = encoder.passages(part)
-            answer: Any = (vectors, encoder.tokens - before)
-        except Exception as error:  # of torch or of the model, whatever it is: one line for the build
-            answer = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        try:
+            try:
+                encoder = encoder or _opened(settings, dtype, device, threads)
+                before = encoder.tokens
+                vectors = encoder.passages(part)
+                answer: Any = (vectors, encoder.tokens - before)
+            except Exception as error:  # of torch or of the model, whatever it is: one line for the build
+                answer = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             pipe.send(answer)
-        except OSError:
-            return
+    except (EOFError, OSError):  # the other end is closed
+        return

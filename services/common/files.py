@@ -196,10 +196,11 @@ def append_json(path: Path, record: dict[str, Any]) -> None:
 def hints(path: Path) -> dict[str, Any]:
     """The object of a small JSON file that a run can do without; empty where it is absent, torn, or of
     another form."""
-    with contextlib.suppress(OSError, ValueError):
+    try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from services.common.errors import UserError
+from services.common.errors import EnvironmentLacks, UserError
 
 _NO_SUCH_FORM = (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error)
 
@@ -56,6 +56,15 @@ def load_yaml(file: Path) -> Any:
     """What a YAML file holds. Raises UserError."""
     with reading(file, "YAML"):
         return parse_yaml(file.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def writing(name: str | Path) -> Iterator[None]:
+    """Around what writes a file or folder. Raises EnvironmentLacks, which names it."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentLacks(f"{name}: cannot be written ({error.strerror or error})") from error
 
 
 def make_folder(folder: Path, name: str) -> None:

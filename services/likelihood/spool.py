@@ -14,6 +14,7 @@ import orjson
 
 from services.common.errors import EnvironmentLacks
 from services.common.files import lock, move, write_atomically
+from services.common.users_files import writing
 
 log = logging.getLogger("unspiral.likelihood")
 
@@ -63,11 +64,9 @@ class Spool:
         self.memory_bytes = memory_bytes
         self.token_steps = token_steps
         taken = f"spool folder {self.folder}: in use by another process"
-        try:
+        with writing(f"spool folder {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock(self.folder / "lock", lambda holder: EnvironmentLacks(taken + holder))
-        except OSError as e:
-            raise EnvironmentLacks(f"spool folder {self.folder}: cannot be used ({e.strerror})") from e
         for torn in self.folder.glob("*.tmp"):
             torn.unlink()
         self.files = deque(sorted(self.folder.glob("*.msg")))

@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.common.errors import EnvironmentLacks
 from services.common.loading.extras import needed_for
+from services.common.users_files import writing
 from services.likelihood.monitor.alarms import PHASES
 
 log = logging.getLogger("unspiral.likelihood")
@@ -41,12 +41,8 @@ class TensorBoardMirror:
         self._summary = summary_pb2.Summary
         self._writer = EventFileWriter
         self._open: dict[str, Any] = {}
-        try:
+        with writing(f"tensorboard {folder}"):  # now, not at the first step, when nobody looks any more
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as e:  # now, not at the first step, when nobody looks any more
-            raise EnvironmentLacks(
-                f"tensorboard {folder}: cannot be written ({e.strerror}); expected a folder"
-            ) from e
 
     def step(
         self, run: str, step: int, time: float, metrics: dict[str, float | None], phase: str | None

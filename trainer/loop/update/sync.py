@@ -74,7 +74,6 @@ async def run_with_resync(pool: RolloutPool, work: Awaitable[T], sync: Callable[
             if pool.wants_weights:
                 await sync()
         return await task
-    except BaseException:
+    finally:  # nobody waits for it any more
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        raise
