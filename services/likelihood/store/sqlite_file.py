@@ -71,6 +71,8 @@ class SQLiteFile:
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction that holds the file's write lock from the start; undone on any error."""
         with self.reading() as db:
+            # SQLite refuses, without waiting, a transaction that has read and wants to write after another
+            # one wrote.
             db.execute("BEGIN IMMEDIATE")
         try:
             yield db

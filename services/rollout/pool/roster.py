@@ -219,6 +219,7 @@ class Roster:
     def lose(self, member: Member, error: BaseException) -> None:
         """A worker is dead, or as good as dead: take it out, and have what it ran run elsewhere. Membership
         starts its successor at its next look."""
+        # Found out twice, as by a ping and by a trajectory.
         if member.lost is not None:
             return
         if not isinstance(error, WorkerLostError):
