@@ -178,12 +178,8 @@ class Spool:
 
     def _save(self, message: Message, path: Path) -> None:
         head = orjson.dumps([message.kind, message.run, message.step, message.method, message.path])
-        try:
+        with writing(f"the service is away, and the spool folder {self.folder}"):
             write_atomically(path, len(head).to_bytes(4, "big") + head + message.body, durable=True)
-        except OSError as e:
-            raise EnvironmentLacks(
-                f"spool folder {self.folder}: cannot be written ({e.strerror}), and the service is away"
-            ) from e
 
     def _read(self, path: Path) -> Message:
         raw = path.read_bytes()

@@ -339,7 +339,8 @@ class TensorReader:
             else ["model.safetensors"]
         )
         self._files = [safe_open(folder / n, framework="pt") for n in names]
-        self._where = {key: f for f in self._files for key in f.keys()}  # noqa: SIM118 (safe_open is no mapping)
+        # A file is no mapping, so that its names are asked for.
+        self._where = {key: f for f in self._files for key in f.keys()}  # noqa: SIM118
 
     @property
     def names(self) -> list[str]:

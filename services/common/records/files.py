@@ -43,7 +43,7 @@ _ZEROS: dict[tuple[bool, ...], str] = {
     (True, True, True, False): "utf-32-be",
 }
 """Encodings by which of the first four bytes are 0, where two characters of ASCII come first."""
-_NO_JSON = object()
+NO_JSON = object()
 _ARROW_STREAM = b"\xff\xff\xff\xff"
 _OF_A_ROW = {*QUESTION, *CONTENTS, "prompt", "messages", "conversations", "id", "_id"}
 """Columns that only a row has; the turns of a conversation are a list of objects, and no rows."""
@@ -179,15 +179,15 @@ def _is_one_list(text: str) -> bool:
     """Whether text that begins with `[` is one list of rows; otherwise each line is a list, which no row
     is."""
     first, *others = text.split("\n")
-    return _parsed(first) is _NO_JSON or not any(line.strip() for line in others)
+    return json_value(first) is NO_JSON or not any(line.strip() for line in others)
 
 
 def _is_one_document(text: str, whole: bool) -> bool:
     """Whether text that begins with `{` is one JSON document over several lines, or a line that holds all
     rows, and not a row per line."""
     lines = text.split("\n")
-    row = _parsed(lines[0])
-    if row is _NO_JSON:
+    row = json_value(lines[0])
+    if row is NO_JSON:
         if not any(line.strip() for line in lines[1:]):
             return not whole  # a line longer than what was looked at: of one document, unless it is damaged
         return _begins_as_document(text)
@@ -206,15 +206,15 @@ def _begins_as_document(text: str) -> bool:
 
 
 def _is_object(line: str) -> bool:
-    return isinstance(_parsed(line), dict)
+    return isinstance(json_value(line), dict)
 
 
-def _parsed(text: str) -> object:
-    """The JSON value of a text; _NO_JSON for what is none."""
+def json_value(text: str) -> object:
+    """The JSON value of a text; NO_JSON for what is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return _NO_JSON
+        return NO_JSON
 
 
 def holds_rows(row: object) -> bool:

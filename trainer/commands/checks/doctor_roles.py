@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from services.common.loading.extras import EXTRAS, how_to_install
 from services.control.records import RunStatus
 from services.likelihood.rest.launch import without_password
 from services.likelihood.store.opening import open_store
-from trainer.commands.checks.findings import GIB, Finding, ask, judged
+from trainer.commands.checks.findings import GIB, Finding, judged, status_of
 from trainer.commands.version import version
 
 READY = {
@@ -34,16 +33,14 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 def check_serving(role: str) -> Iterator[Finding]:
     """Whether the role's own server, or the node's raylet, answers."""
     url = READY[role]
-    try:
-        with ask(url, timeout=5) as answer:
-            yield Finding("serving", "good", f"{url}: {answer.status}")
-    except urllib.error.HTTPError as e:
+    status, reason = status_of(url)
+    if status is None:
+        yield Finding("serving", "note", f"{url}: {reason}", "nothing runs here now; its log says why")
+    elif status < 400:
+        yield Finding("serving", "good", f"{url}: {status}")
+    else:
         yield Finding(
-            "serving", "bad", f"{url}: {e.code}", "it is up but not ready yet; its log says what it waits for"
-        )
-    except OSError as e:
-        yield Finding(
-            "serving", "note", f"{url}: {getattr(e, 'reason', e)}", "nothing runs here now; its log says why"
+            "serving", "bad", f"{url}: {status}", "it is up but not ready yet; its log says what it waits for"
         )
 
 
