@@ -80,7 +80,7 @@ class ZeroEngine:
         import deepspeed
         from deepspeed.utils import logger
 
-        # At INFO each rank prints the whole configuration.
+        # At INFO it prints its whole configuration.
         logger.setLevel("WARNING")
         # With bf16 DeepSpeed keeps fp32 master weights only where ZeRO is on; ZeRO 1 is stage 0 with the
         # state divided.

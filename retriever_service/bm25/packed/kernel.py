@@ -246,8 +246,8 @@ def search_packed(
                 while p < end[i] and list_rows[p] < high:
                     offset = np.int64(list_rows[p]) - low
                     touched[count] = offset
-                    # Written always, counted only for a new row: a branch here is mispredicted half of the
-                    # time. `touched` has a place more for that.
+                    # No branch: the row is written always, and counted only where it is new. `touched` has a
+                    # place more for that.
                     count += sums[offset] == 0
                     sums[offset] += list_scores[p]
                     p += 1

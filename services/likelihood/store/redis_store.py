@@ -211,7 +211,7 @@ class RedisStore(RedisSamples, RedisFacts):
         fields = {**event.model_dump(), "data": orjson.dumps(event.data), "time": time.time()}
         with self._talking(), self._redis.pipeline() as pipe:
             self._touch(pipe, run)
-            # Approximately: Redis drops whole nodes of the stream then, and counts nothing.
+            # Approximately: Redis then drops whole nodes of the stream, which costs it next to nothing.
             pipe.xadd(self._keys(run)("events"), fields, maxlen=EVENTS_KEPT, approximate=True)
             pipe.execute()
 
